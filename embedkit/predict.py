@@ -150,7 +150,9 @@ class Predictor:
         """
         self._check_level("sentence")
         if isinstance(texts, str):
-            return self.predict_proba([texts], None if pairs is None else [str(pairs)])[0]
+            second = None if pairs is None else [str(pairs)]
+            one: Float64 = self.predict_proba([texts], second)[0]
+            return one
         if self.content is not None and self.content.dataset.pairs != (pairs is not None):
             kind, advice = "pairs of texts", "pass second texts as pairs="
             if pairs is not None:
@@ -162,17 +164,13 @@ class Predictor:
             self._model.predict_proba(list(texts), None if pairs is None else list(pairs))
         )
 
-    def predict(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None
-    ) -> list[Prediction] | Any:
+    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Any:
         """Return the prediction for each text, or for one; arguments as for `predict_proba`."""
         proba = self.predict_proba(texts, pairs)
         one = isinstance(texts, str)
         return self._predictions(proba[None])[0] if one else self._predictions(proba)
 
-    def predict_words(
-        self, texts: Sequence[str], *, spans: Spans | None = None
-    ) -> list[list[WordPrediction]] | Any:
+    def predict_words(self, texts: Sequence[str], *, spans: Spans | None = None) -> Any:
         """Return the predictions for the words of each text, by a run that labels words.
 
         Args:

@@ -18,12 +18,17 @@ from embedkit.comparison import blend as blending
 from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.load import read_runs
 from embedkit.comparison.report import write_report
-from embedkit.comparison.table import Difference, compare, judge
+from embedkit.comparison.table import Compared, Difference, compare, judge
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.runs.metrics import Threshold, best_threshold
 from embedkit.storage import seal
 from tests.processes import invoke
 from tests.run_fixtures import edit_run, random_runs, scores_of, write_fake_run
+
+
+def row_of(found: Compared, name: str) -> Any:
+    return found.row(name)
+
 
 # scores
 
@@ -35,7 +40,7 @@ def test_scores_are_those_of_the_run_itself(tmp_path: Path, classes: int) -> Non
     found = compare(paths)
     for path, output in zip(paths, outputs, strict=True):
         expected = scores_of(y, output, output.argmax(1))
-        scores = found.row(path.name).scores
+        scores = row_of(found, path.name).scores
         assert len(scores) >= 6
         for name in scores:
             score = expected[name]
@@ -49,7 +54,7 @@ def test_scores_are_those_of_the_run_itself(tmp_path: Path, classes: int) -> Non
 def test_difference_of_pairs(tmp_path: Path) -> None:
     paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=150)
     table = compare(paths, baseline="a")
-    found = table.row("b").to_baseline
+    found = row_of(table, "b").to_baseline
     right = [output.argmax(1) == y for output in outputs]
     assert found.value == pytest.approx(right[1].mean() - right[0].mean())
     gap = right[1].astype(float) - right[0]
@@ -59,7 +64,7 @@ def test_difference_of_pairs(tmp_path: Path) -> None:
         (gap.mean() - reach, gap.mean() + reach), abs=0.1 * error
     )
     assert found.p == pytest.approx(stats.ttest_1samp(gap, 0).pvalue, abs=0.01)
-    assert table.row("a").to_baseline is None
+    assert row_of(table, "a").to_baseline is None
 
 
 def test_groups_are_drawn_whole(tmp_path: Path) -> None:
@@ -74,7 +79,7 @@ def test_groups_are_drawn_whole(tmp_path: Path) -> None:
         for path, output in zip(paths, copies, strict=True):
             write_fake_run(path, labels, output, folds, group=group)
         table = compare(paths, metric="log_loss", baseline="a")
-        found[units] = table.row("b").to_baseline
+        found[units] = row_of(table, "b").to_baseline
     assert found[60].high - found[60].low > 2.5 * (found[600].high - found[600].low)
     assert found[60].p > 5 * found[600].p
 
@@ -127,7 +132,7 @@ def test_the_smallest_difference_that_matters(tmp_path: Path) -> None:
     assert compare(paths).min_difference == pytest.approx(0.01)
     assert compare(paths, min_difference=2).min_difference == pytest.approx(0.02)
     loss = compare(paths, metric="log_loss", baseline="a")
-    baseline = loss.row("a").scores["log_loss"].value
+    baseline = row_of(loss, "a").scores["log_loss"].value
     assert loss.min_difference == pytest.approx(baseline / 100)
     assert loss.lower
     assert compare(paths, metric="log_loss", min_difference=0.25).min_difference == 0.25
@@ -274,7 +279,7 @@ def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
         cut = best_threshold(made.y[others], made.proba[others, 1], beta=7)
         assert np.array_equal(made.y_pred[here], made.proba[here, 1] >= cut)
     by_accuracy = compare(paths, metric="accuracy")
-    assert by_accuracy.row("majority").scores["accuracy"].value > 0.95
+    assert row_of(by_accuracy, "majority").scores["accuracy"].value > 0.95
     with pytest.raises(UsageError, match="metric"):
         compare(random_runs(tmp_path / "three", ["a"], classes=3)[0], metric="f7")
 
@@ -397,11 +402,11 @@ def test_values(tmp_path: Path) -> None:
     assert table.tests == 6
     names = [row.name for row in table.rows]
     assert names.index("fine") < names.index("coarse") < names.index("majority")
-    worst = table.row("coarse").to_best
+    worst = row_of(table, "coarse").to_best
     assert worst.low > 0
     assert worst.significant
     for metric in ("mae", "r2", "pearson", "spearman"):
-        assert compare(paths, metric=metric).row("coarse").to_best.significant
+        assert row_of(compare(paths, metric=metric), "coarse").to_best.significant
     assert "p (first row)" in comparison_text(table)
 
 
@@ -409,12 +414,12 @@ def test_cost_is_taken_over(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=50)
     edit_run(paths[1], cost={"seconds": 3})
     table = compare(paths)
-    cost = table.row("a").cost
+    cost = row_of(table, "a").cost
     assert (cost.fit_seconds, cost.predict_seconds, cost.size_bytes) == (2.0, 10.0, 1_000)
-    assert table.row("b").cost.fit_seconds is None
-    assert table.row("blend: mean").cost.fit_seconds is None  # that of a run is unknown
+    assert row_of(table, "b").cost.fit_seconds is None
+    assert row_of(table, "blend: mean").cost.fit_seconds is None  # that of a run is unknown
     edit_run(paths[1], cost={"fit_seconds": 3, "predict_seconds": 1})
-    together = compare(paths).row("blend: mean").cost
+    together = row_of(compare(paths), "blend: mean").cost
     assert (together.fit_seconds, together.predict_seconds, together.size_bytes) == (5, 30, 2_000)
 
 

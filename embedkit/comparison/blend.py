@@ -232,5 +232,5 @@ def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
         )
     predicted = predictions_of(p.proba, p.y_pred, p.classes)
     words = {"word": p.word.tolist()} if p.of_words else {}
-    rows, folds = p.row.tolist(), fold_names(p.fold)
-    return with_columns(predicted, row=rows, id=p.ids, **words, fold=folds)
+    rows, names = p.row.tolist(), fold_names(p.fold)
+    return with_columns(predicted, row=rows, id=p.ids, **words, fold=names)

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -116,8 +117,8 @@ def score_rows(content: PredictionRun) -> list[dict[str, Any]]:
         row |= {"control": metric_text(view.control, metric), "chosen": str(view.chosen)}
         if content.random_weights:
             values = content.random_weights.get(view.name, ())  # none of a pooler
-            mean, spread = (np.mean(values), np.std(values, ddof=1)) if values else (np.nan, 0)
-            row["never trained"] = f"{metric_text(mean, metric)} ±{metric_text(spread, metric)}"
+            known = (fmean(values), stdev(values)) if values else (None, 0.0)
+            row["never trained"] = " ±".join(metric_text(one, metric) for one in known)
         rows.append(row)
     return rows
 

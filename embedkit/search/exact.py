@@ -312,7 +312,7 @@ class Searcher:
     def __repr__(self) -> str:
         return f"Searcher({str(self.data.path)!r}, view={list(self.data.views)})"
 
-    def texts(self, queries: Sequence[str], *, k: int = 10) -> list[Answer] | Any:
+    def texts(self, queries: Sequence[str], *, k: int = 10) -> Any:
         """Find the nearest records of query texts: an answer for each, in order, or for one text.
 
         Raises:
