@@ -526,7 +526,7 @@ def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
 
 @pytest.mark.figures
 def test_probe(shared: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"control": "random-weights", "threads": 1}
+    options: dict[str, Any] = {"control": "random-weights"}
     same: dict[str, Any] = {"split": shared / "split.parquet"}
     views = ["cls_2", "mean_1"]
     result = probe(shared / "data", out=tmp_path / "probe", view=views, **same, **options)

@@ -105,7 +105,7 @@ def score_rows(content: PredictionRun) -> list[dict[str, Any]]:
     """Return the scores of a run as rows of a table; of a probe those of its views."""
     if not isinstance(content, ProbeRun):
         return [
-            {"on": subset.replace("_", " "), "metric": metric_name(name)}
+            {"metric": name, "on": subset.replace("_", " ")}
             | {"score": score_text(score, name, unit=True)}
             | {"majority": metric_text(score.majority, name, unit=True)}
             for subset, scores in content.scores.items()
@@ -113,7 +113,7 @@ def score_rows(content: PredictionRun) -> list[dict[str, Any]]:
         ]
     metric, rows = content.metric, []
     for view in content.view_scores:
-        row = {"view": view.name, metric_name(metric): score_text(view.score, metric, unit=True)}
+        row = {"view": view.name, metric: score_text(view.score, metric, unit=True)}
         row |= {"control": metric_text(view.control, metric), "chosen": str(view.chosen)}
         if content.random_weights:
             values = content.random_weights.get(view.name, ())  # none of a pooler
