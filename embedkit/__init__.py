@@ -12,88 +12,66 @@ Importing this package loads neither torch nor transformers; they are loaded whe
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from embedkit.machine import __version__
-
-__all__ = [
-    "CorpusOptions",
-    "Encoder",
-    "Predictor",
-    "Searcher",
-    "__version__",
-    "compare",
-    "errors",
-    "explore",
-    "export",
-    "extract",
-    "finetune",
-    "index",
-    "info",
-    "load",
-    "probe",
-    "similarity",
-    "split",
-    "tokenize",
-    "train",
-    "verify",
-    "words",
-]
-
-if TYPE_CHECKING:
-    from embedkit import errors
-    from embedkit.classifiers.probe import probe
-    from embedkit.classifiers.train import train
-    from embedkit.comparison.report import compare
-    from embedkit.corpus.plan import CorpusOptions
-    from embedkit.dataset.extract import extract
-    from embedkit.dataset.read import load
-    from embedkit.dataset.verify import verify
-    from embedkit.encoding.encoder import Encoder
-    from embedkit.encoding.tokenizer import tokenize
-    from embedkit.finetuning.checkpoint import export
-    from embedkit.finetuning.run import finetune
-    from embedkit.maps.map import explore
-    from embedkit.maps.senses import words
-    from embedkit.predict import Predictor
-    from embedkit.runs.folder import info
-    from embedkit.runs.split import split
-    from embedkit.search.exact import Searcher
-    from embedkit.search.index import build_index as index
-    from embedkit.sts import similarity
+from embedkit import errors as errors
+from embedkit.machine import __version__ as __version__
 
 _HOMES = {
-    "CorpusOptions": "embedkit.corpus.plan",
-    "Encoder": "embedkit.encoding.encoder",
-    "Predictor": "embedkit.predict",
-    "Searcher": "embedkit.search.exact",
-    "compare": "embedkit.comparison.report",
-    "explore": "embedkit.maps.map",
-    "export": "embedkit.finetuning.checkpoint",
-    "extract": "embedkit.dataset.extract",
-    "finetune": "embedkit.finetuning.run",
-    "index": "embedkit.search.index",
-    "info": "embedkit.runs.folder",
-    "load": "embedkit.dataset.read",
-    "probe": "embedkit.classifiers.probe",
-    "similarity": "embedkit.sts",
-    "split": "embedkit.runs.split",
-    "tokenize": "embedkit.encoding.tokenizer",
-    "train": "embedkit.classifiers.train",
-    "verify": "embedkit.dataset.verify",
-    "words": "embedkit.maps.senses",
+    "CorpusOptions": "corpus.plan",
+    "Encoder": "encoding.encoder",
+    "Predictor": "predict",
+    "Searcher": "search.exact",
+    "compare": "comparison.report",
+    "explore": "maps.map",
+    "export": "finetuning.checkpoint",
+    "extract": "dataset.extract",
+    "finetune": "finetuning.run",
+    "index": "search.index",
+    "info": "runs.folder",
+    "load": "dataset.read",
+    "probe": "classifiers.probe",
+    "similarity": "sts",
+    "split": "runs.split",
+    "tokenize": "encoding.tokenizer",
+    "train": "classifiers.train",
+    "verify": "dataset.verify",
+    "words": "maps.senses",
 }
+
+if TYPE_CHECKING:
+    from embedkit.classifiers.probe import probe as probe
+    from embedkit.classifiers.train import train as train
+    from embedkit.comparison.report import compare as compare
+    from embedkit.corpus.plan import CorpusOptions as CorpusOptions
+    from embedkit.dataset.extract import extract as extract
+    from embedkit.dataset.read import load as load
+    from embedkit.dataset.verify import verify as verify
+    from embedkit.encoding.encoder import Encoder as Encoder
+    from embedkit.encoding.tokenizer import tokenize as tokenize
+    from embedkit.finetuning.checkpoint import export as export
+    from embedkit.finetuning.run import finetune as finetune
+    from embedkit.maps.map import explore as explore
+    from embedkit.maps.senses import words as words
+    from embedkit.predict import Predictor as Predictor
+    from embedkit.runs.folder import info as info
+    from embedkit.runs.split import split as split
+    from embedkit.search.exact import Searcher as Searcher
+    from embedkit.search.index import build_index
+    from embedkit.sts import similarity as similarity
+
+    index = build_index
+else:
+    __all__ = [*_HOMES, "__version__", "errors"]
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), "build_index" if name == "index" else name)
-    if name == "errors":
-        return import_module("embedkit.errors")
-    raise AttributeError(f"module 'embedkit' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'embedkit' has no attribute {name!r}")
+    home = import_module(f"embedkit.{_HOMES[name]}")
+    return getattr(home, "build_index" if name == "index" else name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*_HOMES, "__version__", "errors"])

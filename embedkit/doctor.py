@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import tempfile
@@ -25,7 +24,6 @@ _TEXTS = (
     "a",
     "It rained. " * 20,
 )
-_BUSY = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,6 @@ def diagnose() -> Diagnosis:
         problems, code = [str(error)], error.exit_code
     except Exception as error:  # a broken installation raises anything
         problems, code = [f"{type(error).__name__}: {first_line(error)}"], EncodeError.exit_code
-    if (load := os.getloadavg()[0]) > _BUSY * usable_cores():
-        notes.append(f"other programs are busy (load {load:.1f}): speeds are too low")
     models = []
     for model in (DEFAULT_MODEL, MULTILINGUAL):
         with suppress(EmbedkitError):

@@ -1,7 +1,8 @@
 """Drawings of lines, marks and words: as SVG for a page, and as PDF, SVG or PNG files.
 
-Colours are names. On a page they are variables of its style sheet, so that one drawing serves light
-and dark; in a file they are those of the light page. Each method has one colour and one shape.
+Colours are names of variables in ``templates/page.css``: ``m0`` is the chosen method, ``m1`` the
+baseline. One drawing serves light and dark pages; in a file colours are those of the light page.
+Each method has one colour and one shape.
 """
 
 from __future__ import annotations
@@ -9,31 +10,17 @@ from __future__ import annotations
 import io
 import logging
 import math
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from markupsafe import Markup
 
 from embedkit.display import columns, visible
-
-COLOURS = {
-    "m0": "#1f66b0",
-    "m1": "#b1580c",
-    "m2": "#2a7a4f",
-    "m3": "#8a4fb5",
-    "m4": "#b3364f",
-    "m5": "#6b747d",
-    "m6": "#00757f",
-    "m7": "#7a6a00",
-    "ink": "#1b1f24",
-    "soft": "#59626b",
-    "line": "#d5d9de",
-    "band": "#e9ebee",
-    "paper": "#ffffff",
-}
-"""Colour by name; ``m0`` is the chosen method, ``m1`` the baseline."""
 
 WIDTH = 400.0  # of a chart in half a page
 _SHARED = 6  # colours of the methods other than the chosen one and the baseline
@@ -256,6 +243,13 @@ def colour_of(style: int) -> str:
     return f"m{style if style < 2 else 2 + (style - 2) % _SHARED}"
 
 
+@cache
+def _colours() -> dict[str, str]:
+    """The colours of a light page by name."""
+    css = Path(__file__).with_name("templates").joinpath("page.css").read_text("utf-8")
+    return dict(re.findall(r"--(\w+): (#\w+)", css.partition("@media")[0]))
+
+
 def shape_of(style: int) -> str:
     """Return the shape of a method by the number of its style.
 
@@ -327,7 +321,7 @@ def _element(item: Shape | Text, page: bool) -> Markup:
     if page:
         values["style"] = ";".join(f"{key}:var(--{colour})" for key, colour in paint.items())
     else:
-        values |= {key: COLOURS[colour] for key, colour in paint.items()}
+        values |= {key: _colours()[colour] for key, colour in paint.items()}
     listed = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in values.items())
     return Markup("<{}{}").format(Markup(tag), listed) + end
 
@@ -364,7 +358,8 @@ def as_file(scene: Scene, form: str) -> bytes:
 def _draw(axis: Any, item: Shape | Text) -> None:
     from matplotlib.patches import Circle, Polygon
 
-    colour, points = COLOURS[item.colour], 72 / 96  # of a pixel
+    colours, points = _colours(), 72 / 96  # of a pixel
+    colour = colours[item.colour]
     if isinstance(item, Text):
         axis.text(
             item.x,
@@ -397,7 +392,7 @@ def _draw(axis: Any, item: Shape | Text) -> None:
                 item.points,
                 facecolor=(colour, item.opacity),
                 linewidth=1.5,
-                edgecolor=COLOURS[item.outline] if item.outline else "none",
+                edgecolor=colours[item.outline] if item.outline else "none",
             )
         )
 

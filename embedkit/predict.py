@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -95,7 +95,7 @@ class Predictor:
 
     Example:
         >>> predictor = embedkit.Predictor("runs/logreg", label_names={"1": "river"})
-        >>> predictor.predict(["the river bank of town 20"])[0].label
+        >>> predictor.predict("the river bank of town 20").label
         'river'
     """
 
@@ -125,36 +125,38 @@ class Predictor:
                 "finetune."
             )
         self.content, self.names = content, _readable(content.classes, names)
-        self._model = _MODELS[content.kind](self.run, content, device=device, model=model)
+        if isinstance(content, TrainRun):
+            self._model = _Trained(self.run, content, device=device, model=model)
+            return
+        from embedkit.finetuning.checkpoint import FinetunedRun
+
+        if model is not None:
+            raise UsageError(f"model={model!r}: {run} is a fine-tuned run with its own models.")
+        self._model = FinetunedRun(self.run, content, device=device)
 
     def __repr__(self) -> str:
         return f"Predictor({str(self.run)!r}, classes={list(self.names)})"
-
-    @property
-    def takes_pairs(self) -> bool | None:
-        """True for a run on pairs of texts; ``None`` for a checkpoint, which takes both."""
-        return None if self.content is None else self.content.dataset.pairs
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
         """Return probabilities ``(n, classes)`` float64, or values ``(n,)`` of a regression.
 
         Args:
-            texts: ``n`` texts.
+            texts: ``n`` texts; of one text that is not in a list, one row is returned.
             pairs: ``n`` second texts, for a run that was made on pairs.
 
         Raises:
-            TypeError: ``texts`` or ``pairs`` is a single string.
             UsageError: pairs were given or are missing, unlike in the run's dataset; or the run
                 labels words.
         """
         self._check_level("sentence")
-        for name, value in (("texts", texts), ("pairs", pairs)):
-            if isinstance(value, str):
-                raise TypeError(f"{name}={value!r} is a string; pass a list of strings.")
-        if self.takes_pairs not in (None, pairs is not None):
-            kind, advice = "single texts", "leave out pairs="
-            if self.takes_pairs:
-                kind, advice = "pairs of texts", "pass second texts as pairs="
+        if isinstance(texts, str):
+            second = None if pairs is None else [str(pairs)]
+            one: Float64 = self.predict_proba([texts], second)[0]
+            return one
+        if self.content is not None and self.content.dataset.pairs != (pairs is not None):
+            kind, advice = "pairs of texts", "pass second texts as pairs="
+            if pairs is not None:
+                kind, advice = "single texts", "leave out pairs="
             raise UsageError(f"{self.run} was made on {kind}; {advice}.")
         if not len(texts):
             return np.zeros((0, len(self.names)) if self.names else (0,))
@@ -162,33 +164,32 @@ class Predictor:
             self._model.predict_proba(list(texts), None if pairs is None else list(pairs))
         )
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Prediction]:
-        """Return the prediction for each text; arguments and errors as for `predict_proba`."""
-        return self._predictions(self.predict_proba(texts, pairs))
+    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Any:
+        """Return the prediction for each text, or for one; arguments as for `predict_proba`."""
+        proba = self.predict_proba(texts, pairs)
+        one = isinstance(texts, str)
+        return self._predictions(proba[None])[0] if one else self._predictions(proba)
 
-    def predict_words(
-        self, texts: Sequence[str], *, spans: Spans | None = None
-    ) -> list[list[WordPrediction]]:
+    def predict_words(self, texts: Sequence[str], *, spans: Spans | None = None) -> Any:
         """Return the predictions for the words of each text, by a run that labels words.
 
         Args:
-            texts: ``n`` texts.
+            texts: ``n`` texts, or one.
             spans: start and end of the words of each text; by default those between white space,
                 of a run on words that a corpus marked runs of letters and digits, and each other
                 character by itself. A word that the model does not see has no prediction.
 
         Raises:
-            TypeError: ``texts`` is a single string.
             UsageError: the run labels texts.
 
         Example:
             >>> predictor = embedkit.Predictor("runs/tagger")
-            >>> (words,) = predictor.predict_words(["the river bank of town 20"])
+            >>> words = predictor.predict_words("the river bank of town 20")
             >>> [(word.text, word.prediction.label) for word in words[:3]]
             [('the', 'DET'), ('river', 'NOUN'), ('bank', 'NOUN')]
         """
         if isinstance(texts, str):
-            raise TypeError(f"texts={texts!r} is a string; pass a list of strings.")
+            return self.predict_words([texts], spans=spans and [spans])[0]  # type: ignore[list-item]
         self._check_level("word")
         assert self.content is not None
         if spans is None:
@@ -312,18 +313,6 @@ class _Trained:
         return places, self.predict_vectors(features) if len(places) else self._nothing
 
 
-def _finetuned(run: Path, content: FinetuneRun, *, device: str, model: str | None) -> Any:
-    from embedkit.finetuning.checkpoint import FinetunedRun
-
-    if model is not None:
-        raise UsageError(f"model={model!r}: {run} is a fine-tuned run, which has its own models.")
-    return FinetunedRun(run, content, device=device)
-
-
-_MODELS: Mapping[str, Callable[..., Any]] = {"frozen": _Trained, "finetuned": _finetuned}
-"""Loaders of models by kind of run."""
-
-
 def _is_checkpoint(name: str) -> bool:
     """Whether a name is a folder with ``config.json``, or a hub id.
 
@@ -374,6 +363,15 @@ _FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".pa
 PredictedRecord = tuple[dict[str, Any], Prediction]
 """A row of a prediction file: ``row`` and ``id`` of a record, of words ``word`` and ``text``, of
 folds ``fold``; and the prediction."""
+
+
+def with_columns(
+    predictions: Iterable[Prediction], **columns: Iterable[Any]
+) -> Iterator[PredictedRecord]:
+    """Yield predictions with the values of their records, by the names of columns."""
+    for *values, prediction in zip(*columns.values(), predictions, strict=True):
+        yield dict(zip(columns, values, strict=True)), prediction
+
 
 Submission = tuple[str, str]
 """Names of the two columns of a submission: of the id, and of the label or value."""
@@ -476,9 +474,7 @@ def predict_file(
             given = {"row": data.row.tolist(), "id": map(str, data.ids)}
             if of_words:
                 given |= {"word": data.word.tolist(), "text": data.text}
-            columns_of = zip(*given.values(), strict=True)
-            rows = (dict(zip(given, values, strict=True)) for values in columns_of)
-            records = zip(rows, predictions, strict=True)
+            records = with_columns(predictions, **given)
         else:
             records = _predicted(predictor, reader, progress)
         count = write_prediction_file(

@@ -151,10 +151,8 @@ class TextEncoder(_Vectors):
         return self
 
     def transform(self, X: Any) -> Float32:
-        """``(n, width)`` float32 in the order of the texts, a list or one column of them."""
+        """``(n, width)`` float32 in order of the texts: a list or column of them, or one."""
         check_is_fitted(self, "n_features_out_")
-        if isinstance(X, str):
-            raise ValueError("X is one string; give a list of texts: transform([text])")
         texts = [_text(value, i) for i, value in enumerate(_column(X))]
         if not texts:
             return np.zeros((0, self.n_features_out_), np.float32)

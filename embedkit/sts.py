@@ -99,7 +99,6 @@ def similarity(
         {'mean_6': 1.0}
     """
     from embedkit.encoding.encoder import Encoder
-    from embedkit.encoding.tokenizer import note_if_spelled_out
 
     started = time.perf_counter()
     if out is not None:
@@ -127,7 +126,6 @@ def similarity(
         gold = target_from(labels, rows=rows, name=name, task="regression").y
     kinds = parse_poolings(pooling)
     encoder = Encoder.load(model, device=device, max_length=max_length)
-    note_if_spelled_out(encoder.checkpoint, encoder.tokenizer, [r.text for r in records])
     views = views_of(
         parse_layers(layers, n_layers=encoder.n_layers), kinds, n_layers=encoder.n_layers
     )

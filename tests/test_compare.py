@@ -18,7 +18,7 @@ from embedkit.comparison import blend as blending
 from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.load import read_runs
 from embedkit.comparison.report import write_report
-from embedkit.comparison.table import Comparison, Difference, Scale, compare, judge
+from embedkit.comparison.table import Compared, Difference, compare, judge
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.runs.metrics import Threshold, best_threshold
 from embedkit.storage import seal
@@ -26,8 +26,8 @@ from tests.processes import invoke
 from tests.run_fixtures import edit_run, random_runs, scores_of, write_fake_run
 
 
-def row_of(table: Comparison, name: str) -> Any:
-    return next(row for row in table.rows if row.name == name)
+def row_of(found: Compared, name: str) -> Any:
+    return found.row(name)
 
 
 # scores
@@ -37,7 +37,7 @@ def row_of(table: Comparison, name: str) -> Any:
 def test_scores_are_those_of_the_run_itself(tmp_path: Path, classes: int) -> None:
     """The same records, draws and measures as `train` uses, intervals included."""
     paths, y, outputs = random_runs(tmp_path, ["a", "b"], classes=classes, n=90)
-    found = compare(paths).table
+    found = compare(paths)
     for path, output in zip(paths, outputs, strict=True):
         expected = scores_of(y, output, output.argmax(1))
         scores = row_of(found, path.name).scores
@@ -53,7 +53,7 @@ def test_scores_are_those_of_the_run_itself(tmp_path: Path, classes: int) -> Non
 
 def test_difference_of_pairs(tmp_path: Path) -> None:
     paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=150)
-    table = compare(paths, baseline="a").table
+    table = compare(paths, baseline="a")
     found = row_of(table, "b").to_baseline
     right = [output.argmax(1) == y for output in outputs]
     assert found.value == pytest.approx(right[1].mean() - right[0].mean())
@@ -78,8 +78,7 @@ def test_groups_are_drawn_whole(tmp_path: Path) -> None:
         paths = [tmp_path / f"{units}" / name for name in "ab"]
         for path, output in zip(paths, copies, strict=True):
             write_fake_run(path, labels, output, folds, group=group)
-        table = compare(paths, metric="log_loss", baseline="a").table
-        assert table.units["folds"] == units
+        table = compare(paths, metric="log_loss", baseline="a")
         found[units] = row_of(table, "b").to_baseline
     assert found[60].high - found[60].low > 2.5 * (found[600].high - found[600].low)
     assert found[60].p > 5 * found[600].p
@@ -90,11 +89,11 @@ def test_p_is_corrected_for_all_pairs_of_rows(tmp_path: Path, test: int) -> None
     """Holm's correction by hand; the interval of a pair is that of its reverse."""
     paths, _, _ = random_runs(tmp_path, ["a", "b", "c"], n=140, test=test, strength=0.4)
     found = compare(paths)
-    rows = len(found.table.rows)
-    assert found.table.tests == rows * (rows - 1) / 2
+    rows = len(found.rows)
+    assert found.tests == rows * (rows - 1) / 2
     pairs = {frozenset(pair): difference for pair, difference in found.differences.items()}
     ordered = sorted(pairs.values(), key=lambda difference: difference.p or 0.0)
-    assert len(ordered) == found.table.tests
+    assert len(ordered) == found.tests
     highest = 0.0
     for rank, difference in enumerate(ordered):
         assert difference.p is not None
@@ -107,7 +106,7 @@ def test_p_is_corrected_for_all_pairs_of_rows(tmp_path: Path, test: int) -> None
             (-difference.value, -difference.high, -difference.low)
         )
         assert back.p_corrected == difference.p_corrected
-    assert (found.table.rows[-1].test_to_best is not None) == bool(test)
+    assert (found.rows[-1].test_to_best is not None) == bool(test)
 
 
 VERDICTS = [
@@ -123,23 +122,21 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("difference", "verdict"), VERDICTS)
 def test_verdicts(difference: Difference, verdict: str) -> None:
-    scale = Scale("accuracy", lower=False, percent=True, min_difference=0.01)
-    assert judge(difference, scale) == verdict
+    assert judge(difference, "accuracy", 0.01) == verdict
     turned = {"better": "worse", "worse": "better"}
-    lower = Scale("log_loss", lower=True, percent=False, min_difference=0.01)
-    assert judge(difference, lower) == turned.get(verdict, verdict)
+    assert judge(difference, "log_loss", 0.01) == turned.get(verdict, verdict)
 
 
 def test_the_smallest_difference_that_matters(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60)
-    assert compare(paths).scale.min_difference == pytest.approx(0.01)
-    assert compare(paths, min_difference=2).scale.min_difference == pytest.approx(0.02)
+    assert compare(paths).min_difference == pytest.approx(0.01)
+    assert compare(paths, min_difference=2).min_difference == pytest.approx(0.02)
     loss = compare(paths, metric="log_loss", baseline="a")
-    baseline = row_of(loss.table, "a").scores["log_loss"].value
-    assert loss.scale.min_difference == pytest.approx(baseline / 100)
-    assert (loss.scale.lower, loss.scale.percent) == (True, False)
-    assert compare(paths, metric="log_loss", min_difference=0.25).scale.min_difference == 0.25
-    assert compare(paths, metric="mcc").scale.min_difference == 0.01
+    baseline = row_of(loss, "a").scores["log_loss"].value
+    assert loss.min_difference == pytest.approx(baseline / 100)
+    assert loss.lower
+    assert compare(paths, metric="log_loss", min_difference=0.25).min_difference == 0.25
+    assert compare(paths, metric="mcc").min_difference == 0.01
     with pytest.raises(UsageError, match="min_difference"):
         compare(paths, min_difference=-1)
 
@@ -229,7 +226,7 @@ def test_without_inner_predictions_nothing_is_stacked_in_the_folds(tmp_path: Pat
     """Out-of-fold predictions of the other folds have seen the fold's labels."""
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
     compared = compare(paths)
-    assert {row.name for row in compared.table.rows if row.kind == "blend"} == {"blend: mean"}
+    assert {row.name for row in compared.rows if row.kind == "blend"} == {"blend: mean"}
     stacked = compared.blends["stacked"]
     assert not stacked.cross_fitted
     assert write_blend(stacked, tmp_path / "b.tsv") == 10  # the test set
@@ -268,7 +265,7 @@ def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
                 inner=output,
             )
         )
-    for table in (compare(paths).table, compare(paths, metric="f7").table):
+    for table in (compare(paths), compare(paths, metric="f7")):
         assert table.metric == "f7"
         score = {row.name: row.scores["f7"].value for row in table.rows}
         assert score["a"] == pytest.approx(metrics.fbeta_score(y, decided[0], beta=7))
@@ -281,7 +278,7 @@ def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
         others, here = made.fold != f, made.fold == f
         cut = best_threshold(made.y[others], made.proba[others, 1], beta=7)
         assert np.array_equal(made.y_pred[here], made.proba[here, 1] >= cut)
-    by_accuracy = compare(paths, metric="accuracy").table
+    by_accuracy = compare(paths, metric="accuracy")
     assert row_of(by_accuracy, "majority").scores["accuracy"].value > 0.95
     with pytest.raises(UsageError, match="metric"):
         compare(random_runs(tmp_path / "three", ["a"], classes=3)[0], metric="f7")
@@ -375,15 +372,15 @@ def test_mixtures_are_refused(tmp_path: Path) -> None:
 def test_names_and_measures(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path / "x", ["a", "b"], n=50)
     more, _, _ = random_runs(tmp_path / "y", ["a"], n=50)
-    table = compare([*paths, *more]).table
+    table = compare([*paths, *more])
     assert {str(paths[0]), str(more[0]), "b"} < {row.name for row in table.rows}
     with pytest.raises(UsageError, match="metric"):
         compare(paths, metric="acuracy")
     with pytest.raises(UsageError, match="baseline"):
         compare(paths, baseline="c")
-    assert compare(paths, baseline=str(paths[1])).table.baseline == "b"
+    assert compare(paths, baseline=str(paths[1])).baseline == "b"
     edit_run(paths[1], features="tfidf", views=[])
-    assert compare(paths).table.baseline == "b"
+    assert compare(paths).baseline == "b"
     reserved, _, _ = random_runs(tmp_path / "z", ["majority"], n=50)
     with pytest.raises(UsageError, match="majority"):
         compare([*paths, *reserved])
@@ -400,7 +397,7 @@ def test_values(tmp_path: Path) -> None:
         )
         for name, noise in (("coarse", 1.0), ("fine", 0.3))
     ]
-    table = compare(paths).table
+    table = compare(paths)
     assert table.metric == "rmse"
     assert table.tests == 6
     names = [row.name for row in table.rows]
@@ -409,20 +406,20 @@ def test_values(tmp_path: Path) -> None:
     assert worst.low > 0
     assert worst.significant
     for metric in ("mae", "r2", "pearson", "spearman"):
-        assert row_of(compare(paths, metric=metric).table, "coarse").to_best.significant
+        assert row_of(compare(paths, metric=metric), "coarse").to_best.significant
     assert "p (first row)" in comparison_text(table)
 
 
 def test_cost_is_taken_over(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=50)
     edit_run(paths[1], cost={"seconds": 3})
-    table = compare(paths).table
+    table = compare(paths)
     cost = row_of(table, "a").cost
     assert (cost.fit_seconds, cost.predict_seconds, cost.size_bytes) == (2.0, 10.0, 1_000)
     assert row_of(table, "b").cost.fit_seconds is None
     assert row_of(table, "blend: mean").cost.fit_seconds is None  # that of a run is unknown
     edit_run(paths[1], cost={"fit_seconds": 3, "predict_seconds": 1})
-    together = row_of(compare(paths).table, "blend: mean").cost
+    together = row_of(compare(paths), "blend: mean").cost
     assert (together.fit_seconds, together.predict_seconds, together.size_bytes) == (5, 30, 2_000)
 
 
@@ -448,7 +445,7 @@ def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:
     found = compare([flat, good], metric="spearman")
     write_report(found, tmp_path / "page.html")
     assert ">nan" not in (tmp_path / "page.html").read_text("utf-8").lower()
-    table = found.table
+    table = found
     assert table.rows[-1].name == "flat"
     assert np.isnan(table.rows[-1].scores["spearman"].value)
     assert "nan" not in comparison_text(table)

@@ -41,13 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_same_input_is_passed_over(folder: Path) -> None:
     found = compare([folder / name for name in ("tfidf", "vectors", "same")])
-    assert found.table.inputs == {}
-    assert "different input" not in comparison_text(found.table)
+    assert found.inputs == {}
+    assert "different input" not in comparison_text(found)
 
 
 def test_every_setting_that_differs_is_named(folder: Path, tmp_path: Path) -> None:
     found = compare([folder / n for n in ("tfidf", "vectors", "same", "other")])
-    named = found.table.inputs
+    named = found.inputs
     both, alone = ("vectors", "same"), ("other",)
     assert named.keys() == {"model", "prefix", "max_length", "on_long"}
     assert named["prefix"] == {"'query: '": both, "''": alone}
@@ -56,7 +56,7 @@ def test_every_setting_that_differs_is_named(folder: Path, tmp_path: Path) -> No
     assert list(named["model"].values()) == [both, alone]
     write_report(found, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8").replace("<wbr>", "")
-    for text in (page, comparison_text(found.table)):
+    for text in (page, comparison_text(found)):
         assert "different input: max_length is 12 (vectors, same); 24 (other)." in text
 
 

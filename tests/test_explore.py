@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,7 @@ from embedkit.dataset.info import atlas_line
 from embedkit.drawing import SHAPES
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps import map as layout
-from embedkit.maps.map import (
-    LABEL_COLOURS,
-    explore,
-    first_axes,
-    kept_neighbours,
-    lay_out,
-    nearest_points,
-    ramp,
-)
+from embedkit.maps.map import explore, first_axes, kept_neighbours, lay_out, nearest_points
 from embedkit.search.exact import unit_rows
 from tests.page_checks import block as block_of
 from tests.page_checks import (
@@ -205,11 +198,15 @@ TO_LAB = np.array(
 @pytest.mark.parametrize(("theme", "paper"), [("light", "#ffffff"), ("dark", "#1a1e22")])
 def test_colours_can_be_told_from_the_page_and_from_each_other(theme: str, paper: str) -> None:
     """By deuteranopes too; two labels with the same shape differ most."""
-    css = (Path(layout.__file__).parents[1] / "templates/page.css").read_text("utf-8")
-    assert f"--card: {paper}" in css
-    for colour in (*LABEL_COLOURS[theme], *ramp(theme)):
+    templates = Path(layout.__file__).parents[1] / "templates"
+    assert f"--card: {paper}" in (templates / "page.css").read_text("utf-8")
+    script = (templates / "explore.js").read_text("utf-8")
+    _, *lists = script.split(f'"{theme}": ')
+    colours, ramp = (json.loads(one.partition("]")[0] + "]") for one in lists)
+    assert len(colours) == 12
+    for colour in (*colours, *ramp):
         assert contrast(colour, paper) >= 3, colour
-    rgb = np.array([linear(colour) for colour in LABEL_COLOURS[theme]])
+    rgb = np.array([linear(colour) for colour in colours])
     for seen in (rgb, np.clip(rgb @ DEUTERANOPE.T, 0, 1)):
         lab = np.cbrt(seen @ TO_CONES.T) @ TO_LAB.T
         for i, j in itertools.combinations(range(12), 2):

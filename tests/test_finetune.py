@@ -274,9 +274,11 @@ def test_a_further_file_is_the_test_set(shared: Path, tmp_path: Path) -> None:
 
 def test_regression_is_in_the_units_of_the_label(tmp_path: Path) -> None:
     good = np.random.default_rng(0).integers(0, 6, 80)
-    lines = [f"movie{' good' * k}{' bad' * (5 - k)}\t{100 + 10 * k}" for k in good]
+    lines = [
+        f"movie {i}{' good' * k}{' bad' * (5 - k)}\t{100 + 10 * k}" for i, k in enumerate(good)
+    ]
     corpus = write_lines(tmp_path / "values.tsv", "text\tlabel", *lines)
-    split(corpus, out=tmp_path / "split.parquet", folds=2, allow_duplicates=True)
+    split(corpus, out=tmp_path / "split.parquet", folds=2)
     settings: dict[str, Any] = {"task": "regression", "epochs": 6, "head": "mean"}
     result = tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet", **settings)
     assert result.content.scores["cross_validation"]["r2"].value > 0.3
@@ -299,7 +301,6 @@ def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
     assert 0 < content.truncated["records"] < 40
     assert 0 < content.truncated["tokens"] < content.truncated["tokens_all"]
     predictor = Predictor(tmp_path / "run", device="cpu")
-    assert predictor.takes_pairs
     there = predictor.predict_proba(["good movie"], ["bad bus"])
     swapped = predictor.predict_proba(["bad bus"], ["good movie"])
     assert not np.allclose(there, swapped)

@@ -90,7 +90,7 @@ def test_runs_on_one_split_have_the_same_validation_records(
         assert one.seed != other.seed
         assert np.array_equal(one.valid, other.valid)
     found = compare([tmp_path / "seed-0", tmp_path / "seed-1"])
-    assert "blend: stacked" in [row.name for row in found.table.rows]
+    assert "blend: stacked" in [row.name for row in found.rows]
 
 
 # Labels that no text tells, and models that know by heart what they were trained on, and are as

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_training_uses_the_split_of_the_run(shared: Path, tmp_path: Path) -> Non
     assert plain.content.split == given.content.split
     assert plain.content.scores == given.content.scores
     compared = compare([tmp_path / "a", shared / "run"])  # on the same folds
-    assert {row.name for row in compared.table.rows} >= {"a", "run"}
+    assert {row.name for row in compared.rows} >= {"a", "run"}
     probed = probe(data, out=tmp_path / "probe", view=["cls_1", "mean_2"])
     assert probed.content.split.fingerprint == plain.content.split.fingerprint
 
@@ -186,8 +187,9 @@ def test_other_texts_of_the_same_records_are_refused(tmp_path: Path) -> None:
 
 def test_texts_in_several_folds_are_refused(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv")  # some texts stand there twice
-    split(corpus, out=tmp_path / "split.parquet", folds=3, allow_duplicates=True)
-    tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet", epochs=1)
+    made = split(corpus, folds=3)
+    crossing = replace(made, folds=np.arange(len(made.row)) % 3)
+    tuned(corpus, tmp_path / "run", split=crossing, epochs=1)
     with pytest.raises(UsageError, match="several folds"):
         vectors(corpus, tmp_path / "no", tmp_path / "run")
 

@@ -45,8 +45,8 @@ def test_its_training_is_that_of_the_first_of_five(folder: Path, tmp_path: Path)
         assert np.allclose(one[PROBA], five[PROBA], atol=1e-6)
     found = compare([tmp_path / "tuned-1", tmp_path / "frozen-1"])
     made = pd.read_parquet(folder / "1.parquet")
-    assert found.table.records["folds"] == len(made.query("fold == 0"))
-    assert "blend: stacked" in [row.name for row in found.table.rows]
+    assert found.counts["folds"] == len(made.query("fold == 0"))
+    assert "blend: stacked" in [row.name for row in found.rows]
     prior = found.predictions["majority"].proba[0]
     rest = made.query("fold == -2")["row"]
     assert prior[1] == pytest.approx((rest % 2).mean(), abs=0.1)

@@ -184,6 +184,7 @@ def test_a_classifier_predicts_as_the_pipeline_of_transformers(
         assert one.label == max(wanted, key=lambda name: wanted[name])
     pairs = predictor.predict_proba(texts[:2], texts[2:4])
     assert not np.allclose(pairs, predictor.predict_proba(texts[:2]))
+    assert np.allclose(predictor.predict_proba(texts[0], texts[2]), pairs[0], atol=2e-6)
 
 
 def test_predict_of_the_command_line_takes_a_checkpoint(
@@ -213,6 +214,7 @@ def test_a_regression_gives_its_output(tiny: Callable[[str], Path], tmp_path: Pa
     values = predictor.predict_proba(list(TEXTS[:4]))
     assert np.allclose(values, by_transformers(folder)[:4], atol=2e-6)
     assert [one.value for one in predictor.predict(list(TEXTS[:4]))] == values.tolist()
+    assert predictor.predict(TEXTS[0]).value == pytest.approx(values[0])
 
 
 def test_checkpoints_that_cannot_predict(tiny: Callable[[str], Path], tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_new_texts_have_sets_of_classes(
 
 
 def test_a_probe_of_sets(folder: Path, tmp_path: Path) -> None:
-    content = probe(folder / "data", out=tmp_path / "probe", threads=1, **TASK).content
+    content = probe(folder / "data", out=tmp_path / "probe", **TASK).content
     assert content.metric == "micro_f1"
     assert len(content.view_scores) == 2
     assert content.nested.value > content.nested.majority
@@ -181,8 +181,8 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     given = {"out": tmp_path / "tfidf", "features": "tfidf", **TASK}
     train(folder / "data", **given)
     found = embedkit.compare([folder / "run", tmp_path / "tfidf"])
-    assert found.table.metric == "micro_f1"
-    assert [row.kind for row in found.table.rows][-1] == "majority"
+    assert found.metric == "micro_f1"
+    assert [row.kind for row in found.rows][-1] == "majority"
     difference = found.differences["run", "tfidf"]
     assert difference.low <= difference.value <= difference.high
     scores = reported_scores(read_predictions(folder / "run", tuple(WORDS)), seed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import embedkit
 from embedkit.classifiers import probe as probing
 from embedkit.classifiers import tuning
 from embedkit.classifiers.probe import probe
+from embedkit.classifiers.train import side_by_side
 from embedkit.runs.predictions import Target, growing_order
 from embedkit.runs.split import Split, split_for, write_split
 from tests.store_fixtures import extract_tiny
@@ -29,9 +31,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, tmp_path: Path) -> None:
     names = ["mean_0", "cls_2", "mean_2"]
     options: dict[str, Any] = {"folds": 3, "learning_curve": True}
-    together = probe(data, out=tmp_path / "all", view=names, threads=2, **options)
+    together = probe(data, out=tmp_path / "all", view=names, **options)
     for name, view in zip(names, together.content.view_scores, strict=True):
-        alone = probe(data, out=tmp_path / name, view=name, threads=1, **options)
+        alone = probe(data, out=tmp_path / name, view=name, **options)
         single = alone.content.view_scores[0]
         assert (view.name, view.score, view.control) == (name, single.score, single.control)
         assert view.curve == single.curve
@@ -49,7 +51,8 @@ def test_every_fit_is_on_training_records(
         return honest(X, target, split, train, *rest, **more)
 
     monkeypatch.setattr(probing, "fit", recording)
-    result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, threads=1, learning_curve=True)
+    monkeypatch.setattr(probing, "side_by_side", partial(side_by_side, threads=1))
+    result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, learning_curve=True)
     split = split_for(embedkit.load(data), None, folds=3, seed=0)
     folds = [set(split.subsets()[fold][0].tolist()) for fold in range(3)]
     assert len(fitted) == 3 * 5
@@ -108,6 +111,6 @@ def test_a_curve_of_a_small_corpus(tmp_path: Path) -> None:
     """A tenth of its training records may be two."""
     extract_tiny(corpus_of(tmp_path / "c.tsv", 30), tmp_path / "data")
     for seed in (0, 1):
-        options: dict[str, Any] = {"folds": 3, "threads": 1, "seed": seed, "learning_curve": True}
+        options: dict[str, Any] = {"folds": 3, "seed": seed, "learning_curve": True}
         found = probe(tmp_path / "data", out=tmp_path / f"probe{seed}", **options)
         assert [len(view.curve) for view in found.content.view_scores] == [5]

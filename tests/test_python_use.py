@@ -36,13 +36,13 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
     data = extracted(frame)
     assert data.out == Path("dataframe.vectors")
     split = embedkit.split(frame, folds=3)
-    runs: list[Any] = [embedkit.train(data, split=split, threads=1)]
-    runs.append(embedkit.train(data, split=split, features="tfidf", threads=1, tune=False))
+    runs: list[Any] = [embedkit.train(data, split=split)]
+    runs.append(embedkit.train(data, split=split, features="tfidf", tune=False))
     runs.append(embedkit.finetune(frame, split=split, **{**TINY, "epochs": 1}))
-    probe = embedkit.probe(data, split=split, threads=1)
+    probe = embedkit.probe(data, split=split)
     names = [str(run.out) for run in (*runs, probe)]
     assert names == [f"runs/dataframe-{n}" for n in ("logreg", "tfidf", "cls", "probe")]
-    table = embedkit.compare([*runs, probe]).table  # type: ignore[list-item]
+    table = embedkit.compare([*runs, probe])  # type: ignore[list-item]
     assert len(table.rows) >= 3
     assert [p.label for p in embedkit.Predictor(runs[0], device="cpu").predict(["bad"])]
     with pytest.raises(OutputExistsError, match="logreg"):
@@ -66,11 +66,11 @@ def test_a_corpus_is_extracted_before_it_is_fitted(
     monkeypatch.setattr("embedkit.dataset.extract.extract", tiny)
     renamed = frame.rename(columns={"label": "stars"})[["text", "id", "stars"]]
     reading = embedkit.CorpusOptions(label="stars")
-    first = embedkit.train(renamed, reading=reading, threads=1, folds=3)
+    first = embedkit.train(renamed, reading=reading, folds=3)
     assert made[0].was_complete
-    again = embedkit.train("dataframe.vectors", out="again", threads=1, folds=3)
+    again = embedkit.train("dataframe.vectors", out="again", folds=3)
     pd.testing.assert_frame_equal(predictions(first.out), predictions(again.out))
-    assert embedkit.probe(renamed, reading=reading, threads=1, folds=3).content.views
+    assert embedkit.probe(renamed, reading=reading, folds=3).content.views
     tuned = embedkit.finetune(renamed, label="stars", **{**TINY, "epochs": 1})
     assert len(tuned.content.classes) == 2
     with pytest.raises(TypeError, match=r"finetune\(\).*'lable'"):
@@ -85,8 +85,8 @@ def test_a_corpus_is_extracted_before_it_is_fitted(
 
 def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
     data = extracted(frame, words="mean")
-    run = embedkit.train(data, threads=1, folds=3)
-    shown = [data, run, embedkit.split(data), embedkit.probe(data, threads=1, folds=3)]
+    run = embedkit.train(data, folds=3)
+    shown = [data, run, embedkit.split(data), embedkit.probe(data, folds=3)]
     shown += embedkit.Searcher(data, device="cpu").texts(["good"], k=2)
     shown += [embedkit.info(data), embedkit.index(data, kind="flat")]
     shown += [embedkit.words(data, "good"), embedkit.explore(data, method="pca")]

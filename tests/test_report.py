@@ -58,7 +58,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     options = two_runs(folder, N)
     train(folder / "data", out=folder / "runs/knn", estimator="knn", view="mean_0", **options)
-    probe(folder / "data", out=folder / "runs/probe", threads=1, **options)
+    probe(folder / "data", out=folder / "runs/probe", **options)
     tuned(folder / "corpus.tsv", folder / "runs/tuned", validation=0.2, folds=None, **options)
     write_report(compare(runs_of(folder)), folder / "report.html")
     return folder
@@ -102,7 +102,7 @@ def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
     compared = compare(runs_of(shared))
     html = (shared / "report.html").read_text("utf-8")
     text = " ".join(Seen(html).text.split())
-    for row in compared.table.rows:
+    for row in compared.rows:
         for scores in (row.scores, row.test):
             for name, score in scores.items():
                 if name == "calibration_error":  # the curve says more

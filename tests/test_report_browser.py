@@ -28,7 +28,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Reports of vectors with a probe, of many runs and classes, and of values."""
     folder = tmp_path_factory.mktemp("pages")
     options = two_runs(folder, 200, tune=True)
-    probe(folder / "data", out=folder / "runs/probe", threads=1, learning_curve=True, **options)
+    probe(folder / "data", out=folder / "runs/probe", learning_curve=True, **options)
     write_report(
         compare([folder / "runs" / n for n in ("tfidf", "logreg", "probe")], baseline="tfidf"),
         folder / "vectors.html",

@@ -180,7 +180,7 @@ def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Pa
     labels = np.random.default_rng(3).integers(2, size=N)
     corpus = corpus_of(tmp_path / "c.tsv", labels)
     data = vectors_of(corpus, tmp_path / "data", layers="all", pooling=["cls", "mean", "max"])
-    result = probe(data, out=tmp_path / "probe", folds=4, threads=1, estimator="knn")
+    result = probe(data, out=tmp_path / "probe", folds=4, estimator="knn")
     luckiest = max(view.score.value for view in result.content.view_scores)
     assert result.content.nested.value < luckiest
     assert sum(view.chosen for view in result.content.view_scores) == 4
@@ -526,7 +526,7 @@ def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
 
 @pytest.mark.figures
 def test_probe(shared: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"control": "random-weights", "threads": 1}
+    options: dict[str, Any] = {"control": "random-weights"}
     same: dict[str, Any] = {"split": shared / "split.parquet"}
     views = ["cls_2", "mean_1"]
     result = probe(shared / "data", out=tmp_path / "probe", view=views, **same, **options)

@@ -15,7 +15,6 @@ from embedkit.classifiers.estimators import TABLE
 from embedkit.cli.run_text import run_info_text, run_text
 from embedkit.comparison.blend import _BLENDS
 from embedkit.errors import DamagedError, UsageError
-from embedkit.predict import _MODELS
 from embedkit.runs.folder import RunResult, read_run
 from embedkit.runs.predictions import (
     Predictions,
@@ -27,7 +26,7 @@ from embedkit.runs.predictions import (
     target_like,
     write_predictions,
 )
-from embedkit.runs.run import KINDS, PredictionRun, TrainRun, as_json
+from embedkit.runs.run import TrainRun, as_json
 from embedkit.runs.split import TEST
 from embedkit.search import index
 from embedkit.storage import seal
@@ -38,8 +37,6 @@ def test_tables_have_the_kinds_that_options_offer() -> None:
     assert {name for table in TABLE.values() for name in table} == set(ESTIMATORS)
     assert tuple(_BLENDS) == BLENDS
     assert tuple(index.KINDS) == INDEX_KINDS
-    trained = {k for k, kind in KINDS.items() if issubclass(kind, PredictionRun)}
-    assert set(_MODELS) == trained - {"probe"}
 
 
 def test_content_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -247,6 +247,7 @@ def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
     hits = search(made.out, "the movie was good", k=3)[0]
     assert hits[0].text == "the movie was good"
     assert {hit.text for hit in hits} == {"the movie was good", "bus home", "rain"}
+    assert Searcher(made.out).texts("the movie was good", k=3).hits == hits
 
 
 def test_rows_are_record_numbers_not_places(dataset: Path) -> None:
@@ -282,7 +283,6 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
         (lambda d: search(d, "good", view="mean_9"), "mean_9"),
         (lambda d: search(d, "good", k=0), "k=0"),
         (lambda d: search(d, "good", metric="near"), "metric='near'"),
-        (lambda d: Searcher(d).texts("film"), "list"),
         (lambda d: Searcher(d).vectors(np.ones((1, 5))), "16"),
         (lambda d: Searcher(d).vectors(np.full((1, 16), np.nan)), "NaN"),
         (lambda d: Searcher(d).vectors(np.array([["a"] * 16])), "numbers"),

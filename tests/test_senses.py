@@ -52,8 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, layers in (("data", "all"), ("other", "0,2")):
         extract_tiny(folder / "c.tsv", folder / name, layers=layers, shard_rows=4, **given)
         reports.append(compare_senses(folder / name, sense="label", span=SPAN))
-    write_senses(reports[:1], out=folder / "one.html")
-    write_senses(reports, out=folder / "two.html")
+    write_senses(reports[:1], folder / "one.html")
+    write_senses(reports, folder / "two.html")
     return folder
 
 
@@ -177,13 +177,13 @@ def test_settings_that_cannot_be_used(
 def test_files_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
     report, other = (compare_senses(folder / "data", word, span=SPAN) for word in ("bus", "배"))
     with pytest.raises(UsageError, match="out="):
-        write_senses([report], out=tmp_path / "m.png")
+        embedkit.words(folder / "data", "bus", out=tmp_path / "m.png")
     with pytest.raises(UsageError, match="figure="):
-        write_senses([report], figure=tmp_path / "m.gif")
+        embedkit.words(folder / "data", "bus", figure=tmp_path / "m.gif")
     with pytest.raises(OutputExistsError, match=r"one\.html"):
-        write_senses([report], out=folder / "one.html")
+        embedkit.words(folder / "data", "bus", out=folder / "one.html")
     with pytest.raises(UsageError, match="common"):
-        write_senses([report, other], out=tmp_path / "m.html")
+        write_senses([report, other], tmp_path / "m.html")
 
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:

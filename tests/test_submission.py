@@ -91,10 +91,10 @@ def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
     )
     found = compare([with_test, without])
     assert any("folds alone" in note for note in notes)
-    assert found.table.records == {"folds": 40, "test": 0}
+    assert found.counts == {"folds": 40, "test": 0}
     plain = compare([shared, without])
     scores = [
-        {row.name.replace("c", "a"): row.scores for row in one.table.rows if row.path}
+        {row.name.replace("c", "a"): row.scores for row in one.rows if row.path}
         for one in (found, plain)
     ]
     assert scores[0] == scores[1]

@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     extract(bank, folder / "vectors")
     split = folder / "split.parquet"
     embedkit.split(bank, folds=3, test=0.2, out=split)
-    embedkit.train(folder / "vectors", level="word", split=split, out=folder / "frozen", threads=1)
+    embedkit.train(folder / "vectors", level="word", split=split, out=folder / "frozen")
     tuned(bank, folder / "tuned", split=split, epochs=20, learning_rate=2e-2)
     return folder
 
@@ -65,7 +65,7 @@ def test_every_word_is_held_out_once_with_its_sentence(made: Path) -> None:
     assert np.array_equal(found.word[both], stored.word[order])
     assert [found.classes[i] for i in found.y[both]] == stored.column("label")
     assert np.array_equal(found.fold, split.folds[np.searchsorted(split.row, found.row)])
-    table = embedkit.compare([made / "frozen", made / "tuned"]).table
+    table = embedkit.compare([made / "frozen", made / "tuned"])
     assert table.level == "word"
     score = finetuned(made / "tuned").scores["cross_validation"]["accuracy"]
     assert score.value > 0.8 > score.majority  # the tag follows from the word

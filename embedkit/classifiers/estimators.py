@@ -264,15 +264,11 @@ def _is_trusted(name: str) -> bool:
     return isinstance(kind, type) and kind.__module__.startswith(_TRUSTED)
 
 
-def load_model(run: Path, *, verify: bool = True) -> Callable[[Any], Any]:
-    """Return a function: features → probabilities ``(n, classes)``, or values ``(n,)``.
-
-    With ``verify``, its files are compared with their checksums first.
-    """
+def load_model(run: Path) -> Callable[[Any], Any]:
+    """Return a function: features → probabilities ``(n, classes)``, or values ``(n,)``."""
     from skops.io import get_untrusted_types, loads
 
-    if verify:
-        check_files(run, ["model"], advice="Make the run again.")
+    check_files(run, ["model"], advice="Make the run again.")
     file = run / "model" / "pipeline.skops"
     try:
         content = file.read_bytes()

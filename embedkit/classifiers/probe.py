@@ -25,7 +25,7 @@ from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.read import VectorData, load, records_of_words, stored_texts, word_spans_of
 from embedkit.dataset.settings import DatasetEncoder
 from embedkit.dataset.texts import dataset_of
-from embedkit.errors import UsageError, check_counts
+from embedkit.errors import UsageError
 from embedkit.runs.folder import (
     RunResult,
     check_free,
@@ -71,7 +71,6 @@ def probe(
     control: str | None = None,
     learning_curve: bool = False,
     seed: int = 0,
-    threads: int | None = None,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> RunResult[ProbeRun]:
@@ -99,7 +98,6 @@ def probe(
             architecture, never trained.
         learning_curve: also score fits on 10 to 100 % of the training records.
         seed: of folds, control tasks and estimators.
-        threads: number of fits at the same time; by default one for each core.
         overwrite: replace an earlier probe.
         progress: receives the number of fits that are done.
 
@@ -113,7 +111,6 @@ def probe(
     """
     started = time.perf_counter()
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
-    check_counts(threads=threads)
     if control is not None:
         check_choice(("random-weights",), control=control)
     check_choice(RUN_LEVELS, level=level)
@@ -140,7 +137,6 @@ def probe(
         metric=metric or {"regression": "r2", "multilabel": "micro_f1"}.get(task, "accuracy"),
         folds=chosen.subsets(),
         curve=_CURVE if learning_curve else (),
-        run=partial(side_by_side, threads=threads),
     )
     words = data.text if level == "word" else None
     random_labels = control_task(target, chosen, seed, words=words)
@@ -203,7 +199,6 @@ class _Probe:
     metric: str
     folds: list[tuple[Int64, Int64]]  # training and held-out records
     curve: tuple[float, ...]  # fractions of the training records
-    run: Callable[..., tuple[list[Any], float]]
 
     def views(
         self, names: Sequence[str], control: Target, progress: ProgressCallback
@@ -217,7 +212,7 @@ class _Probe:
             for name in names
             for train, test in self.folds
         ]
-        done, part = self.run(tasks, progress=progress)
+        done, part = side_by_side(tasks, progress=progress)
         count = len(self.folds)
         results: dict[str, list[_FoldResult]] = {
             name: done[i * count : (i + 1) * count] for i, name in enumerate(names)
@@ -297,7 +292,7 @@ class _Probe:
             progress(Progress("encoding at random", 0, None, "texts"))
             seed = self.settings.seed + number
             for name, X in encode_at_random(self.data, names, seed).items():
-                folds, _ = self.run(
+                folds, _ = side_by_side(
                     [partial(self._fit_and_predict, X, *fold) for fold in self.folds]
                 )
                 score = self.score(folds, intervals=False).value

@@ -31,7 +31,7 @@ from embedkit.dataset.read import (
 )
 from embedkit.dataset.settings import encode_as
 from embedkit.dataset.texts import dataset_of, labels_of_words, read_more_texts, reading_of
-from embedkit.errors import UsageError, check_counts
+from embedkit.errors import UsageError
 from embedkit.machine import peak_memory_bytes
 from embedkit.runs.folder import (
     RunResult,
@@ -46,7 +46,7 @@ from embedkit.runs.folder import (
     words_of_texts,
     write_results,
 )
-from embedkit.runs.metrics import Threshold, check_metric
+from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import (
     SEPARATOR,
     Predictions,
@@ -252,10 +252,8 @@ def train(
     test: CorpusLike | None = None,
     threshold: str | None = None,
     tune: bool = True,
-    metric: str | None = None,
     class_weight: str | None = None,
     seed: int = 0,
-    threads: int | None = None,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> RunResult[TrainRun]:
@@ -286,10 +284,8 @@ def train(
         threshold: of two classes, the probability from which the second one is predicted: a
             number, or the score to choose it by in inner folds (``macro_f1``, ``f1``, ``f2`` …).
         tune: choose regularisation in inner folds of the training records.
-        metric: what tuning optimises; by default log-loss, in a regression the squared error.
         class_weight: ``balanced`` gives every class the same weight.
         seed: of folds, estimators and intervals.
-        threads: number of fits at the same time; by default one for each core.
         overwrite: replace a run.
         progress: called with the number of fits that are done.
 
@@ -304,9 +300,8 @@ def train(
         ('logreg', ('cls_6',))
     """
     settings = EstimatorSettings.of(
-        estimator, task=task, features=features, class_weight=class_weight, seed=seed, metric=metric
+        estimator, task=task, features=features, class_weight=class_weight, seed=seed
     )
-    check_counts(threads=threads)
     check_choice(RUN_LEVELS, level=level)
     if features == "tfidf" and view is not None:
         raise UsageError(f"view={view!r}: features='tfidf' are of texts, not of vectors.")
@@ -317,8 +312,6 @@ def train(
     dataset = dataset_of(dataset, reading, level=level, progress=progress)
     data = load(dataset, view, level=level)
     target, shown = target_of(data, task, label_separator), _features(data, settings)
-    if metric is not None:
-        check_metric(metric, classes=len(target.classes), sets=task == "multilabel")
     decision = None if threshold is None else Threshold.parse(threshold)
     if decision is not None and (len(target.classes) != 2 or task == "multilabel"):
         count = len(target.classes) or "values"
@@ -340,7 +333,6 @@ def train(
             ids=data.ids,
             threshold=decision,
             tune=tune,
-            threads=threads,
             progress=progress,
         )
         predictions, pipeline, cut = result.predictions, result.final.pipeline, None
@@ -405,9 +397,7 @@ def _features(data: VectorData, settings: EstimatorSettings) -> Any:
 
 
 def _parameters(estimator: Any) -> int | None:
-    """Number of fitted parameters of a linear model or network."""
+    """Number of fitted parameters of a linear model."""
     if hasattr(estimator, "coef_"):
         return int(np.size(estimator.coef_) + np.size(estimator.intercept_))
-    if hasattr(estimator, "coefs_"):
-        return sum(int(w.size) for w in [*estimator.coefs_, *estimator.intercepts_])
     return None

@@ -69,12 +69,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
         help="Also write word vectors, formed from these sub-tokens. [mean]",
     ),
     "--word-label",
-    option(
-        "--spans",
-        metavar="START,END",
-        help="Columns with the first character of a span of each text and the one after its last: "
-        "its vector is written instead of those of words.",
-    ),
+    option("--spans", metavar="START,END", help="Columns of spans, to write their vectors."),
     option("--tokens", **FLAG, help="Also write token vectors."),
     option("--dry-run", **FLAG, help="Estimate rows, tokens, size and time; write nothing."),
     "--overwrite",
@@ -96,12 +91,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--device",
     "--max-length",
     option("--batch-size", type=POSITIVE, help="Texts of the full length per batch. [by device]"),
-    option(
-        "--on-long",
-        help="How to treat texts of more than --max-length tokens. "
-        "[truncate; with a run as --model, as it was trained]",
-        **choice(ON_LONG),
-    ),
+    option("--on-long", help="Beyond --max-length. [truncate]", **choice(ON_LONG)),
     "--prefix",
     option("--prompt", help="Name of a prompt of the checkpoint, as the prefix: see info MODEL."),
     option("--dims", type=int, help="Keep the first N coordinates, scaled to length 1."),
@@ -279,7 +269,7 @@ def info(what: str) -> Result:
     WHAT is a folder that extract wrote, a folder that train, probe, finetune or similarity wrote,
     or the hub id or folder of a checkpoint.
     """
-    from embedkit.dataset.info import DatasetInfo, atlas_line, open_lines
+    from embedkit.dataset.info import DatasetInfo
     from embedkit.runs.folder import info as describe
     from embedkit.runs.run import Run, as_json
 
@@ -295,8 +285,6 @@ def info(what: str) -> Result:
             "health": [asdict(h) for h in found.health],
             "health_rows": found.health_rows,
             "duplicate_texts": found.duplicate_texts,
-            "open": open_lines(path, found.manifest),
-            "atlas": atlas_line(path, found.manifest),
         }
         return Result(data, lambda: _dataset_text(found), asked_for=True)
     return Result(found, lambda: _model_text(found), asked_for=True)

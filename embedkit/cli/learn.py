@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -41,7 +40,7 @@ from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, scor
 
 if TYPE_CHECKING:
     from embedkit.comparison.recommendation import Recommendation
-    from embedkit.comparison.table import Compared, Comparison, Difference, MethodCost, Row
+    from embedkit.comparison.table import Compared, Difference, MethodCost
     from embedkit.corpus.plan import CorpusOptions
     from embedkit.predict import Prediction, Predictor
     from embedkit.runs.intervals import Score
@@ -62,10 +61,7 @@ if TYPE_CHECKING:
     "--overwrite",
     "--text",
     "--label",
-    option(
-        "--label-separator",
-        help="Between the classes of a record, for --task multilabel; folds are not stratified.",
-    ),
+    option("--label-separator", help="Between the classes of a set; nothing is stratified."),
 )
 def split(
     source: Path,
@@ -117,18 +113,10 @@ def split(
 @click.argument("dataset", type=FILE)
 @options(
     "--out",
-    option(
-        "--view",
-        help="Stored view; several, separated by commas, are concatenated. "
-        "[mean of the last layer]",
-    ),
+    option("--view", help="Stored view, or several, as mean_6,cls_6. [mean of the last layer]"),
     "--level",
     "--estimator",
-    option(
-        "--features",
-        help="Stored vectors, or TF-IDF of the stored texts or words.",
-        **choice(FEATURES, "vectors"),
-    ),
+    option("--features", help="tfidf: of the stored texts.", **choice(FEATURES, "vectors")),
     "--task",
     "--label-separator",
     "--split",
@@ -170,11 +158,7 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         help="Metric that is shown, tuned for and used to choose the view. "
         "[accuracy or r2 is shown, log_loss or rmse is tuned for]",
     ),
-    option(
-        "--control",
-        help="Also encode the texts with three untrained encoders.",
-        **choice(["random-weights"]),
-    ),
+    option("--control", help="Also three untrained encoders.", **choice(["random-weights"])),
     option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
     "--overwrite",
 )
@@ -203,12 +187,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--out",
     "--model",
     "--device",
-    option(
-        "--head",
-        default="cls",
-        type=KnownOrClass(HEADS),
-        help="Classification head, or module:Class of a torch.nn.Module.",
-    ),
+    option("--head", default="cls", type=KnownOrClass(HEADS), help="Head, or module:Class."),
     "--level",
     "--task",
     "--label-separator",
@@ -231,17 +210,8 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         help="Train low-rank matrices (LoRA) instead of the weights of the encoder; try rank 8 "
         "and a learning rate of 1e-3.",
     ),
-    option(
-        "--precision",
-        help="Precision of the computation; auto: fp32 on CPU, bf16 on CUDA (fp16 on older "
-        "devices).",
-        **choice(PRECISIONS, "auto"),
-    ),
-    option(
-        "--validation",
-        default=0.1,
-        help="Fraction of the training records used for validation; 0 disables it.",
-    ),
+    option("--precision", help="auto: 16 bits on CUDA.", **choice(PRECISIONS, "auto")),
+    option("--validation", default=0.1, help="Fraction of the training records; 0: none."),
     option("--patience", type=int, help="Stop after N epochs without a better validation score."),
     option(
         "--select-by",
@@ -291,11 +261,7 @@ _SHOWN = 3
     "--text-pair",
     "--id",
     "--encoding",
-    option(
-        "--out",
-        type=FILE,
-        help="File to write; .tsv, .csv, .jsonl or .parquet. [TSV to standard output]",
-    ),
+    option("--out", type=FILE, help="File: .tsv, .csv, .jsonl or .parquet. [standard output]"),
     "--submission",
     "--label-names",
     "--device",
@@ -400,23 +366,9 @@ def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
         "metric's units. [1 point; 0.01 of a correlation; 1 % of the baseline's error]",
     ),
     option("--report", type=FILE, help="HTML report to write."),
-    option(
-        "--write-blend",
-        type=FILE,
-        help="File for the blended labels and probabilities; .tsv, .csv, .jsonl or .parquet.",
-    ),
-    option(
-        "--blend",
-        help="Blend to write; best: the method to use, a blend or a single run.",
-        **choice([*BLENDS, BEST_BLEND], "mean"),
-    ),
-    option(
-        "--answers",
-        multiple=True,
-        type=FILE,
-        help="Predictions of predict for new texts, one file per run in the same order: blend "
-        "these.",
-    ),
+    option("--write-blend", type=FILE, help="File for a blend: .tsv, .csv, .jsonl or .parquet."),
+    option("--blend", help="best: the method to use.", **choice([*BLENDS, BEST_BLEND], "mean")),
+    option("--answers", multiple=True, type=FILE, help="Blend these, a file of predict per run."),
     "--submission",
     "--overwrite",
 )
@@ -458,7 +410,7 @@ def compare(
         write_report(compared, report, overwrite=overwrite, progress=progress)
     advice = recommend(compared)
     return Result(
-        {**asdict(compared.table), "recommendation": advice},
+        {**compared.as_json(), "recommendation": advice},
         lambda: _compare_text(compared, advice, written, report),
     )
 
@@ -483,7 +435,7 @@ def _compare_text(
     last.append(f"next: {advice.next}")
     last += [f"wrote {path}" for path in written]
     last += [] if report is None else [f"report: {path_text(report)}"]
-    last.append(comparison_text(compared.table) if asked_for_all() else "all numbers: --all")
+    last.append(comparison_text(compared) if asked_for_all() else "all numbers: --all")
     return "\n".join([*first, _methods_text(compared, advice, first + last), *last])
 
 
@@ -491,17 +443,17 @@ def _methods_text(compared: Compared, advice: Recommendation, others: list[str])
     """The table of methods, with as many rows as make 15 lines with the others."""
     from embedkit.comparison.recommendation import cost_text, fit_text
 
-    table, metric, width = compared.table, compared.table.metric, terminal_width()
+    metric, width = compared.metric, terminal_width()
     room = max(width - (62 if is_percent(metric) else 66), 8)
     lines: dict[str, dict[str, str]] = {}
-    tested = any(row.test for row in table.rows)
-    for one in (row for row in table.rows if row.kind != "majority"):
+    tested = any(row.test for row in compared.rows)
+    for one in (row for row in compared.rows if row.kind != "majority"):
         gain = metric_text(one.to_baseline.value, metric, signed=True) if one.to_baseline else "–"
         cells = {
             "  method": f"{'→' if one.name == advice.method.name else ' '} "
             + shorten(one.name, room),
             _score_heading(metric): score_text(one.scores[metric], metric),
-            f"against {shorten(table.baseline, 9)}": f"{one.verdict} {gain}".strip(),
+            f"against {shorten(compared.baseline, 9)}": f"{one.verdict} {gain}".strip(),
         }
         if tested:
             test = one.test
@@ -509,14 +461,14 @@ def _methods_text(compared: Compared, advice: Recommendation, others: list[str])
         else:
             cells["train"] = fit_text(one) or "–"
         time = cost_text(one)
-        lines[one.name] = cells | {table.level.replace("sentence", "text"): time or "–"}
+        lines[one.name] = cells | {compared.level.replace("sentence", "text"): time or "–"}
     guess = score_text(compared.row("majority").scores[metric], metric)
     lines["majority"] = dict.fromkeys(next(iter(lines.values())), "–")
     lines["majority"] |= {"  method": "  majority", _score_heading(metric): guess}
     room = 14 - sum(len(fitted(line)) for line in others)
     if asked_for_all() or len(lines) <= room:
         return table_text(list(lines.values()))
-    first = [name for name in (advice.method.name, table.baseline) if name in lines]
+    first = [name for name in (advice.method.name, compared.baseline) if name in lines]
     kept = set(list(dict.fromkeys([*first, *lines]))[: max(room - 1, 3)])
     more = f"  … {len(lines) - len(kept)} more (--all)"
     return f"{table_text([cells for name, cells in lines.items() if name in kept])}\n{more}"
@@ -526,61 +478,57 @@ def _score_heading(metric: str) -> str:
     return metric_heading(metric) + (" ↓" if metric in LOWER_IS_BETTER else "")
 
 
-def comparison_text(table: Comparison) -> str:
+def comparison_text(compared: Compared) -> str:
     """Return all scores, differences and costs, each table below its title."""
-    return "\n".join(_blocks(table))
-
-
-def _blocks(table: Comparison) -> Iterator[str]:
     from embedkit.comparison.recommendation import input_text
 
-    name = "words" if table.level == "word" else "records"
-    counts = f"{table.records['folds']:,} {name} in folds"
-    if table.records["test"]:
-        counts += f", {table.records['test']:,} in the test set"
-    yield f"Scores on held-out records ({counts}), best first, with 95 % intervals:"
-    yield table_text([_score_cells(table, row, row.scores) for row in table.rows])
-    if tested := [row for row in table.rows if row.test]:
-        yield "Test set:"
-        yield table_text([_score_cells(table, row, row.test) for row in tested])
-    unit = " in points" if is_percent(table.metric) else ""
-    yield (
-        f"Differences in {table.metric}{unit} to the baseline ({table.baseline}) and to the first "
-        f"row ({table.best}), with 95 % intervals; p of a paired t-test of units, corrected for "
-        f"{count_text(table.tests, 'pair')} of methods:"
-    )
-    rows = [(row.name, row.to_baseline, row.to_best) for row in table.rows]
-    yield table_text([_difference_cells(table, *row) for row in rows])
+    metric, rows, counts = compared.metric, compared.rows, compared.counts
+    what, unit = f"{counts['folds']:,} records in folds", " in points" * is_percent(metric)
+    if compared.level == "word":
+        what = what.replace("records", "words")
+    if counts["test"]:
+        what += f", {counts['test']:,} in the test set"
+    tested = [row for row in rows if row.test]
+    parts = [
+        f"Scores on held-out records ({what}), best first, with 95 % intervals:",
+        table_text([_score_cells(row.name, row.scores, metric) for row in rows]),
+    ]
     if tested:
-        yield f"Differences in {table.metric}{unit} on the test set:"
-        rows = [(row.name, row.test_to_baseline, row.test_to_best) for row in tested]
-        yield table_text([_difference_cells(table, *row) for row in rows])
-    yield from (input_text(*one) for one in table.inputs.items())
-    yield "Cost; an encoder that was not trained further is not counted on disk:"
-    yield table_text(
-        [_cost_cells(row.name, row.cost, table.level) for row in table.rows if row.cost]
-    )
+        cells = [_score_cells(row.name, row.test, metric) for row in tested]
+        parts += ["Test set:", table_text(cells)]
+    parts += [
+        f"Differences in {metric}{unit} to the baseline ({compared.baseline}) and to the first row "
+        f"({rows[0].name}), with 95 % intervals; p of a paired t-test of units, corrected for "
+        f"{count_text(compared.tests, 'pair')} of methods:",
+        table_text([_gain_cells(r.name, r.to_baseline, r.to_best, metric) for r in rows]),
+    ]
+    if tested:
+        gains = ((row.name, row.test_to_baseline, row.test_to_best) for row in tested)
+        parts.append(f"Differences in {metric}{unit} on the test set:")
+        parts.append(table_text([_gain_cells(*one, metric) for one in gains]))
+    parts += [input_text(*one) for one in compared.inputs.items()]
+    parts.append("Cost; an encoder that was not trained further is not counted on disk:")
+    costs = [_cost_cells(row.name, row.cost, compared.level) for row in rows if row.cost]
+    return "\n".join([*parts, table_text(costs)])
 
 
-def _score_cells(table: Comparison, row: Row, scores: Mapping[str, Score]) -> dict[str, str]:
-    names = dict.fromkeys([table.metric, *scores])
-    cells = {_score_heading(name): score_text(scores[name], name) for name in names}
-    return {"method": row.name} | cells
+def _score_cells(name: str, scores: Mapping[str, Score], metric: str) -> dict[str, str]:
+    names = dict.fromkeys([metric, *scores])
+    return {"method": name} | {_score_heading(n): score_text(scores[n], n) for n in names}
 
 
-def _difference_cells(
-    table: Comparison, name: str, to_baseline: Difference | None, to_best: Difference | None
+def _gain_cells(
+    name: str, to_baseline: Difference | None, to_best: Difference | None, metric: str
 ) -> dict[str, str]:
     """Against the baseline first: where columns do not fit, it is the one that stays."""
     from embedkit.comparison.recommendation import p_text
 
     cells = {"method": name}
     for other, difference in (("baseline", to_baseline), ("first row", to_best)):
-        if difference is None or math.isnan(difference.value):
-            cells |= {f"to {other}": "–", f"p ({other})": "–"}
-            continue
-        cells[f"to {other}"] = score_text(difference, table.metric, signed=True)
-        cells[f"p ({other})"] = p_text(difference.p_corrected)
+        cells |= {f"to {other}": "–", f"p ({other})": "–"}
+        if difference is not None and not math.isnan(difference.value):
+            cells[f"to {other}"] = score_text(difference, metric, signed=True)
+            cells[f"p ({other})"] = p_text(difference.p_corrected)
     return cells
 
 

@@ -173,11 +173,7 @@ _MATRIX, _FEW = 10, 4
     option("--text-pair", required=True, help="Column of the second text."),
     option("--score", help="Column of the human score."),
     option("--layers", default="all", help=LAYERS),
-    option(
-        "--pooling",
-        default="cls,mean,max",
-        help="cls, mean, max, last_token or pooler; several with commas.",
-    ),
+    option("--pooling", default="cls,mean,max", help="Also last_token, pooler, sentence."),
     option("--out", type=FILE, help="Folder for the cosines, the table and the figure."),
     "--overwrite",
     "--model",
@@ -251,25 +247,11 @@ def _similarity_text(found: PairSimilarity) -> str:
 @click.argument("what", nargs=-1)
 @options(
     option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
-    option(
-        "--match",
-        help="word: whole words, in Hangul with particles; start: longer words too; anywhere: "
-        "any substring.",
-        **choice(MATCHES, "word"),
-    ),
+    option("--match", help="start: longer words too; anywhere.", **choice(MATCHES, "word")),
     option("--layer", help="Layer, or layers such as sum:-4..-1. [all; the last is clustered]"),
     option("--clusters", type=POSITIVE, help="Number of clusters. [by silhouette score]"),
-    option(
-        "--sense",
-        help="Column with the sense of each record: compare uses with the same and "
-        "with other senses, layer by layer, of WORD or of all words of --span.",
-    ),
-    option(
-        "--span",
-        metavar="START,END",
-        help="Columns with the first character of the use in a record and the one after its "
-        "last; other occurrences are ignored. [all occurrences of WORD]",
-    ),
+    option("--sense", help="Column with the sense of each record, to compare uses by."),
+    option("--span", metavar="START,END", help="Columns of the place of the use in a record."),
     option("--out", type=FILE, help="Page that shows the uses layer by layer (.html)."),
     option("--figure", type=FILE, help="Figure with a panel for each layer (.pdf, .svg, .png)."),
     option("--against", type=FILE, help="Dataset by another model, to show beside it."),
@@ -444,16 +426,8 @@ def _snippet(use: Use, around: int = 30) -> str:
 @click.argument("dataset", type=FILE)
 @options(
     "--view",
-    option(
-        "--layers",
-        default="all",
-        help="Stored layers for the slider, such as all, -1 or 0,6,12, with the pooling of --view.",
-    ),
-    option(
-        "--method",
-        help="Layout in two dimensions; umap needs: pip install umap-learn.",
-        **choice(LAYOUT_METHODS, "tsne"),
-    ),
+    option("--layers", default="all", help="Stored layers for the slider, as -1 or 0,6,12."),
+    option("--method", help="umap needs umap-learn.", **choice(LAYOUT_METHODS, "tsne")),
     option("--color", help="Column for the first colours; the page offers all. [label]"),
     "--label-names",
     option("--out", type=FILE, help="The page. [DATASET.explore.html]"),
@@ -490,5 +464,4 @@ def _text(found: Explored) -> str:
         best = max(found.views, key=lambda one: one.same_label)
         kept += f"; {first.same_label:.0%} of them have the label of their text"
         kept += f" (chance {found.chance:.0%}; most at {best.view}: {best.same_label:.0%})"
-    lines += [f"  {found.shown}: {kept}", f"  with a server: {found.atlas}"]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"  {found.shown}: {kept}"])

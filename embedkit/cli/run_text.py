@@ -6,33 +6,19 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
 from embedkit.cli.command import Result
-from embedkit.cli.text import asked_for_all, metric_heading, table_text
+from embedkit.cli.text import asked_for_all, table_text
 from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.display import bytes_text, count_text, duration_text, reasons_text
 from embedkit.encoding.views import layer_rank, split_view, view_ranges
 from embedkit.errors import EXIT_REJECTS
-from embedkit.runs.metrics import (
-    LOWER_IS_BETTER,
-    interval_text,
-    is_percent,
-    metric_text,
-    score_text,
-)
+from embedkit.runs.folder import score_rows
+from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
 from embedkit.runs.predictions import headline_metric
-from embedkit.runs.run import (
-    FinetuneRun,
-    PredictionRun,
-    ProbeRun,
-    Run,
-    SimilarityRun,
-    ViewScore,
-    as_json,
-)
+from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, Run, SimilarityRun, as_json
 
 if TYPE_CHECKING:
     from embedkit.runs.folder import RunResult
@@ -97,22 +83,24 @@ def agreement_finding(agreement: Mapping[str, Mapping[str, Score]]) -> str:
     scores = {view: score for view, score in scores.items() if math.isfinite(score.value)}
     if not scores:
         return "no human scores to compare the cosines with"
-    best = max(scores, key=lambda view: scores[view].value)
-    near = [v for v, one in scores.items() if one.high >= scores[best].value and v != best]
+    best, near = _best_and_near(scores, "spearman")
     text = f"{best} agrees best with the scores: "
     text += f"Spearman {score_text(scores[best], 'spearman')}"
     return text + (f"; as high within their intervals: {view_ranges(near)}" if near else "")
 
 
+def _best_and_near(scores: Mapping[str, Score], metric: str) -> tuple[str, list[str]]:
+    """The best view, and those with an interval that holds its score."""
+    select = min if metric in LOWER_IS_BETTER else max
+    best = select(scores, key=lambda view: scores[view].value)
+    value = scores[best].value
+    return best, [v for v, one in scores.items() if v != best and one.low <= value <= one.high]
+
+
 def _probe_finding(content: ProbeRun) -> str:
-    select = min if content.metric in LOWER_IS_BETTER else max
-    best = select(content.view_scores, key=lambda view: view.score.value)
-    near = [
-        view.name
-        for view in content.view_scores
-        if view is not best and view.score.low <= best.score.value <= view.score.high
-    ]
-    text = f"{best.name} is best: {_score(content.metric, best.score)}"
+    scores = {view.name: view.score for view in content.view_scores}
+    best, near = _best_and_near(scores, content.metric)
+    text = f"{best} is best: {_score(content.metric, scores[best])}"
     if near:
         text += f"; {view_ranges(near)} {'are' if len(near) > 1 else 'is'} about as good"
     nested = content.nested
@@ -197,22 +185,7 @@ def _scores(content: PredictionRun) -> Iterator[str]:
 
 
 def _score_tables(content: PredictionRun) -> Iterator[str]:
-    yield table_text(
-        [
-            {
-                "score": metric_heading(name),
-                "held out": _SUBSETS[subset],
-                "value": metric_text(scores[name].value, name),
-                "95 % interval": interval_text(scores[name], name),
-                # the frequencies of the classes are right on average by construction
-                "majority": "–"
-                if name == "calibration_error"
-                else metric_text(scores[name].majority, name),
-            }
-            for subset, scores in content.scores.items()
-            for name in sorted(scores, key=lambda name: (name not in _FIRST, name))
-        ]
-    )
+    yield table_text(score_rows(content))
     for subset, classes in content.per_class.items():
         yield table_text(
             [
@@ -243,7 +216,7 @@ def grid_text(cells: Mapping[str, str]) -> str:
 def _probe_results(content: ProbeRun) -> Iterator[str]:
     metric, views = content.metric, content.view_scores
     if asked_for_all():
-        yield table_text([_view_cells(content, view) for view in views])
+        yield table_text(score_rows(content))
     else:
         yield grid_text({view.name: metric_text(view.score.value, metric) for view in views})
     controls = [view.control for view in views]
@@ -254,21 +227,6 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     if len(chosen) > 3 and not asked_for_all():
         chosen = [*chosen[:3], "…"]
     yield f"chosen: {', '.join(chosen)}"
-
-
-def _view_cells(content: ProbeRun, view: ViewScore) -> dict[str, str]:
-    metric, untrained = content.metric, content.random_weights.get(view.name)
-    cells = {
-        "view": view.name,
-        metric_heading(metric): metric_text(view.score.value, metric),
-        "95 % interval": interval_text(view.score, metric),
-        "chosen": str(view.chosen),
-        "control": metric_text(view.control, metric),
-    }
-    if untrained:
-        spread = metric_text(stdev(untrained), metric)
-        cells["never trained"] = f"{metric_text(mean(untrained), metric)} ±{spread}"
-    return cells
 
 
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:

@@ -29,6 +29,7 @@ from embedkit.predict import (
     file_format,
     predictions_of,
     read_prediction_files,
+    with_columns,
     write_prediction_file,
 )
 from embedkit.runs.metrics import Threshold
@@ -211,8 +212,7 @@ def _new_records(made: Blend, answers: Sequence[Path]) -> Iterator[PredictedReco
     rows, ids, given = read_prediction_files(answers, classes)
     proba = made.apply(given)
     predicted = predictions_of(proba, decide(proba, threshold=made.threshold), classes)
-    for row, identifier, prediction in zip(rows, ids, predicted, strict=True):
-        yield {"row": row, "id": identifier}, prediction
+    return with_columns(predicted, row=rows, id=ids)
 
 
 def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
@@ -231,7 +231,6 @@ def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
             "validation= above 0, blend their mean, or pass answers= for new records."
         )
     predicted = predictions_of(p.proba, p.y_pred, p.classes)
-    given = {"row": p.row.tolist(), "id": p.ids} | ({"word": p.word.tolist()} if p.of_words else {})
-    given["fold"] = fold_names(p.fold)
-    for *values, prediction in zip(*given.values(), predicted, strict=True):
-        yield dict(zip(given, values, strict=True)), prediction
+    words = {"word": p.word.tolist()} if p.of_words else {}
+    rows, names = p.row.tolist(), fold_names(p.fold)
+    return with_columns(predicted, row=rows, id=p.ids, **words, fold=names)

@@ -76,16 +76,16 @@ def cases_of(
     ``cut`` ``(n,)`` says whether the text of each record was cut; neighbours are looked for in
     ``views`` of the first dataset.
     """
-    table = compared.table
-    known = [row.name for row in table.rows if row.kind != "majority"]
+    baseline = compared.baseline
+    known = [row.name for row in compared.rows if row.kind != "majority"]
     runs = [run.name for run in compared.runs]
-    names = [n for n in dict.fromkeys([shown, table.baseline, *runs, *known]) if n in known]
+    names = [n for n in dict.fromkeys([shown, baseline, *runs, *known]) if n in known]
     index = compared.records.out_of_fold
     by_name = {name: compared.predictions[name].take(index) for name in names}
     of_sets = compared.records.of_sets
     by_name = as_single(by_name) if of_sets else by_name
     records, asked = by_name[shown], [by_name[name] for name in runs]
-    other = by_name.get(table.baseline) if table.baseline != shown else None
+    other = by_name.get(baseline) if baseline != shown else None
     lists = _lists(records, other, asked)
     if len(asked) < 2:
         del lists["all_wrong"]  # of a single run it is the list of its own errors

@@ -48,8 +48,7 @@ def read_runs(
 
     All have the same records, folds and true labels; ``progress`` is called after every run.
     """
-    if isinstance(paths, str):
-        raise TypeError(f"runs={paths!r} is a string; pass a list of folders.")
+    paths = [paths] if isinstance(paths, str) else paths
     resolved = [Path(path).resolve() for path in paths]
     if repeated := [path.name for path, n in Counter(resolved).items() if n > 1]:
         raise UsageError(f"{repeated[0]} is given twice. Give every run once.")

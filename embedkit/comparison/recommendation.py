@@ -13,14 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.comparison.cases import Cases, Texts
-from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, judge
+from embedkit.comparison.cases import Cases
+from embedkit.comparison.table import MAJORITY, Compared, Difference, Row
 from embedkit.display import TYPED_IN, count_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, ViewScore
 
-_SMALL_CLASS = 20
 _CUT = 0.005
 _ESTIMATORS = {
     "logreg": "logistic regression",
@@ -69,9 +68,9 @@ class Recommendation:
 
 def recommend(compared: Compared) -> Recommendation:
     """Return the method to use, in words; :func:`~embedkit.comparison.table.compare` chose it."""
-    table, selection, chosen = compared.table, compared.selection, compared.winner
-    methods = tuple(row for row in table.rows if row.kind != "majority")
-    against = table.baseline if table.baseline != chosen.name else MAJORITY
+    selection, chosen, baseline = compared.selection, compared.winner, compared.baseline
+    methods = tuple(row for row in compared.rows if row.kind != "majority")
+    against = baseline if baseline != chosen.name else MAJORITY
     gain = compared.differences[chosen.name, against]
     if selection.useful:
         title, reason = _title(compared, chosen), _reason(compared, chosen)
@@ -80,7 +79,7 @@ def recommend(compared: Compared) -> Recommendation:
         best, own, guess = (_score_of(compared, name) for name in names)
         first = chosen if own == best else methods[0]
         title = f"Nothing is proven better than {_majority_text(compared)}"
-        reason = f"{first.name} is the best, {best} {metric_name(table.metric)}; "
+        reason = f"{first.name} is the best, {best} {metric_name(compared.metric)}; "
         reason += f"{_majority_text(compared)} has {guess}."
     decisions = tuple(_decisions(compared, methods))
     return Recommendation(
@@ -89,7 +88,7 @@ def recommend(compared: Compared) -> Recommendation:
         reason + _failed(compared),
         against,
         gain,
-        judge(gain, compared.scale),
+        compared.judge(gain),
         selection.useful,
         decisions,
         _next(compared, chosen, decisions),
@@ -97,7 +96,7 @@ def recommend(compared: Compared) -> Recommendation:
 
 
 def _score_of(compared: Compared, name: str, *, test: bool = False) -> str:
-    metric, row = compared.table.metric, compared.row(name)
+    metric, row = compared.metric, compared.row(name)
     return metric_text((row.test if test else row.scores)[metric].value, metric, unit=True)
 
 
@@ -149,16 +148,16 @@ def _content(compared: Compared, row: Row) -> PredictionRun:
 
 
 def _reason(compared: Compared, chosen: Row) -> str:
-    metric, equal = compared.table.metric, compared.selection.equal
+    metric, equal = compared.metric, compared.selection.equal
     best = compared.row(equal[0])
     if chosen is best:
         failed, guess = compared.selection.failed, _majority_text(compared)
         gone = {chosen.name, MAJORITY, *failed}
-        others = [row.name for row in compared.table.rows if row.name not in gone]
+        others = [row.name for row in compared.rows if row.name not in gone]
         if not others and not failed:
             return f"It is the only method here, and better than {guess}."
         gaps = {name: compared.differences[chosen.name, name] for name in others}
-        level = [n for n, gap in gaps.items() if judge(gap, compared.scale) != "better"]
+        level = [n for n, gap in gaps.items() if compared.judge(gap) != "better"]
         said = f"It has the best {metric_name(metric)}"
         said += " of those that hold on the test set" if failed else ""
         if level:
@@ -168,13 +167,13 @@ def _reason(compared: Compared, chosen: Row) -> str:
             said += "" if set(level) <= set(equal) else f" or not proven better than {guess}"
         elif others:
             said += ", proven against all others"
-        alone = next((r for r in compared.table.rows if r.kind not in ("blend", "majority")), None)
+        alone = next((r for r in compared.rows if r.kind not in ("blend", "majority")), None)
         if chosen.kind == "blend" and alone is not None:
             said += f"; alone, {alone.name} has {_score_of(compared, alone.name)}"
         return f"{said}."
     gap = compared.differences[best.name, chosen.name]
     ahead = metric_text(gap.value, metric, signed=True)
-    equivalent = judge(gap, compared.scale) == "equivalent"
+    equivalent = compared.judge(gap) == "equivalent"
     said = f"{best.name} is {'equivalent' if equivalent else 'not proven better'} ({ahead})"
     for verb, mine, theirs in (
         ("predicts a text in", cost_text(chosen), cost_text(best)),
@@ -187,16 +186,12 @@ def _reason(compared: Compared, chosen: Row) -> str:
 
 def _failed(compared: Compared) -> str:
     """Name the method with the best score of those that the test set rules out, if it was ahead."""
-    failed = [row for row in compared.table.rows if row.name in compared.selection.failed]
-    if not failed or compared.table.rows.index(failed[0]) > compared.table.rows.index(
-        compared.winner
-    ):
+    failed = [row for row in compared.rows if row.name in compared.selection.failed]
+    if not failed or compared.rows.index(failed[0]) > compared.rows.index(compared.winner):
         return ""
-    name, metric = failed[0].name, compared.table.metric
-    tested = max(
-        (row for row in compared.table.rows if row.test),
-        key=lambda row: compared.scale.gain(row.test[metric].value),
-    )
+    name, metric = failed[0].name, compared.metric
+    best = min if compared.lower else max
+    tested = best((r for r in compared.rows if r.test), key=lambda row: row.test[metric].value)
     mine, theirs = (_score_of(compared, one, test=True) for one in (name, tested.name))
     said = f" {name} has {_score_of(compared, name)}, but fails on the test set: {mine}"
     return f"{said}, {tested.name} {theirs}."
@@ -215,7 +210,7 @@ def cost_text(row: Row) -> str:
 
 def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
     command = _command(compared, "probe", "--learning-curve")
-    sentences = compared.table.level == "sentence"
+    sentences = compared.level == "sentence"
     if not compared.probes:
         yield _not_tried("Layer", command)
     else:
@@ -278,8 +273,8 @@ def _pooling(content: ProbeRun) -> Iterator[Decision]:
 
 
 def _effect(compared: Compared, question: str, one: Row, other: Row, more: str) -> Decision:
-    gap, metric = compared.differences[one.name, other.name], compared.table.metric
-    verdict = judge(gap, compared.scale)
+    gap, metric = compared.differences[one.name, other.name], compared.metric
+    verdict = compared.judge(gap)
     sentence = (
         f"{one.name} against {other.name}: {metric_name(metric)} "
         f"{score_text(gap, metric, signed=True, unit=True)}, "
@@ -382,7 +377,7 @@ class Notice:
     records: str = ""
 
 
-def notices(compared: Compared, cases: Cases, texts: Texts) -> Iterator[Notice]:
+def notices(compared: Compared, cases: Cases) -> Iterator[Notice]:
     """Yield what to look at before the recommendation is trusted."""
     yield from run_notices(compared)
     if count := len(cases.lists.get("relabel", ())):
@@ -392,13 +387,11 @@ def notices(compared: Compared, cases: Cases, texts: Texts) -> Iterator[Notice]:
     if count := len(cases.lists.get("all_wrong", ())):
         sentence = f"{count:,} of {len(cases):,} are predicted wrongly by every method."
         yield Notice(f"{count:,} that no method gets right", sentence, "all_wrong")
-    yield from _duplicates(cases, texts)
-    yield from _small_classes(cases)
 
 
 def run_notices(compared: Compared) -> Iterator[Notice]:
     """Yield the notices that need neither predictions nor texts."""
-    for setting, runs in compared.table.inputs.items():
+    for setting, runs in compared.inputs.items():
         yield Notice(f"{setting} differs", input_text(setting, runs))
     yield from _cut(compared)
     yield from _random_weights(compared)
@@ -461,27 +454,3 @@ def short_trainings(compared: Compared) -> Iterator[tuple[str, str]]:
             if count > len(last) / 2:
                 models = f"{count} of {len(last)} models"
                 yield run.name, f"{models} were best in their last epoch, more epochs could help"
-
-
-def _duplicates(cases: Cases, texts: Texts) -> Iterator[Notice]:
-    """Texts that occur more than once; a word has other labels elsewhere in its sentence."""
-    rows = cases.records.row.tolist()
-    if cases.records.of_words or not all(row in texts for row in rows):
-        return
-    labels: dict[str, list[float]] = {}
-    for row, y in zip(rows, cases.records.y.tolist(), strict=True):
-        labels.setdefault(texts[row], []).append(y)
-    if twice := [values for values in labels.values() if len(values) > 1]:
-        conflicts = sum(len(set(values)) > 1 for values in twice)
-        texts_twice = count_text(len(twice), "duplicate text")
-        yield Notice(texts_twice, f"{texts_twice}; {conflicts:,} with more than one label.")
-
-
-def _small_classes(cases: Cases) -> Iterator[Notice]:
-    classes = () if cases.of_sets else cases.records.classes
-    support = np.bincount(cases.records.y, minlength=len(classes)) if classes else np.empty(0)
-    small = [classes[c] for c in np.argsort(support, kind="stable") if support[c] < _SMALL_CLASS]
-    if small:
-        names = ", ".join(small[:5]) + (" …" if len(small) > 5 else "")
-        sentence = f"{len(small)} of {len(classes)} classes have fewer than {_SMALL_CLASS} records"
-        yield Notice(count_text(len(small), "small class"), f"{sentence}: {names}.")

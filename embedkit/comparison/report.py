@@ -38,7 +38,7 @@ from embedkit.comparison.recommendation import (
     portable,
     recommend,
 )
-from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, Scale
+from embedkit.comparison.table import MAJORITY, Compared, Row
 from embedkit.display import MINUS, bytes_text, count_text, duration_text, ledger_text, shorten
 from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width, ticks
 from embedkit.machine import __version__
@@ -111,7 +111,7 @@ def write_report(
         check_choice(FIGURE_FORMATS, figures=figures)
     names_of_classes = with_names(compared.records.classes, label_names or {})
     step = steps(progress, "report", 3, "steps")
-    advice, scale, shown_name = recommend(compared), compared.scale, compared.selection.name
+    advice, shown_name = recommend(compared), compared.selection.name
     records, runs = compared.records, compared.runs
     rows = records.row[records.out_of_fold]
     found, note = find_texts(set(rows.tolist()), runs, compared.datasets, texts)
@@ -124,16 +124,16 @@ def write_report(
         views = (compared.probes[0][1].chosen.name,)
     cases = cases_of(compared, shown_name, cut=cut, views=views)
     step()
-    names = dict.fromkeys([shown_name, compared.table.baseline])
+    names = dict.fromkeys([shown_name, compared.baseline])
     methods = {name: cases.methods[name] for name in names if name != MAJORITY}
     charts = dict(charts_of(compared, cases, methods))
     classes = cases.records.classes if cases.of_sets else names_of_classes
     bins = reliability_bins(cases.records) if classes and not cases.of_sets else ()
     own = {name: compared.predictions[name].take(records.out_of_fold) for name in methods}
-    other = own.get(compared.table.baseline) if len(methods) > 1 else None
+    other = own.get(compared.baseline) if len(methods) > 1 else None
     # the reliability curve says more than the calibration error
-    metrics = [m for m in compared.table.rows[0].scores if m != "calibration_error"]
-    metrics = list(dict.fromkeys([scale.metric, *metrics]))
+    metrics = [m for m in compared.rows[0].scores if m != "calibration_error"]
+    metrics = list(dict.fromkeys([compared.metric, *metrics]))
     html = render_page(
         "report",
         filters={
@@ -148,13 +148,11 @@ def write_report(
         interval=interval_text,
         number=metric_text,
         advice=advice,
-        scale=scale,
-        table=compared.table,
-        differences=compared.differences,
+        compared=compared,
         facts=_facts(compared),
-        pairs_text=count_text(compared.table.tests, "pair"),
+        pairs_text=count_text(compared.tests, "pair"),
         tiles=list(_tiles(compared, advice, bins)),
-        notices=list(notices(compared, cases, found)),
+        notices=list(notices(compared, cases)),
         charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
         legend=list(_legend(compared, methods)),
         classes=classes,
@@ -167,10 +165,8 @@ def write_report(
         metrics=metrics,
         lower=", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
         unit=UNITS[runs[0].content.split.unit],
-        probes=compared.probes,
         trained=[name for name, _ in trained(compared)],
         first_classes=_FIRST_CLASSES,
-        settings=_settings(compared),
         commands=[(one.name, _command(one.content.command or "")) for one in runs],
         ledgers=[(d.path.resolve().name, _ledger(d)) for d in compared.datasets],
         version=__version__,
@@ -195,7 +191,7 @@ class CompareResult(Compared):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        winner, metric = self.winner, self.table.metric
+        winner, metric = self.winner, self.metric
         score = metric_text(winner.scores[metric].value, metric, unit=True)
         advice = recommend(self)
         return f"{advice.title} ({winner.name}): {metric_name(metric)} {score}"
@@ -252,12 +248,12 @@ def compare(
 
 
 def _facts(compared: Compared) -> str:
-    table, runs = compared.table, compared.runs
+    runs = compared.runs
     datasets = [run.content.dataset for run in runs]
     inputs = [Path(name).name for d in compared.datasets for name in d.manifest.names.inputs]
     inputs = inputs or [Path(name).name for d in datasets for name in d.names.inputs]
-    what = "words" if table.level == "word" else "records"
-    counts = f"{table.records['folds']:,} {what}"
+    what = "words" if compared.level == "word" else "records"
+    counts = f"{compared.counts['folds']:,} {what}"
     labels = (
         [count_text(len(compared.records.classes), "label")] if compared.records.classes else []
     )
@@ -276,8 +272,7 @@ def _tiles(
     compared: Compared, advice: Recommendation, bins: Sequence[ReliabilityBin]
 ) -> Iterator[tuple[str, str, str, str]]:
     """Label, large text, small text and verdict of the four tiles."""
-    table, metric = compared.table, compared.table.metric
-    method = advice.method
+    metric, method = compared.metric, advice.method
     guess = metric_text(compared.row(MAJORITY).scores[metric].value, metric, unit=True)
     yield (
         "correct" if metric == "accuracy" else metric_name(metric),
@@ -295,7 +290,7 @@ def _tiles(
         advice.verdict,
     )
     fit = fit_text(method)
-    what = "cost of a word" if table.level == "word" else "cost of a text"
+    what = "cost of a word" if compared.level == "word" else "cost of a text"
     yield what, cost_text(method) or "unknown", f"{fit} to train" if fit else "", ""
     if bins:
         count = sum(b.count for b in bins)
@@ -347,7 +342,7 @@ def _payload(
         return [int(v) if classes else float(f"{v:.4g}") for v in values]
 
     records, methods = cases.records, cases.methods.values()
-    named = {"chosen": compared.selection.name, "baseline": compared.table.baseline}
+    named = {"chosen": compared.selection.name, "baseline": compared.baseline}
     neighbours = {
         str(i): [[j, round(cosine * 1_000)] for j, cosine in others]
         for i, others in cases.near.items()
@@ -380,22 +375,6 @@ def _payload(
             "limit": None if classes else float(np.std(records.y)),
         }
     )
-
-
-def _settings(compared: Compared) -> list[tuple[str, list[str]]]:
-    """What the runs differ in: model, views, split, versions; of a single run all of it."""
-    rows: dict[str, list[str]] = {}
-    for run in compared.runs:
-        content = run.content
-        found = {
-            "model": model_text(content.dataset.names.model),
-            "views": ", ".join(content.views) or "–",
-            "split": f"{content.split.folds} folds, seed {content.split.seed}",
-            "versions": ", ".join(f"{name} {one}" for name, one in content.versions.items()),
-        }
-        for name, value in found.items():
-            rows.setdefault(name, []).append(value)
-    return [(k, cells) for k, cells in rows.items() if len(cells) == 1 or len(set(cells)) > 1]
 
 
 def _command(command: str) -> str:
@@ -436,19 +415,18 @@ def charts_of(
     compared: Compared, cases: Cases, methods: Mapping[str, Predictions]
 ) -> Iterator[tuple[str, Scene]]:
     """Yield the charts that the runs allow, by name, in the order of the page."""
-    styles, scale, chosen = styles_of(compared), compared.scale, compared.selection.name
-    rows = [row for row in compared.table.rows if row.kind != "majority"]
-    gains = {row.name: gap for row in rows if (gap := row.to_baseline) and math.isfinite(gap.low)}
-    first = list(gains)[:_FIRST_METHODS]
-    if first and chosen in gains and chosen not in first:
-        first[-1] = chosen
-    if gains:
-        gains = {name: gains[name] for name in first}
-        yield "forest", forest(gains, compared.table.baseline, scale, styles, chosen)
+    styles, metric = styles_of(compared), compared.metric
+    rows = [row for row in compared.rows if row.kind != "majority"]
+    known = [row for row in rows if row.to_baseline and math.isfinite(row.to_baseline.low)]
+    first = known[:_FIRST_METHODS]
+    if first and compared.winner in known and compared.winner not in first:
+        first[-1] = compared.winner
+    if first:
+        yield "forest", forest(compared, first, styles)
     timed = [row for row in rows if row.cost and row.cost.milliseconds]
-    timed = [row for row in timed if math.isfinite(row.scores[scale.metric].value)]
+    timed = [row for row in timed if math.isfinite(row.scores[metric].value)]
     if len(timed) > 1:
-        yield "cost", cost(timed, scale, styles, compared.table.level)
+        yield "cost", cost(compared, timed, styles)
     probes = [content for _, content in compared.probes]
     for number, probe in enumerate(probes, 1):
         yield f"layers-{number}", layers(probe)
@@ -475,44 +453,39 @@ def trained(compared: Compared) -> Iterator[tuple[str, FinetuneRun]]:
 
 def styles_of(compared: Compared) -> dict[str, int]:
     """Return the style of each method: 0 is what the page is about, 1 the baseline."""
-    rows = (row.name for row in compared.table.rows)
-    order = [compared.selection.name, compared.table.baseline, *rows]
+    rows = (row.name for row in compared.rows)
+    order = [compared.selection.name, compared.baseline, *rows]
     return {name: style for style, name in enumerate(dict.fromkeys(order))}
 
 
-def forest(
-    gains: Mapping[str, Difference],
-    baseline: str,
-    scale: Scale,
-    styles: Mapping[str, int],
-    chosen: str,
-) -> Scene:
+def forest(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -> Scene:
     """Gains over the baseline with their intervals; the band is too small to matter."""
-    numbers = [metric_text(gain.value, scale.metric, signed=True) for gain in gains.values()]
-    names = [shorten(name, 22) for name in gains]
+    baseline, metric, margin = compared.baseline, compared.metric, compared.min_difference
+    gains = [row.to_baseline for row in rows if row.to_baseline]
+    numbers = [metric_text(gain.value, metric, signed=True) for gain in gains]
+    names = [shorten(row.name, 22) for row in rows]
     left = max(text_width(name) for name in names) * 1.1 + 16  # one of them is bold
-    right, row, top = WIDTH - max(text_width(n) for n in numbers) - 14, 30.0, 6.0
-    bottom = top + row * len(gains)
-    ends = [0.0, scale.min_difference, -scale.min_difference]
-    ends += [end for gain in gains.values() for end in (gain.low, gain.high)]
-    low, high = (max(ends), min(ends)) if scale.lower else (min(ends), max(ends))
-    title = f"Gain in {metric_name(scale.metric)} over {baseline}"
+    right, height, top = WIDTH - max(text_width(n) for n in numbers) - 14, 30.0, 6.0
+    bottom = top + height * len(rows)
+    ends = [0.0, margin, -margin, *(end for gain in gains for end in (gain.low, gain.high))]
+    low, high = sorted((min(ends), max(ends)), reverse=compared.lower)
+    title = f"Gain in {metric_name(metric)} over {baseline}"
     told = "; ".join(f"{name} {number}" for name, number in zip(names, numbers, strict=True))
     scene = Scene(WIDTH, bottom + 24, title=title, description=told)
 
     def x(value: float) -> float:
         return left + (value - low) / ((high - low) or 1) * (right - left)
 
-    edges = sorted((x(-scale.min_difference), x(scale.min_difference)))
+    edges = sorted((x(-margin), x(margin)))
     scene.box(edges[0], top, edges[1] - edges[0], bottom - top, colour="band")
     scene.line((x(0), top), (x(0), bottom), colour="soft")
-    for tick in ticks(min(low, high), max(low, high), 4):
-        label = metric_text(tick, scale.metric, signed=True) if tick else shorten(baseline, 10)
+    for tick in ticks(min(ends), max(ends), 4):
+        label = metric_text(tick, metric, signed=True) if tick else shorten(baseline, 10)
         if not tick or abs(x(tick) - x(0)) > 60:
             scene.note(x(tick), bottom + 18, label.removesuffix(".0"))
-    for number, (method, gain) in enumerate(gains.items()):
-        y, style = top + row * (number + 0.5), styles[method]
-        scene.text(0, y + 4, names[number], bold=method == chosen)
+    for number, (row, gain) in enumerate(zip(rows, gains, strict=True)):
+        y, style = top + height * (number + 0.5), styles[row.name]
+        scene.text(0, y + 4, names[number], bold=row is compared.winner)
         span = ((x(gain.low), y), (x(gain.high), y))
         scene.line(*span, colour=colour_of(style), width=3, opacity=0.55)
         scene.mark(x(gain.value), y, style)
@@ -520,44 +493,44 @@ def forest(
     return scene
 
 
-def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], level: str) -> Scene:
+def cost(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -> Scene:
     """Score against time per text or word; dashed: nothing is both quicker and better."""
+    metric = compared.metric
     times = [(row.cost.milliseconds if row.cost else None) or 1.0 for row in rows]
-    scores = [row.scores[scale.metric] for row in rows]
+    scores = [row.scores[metric] for row in rows]
     ends = [v for one in scores for v in (one.low, one.high) if math.isfinite(v)]
     ends = ends or [one.value for one in scores]
     pad = (max(ends) - min(ends)) * 0.06 or 0.01
-    low, high = min(ends) - pad, max(ends) + pad
+    low, high = sorted((min(ends) - pad, max(ends) + pad), reverse=compared.lower)
     names = [shorten(one.name, 16) for one in rows]
     plot = Plot(
         (min(times) / 1.6, max(times) * 1.6),
-        (high, low) if scale.lower else (low, high),
+        (low, high),
         title="Score against time",
-        x_name="milliseconds a word" if level == "word" else "milliseconds a text",
-        y_name=metric_name(scale.metric),
+        x_name="milliseconds a word" if compared.level == "word" else "milliseconds a text",
+        y_name=metric_name(metric),
         description="; ".join(
-            f"{row.name}: {metric_text(one.value, scale.metric, unit=True)}, {cost_text(row)}"
+            f"{row.name}: {metric_text(one.value, metric, unit=True)}, {cost_text(row)}"
             for row, one in zip(rows, scores, strict=True)
         ),
         x_ticks=_round_times(min(times) / 1.6, max(times) * 1.6),
-        y_text=lambda value: metric_text(value, scale.metric),
+        y_text=lambda value: metric_text(value, metric),
         height=max(290.0, 19.0 * len(rows) + 80),
         room=max(text_width(name, 12) for name in names),
         log=True,
     )
+    places = [plot.at(time, one.value) for time, one in zip(times, scores, strict=True)]
     front: list[tuple[float, float]] = []
-    points = [(time, one.value) for time, one in zip(times, scores, strict=True)]
-    for time, value in sorted(points, key=lambda point: (point[0], -scale.gain(point[1]))):
-        here = plot.at(time, value)
+    for here in sorted(places):  # the quickest first, of equals the best
         if not front or here[1] < front[-1][1]:
             front += [(here[0], front[-1][1]), here] if front else [here]
     plot.line(*front, (plot.right, front[-1][1]), colour="soft", dashed=True)
     each = [styles[row.name] for row in rows]
-    for time, one, style in reversed(list(zip(times, scores, each, strict=True))):
+    for time, place, one, style in reversed(list(zip(times, places, scores, each, strict=True))):
         span = [plot.at(time, end) for end in (one.low, one.high) if math.isfinite(end)]
         if len(span) == 2:
             plot.line(*span, width=2, colour=colour_of(style), opacity=0.5)
-        plot.mark(*plot.at(time, one.value), style)
+        plot.mark(*place, style)
     plot.names([(n, one.value, style) for n, one, style in zip(names, scores, each, strict=True)])
     return plot
 

@@ -8,7 +8,7 @@ has tests of its own, and can only rule out a method.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -30,7 +30,7 @@ from embedkit.comparison.load import (
 from embedkit.display import Shown
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
-from embedkit.runs.metrics import Threshold, beta_of, row_of
+from embedkit.runs.metrics import LOWER_IS_BETTER, Threshold, beta_of, is_percent, row_of
 from embedkit.runs.predictions import Predictions, headline_metric, metrics_of
 from embedkit.runs.run import Cost, ProbeRun
 from embedkit.types import ProgressCallback, no_progress, steps
@@ -39,20 +39,6 @@ MAJORITY = "majority"
 """Name of the baseline that predicts by class frequencies alone."""
 
 _PERCENT = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How a metric is shown, and the smallest difference that matters, in the metric's units."""
-
-    metric: str
-    lower: bool
-    percent: bool
-    min_difference: float
-
-    def gain(self, value: float) -> float:
-        """Return a difference as a gain: positive is better."""
-        return -value if self.lower else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +57,24 @@ class Difference(Score):
         return self.p_corrected is not None and self.p_corrected < 0.05
 
 
-def judge(difference: Difference, scale: Scale) -> str:
+def judge(difference: Difference, metric: str, margin: float) -> str:
     """Return the verdict on a difference.
 
-    The methods are equivalent if the whole interval lies within the smallest difference that
-    matters; otherwise the one is better or worse if the corrected p is below 0.05.
+    The methods are equivalent if the whole interval lies within the ``margin``, the smallest
+    difference that matters; otherwise the one is better or worse if the corrected p is below 0.05.
 
-    >>> scale = Scale("accuracy", lower=False, percent=True, min_difference=0.01)
-    >>> judge(Difference(0.03, 0.01, 0.05, p_corrected=0.001), scale)
+    >>> judge(Difference(0.03, 0.01, 0.05, p_corrected=0.001), "accuracy", 0.01)
     'better'
-    >>> judge(Difference(0.002, -0.003, 0.007, p_corrected=0.4), scale)
+    >>> judge(Difference(0.002, -0.003, 0.007, p_corrected=0.4), "accuracy", 0.01)
     'equivalent'
-    >>> judge(Difference(0.02, -0.01, 0.05, p_corrected=0.4), scale)
+    >>> judge(Difference(0.02, -0.01, 0.05, p_corrected=0.4), "accuracy", 0.01)
     'not proven'
     """
-    if max(-difference.low, difference.high) <= scale.min_difference:
+    if max(-difference.low, difference.high) <= margin:
         return "equivalent"
     if not difference.significant:
         return "not proven"
-    return "better" if scale.gain(difference.value) > 0 else "worse"
+    return "better" if (difference.value > 0) != (metric in LOWER_IS_BETTER) else "worse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,40 +118,15 @@ class Row(Shown):
     verdict: str
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The numbers of a comparison.
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Compared:
+    """A comparison: its numbers, and what they were calculated from.
 
     Attributes:
         metric: metric that the rows are sorted by, best first.
-        best: name of the first row.
+        min_difference: smallest difference that matters, in the metric's units.
         baseline: name of the row that others are compared with.
-        tests: number of pairs that p is corrected for.
-        records: number of records in ``folds`` and in the ``test`` set.
-        units: number of their units: groups, texts or records.
-        inputs: settings of the input that differ between runs: names of runs by value.
-        level: what the runs label: ``sentence`` (records) or ``word``, in which case numbers of
-            records are of words.
-    """
-
-    metric: str
-    best: str
-    baseline: str
-    tests: int
-    records: dict[str, int]
-    units: dict[str, int]
-    rows: tuple[Row, ...]
-    inputs: dict[str, dict[str, tuple[str, ...]]]
-    level: str = "sentence"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Compared:
-    """A comparison and its sources.
-
-    Attributes:
-        table: its numbers.
-        scale: of the metric.
+        rows: the methods.
         selection: the method to use, and why.
         datasets: of the runs, as far as these still exist.
         blends: by kind; empty for a single run. One that is not cross-fitted has no row.
@@ -174,14 +134,51 @@ class Compared:
         differences: of every two rows on out-of-fold predictions, by their names.
     """
 
-    table: Comparison
-    scale: Scale
+    metric: str
+    min_difference: float
+    baseline: str
+    rows: tuple[Row, ...]
     selection: Selection
     runs: Sequence[LoadedRun]
     datasets: tuple[Dataset, ...]
     blends: dict[str, Blend]
     predictions: dict[str, Predictions]
     differences: dict[tuple[str, str], Difference]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the numbers."""
+        names = ("metric", "baseline", "tests", "rows", "inputs", "level")
+        found = {name: getattr(self, name) for name in names}
+        return found | {"best": self.rows[0].name, "records": self.counts}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of records, or of words, in ``folds`` and in the ``test`` set."""
+        return {"folds": len(self.records.out_of_fold), "test": len(self.records.test)}
+
+    @property
+    def inputs(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """Settings of the input that differ between runs: names of runs by value."""
+        return input_differences(self.runs)
+
+    @property
+    def level(self) -> str:
+        """What the runs label: ``sentence`` (records) or ``word``."""
+        return self.runs[0].content.level
+
+    @property
+    def tests(self) -> int:
+        """Number of pairs of methods that p is corrected for."""
+        return len(self.differences) // 2
+
+    @property
+    def lower(self) -> bool:
+        """True if lower values of the metric are better."""
+        return self.metric in LOWER_IS_BETTER
+
+    def judge(self, difference: Difference) -> str:
+        """Return the verdict on a difference."""
+        return judge(difference, self.metric, self.min_difference)
 
     @property
     def records(self) -> Predictions:
@@ -205,15 +202,15 @@ class Compared:
 
     def row(self, name: str) -> Row:
         """Return the row of a method."""
-        return next(row for row in self.table.rows if row.name == name)
+        return next(row for row in self.rows if row.name == name)
 
     def to_frame(self) -> Any:
         """Return a pandas table with a row for each method, best first, and its scores."""
         import pandas as pd
 
         rows = []
-        for row in self.table.rows:
-            score, gain = row.scores[self.table.metric], row.to_baseline
+        for row in self.rows:
+            score, gain = row.scores[self.metric], row.to_baseline
             rows.append(
                 {"method": row.name, "kind": row.kind, "use": row.name == self.selection.name}
                 | {name: one.value for name, one in row.scores.items()}
@@ -283,7 +280,6 @@ def compare(
 ) -> Compared:
     """Return a comparison; arguments as for :func:`embedkit.compare`."""
     opened = read_runs(runs, progress=progress)
-    records, level = opened[0].predictions, opened[0].content.level
     metric = _metric(metric, opened)
     predictions, blends = _predictions(opened, metric)
     chosen = _baseline(baseline, opened)
@@ -292,8 +288,9 @@ def compare(
     tested = {name: p.take(p.scored_test) for name, p in predictions.items() if len(p.scored_test)}
     scores, differences = _scores(folds, metric, progress)
     test, on_test = _scores(tested, metric, progress)
-    scale = _scale(metric, scores[chosen][metric].value, min_difference)
-    value = {name: -scale.gain(found[metric].value) for name, found in scores.items()}
+    margin = _margin(metric, scores[chosen][metric].value, min_difference)
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    value = {name: sign * found[metric].value for name, found in scores.items()}
     names = sorted(scores, key=lambda name: (np.isnan(value[name]), value[name]))
     costs = _costs(opened, datasets, blends)
     by_name = {run.name: run for run in opened}
@@ -310,48 +307,41 @@ def compare(
             on_test.get((name, names[0])),
             on_test.get((name, chosen)),
             costs.get(name),
-            judge(gain, scale) if gain else "",
+            judge(gain, metric, margin) if gain else "",
         )
         for name in names
     )
-    table = Comparison(
-        metric,
-        names[0],
-        chosen,
-        len(differences) // 2,
-        {"folds": len(records.out_of_fold), "test": len(records.test)},
-        {
-            "folds": len(np.unique(records.group[records.out_of_fold])),
-            "test": len(np.unique(records.group[records.scored_test])),
-        },
-        rows,
-        input_differences(opened),
-        level,
+
+    def verdict(one: Row, other: str, *, test: bool = False) -> str:
+        gap = (on_test if test else differences).get((one.name, other))
+        return judge(gap, metric, margin) if gap else ""
+
+    return Compared(
+        metric=metric,
+        min_difference=margin,
+        baseline=chosen,
+        rows=rows,
+        selection=_choose(rows, verdict),
+        runs=opened,
+        datasets=datasets,
+        blends=blends,
+        predictions=predictions,
+        differences=differences,
     )
-    selection = _choose(rows, scale, differences, on_test)
-    return Compared(table, scale, selection, opened, datasets, blends, predictions, differences)
 
 
-def _choose(
-    rows: Sequence[Row],
-    scale: Scale,
-    differences: Mapping[tuple[str, str], Difference],
-    on_test: Mapping[tuple[str, str], Difference],
-) -> Selection:
+def _choose(rows: Sequence[Row], verdict: Callable[..., str]) -> Selection:
     """Apply the rule of :func:`embedkit.compare` to rows in order, the best first."""
-
-    def verdict(one: Row, other: str, found: Mapping[tuple[str, str], Difference]) -> str:
-        return judge(found[one.name, other], scale) if (one.name, other) in found else ""
 
     def cheapest(known: Sequence[Row]) -> tuple[Row, list[Row]]:
         best = known[0]
-        equal = [best, *(r for r in known[1:] if verdict(r, best.name, differences) != "worse")]
+        equal = [best, *(r for r in known[1:] if verdict(r, best.name) != "worse")]
         return min(equal, key=_price), equal
 
     methods = [row for row in rows if row.kind != "majority"]
-    better = [row for row in methods if verdict(row, MAJORITY, differences) == "better"]
+    better = [row for row in methods if verdict(row, MAJORITY) == "better"]
     others = [row.name for row in better or methods] + [MAJORITY]
-    failed = [r for r in methods if any(verdict(r, o, on_test) == "worse" for o in others)]
+    failed = [r for r in methods if any(verdict(r, o, test=True) == "worse" for o in others)]
     useful = [row for row in better if row not in failed]
     chosen, equal = cheapest(useful or [r for r in methods if r not in failed] or methods)
     with_model, _ = cheapest(
@@ -373,16 +363,14 @@ def _price(row: Row) -> tuple[float, ...]:
     return tuple(math.inf if time is None else float(f"{time:.2g}") for time in times)
 
 
-def _scale(metric: str, baseline: float, min_difference: float | None) -> Scale:
-    if min_difference is not None and not min_difference >= 0:
+def _margin(metric: str, baseline: float, min_difference: float | None) -> float:
+    """The smallest difference that matters, in the metric's units."""
+    if min_difference is None:
+        row = row_of(metric)
+        return _PERCENT * (abs(baseline) if row and row.scale == "error" else 1)
+    if not min_difference >= 0:
         raise UsageError(f"min_difference={min_difference}: expected 0 or more.")
-    row = row_of(metric)
-    assert row is not None
-    if min_difference is not None:
-        margin = min_difference * _PERCENT if row.percent else min_difference
-    else:
-        margin = _PERCENT * (abs(baseline) if row.scale == "error" else 1)
-    return Scale(metric, row.lower, row.percent, margin)
+    return min_difference * _PERCENT if is_percent(metric) else min_difference
 
 
 def _predictions(

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.choices import LAYOUT_METHODS, check_choice
-from embedkit.dataset.info import atlas_line
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown, shorten
 from embedkit.drawing import SHAPES
@@ -31,53 +30,6 @@ from embedkit.storage import write_files
 from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
-
-
-LABEL_COLOURS = {
-    "light": (
-        "#2f41ba",
-        "#9f720c",
-        "#138969",
-        "#9c51cd",
-        "#14a1b5",
-        "#8e83fc",
-        "#974200",
-        "#ef5b98",
-        "#88198b",
-        "#553703",
-        "#06604e",
-        "#044164",
-    ),
-    "dark": (
-        "#3e71e9",
-        "#edd812",
-        "#86ffb3",
-        "#aa86ff",
-        "#0da0bc",
-        "#88befe",
-        "#cd3873",
-        "#cce4fe",
-        "#dd7775",
-        "#5ed5c5",
-        "#f6ad71",
-        "#b2640b",
-    ),
-}
-"""Colours of the labels; with the shapes of :mod:`embedkit.drawing` 72 labels differ.
-
-Their hues and lightnesses were searched so that they differ for readers who do not see red and
-green, too.
-"""
-
-_RAMP = {"light": (0.0, 0.6), "dark": (0.45, 1.0)}  # parts of a colour map that a page can show
-
-
-def ramp(theme: str) -> list[str]:
-    """Return colours from the lowest number to the highest."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    return [to_hex(colour) for colour in colormaps["plasma"](np.linspace(*_RAMP[theme], 64))]
 
 
 _FEW = 8
@@ -337,7 +289,6 @@ class Explored(Shown):
     chance: float  # fraction of points with the label of another one
     points: int  # records shown
     records: int  # of the dataset
-    atlas: str  # command that opens the dataset in Embedding Atlas
     nbytes: int
 
 
@@ -412,8 +363,6 @@ def explore(
         "total": len(data),
         "count": len(indices),
         "start": start,
-        "colors": LABEL_COLOURS,
-        "ramp": {theme: ramp(theme) for theme in _RAMP},
         "shapes": list(SHAPES.values()),
         "listed": ordered[0].near.shape[1],
         "chance": chance,
@@ -421,9 +370,8 @@ def explore(
     }
     html = _page(data, indices, content, columns, ordered).encode()
     write_files({file: html}, overwrite=True)
-    layouts, atlas = tuple(one.layout for one in ordered), atlas_line(data.path, data.manifest)
-    counts = (len(indices), len(data))
-    return Explored(file, method, views[start], layouts, chance, *counts, atlas, len(html))
+    layouts, counts = tuple(one.layout for one in ordered), (len(indices), len(data))
+    return Explored(file, method, views[start], layouts, chance, *counts, len(html))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -483,8 +431,7 @@ def _columns(
 def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str]:
     """Fraction of neighbours with the label of their point, where both have one, and a title.
 
-    A label stands apart if its fraction is at least half way from chance to 1; of labels that all
-    overlap, those a third of the way are named.
+    A label stands apart if its fraction is at least half way from chance to 1.
     """
     layer = split_view(view)[1]
     title = f"Layer {layer}" if layer.isdigit() else view
@@ -505,29 +452,16 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
 def _apart_text(ways: Mapping[str, float]) -> str:
     """Which labels stand apart, in words, from how far each is between chance and 1.
 
-    >>> print(_apart_text({"a": 0.4, "b": 0.1, "c": 0.2}))
-    the 3 labels overlap, a least
     >>> print(_apart_text({"a": 0.4, "b": 0.6, "c": 0.2}))
     b stands apart, the other labels overlap
     """
-    names, many = sorted(ways, key=lambda name: -ways[name]), len(ways)
-    apart = [name for name in names if ways[name] >= 1 / 2]
-    least = [name for name in names if 1 / 3 <= ways[name] < 1 / 2][:3]
-
-    def listed(some: Sequence[str]) -> str:
-        return " and ".join(filter(None, [", ".join(some[:-1]), some[-1]]))
-
-    together = f"the {many} labels" if many > 2 else listed(names)
-    if len(apart) == many:
-        return f"{together} stand apart"
-    if not apart:
-        return f"{together} overlap" + (f", {listed(least)} least" if least and many > 2 else "")
-    if len(apart) <= 3:
-        verb = "stands" if len(apart) == 1 else "stand"
-        return f"{listed(apart)} {verb} apart, the other labels overlap"
-    if many - len(apart) <= 3:
-        return f"all labels stand apart but {listed(names[len(apart) :])}"
-    return f"{len(apart)} of {many} labels stand apart"
+    apart = sorted((name for name in ways if ways[name] >= 1 / 2), key=lambda name: -ways[name])
+    if len(apart) in (0, len(ways)):
+        return f"the {len(ways)} labels {'stand apart' if apart else 'overlap'}"
+    if len(apart) > 3:
+        return f"{len(apart)} of {len(ways)} labels stand apart"
+    verb = "stands" if len(apart) == 1 else "stand"
+    return f"{', '.join(apart)} {verb} apart, the other labels overlap"
 
 
 def _chance(label: Column | None) -> float:

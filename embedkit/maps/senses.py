@@ -85,12 +85,12 @@ def words(
     if of_senses and dataset is not None:
         if against is not None and out is None:
             raise UsageError("against= is for the page: pass out= too.")
-        _files(out, figure, overwrite)  # before anything is computed
+        page, drawing = _files(out, figure, overwrite)  # before anything is computed
         datasets = [dataset, *([Path(against)] if against is not None else [])]
         given: dict[str, Any] = {"sense": sense, "span": span, "match": match}
         reports = [compare_senses(one, word, progress=progress, **given) for one in datasets]
-        if out is not None or figure is not None:
-            write_senses(reports, out=out, figure=figure, overwrite=overwrite)
+        if page or drawing:
+            write_senses(reports, page, drawing)
         return reports
     if of_senses:
         raise UsageError("sentences have no columns: sense=, span= and pages need a dataset.")
@@ -112,17 +112,12 @@ def words(
 
 
 def write_senses(
-    reports: Sequence[SenseReport],
-    *,
-    out: str | Path | None = None,
-    figure: str | Path | None = None,
-    overwrite: bool = False,
+    reports: Sequence[SenseReport], page: Path | None, drawing: Path | None = None
 ) -> None:
     """Write the page, the figure (``.pdf``, ``.svg`` or ``.png``), or both.
 
     Two reports are of the same uses by different models, which stand side by side on the page.
     """
-    page, drawing = _files(out, figure, overwrite)
     shared = set.intersection(*({(u.row, u.start, u.end, u.text) for u in r.uses} for r in reports))
     if not shared:
         raise UsageError("the datasets have no use in common; expected the same corpus in both.")

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -97,18 +98,29 @@ class RunResult(ShownFolder, Generic[_Predicted]):
         return f"{self.content.kind} run {self.out}: {metric_name(name)} {score_text(score, name)}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        if isinstance(probe := self.content, ProbeRun):
-            return [
-                {"view": view.name, probe.metric: score_text(view.score, probe.metric)}
-                | {"control": metric_text(view.control, probe.metric), "chosen": view.chosen}
-                for view in probe.view_scores
-            ]
+        return score_rows(self.content)
+
+
+def score_rows(content: PredictionRun) -> list[dict[str, Any]]:
+    """Return the scores of a run as rows of a table; of a probe those of its views."""
+    if not isinstance(content, ProbeRun):
         return [
-            {"on": subset.replace("_", " "), "metric": metric_name(name)}
-            | {"score": score_text(score, name), "majority": metric_text(score.majority, name)}
-            for subset, scores in self.content.scores.items()
+            {"metric": name, "on": subset.replace("_", " ")}
+            | {"score": score_text(score, name, unit=True)}
+            | {"majority": metric_text(score.majority, name, unit=True)}
+            for subset, scores in content.scores.items()
             for name, score in scores.items()
         ]
+    metric, rows = content.metric, []
+    for view in content.view_scores:
+        row = {"view": view.name, metric: score_text(view.score, metric, unit=True)}
+        row |= {"control": metric_text(view.control, metric), "chosen": str(view.chosen)}
+        if content.random_weights:
+            values = content.random_weights.get(view.name, ())  # none of a pooler
+            known = (fmean(values), stdev(values)) if values else (None, 0.0)
+            row["never trained"] = " ±".join(metric_text(one, metric) for one in known)
+        rows.append(row)
+    return rows
 
 
 def default_out(source: object, *names: str) -> Path:

@@ -78,14 +78,13 @@ def target_from(
         raise UsageError(f"{name} has no labelled records.")
     if len(names) == 1:
         raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
-    if sets:
-        if max(map(len, each)) == 1:
-            logger.warning(f"{name}: no record has two classes by label_separator={separator!r}")
-        target = _sets(labels, tuple(names.tolist()), separator)
-    elif task == "regression":
-        target = Target(_values(labels, rows, name), ())
-    else:
-        target = _numbered(labels, _classes(names, name))
+    if sets and max(map(len, each)) == 1:
+        logger.warning(f"{name}: no record has two classes by label_separator={separator!r}")
+    classes = tuple(names.tolist()) if sets else ()
+    if task == "classification":
+        classes = _classes(names, name)
+    empty = Target(rows[:0], classes, separator if sets else None)
+    target = _filled(empty, labels, rows, name)
     if missing := len(labels) - len(known):
         logger.warning(f"{name}: {missing:,} of {len(labels):,} records have no label")
     return target
@@ -110,19 +109,19 @@ def parts_of(label: str | None, separator: str) -> list[str]:
     return [name for part in (label or "").split(separator) if (name := part.strip())]
 
 
-def _sets(labels: Sequence[str | None], classes: tuple[str, ...], separator: str) -> Target:
-    y = np.zeros((len(labels), len(classes)), np.int64)
-    numbers = {name: i for i, name in enumerate(classes)}
+def _filled(like: Target, labels: Sequence[str | None], rows: Int64, name: str) -> Target:
+    """The target of other labels, by the same classes."""
+    numbers = {label: i for i, label in enumerate(like.classes)}
+    if not like.classes:
+        return replace(like, y=_values(labels, rows, name))
+    if like.separator is None:
+        y = [numbers[str(label)] if has_label(label) else -1 for label in labels]
+        return replace(like, y=np.array(y, np.int64))
+    sets = np.zeros((len(labels), len(like.classes)), np.int64)
     for row, label in enumerate(labels):
-        y[row, [numbers[name] for name in parts_of(label, separator)]] = 1
-        y[row] -= label is None  # unlike an empty label
-    return Target(y, classes, separator)
-
-
-def _numbered(labels: Sequence[str | None], classes: tuple[str, ...]) -> Target:
-    numbers = {label: i for i, label in enumerate(classes)}
-    y = [numbers[str(label)] if has_label(label) else -1 for label in labels]
-    return Target(np.array(y, np.int64), classes)
+        sets[row, [numbers[part] for part in parts_of(label, like.separator)]] = 1
+        sets[row] -= label is None  # unlike an empty label
+    return replace(like, y=sets)
 
 
 def target_like(
@@ -143,11 +142,7 @@ def target_like(
                     f"{name}: row {row} has the label {part!r}, which no training record has; "
                     f"there are {', '.join(target.classes[:10])}."
                 )
-    if separator is not None:
-        return _sets(labels, target.classes, separator)
-    if not target.classes:
-        return Target(_values(labels, rows, name), ())
-    return _numbered(labels, target.classes)
+    return _filled(target, labels, rows, name)
 
 
 def check_folds(target: Target, split: Split) -> None:

@@ -70,12 +70,7 @@ UNUSED = -3
 """Fold number of records without a label."""
 
 _KEY = b"embedkit.split"
-UNITS = {
-    "record": "records",
-    "text": "distinct texts",
-    "group": "groups",
-    "group and text": "groups of records, equal texts together",
-}
+UNITS = {"text": "distinct texts", "group and text": "groups of records, equal texts together"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +83,8 @@ class SplitSettings:
     stratified: bool
     test: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction that was asked for
     grouped: bool = False
-    allow_duplicates: bool = False
     column: str | None = None  # of the corpus, which the folds were taken from
-    unit: Annotated[str, one_of(UNITS)] = "record"  # what is never divided, and resampled
+    unit: Annotated[str, one_of(UNITS)] = "text"  # what is never divided, and resampled
     fingerprint: str = ""  # of the assignment, where it was made
 
 
@@ -301,7 +295,6 @@ def split(
     label: str | None = None,
     group: str | None = None,
     label_separator: str | None = None,
-    allow_duplicates: bool = False,
     overwrite: bool = False,
     reading: CorpusOptions | None = None,
 ) -> Split:
@@ -317,7 +310,6 @@ def split(
         group: column whose values must not be divided; of a dataset one that was kept.
         label_separator: between the classes of a record (``task="multilabel"``); folds are not
             stratified then, and an empty label is a record without a class.
-        allow_duplicates: allow records of the same text in different folds.
         overwrite: replace the file.
         reading: how a corpus is read; ``label``, ``keep`` and ``seed`` are taken from above.
 
@@ -334,21 +326,13 @@ def split(
         raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
     records = _records(source, label, group, reading or CorpusOptions(), seed)
     records = replace(records, sets=label_separator is not None)
-    options: dict[str, Any] = {"seed": seed, "allow_duplicates": allow_duplicates}
-    result = make_split(records, folds=folds, test=test, **options)
+    result = make_split(records, folds=folds, test=test, seed=seed)
     if out is not None:
         write_split(result, Path(out))
     return result
 
 
-def make_split(
-    records: Labelled,
-    *,
-    folds: int = 5,
-    test: float = 0.0,
-    seed: int = 0,
-    allow_duplicates: bool = False,
-) -> Split:
+def make_split(records: Labelled, *, folds: int = 5, test: float = 0.0, seed: int = 0) -> Split:
     """Assign records to folds; arguments and errors as for :func:`split`."""
     check_seed(seed)
     check_counts(folds=folds)
@@ -358,7 +342,7 @@ def make_split(
     some, count = _taken(records, known), int(known.sum())
     if count < folds:
         raise UsageError(f"{count} records are too few for {folds} folds.")
-    groups = same_text_groups(None if allow_duplicates else some.keys, some.groups, count)
+    groups = same_text_groups(some.keys, some.groups, count)
     assigned_to = folds if folds > 1 else _HOLDOUT
     strata = _strata(some, assigned_to)
     in_test = np.zeros(count, bool)
@@ -374,9 +358,6 @@ def make_split(
         assigned[assigned > 0] = TRAIN
     result, group = np.full(len(known), UNUSED), np.full(len(known), -1)
     result[known], group[known] = assigned, groups
-    unit = "group" if records.groups is not None else ""
-    if not allow_duplicates:
-        unit = f"{unit} and text" if unit else "text"
     settings = SplitSettings(
         source=records.source,
         folds=folds,
@@ -384,8 +365,7 @@ def make_split(
         seed=seed,
         stratified=records.labels is not None and not records.sets,
         grouped=records.groups is not None,
-        allow_duplicates=allow_duplicates,
-        unit=unit or "record",
+        unit="text" if records.groups is None else "group and text",
     )
     return Split(records.row, group, result, settings)
 

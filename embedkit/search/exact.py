@@ -265,7 +265,7 @@ class Searcher:
 
     Example:
         >>> searcher = embedkit.Searcher("vectors", view="mean_-1")
-        >>> answer = searcher.texts(["the river bank of town 3"], k=1)[0]
+        >>> answer = searcher.texts("the river bank of town 3", k=1)
         >>> answer.hits[0].row, round(answer.hits[0].score, 3)
         (3, 1.0)
     """
@@ -312,17 +312,16 @@ class Searcher:
     def __repr__(self) -> str:
         return f"Searcher({str(self.data.path)!r}, view={list(self.data.views)})"
 
-    def texts(self, queries: Sequence[str], *, k: int = 10) -> list[Answer]:
-        """Find the nearest records of query texts; one answer for each, in order.
+    def texts(self, queries: Sequence[str], *, k: int = 10) -> Any:
+        """Find the nearest records of query texts: an answer for each, in order, or for one text.
 
         Raises:
-            TypeError: a single string was given.
             UsageError: a query is empty.
             MismatchError: the model is not the one that made the dataset.
         """
-        check_counts(k=k)
         if isinstance(queries, str):
-            raise TypeError(f"a single string was given; expected a list of texts: [{queries!r}].")
+            return self.texts([queries], k=k)[0]
+        check_counts(k=k)
         for number, text in enumerate(queries, 1):
             if not text.strip():
                 which = f" (number {number})" if len(queries) > 1 else ""
@@ -371,7 +370,6 @@ class Searcher:
         Raises:
             UsageError: there is no such row.
         """
-        check_counts(k=k)
         indices = np.searchsorted(self.data.row, rows)
         indices = np.minimum(indices, len(self.data) - 1)
         for row, index in zip(rows, indices, strict=True):
@@ -390,7 +388,6 @@ class Searcher:
         Raises:
             UsageError: they have another width or are not finite numbers.
         """
-        check_counts(k=k)
         if np.asarray(queries).dtype.kind not in "fiu":
             raise UsageError(f"query vectors of {np.asarray(queries).dtype}: expected numbers.")
         matrix = np.atleast_2d(np.asarray(queries, np.float32))
@@ -402,6 +399,7 @@ class Searcher:
         self, names: Sequence[str], queries: Float32, k: int, own: dict[int, int]
     ) -> list[Answer]:
         """Find a few more than asked for, and still more where too many were duplicates."""
+        check_counts(k=k)
         there = len(self.data) if self._chosen is None else int(self._chosen.sum())
         if k > there:
             logger.warning("k=%d, more than the %s to choose from", k, count_text(there, "record"))

@@ -175,7 +175,6 @@ def build_index(
             recall = float((indices[:, :, None] == right[:, None, :]).any(axis=2).mean())
         if count:
             index.add_with_ids(_prepared(data.reader.vectors_at(held), metric, fitted), held)
-        file = _write(faiss, index, fitted, folder)
         info = IndexInfo(
             fingerprint=data.manifest.fingerprint,
             kind=kind,
@@ -186,15 +185,16 @@ def build_index(
             width=data.width,
             factory=factory,
             recall=recall,
-            nbytes=file.stat().st_size,
-            seconds=time.perf_counter() - started,
+            nbytes=0,
+            seconds=0.0,
         )
-        _write_info(info, folder)
-    return info
+        return _written(faiss, index, fitted, folder, info, started)
 
 
-def _write(faiss: Any, index: Any, fitted: Whitening | None, folder: Path) -> Path:
-    """Write an index and its whitening; its file."""
+def _written(
+    faiss: Any, index: Any, fitted: Whitening | None, folder: Path, info: IndexInfo, started: float
+) -> IndexInfo:
+    """Write an index, its whitening and its description; return that, with size and time."""
     file = folder / _FILE
     # faiss itself does not notice that the end of a file could not be written
     with storage.storage_errors(file, RuntimeError), file.open("wb") as sink:
@@ -204,12 +204,11 @@ def _write(faiss: Any, index: Any, fitted: Whitening | None, folder: Path) -> Pa
             matrix = np.empty((0, 0), np.float32) if fitted.matrix is None else fitted.matrix
             np.savez(sink, mean=fitted.mean, matrix=matrix)
     storage.sync_tree(folder)
-    return file
-
-
-def _write_info(info: IndexInfo, folder: Path) -> None:
+    seconds = time.perf_counter() - started
+    info = replace(info, nbytes=file.stat().st_size, seconds=seconds)
     content = json.dumps(asdict(info), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
     storage.write_durably(folder / "index.json", content.encode(), scratch=folder)
+    return info
 
 
 def _extended(target: Path, data: VectorData, progress: ProgressCallback) -> IndexInfo:
@@ -226,16 +225,8 @@ def _extended(target: Path, data: VectorData, progress: ProgressCallback) -> Ind
                 vectors = _prepared(data.reader.vectors_of(block), info.metric, opened.whitening)
                 index.add_with_ids(vectors, np.arange(block.start, block.stop))
                 progress(Progress("adding", block.stop, len(data), "records"))
-        file = _write(faiss, index, opened.whitening, folder)
-        info = replace(
-            info,
-            fingerprint=data.manifest.fingerprint,
-            records=len(data),
-            nbytes=file.stat().st_size,
-            seconds=time.perf_counter() - started,
-        )
-        _write_info(info, folder)
-    return info
+        info = replace(info, fingerprint=data.manifest.fingerprint, records=len(data))
+        return _written(faiss, index, opened.whitening, folder, info, started)
 
 
 def _trained(

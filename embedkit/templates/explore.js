@@ -5,6 +5,17 @@
   const block = (name) => by(name).textContent;
   const data = await unpackJSON(block("content"));
   const n = data.count, STEP = 50, REACH = 9, FINGER = 24, STILL = 5, CELLS = 200, LABELS = 200, NAMED = 24;
+  // Colours of labels; with the shapes of embedkit/drawing.py 72 labels differ. Their hues and
+  // lightnesses were searched so that they differ for readers who do not see red and green, too.
+  const COLOURS = {
+    "light": ["#2f41ba", "#9f720c", "#138969", "#9c51cd", "#14a1b5", "#8e83fc", "#974200", "#ef5b98", "#88198b", "#553703", "#06604e", "#044164"],
+    "dark": ["#3e71e9", "#edd812", "#86ffb3", "#aa86ff", "#0da0bc", "#88befe", "#cd3873", "#cce4fe", "#dd7775", "#5ed5c5", "#f6ad71", "#b2640b"]
+  };
+  // Colours of numbers: the parts of matplotlib's plasma that each theme can show.
+  const RAMP = {
+    "light": ["#0d0887", "#130789", "#19068c", "#20068f", "#240691", "#2a0593", "#2e0595", "#330597", "#370499", "#3a049a", "#3f049c", "#43039e", "#48039f", "#4b03a1", "#5002a2", "#5302a3", "#5801a4", "#5b01a5", "#5e01a6", "#6300a7", "#6600a7", "#6a00a8", "#6e00a8", "#7201a8", "#7501a8", "#7801a8", "#7d03a8", "#8004a8", "#8405a7", "#8707a6", "#8b0aa5", "#8e0ca4", "#920fa3", "#9511a1", "#9814a0", "#9c179e", "#9e199d", "#a21d9a", "#a51f99", "#a82296", "#ab2494", "#ad2793", "#b12a90", "#b32c8e", "#b6308b", "#b83289", "#bc3587", "#be3885", "#c13b82", "#c33d80", "#c5407e", "#c8437b", "#ca457a", "#cc4977", "#ce4b75", "#d14e72", "#d35171", "#d5536f", "#d7566c", "#d9586a", "#db5c68", "#dd5e66", "#df6263", "#e16462"],
+    "dark": ["#bf3984", "#c13b82", "#c33d80", "#c5407e", "#c8437b", "#ca457a", "#cc4778", "#cd4a76", "#d04d73", "#d24f71", "#d45270", "#d5546e", "#d8576b", "#da5a6a", "#db5c68", "#dd5e66", "#de6164", "#e16462", "#e26660", "#e4695e", "#e56b5d", "#e76f5a", "#e97158", "#ea7457", "#eb7655", "#ed7a52", "#ef7c51", "#f07f4f", "#f1814d", "#f3854b", "#f48849", "#f58b47", "#f68d45", "#f79044", "#f89441", "#f9973f", "#f99a3e", "#fa9c3c", "#fba139", "#fca338", "#fca636", "#fca934", "#fdae32", "#fdb130", "#fdb42f", "#feb72d", "#febb2b", "#febe2a", "#fdc229", "#fdc527", "#fdc827", "#fccd25", "#fcd025", "#fbd324", "#fbd724", "#f9dc24", "#f8df25", "#f7e225", "#f6e626", "#f5eb27", "#f3ee27", "#f2f227", "#f1f525", "#f0f921"]
+  };
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const canvas = by("map"), pen = canvas.getContext("2d"), hover = by("hover");
   let printing = false;
@@ -97,14 +108,14 @@
   const pointSize = () => Math.max(2, Math.min(9, 150 / Math.sqrt(n) + 1.2 * Math.log2(1 + scale / fit)));
   const colorOf = (number) => {
     const column = columns[state.color];
-    if (!column) return data.colors[theme()][0];
+    if (!column) return COLOURS[theme()][0];
     if (number === 65535) return css("--soft");
-    const list = column.codes ? data.colors[theme()] : data.ramp[theme()];
+    const list = column.codes ? COLOURS[theme()] : RAMP[theme()];
     return list[number % list.length];
   };
   // 12 colours times 6 shapes; neighbours in the order differ in both
   const cornersOf = (number) => (columns[state.color]?.codes
-    ? data.shapes[(number + Math.floor(number / data.colors.light.length)) % data.shapes.length] : []);
+    ? data.shapes[(number + Math.floor(number / COLOURS.light.length)) % data.shapes.length] : []);
   const trace = (x, y, radius, corners) => {
     if (corners.length) {
       corners.forEach(([dx, dy], i) => (i ? pen.lineTo(x + radius * dx, y + radius * dy) : pen.moveTo(x + radius * dx, y + radius * dy)));
@@ -405,7 +416,7 @@
     colors = new Uint16Array(n);
     if (column?.codes) { for (let i = 0; i < n; i++) colors[i] = Math.min(65534, column.codes[i]); }
     else if (column) {
-      const last = data.ramp.light.length - 1, wide = column.high - column.low || 1;
+      const last = RAMP.light.length - 1, wide = column.high - column.low || 1;
       for (let i = 0; i < n; i++) colors[i] = Number.isNaN(column.values[i]) ? 65535 : Math.round(Math.min(1, Math.max(0, (column.values[i] - column.low) / wide)) * last);
     }
     // mixed, so that no label hides the others, but in groups of one colour, which is quicker
@@ -425,7 +436,7 @@
     if (!column) { box.replaceChildren(); return; }
     if (!column.codes) {
       const ramp = make("div", "ramp"), ends = make("div", "ends");
-      ramp.style.background = `linear-gradient(to right, ${data.ramp[theme()].join(",")})`;
+      ramp.style.background = `linear-gradient(to right, ${RAMP[theme()].join(",")})`;
       for (const part of [0, 0.5, 1]) ends.append(make("span", "", written(column, column.low + (column.high - column.low) * part)));
       box.replaceChildren(ramp, ends, make("p", "soft", `1 % on each side lie beyond the ends.${column.missing ? ` ${count(column.missing)} have none, and are grey.` : ""}`));
       return;
