@@ -61,6 +61,7 @@ _SUMS = "SHA256SUMS"
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _REPLACED = "replaced"
+_GIVEN: dict[str, str] = {}  # addresses, by how pathlib spells them and by their local copies
 _ADVICE = "Make it again."
 
 
@@ -434,6 +435,13 @@ def address_of(path: str | Path) -> str:
     return "" if found is None else f"{found[1]}:{'///' if found[1] == 'file' else '//'}{found[2]}"
 
 
+def as_given(text: str) -> str:
+    """A text with the addresses of object stores instead of the local copies that were opened."""
+    for path, address in _GIVEN.items():
+        text = text.replace(path, address).replace(f"{address}.incomplete", f"{path}.incomplete")
+    return text
+
+
 def local_folder(path: str | Path, *, last: str, new: bool = False) -> Path:
     """A folder; of one in an object store a local copy of its present state.
 
@@ -444,6 +452,7 @@ def local_folder(path: str | Path, *, last: str, new: bool = False) -> Path:
         return Path(path)
     digest = hashlib.sha256(address.encode()).hexdigest()[:16]
     copy = cache_folder() / digest / address.rstrip("/").split("/")[-1]
+    _GIVEN.update({str(copy): address, str(path): address})
     with store_of(address) as (store, root):
         if not store.exists(f"{root}/{last}"):
             if not new:
