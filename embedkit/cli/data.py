@@ -308,7 +308,7 @@ def _dataset_text(info: DatasetInfo) -> str:
     manifest = info.manifest
     totals, names, model = manifest.totals, manifest.names, manifest.job.model
     ledger, path = totals.ledger, shlex.quote(str(info.path))
-    good = sum(h.not_finite == h.zeros == 0 and h.anisotropy < USELESS for h in info.health)
+    good = sum(not h.zeros and h.anisotropy < USELESS for h in info.health)
     views = count_text(len(info.health), "view")
     suitable = "suitable" if good == len(info.health) else f"{good} of them suitable"
     findings = health_findings(info.health)
@@ -342,7 +342,6 @@ def _dataset_text(info: DatasetInfo) -> str:
                 "min": number_text(h.norm_min),
                 "max": number_text(h.norm_max),
                 "zero": h.zeros,
-                "nan": h.not_finite,
             }
             for h in info.health
         ]
@@ -396,7 +395,7 @@ def _weights_text(names: Sequence[str]) -> str:
 def verify(out: Path) -> Result:
     """Check a dataset with its indexes, a run, an index, a split or predictions.
 
-    Checksums; of a dataset also counts, order and finite numbers.
+    Checksums; of a dataset also counts and order.
     """
     from embedkit.dataset.verify import require_ok
     from embedkit.dataset.verify import verify as check
@@ -404,7 +403,6 @@ def verify(out: Path) -> Result:
     found = check(out)
     counts = [count_text(found.files, "file")]
     counts += [f"{found.rows:,} rows"] * bool(found.rows)
-    counts += [f"{found.values:,} numbers"] * bool(found.values)
     text = f"{out}: {', '.join(counts)}: undamaged"
     return Result(found, lambda: text, check=lambda: require_ok(found, out))
 

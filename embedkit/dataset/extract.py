@@ -260,10 +260,13 @@ def _make(
         shards = folder.plan(plan.corpus, progress)
         _log(folder.layout, "started")
         receipts = folder.receipts()
-        done = _numbers(receipts)
+        done = {receipt.shard for receipt in receipts}
         todo = [shard for shard in shards.ranges if shard.number not in done]
         if options.num_shards is not None:
             todo = [s for s in todo if s.number % options.num_shards == options.shard_index]
+        if todo and todo[0].number == 0:
+            texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
+            note_if_spelled_out(plan.encoder.checkpoint, plan.encoder.tokenizer, texts)
         meter = _Meter(shards, receipts, progress)
         try:
             if options.engine == "local" and options.n_workers == 1:
@@ -274,7 +277,7 @@ def _make(
         except (KeyboardInterrupt, SystemExit):
             rows = plan.job.settings.storage.shard_rows
             kept = f"the first shard of {rows:,} records was not finished, so nothing is kept"
-            if count := len(_numbers(folder.receipts())):
+            if count := len(folder.receipts()):
                 kept = f"{count} finished shards of {rows:,} records are kept"
             logger.warning(kept)
             raise
@@ -292,22 +295,15 @@ def _make(
                 model_source=checkpoint.source,
                 revision=checkpoint.revision,
             )
-            receipts.sort(key=lambda receipt: receipt.shards)
+            receipts.sort(key=lambda receipt: receipt.shard)
             folder.finish(receipts, plan.out, totals=totals, names=names, overwrite=overwrite)
-    missing = len(shards.ranges) - len(_numbers(receipts))
+    missing = len(shards.ranges) - len(receipts)
     return ExtractResult(plan.out, seconds, meter.fresh, len(done), missing_shards=missing)
-
-
-def _numbers(receipts: Sequence[Receipt]) -> set[int]:
-    return {number for receipt in receipts for number in receipt.shards}
 
 
 def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) -> list[Receipt]:
     """Make shards in other processes; an error at the end if some of them killed their workers."""
     options, numbers = plan.options, [shard.number for shard in todo]
-    if numbers[:1] == [0]:  # what workers note is not shown
-        texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
-        note_if_spelled_out(plan.encoder.checkpoint, plan.encoder.tokenizer, texts)
     workers = [plan.of_worker(i) for i in range(options.n_workers)]
     if options.engine == "ray":
         results = run_on_ray(
@@ -373,7 +369,7 @@ class _Meter:
         tokens = receipt.ledger["tokens_kept"]
         self._seen += tokens
         self._rows += receipt.ledger["records"]
-        self._stage = f"shard {receipt.shards[0] + 1}"
+        self._stage = f"shard {receipt.shard + 1}"
         self.tokens(tokens)
 
     def _report(self) -> None:

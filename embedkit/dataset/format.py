@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from embedkit import storage
 from embedkit.choices import (
     DEFAULT_MODEL,
     ENGINES,
@@ -40,7 +41,6 @@ from embedkit.storage import (
     check_files,
     decode,
     incomplete,
-    local_folder,
     one_of,
     read_json,
 )
@@ -80,7 +80,7 @@ class Layout:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.private = private = root / "_embedkit"
-        self.manifest, self.job = private / "manifest.json", private / "job.json"
+        self.manifest, self.job = root / MANIFEST, private / "job.json"
         self.rejects, self.log = private / "rejects.jsonl", private / "log.jsonl"
         self.shards, self.index = private / "shards.parquet", private / "index"
         self.scratch = root / SCRATCH
@@ -378,9 +378,9 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Finished shards: their files with their SHA-256, their counts, and versions and device."""
+    """A finished shard: its files with their SHA-256, its counts, and versions and device."""
 
-    shards: tuple[Count, ...]
+    shard: Count
     fingerprint: str  # in the footers
     files: dict[str, FileEntry]
     sha256: dict[str, str]
@@ -499,8 +499,32 @@ def _layer_order(name: str) -> tuple[int, int, str]:
 
 
 def local_dataset(path: str | Path, *, new: bool = False) -> Path:
-    """The folder of a dataset; of one in an object store a local copy of its present state."""
-    return local_folder(path, last=MANIFEST, new=new)
+    """The folder of a dataset; of one in an object store a local copy of its present state.
+
+    It must be complete there, that is, have a manifest, unless it may be ``new``.
+    """
+    address = storage.address_of(path)
+    if not address:
+        return Path(path)
+    digest = hashlib.sha256(address.encode()).hexdigest()[:16]
+    copy = storage.cache_folder() / digest / address.rstrip("/").split("/")[-1]
+    storage.spelled.update({str(path): address, str(copy): address})
+    with storage.store_of(address) as (store, root):
+        if not store.exists(f"{root}/{MANIFEST}"):
+            if not new:
+                raise UsageError(f"{address} is not a dataset: it has no {MANIFEST}.")
+            return copy
+        here = Layout(copy).manifest
+        if here.is_file() and here.read_bytes() == store.cat_file(f"{root}/{MANIFEST}"):
+            return copy
+        with storage.new_folder(copy, sealed=False) as work:
+            store.get_file(f"{root}/{storage.SUMS}", str(work / storage.SUMS))
+            for name in storage.file_sums(work):
+                storage.make_folder((work / name).parent)
+                store.get_file(f"{root}/{name}", str(work / name))
+            check_files(work, advice=f"Make {address} again.")
+            storage.sync_tree(work)
+    return copy
 
 
 def is_dataset(path: Path) -> bool:

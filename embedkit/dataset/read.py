@@ -343,10 +343,7 @@ def _pieces(blocks: Sequence[Block], seed: int | None, number: int, count: int) 
     start = 0
     for index in order.tolist():
         block = blocks[index]
-        rows = np.arange(block.rows)
-        if seed is not None:  # the same for all workers that share the row group
-            np.random.default_rng((seed, index)).shuffle(rows)
-        mine = rows[max(first - start, 0) : max(last - start, 0)]
+        mine = np.arange(block.rows)[max(first - start, 0) : max(last - start, 0)]
         if len(mine):
             pieces.append((block, mine))
         start += block.rows
@@ -584,8 +581,8 @@ class VectorData:
 
         Every row is yielded exactly once over all workers, whose numbers of rows differ by one at
         most. The same seed and worker give the same order. With a seed, row groups (8,192 rows or
-        fewer) are in random order, the rows of each are shuffled, and so are all rows of four row
-        groups that follow each other; without one, workers have consecutive parts of the table.
+        fewer) are in random order, and the rows of four that follow each other are shuffled
+        together; without one, workers have consecutive parts of the table.
         Memory holds so many row groups, whatever the size of the dataset.
 
         Args:

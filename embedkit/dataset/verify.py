@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from embedkit.dataset.format import (
     matrix_of,
     read_manifest,
 )
-from embedkit.dataset.read import by_record
+from embedkit.dataset.read import TableReader, by_record
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.errors import DamagedError, UsageError
 from embedkit.storage import differing_files, file_sums, is_sealed, read_table
@@ -35,7 +35,6 @@ class Verification:
 
     Attributes:
         rows: sentence rows checked, or rows of a Parquet file.
-        values: stored numbers checked.
         recomputed_rows: rows embedded again, words included.
         identical_rows: number of these rows with the same bits.
         worst: largest relative L2 difference of a recomputed vector.
@@ -43,7 +42,6 @@ class Verification:
 
     files: int = 0
     rows: int = 0
-    values: int = 0
     recomputed_shards: list[int] = field(default_factory=list)
     recomputed_rows: int = 0
     identical_rows: int = 0
@@ -65,7 +63,7 @@ def verify(
     seed: int = 0,
     progress: ProgressCallback = no_progress,
 ) -> Verification:
-    """Compare files with ``SHA256SUMS``; of a dataset also check counts, order and numbers.
+    """Compare files with ``SHA256SUMS``; of a dataset also check counts and order.
 
     Args:
         path: a dataset with its indexes, a run, an index, or a Parquet file such as a split.
@@ -134,17 +132,25 @@ def _check_sums(folder: Path, found: Verification) -> None:
 
 
 def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
-    layout = Layout(folder)
-    totals = manifest.totals
-    accepted, rejected = _sentence_rows(layout, found), set[int]()
+    """Compare the rows of the tables, and the rejects, with each other and with the counts."""
+    layout, totals = Layout(folder), manifest.totals
+    tables = [name for name in TABLES if layout.content(name)]
     try:
+        columns = (TableReader(folder, manifest, name, ()).column("row") for name in tables)
+        accepted, *others = (column.to_numpy() for column in columns)
         with layout.rejects.open(encoding="utf-8") as lines:
-            rejected = {int(json.loads(line)["row"]) for line in lines}
+            rejected = np.array([int(json.loads(line)["row"]) for line in lines], np.int64)
+    except DamagedError as error:
+        found.problems.append(str(error).rstrip("."))
+        return
     except (OSError, ValueError, KeyError, TypeError) as error:
         found.problems.append(f"{layout.rejects.name} cannot be read: {error}")
+        return
     found.rows = len(accepted)
-    if accepted & rejected:
-        found.problems.append(f"row {min(accepted & rejected)} is both embedded and rejected")
+    if (np.diff(accepted) <= 0).any():
+        found.problems.append("the rows of the sentences are not in ascending order")
+    if len(both := np.intersect1d(accepted, rejected)):
+        found.problems.append(f"row {both[0]} is both embedded and rejected")
     for name, count in (("accepted", len(accepted)), ("rejected", len(rejected))):
         if count != getattr(totals, name):
             found.problems.append(
@@ -152,43 +158,9 @@ def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
             )
     if totals.accepted + totals.rejected + totals.left_out != totals.records:
         found.problems.append("accepted + rejected + left out is not the number of records")
-    for kind in ("words", "tokens"):
-        for part in layout.shard_files(kind):
-            for batch in _batches(part, found):
-                if not set(batch.column("row").to_numpy().tolist()) <= accepted:
-                    found.problems.append(f"{kind}/{part.name} has rows that no sentence has")
-
-
-def _sentence_rows(layout: Layout, found: Verification) -> set[int]:
-    """All row numbers of the sentence table, which must ascend."""
-    seen = set[int]()
-    last = -1
-    for part in layout.shard_files("sentences"):
-        for batch in _batches(part, found):
-            rows = batch.column("row").to_numpy()
-            if not len(rows):
-                continue
-            if rows[0] <= last or (np.diff(rows) <= 0).any():
-                found.problems.append(f"{part.name}: the rows are not in ascending order")
-            last = int(rows[-1])
-            seen.update(rows.tolist())
-    return seen
-
-
-def _batches(part: Path, found: Verification) -> Iterator[pa.RecordBatch]:
-    """Every batch of a file; page checksums are compared, vectors must be finite."""
-    try:
-        with pq.ParquetFile(part, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(batch_size=8_192):
-                for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    if pa.types.is_fixed_size_list(column.type):
-                        values = column.flatten().to_numpy(zero_copy_only=False)
-                        found.values += len(values)
-                        if not np.isfinite(values).all():
-                            found.problems.append(f"{part.name}: {name} holds NaN or infinity")
-                yield batch
-    except (ValueError, pa.ArrowException, OSError) as error:
-        found.problems.append(f"{part.name} cannot be read: {error}")
+    for name, rows in zip(tables[1:], others, strict=True):
+        if not np.isin(rows, accepted).all():
+            found.problems.append(f"{name} have rows that no sentence has")
 
 
 def _recompute(
