@@ -40,7 +40,6 @@ from embedkit.errors import (
     LockedError,
     OutputExistsError,
     StorageError,
-    UsageError,
     first_line,
 )
 from embedkit.machine import usable_cores
@@ -457,10 +456,8 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
             except FileExistsError:
                 found = bytes(store.cat_file(place))
                 if found != content and not replace:
-                    raise OutputExistsError(
-                        f"{address} holds another dataset, or a part of it. Pass another out=, or "
-                        "replace it with overwrite=True."
-                    ) from None
+                    problem = "holds another dataset, or a part of it. Pass another out="
+                    raise OutputExistsError(f"{address} {problem}, or overwrite=True.") from None
                 return found
             return None
 

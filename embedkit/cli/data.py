@@ -143,7 +143,7 @@ def extract(
     """
     from embedkit.dataset.extract import estimate, plan_extract, run_plan
     from embedkit.dataset.format import ExtractSettings
-    from embedkit.dataset.job import existing_output
+    from embedkit.dataset.job import existing_output, growth_of
 
     if batch_size is not None:
         settings["batch_tokens"] = batch_size * (settings["max_length"] or _USUAL_LENGTH)
@@ -152,9 +152,10 @@ def extract(
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
         if dry_run:
             command = click.get_current_context().command
-            there = existing_output(plan.out, plan.job, overwrite=overwrite)
+            growth = growth_of(plan.out, plan.job, plan.corpus) if append or update else None
+            there = existing_output(plan.out, plan.job, overwrite=overwrite, growth=growth)
             there = in_options(there, command.params)
-            cost = estimate(plan, progress=progress)
+            cost = estimate(plan, growth, progress=progress)
             data = {**asdict(cost), "output": there}
             return Result(data, lambda: _estimate_text(plan, cost, there), asked_for=True)
         result = run_plan(

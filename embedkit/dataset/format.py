@@ -35,15 +35,7 @@ from embedkit.corpus.plan import CorpusSettings
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import l2_normalize, split_view
 from embedkit.errors import EncodeError, UsageError, check_counts, did_you_mean
-from embedkit.storage import (
-    Count,
-    Positive,
-    check_files,
-    decode,
-    incomplete,
-    one_of,
-    read_json,
-)
+from embedkit.storage import Count, Positive, check_files, decode, incomplete, one_of, read_json
 from embedkit.types import Float32
 
 FORMAT_VERSION = 1
@@ -198,10 +190,7 @@ class ExtractSettings(VectorChoices):
         if part != (None, None) and not (
             None not in part and 0 <= (self.shard_index or 0) < (self.num_shards or 0)
         ):
-            raise UsageError(
-                f"shard_index={self.shard_index}, num_shards={self.num_shards}: expected a number "
-                "from 0, and a larger number of parts."
-            )
+            raise UsageError(f"shard_index={part[0]}: expected one from 0 to num_shards= minus 1.")
         check_choice(STORAGES, storage=self.storage)
         if self.on_long is not None:
             check_choice(ON_LONG, on_long=self.on_long)
@@ -655,10 +644,7 @@ def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) ->
         if np.isfinite(vectors).all():
             reason = "values beyond float16 (over 65504); use storage='float32'"
         listed = ", ".join(str(rows[i]) for i in bad[:5])
-        raise EncodeError(
-            f"{name}: {reason} in {len(bad)} vectors (rows {listed}). Nothing of this shard was "
-            "written."
-        )
+        raise EncodeError(f"{name}: {reason} in {len(bad)} vectors (rows {listed}).")
     return result.astype(np.float32) if storage == "compact" else result
 
 

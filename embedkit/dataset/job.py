@@ -79,8 +79,10 @@ class Job:
     environment: dict[str, Any]
 
 
-def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
+def existing_output(out: Path, job: Job, *, overwrite: bool, growth: Growth | None = None) -> str:
     """Describe existing output for ``--dry-run``; empty if there is none. Writes nothing."""
+    if growth is not None:
+        return f"{out} has {growth.records:,} records already, which would be kept"
     layout = Layout(incomplete(out))
     try:
         free = _is_free(out)
@@ -236,8 +238,6 @@ def plan_shards(
                 ranges.append(_EMPTY | place | {"number": len(ranges)})
                 rejected = 0
             ranges[-1] |= {"last_row": item.row, "rows": ranges[-1]["rows"] + 1}
-    for file in corpus.files:
-        file.check_unchanged()
     storage.publish_file(partial, layout.rejects)
     ranges = ranges or [_EMPTY | {"rejected": rejected}]
     return ShardPlan([ShardRange(**shard) for shard in ranges], reader.counts)
@@ -285,8 +285,7 @@ class ShardReader:
         if (len(read), last) != (shard.rows, shard.last_row):
             raise CorpusError(
                 f"shard {shard.number} has {len(read)} records up to row {last}, expected "
-                f"{shard.rows} up to {shard.last_row}: the corpus is not as it was planned. Start "
-                "over with overwrite=True."
+                f"{shard.rows} up to {shard.last_row}. Start over with overwrite=True."
             )
         self._next, self._file = last + 1, read[-1].file if read else -1
         return read
@@ -385,7 +384,7 @@ class JobFolder:
         totals: Totals,
         names: Names,
         overwrite: bool = False,
-    ) -> Manifest:
+    ) -> None:
         """Write manifest and ``SHA256SUMS``, and give the folder its final name."""
         layout, settings = self.layout, self.job.settings
         files = {name: entry for receipt in receipts for name, entry in receipt.files.items()}
@@ -393,10 +392,8 @@ class JobFolder:
         for folder in TABLES:
             for name in layout.content(folder):  # readers would take them for shards
                 if f"{folder}/{name}" not in files:
-                    raise DamagedError(
-                        f"{layout.root / folder / name} does not belong to this job's "
-                        "shards. Move it away and run the same command again."
-                    )
+                    path = layout.root / folder / name
+                    raise DamagedError(f"{path} is not a shard of this job. Move it away.")
         shards_of: dict[str, list[int]] = {}
         for receipt in receipts:
             environment = json.dumps(receipt.environment, sort_keys=True)
@@ -427,11 +424,9 @@ class JobFolder:
             storage.link_tree(Layout(out).index, layout.index)
         if not _is_free(out) and not overwrite and growth is None:
             raise OutputExistsError(
-                f"{out} was created by another process during the job. Move it away and run "
-                f"the same command again: the result is kept in {layout.root}."
+                f"{out} appeared during the job. Move it away and run the same command again."
             )
         publish(layout.root, out, private=SCRATCH)
-        return manifest
 
 
 @dataclass(slots=True)
@@ -541,12 +536,8 @@ def existing_dataset(
     if _is_free(out):
         return None
     layout, settings = Layout(out), job.settings
-    if append or update:
-        manifest = read_manifest(out)
-        before = manifest.job
-        grown = replace(before, input=replace(before.input, files=settings.input.files))
-        if grown == settings != before:
-            return _growth(layout, manifest, corpus, update=update)
+    if (append or update) and (growth := growth_of(out, job, corpus, update=update)):
+        return growth
     if overwrite:
         return None
     try:
@@ -576,8 +567,15 @@ def _after(files: int, plan: ShardPlan) -> Place:
     return Place(file=files, row=plan.counts.records, file_row=0, line=None, offset=None)
 
 
-def _growth(layout: Layout, manifest: Manifest, corpus: CorpusPlan, *, update: bool) -> Growth:
-    """What stays of a dataset whose corpus has grown."""
+def growth_of(out: Path, job: Job, corpus: CorpusPlan, *, update: bool = False) -> Growth | None:
+    """What stays of a dataset whose corpus has grown; ``None`` if it is not such a dataset."""
+    if not is_dataset(out):
+        return None
+    layout, manifest = Layout(out), read_manifest(out)
+    before = manifest.job
+    grown = replace(before, input=replace(before.input, files=job.settings.input.files))
+    if not grown == job.settings != before:
+        return None
     if corpus.sample is not None:
         raise UsageError(f"sample={corpus.sample}: a grown corpus has another sample of records.")
     plan = read_plan(layout)
@@ -638,9 +636,8 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
         storage.empty_folder(layout.root)
     elif settings:
         raise MismatchError(
-            f"{layout.root} is an unfinished job with other input, model or settings. Repeat the "
-            "earlier command to finish it, pass another out=, or start over with overwrite=True. "
-            f"It differs in:\n{settings}"
+            f"{layout.root} is an unfinished job with other input, model or settings. Pass another "
+            f"out=, or start over with overwrite=True. It differs in:\n{settings}"
         )
     elif not allow_env_change:
         check_environment(layout.root, recorded[1], job.environment)
@@ -650,10 +647,8 @@ def check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, A
     """Raise a :class:`MismatchError` if versions, device or arithmetic differ."""
     if environment := difference(before, now):
         raise MismatchError(
-            f"{path} was begun in another environment; vectors made here could differ from the "
-            "finished ones in their last bits. Continue anyway with allow_env_change=True "
-            "(recorded in the manifest), or start over with overwrite=True. "
-            f"It differs in:\n{environment}"
+            f"{path} was begun in another environment, whose bits could differ. Pass "
+            f"allow_env_change=True, or start over with overwrite=True. Differences:\n{environment}"
         )
 
 
@@ -682,13 +677,11 @@ def _is_free(out: Path) -> bool:
         return True
     if out.is_symlink():
         raise OutputExistsError(
-            f"{out} is a symbolic link, which is never replaced. Give the folder itself, "
-            f"out='{out.resolve()}', or another one."
+            f"{out} is a symbolic link, which is never replaced. Pass out='{out.resolve()}'."
         )
     if not is_dataset(out):
         raise OutputExistsError(
-            f"{out} exists and is not a dataset of embedkit, so it is never replaced. Pass another "
-            "out=."
+            f"{out} is not a dataset of embedkit, so it is never replaced. Pass another out=."
         )
     return False
 

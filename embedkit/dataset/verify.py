@@ -94,12 +94,11 @@ def verify(
         except DamagedError as error:
             found.problems.append(str(error).rstrip(". "))
         return found
-    if not is_dataset(folder) and is_sealed(folder):
-        _check_sums(folder, found)
-        return found
-    if not is_dataset(folder):
+    if not is_dataset(folder) and not is_sealed(folder):
         read_manifest(folder)  # raises an error that says what is there instead
     _check_sums(folder, found)
+    if not is_dataset(folder):
+        return found
     for index in sorted((Layout(folder).index).glob("*")):
         if is_sealed(index):
             _check_sums(index, found)
@@ -174,26 +173,34 @@ def _recompute(
     allowed = _TOLERANCE[encoder.settings.precision]
     if encoder.settings.storage != "float32":  # half a unit of float16, twice; one of int8
         allowed = max(allowed, 5e-2 if encoder.settings.storage == "int8" else 2e-3)
-    parts = Layout(folder).shard_files("sentences")
+    layout, whole = Layout(folder), {"page_checksum_verification": True}
+    parts = layout.shard_files("sentences")
     chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
     found.recomputed_shards = sorted(chosen.tolist())
     for done, number in enumerate(found.recomputed_shards):
         progress(Progress("recomputing", done, len(chosen), "shards"))
-        part = parts[number]
-        table = pq.read_table(part, page_checksum_verification=True)
+        table, worst = pq.read_table(parts[number], **whole), 0.0
         pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
         texts = table["text"].to_pylist()
         if encoder.settings.words is None:
-            worst = _compare(table, encoder.views(texts, pairs), found)
+            views = encoder.views(texts, pairs)
         else:
-            words = pq.read_table(
-                Layout(folder).shard_file("words", number), page_checksum_verification=True
-            )
-            worst = _compare_words(encoder, texts, pairs, table, words, found)
+            words = pq.read_table(layout.shard_file("words", number), **whole)
+            own, start, end = (words[name].to_numpy() for name in ("row", "start", "end"))
+            rows, spans = table["row"].to_numpy(), None
+            if pairs is None:
+                spans = by_record(own, rows, np.stack([start, end], axis=1))
+            views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
+            both = (fresh.row, fresh.start, fresh.end), (np.searchsorted(rows, own), start, end)
+            worst = np.inf
+            if all(map(np.array_equal, *both)):
+                layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
+                worst = _compare(words, layers, found)
+        worst = max(worst, _compare(table, views, found))
         if worst > allowed:
             found.problems.append(
-                f"{part.name}: recomputed vectors differ by {worst:.1e} (relative L2), more "
-                f"than {allowed:.0e}"
+                f"{parts[number].name}: recomputed vectors differ by {worst:.1e} (relative L2), "
+                f"more than {allowed:.0e}"
             )
 
 
@@ -210,32 +217,6 @@ def _compare(table: pa.Table, fresh: Mapping[str, Float32], found: Verification)
     found.recomputed_rows += len(table)
     found.identical_rows += int(same.sum())
     return worst
-
-
-def _compare_words(
-    encoder: DatasetEncoder,
-    texts: list[str],
-    pairs: list[str] | None,
-    table: pa.Table,
-    words: pa.Table,
-    found: Verification,
-) -> float:
-    """Compare the texts and words of a shard; infinite where there are other words."""
-    rows = table["row"].to_numpy()
-    record = np.searchsorted(rows, words["row"].to_numpy())
-    stored = [words[name].to_numpy() for name in ("start", "end")]
-    spans = None
-    if pairs is None:
-        spans = by_record(words["row"].to_numpy(), rows, np.stack(stored, axis=1))
-    views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
-    worst = _compare(table, views, found)
-    same = np.array_equal(fresh.row, record) and all(
-        np.array_equal(*both) for both in zip((fresh.start, fresh.end), stored, strict=True)
-    )
-    if not same:
-        return np.inf
-    layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
-    return max(worst, _compare(words, layers, found))
 
 
 def require_ok(found: Verification, path: Path) -> None:
