@@ -40,7 +40,6 @@ from embedkit.errors import (
     LockedError,
     OutputExistsError,
     StorageError,
-    UsageError,
     first_line,
 )
 from embedkit.machine import usable_cores
@@ -57,7 +56,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
 
 _MAKING = threading.RLock()
-_SUMS = "SHA256SUMS"
+SUMS = "SHA256SUMS"
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _REPLACED = "replaced"
@@ -271,12 +270,6 @@ def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    with storage_errors(path):
-        _sync_path(path)
-
-
 def _sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -288,7 +281,7 @@ def _sync_path(path: Path) -> None:
 def seal(folder: Path, *, leave_out: str | None = None) -> None:
     """Write ``SHA256SUMS`` of all files of a folder but those of the folder ``leave_out``."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    listed = [name for name in names if name != _SUMS and name.split("/")[0] != leave_out]
+    listed = [name for name in names if name != SUMS and name.split("/")[0] != leave_out]
     with ThreadPoolExecutor(min(8, usable_cores())) as pool:
         digests = pool.map(lambda name: file_sha256(folder / name), listed)
         write_sums(folder, dict(zip(listed, digests, strict=True)), scratch=folder)
@@ -298,12 +291,12 @@ def write_sums(folder: Path, sums: Mapping[str, str], *, scratch: Path) -> None:
     """Write ``SHA256SUMS`` of a folder from SHA-256 in hex by relative path."""
     lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
     data = "".join(lines).encode("utf-8", "surrogateescape")
-    write_durably(folder / _SUMS, data, scratch=scratch)
+    write_durably(folder / SUMS, data, scratch=scratch)
 
 
 def is_sealed(folder: Path) -> bool:
     """Whether a folder has checksums."""
-    return (folder / _SUMS).is_file()
+    return (folder / SUMS).is_file()
 
 
 def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
@@ -311,7 +304,7 @@ def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
 
     It may be missing or have invalid lines if ``torn``, as in an interrupted job.
     """
-    file = folder / _SUMS
+    file = folder / SUMS
     try:
         lines = file.read_text("utf-8", "surrogateescape").splitlines()
     except OSError as error:
@@ -363,7 +356,7 @@ def check_files(folder: Path, names: Iterable[str] = ("",), *, advice: str = _AD
         inside = f"{name}/" if name else ""
         listed = {key: sums[key] for key in sums if key == name or key.startswith(inside)}
         if not listed:
-            raise DamagedError(f"{folder / _SUMS} does not list {name}. {advice}")
+            raise DamagedError(f"{folder / SUMS} does not list {name}. {advice}")
         chosen |= listed
     for problem in differing_files(folder, chosen).values():
         raise DamagedError(f"{problem}. {advice}")
@@ -434,32 +427,15 @@ def address_of(path: str | Path) -> str:
     return "" if found is None else f"{found[1]}:{'///' if found[1] == 'file' else '//'}{found[2]}"
 
 
-def local_folder(path: str | Path, *, last: str, new: bool = False) -> Path:
-    """A folder; of one in an object store a local copy of its present state.
+spelled: dict[str, str] = {}
+"""Addresses of opened datasets, by their spelling as a path and by the path of the local copy."""
 
-    It must be complete there, that is, have the file ``last``, unless it may be ``new``.
-    """
-    address = address_of(path)
-    if not address:
-        return Path(path)
-    digest = hashlib.sha256(address.encode()).hexdigest()[:16]
-    copy = cache_folder() / digest / address.rstrip("/").split("/")[-1]
-    with store_of(address) as (store, root):
-        if not store.exists(f"{root}/{last}"):
-            if not new:
-                raise UsageError(f"{address} is not a dataset: it has no {last}.")
-            return copy
-        made, here = store.cat_file(f"{root}/{last}"), copy / last
-        if here.is_file() and here.read_bytes() == made:
-            return copy
-        with new_folder(copy, sealed=False) as work:
-            store.get_file(f"{root}/{_SUMS}", str(work / _SUMS))
-            for name in file_sums(work):
-                make_folder((work / name).parent)
-                store.get_file(f"{root}/{name}", str(work / name))
-            check_files(work, advice=f"Make {address} again.")
-            sync_tree(work)
-    return copy
+
+def as_given(text: str) -> str:
+    """A text with the addresses of object stores as they were given."""
+    for path, address in spelled.items():
+        text = text.replace(path, address).replace(f"{address}.incomplete", f"{path}.incomplete")
+    return text
 
 
 def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) -> None:
@@ -469,7 +445,7 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
     is continued. Both are written only where there are none, unless they may be replaced.
     """
     sums = file_sums(folder)
-    sizes = {name: (folder / name).stat().st_size for name in [*sums, _SUMS]}
+    sizes = {name: (folder / name).stat().st_size for name in [*sums, SUMS]}
     with store_of(address) as (store, root):
 
         def create(name: str) -> bytes | None:
@@ -480,10 +456,8 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
             except FileExistsError:
                 found = bytes(store.cat_file(place))
                 if found != content and not replace:
-                    raise OutputExistsError(
-                        f"{address} holds another dataset, or a part of it. Pass another out=, or "
-                        "replace it with overwrite=True."
-                    ) from None
+                    problem = "holds another dataset, or a part of it. Pass another out="
+                    raise OutputExistsError(f"{address} {problem}, or overwrite=True.") from None
                 return found
             return None
 
@@ -492,13 +466,13 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
         found = create(first)
         if found == (folder / first).read_bytes():
             before = {name: sums[name] for name in there if name in sums}
-        elif found is not None and _SUMS in there:
-            matches = map(_LINE.fullmatch, store.cat_file(f"{root}/{_SUMS}").decode().splitlines())
+        elif found is not None and SUMS in there:
+            matches = map(_LINE.fullmatch, store.cat_file(f"{root}/{SUMS}").decode().splitlines())
             before = {match[2]: match[1] for match in matches if match is not None}
         todo = [n for n in sums if (before.get(n), there.get(n)) != (sums[n], sizes[n])]
         if last in there and any(name in there for name in todo if name not in (first, last)):
             store.rm_file(f"{root}/{last}")
-        for name in [*(n for n in todo if n != last), _SUMS]:
+        for name in [*(n for n in todo if n != last), SUMS]:
             store.put_file(str(folder / name), f"{root}/{name}")
         if create(last) is not None:
             store.put_file(str(folder / last), f"{root}/{last}")

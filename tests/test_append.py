@@ -18,7 +18,7 @@ from embedkit.dataset.format import read_manifest
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.index import open_index
 from tests.processes import invoke
-from tests.store_fixtures import run, tree, write_tsv
+from tests.store_fixtures import run, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -118,6 +118,22 @@ def test_a_grown_dataset_equals_one_made_at_once(tmp_path: Path, name: str, furt
     assert run(files, out, append=True, **OPTIONS).was_complete
     assert run(files, out, **OPTIONS).was_complete
     assert run([tmp_path / name], tmp_path / "new", append=True, **OPTIONS).resumed_shards == 0
+
+
+def test_the_estimate_of_a_grown_corpus_is_that_of_its_new_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedkit.dataset.extract._LEAST_SECONDS", 0.01)
+    corpus, model = tmp_path / "c.tsv", tiny_model()
+    tsv(corpus, OLD)
+    extract = "extract", corpus, "--model", model, "--out", tmp_path / "out"
+    assert invoke(*extract).exit_code == 3
+    tsv(corpus, [*OLD, *NEW])
+    before = tree(tmp_path)
+    cost = json.loads(invoke(*extract, "--append", "--dry-run", "--json").stdout)
+    assert (cost["records"], cost["accepted"]) == (len(NEW), len(NEW) - 1)
+    assert f"{len(OLD)} records" in cost["output"]
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["c.tsv", "c.parquet"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.durable import Disk, Trace, Tree, in_child, install
+from tests.durable import Disk, Tree, in_child, install, states_of
 from tests.processes import ROOT, program
 
 
@@ -30,8 +30,7 @@ def states_of_a_write(folder: Path, *, sync_file: bool, sync_folder: bool) -> li
     """What a power cut leaves after a file was replaced with some of the ``fsync`` left out."""
     install()
     (folder / "name").write_bytes(b"old content")
-    trace = Trace(folder)
-    Disk.active = Disk(folder, note=trace.note)
+    disk = Disk.active = Disk(folder, traced=True)
     with open(folder / "temporary", "wb") as file:  # noqa: PTH123 - as the libraries do
         file.write(b"new content")
         file.flush()
@@ -41,7 +40,7 @@ def states_of_a_write(folder: Path, *, sync_file: bool, sync_folder: bool) -> li
     if sync_folder:
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)
-    return [tree for ended, tree in trace.states() if ended]
+    return [tree for tree, ended in states_of(disk) if ended]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
             shutil.copytree(tmp_path / "other", out)
         seen.append(state.stage)
 
-    with pytest.raises(OutputExistsError, match="created by another process"):
+    with pytest.raises(OutputExistsError, match="appeared during the job"):
         run(corpus, out, progress=intrude)
     assert tree_hash(out) == before
     shutil.rmtree(out)
@@ -254,7 +254,7 @@ def test_a_foreign_file_among_the_shards_is_refused(
     begin(corpus, tmp_path / "out")
     sentences = tmp_path / "out.incomplete/sentences"
     shutil.copy(sentences / "part-00000000.parquet", sentences / name)
-    with pytest.raises(DamagedError, match="does not belong to this job"):
+    with pytest.raises(DamagedError, match="is not a shard of this job"):
         run(corpus, tmp_path / "out")
     (sentences / name).unlink()
     assert run(corpus, tmp_path / "out").resumed_shards == 4

@@ -133,7 +133,7 @@ def extract(
     """
     from embedkit.dataset.extract import estimate, plan_extract, run_plan
     from embedkit.dataset.format import ExtractSettings
-    from embedkit.dataset.job import existing_output
+    from embedkit.dataset.job import existing_output, growth_of
 
     if batch_size is not None:
         settings["batch_tokens"] = batch_size * (settings["max_length"] or _USUAL_LENGTH)
@@ -142,9 +142,10 @@ def extract(
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
         if dry_run:
             command = click.get_current_context().command
-            there = existing_output(plan.out, plan.job, overwrite=overwrite)
+            growth = growth_of(plan.out, plan.job, plan.corpus) if append or update else None
+            there = existing_output(plan.out, plan.job, overwrite=overwrite, growth=growth)
             there = in_options(there, command.params)
-            cost = estimate(plan, progress=progress)
+            cost = estimate(plan, growth, progress=progress)
             data = {**asdict(cost), "output": there}
             return Result(data, lambda: _estimate_text(plan, cost, there), asked_for=True)
         result = run_plan(
@@ -296,7 +297,7 @@ def _dataset_text(info: DatasetInfo) -> str:
     manifest = info.manifest
     totals, names, model = manifest.totals, manifest.names, manifest.job.model
     ledger, path = totals.ledger, shlex.quote(str(info.path))
-    good = sum(h.not_finite == h.zeros == 0 and h.anisotropy < USELESS for h in info.health)
+    good = sum(not h.zeros and h.anisotropy < USELESS for h in info.health)
     views = count_text(len(info.health), "view")
     suitable = "suitable" if good == len(info.health) else f"{good} of them suitable"
     findings = health_findings(info.health)
@@ -330,7 +331,6 @@ def _dataset_text(info: DatasetInfo) -> str:
                 "min": number_text(h.norm_min),
                 "max": number_text(h.norm_max),
                 "zero": h.zeros,
-                "nan": h.not_finite,
             }
             for h in info.health
         ]
@@ -384,7 +384,7 @@ def _weights_text(names: Sequence[str]) -> str:
 def verify(out: Path) -> Result:
     """Check a dataset with its indexes, a run, an index, a split or predictions.
 
-    Checksums; of a dataset also counts, order and finite numbers.
+    Checksums; of a dataset also counts and order.
     """
     from embedkit.dataset.verify import require_ok
     from embedkit.dataset.verify import verify as check
@@ -392,7 +392,6 @@ def verify(out: Path) -> Result:
     found = check(out)
     counts = [count_text(found.files, "file")]
     counts += [f"{found.rows:,} rows"] * bool(found.rows)
-    counts += [f"{found.values:,} numbers"] * bool(found.values)
     text = f"{out}: {', '.join(counts)}: undamaged"
     return Result(found, lambda: text, check=lambda: require_ok(found, out))
 

@@ -27,6 +27,7 @@ from embedkit.display import (
     without_nan,
 )
 from embedkit.runs.metrics import is_percent
+from embedkit.storage import as_given
 
 Rows = Sequence[Mapping[str, Any]]
 _TEXT, _NAME = 24, 20
@@ -42,7 +43,7 @@ def say(text: str, *, err: bool = False, finding: bool = False) -> None:
     shows = (sys.stderr if err else sys.stdout).isatty()
     styled = finding and shows and not os.environ.get("NO_COLOR")
     lines = []
-    for number, line in enumerate(visible(text, keep=HARMLESS).split("\n")):
+    for number, line in enumerate(visible(as_given(text), keep=HARMLESS).split("\n")):
         warns = line.startswith("warning:")
         part = "\n".join(fitted(line))
         if styled and (number == 0 or warns):
@@ -99,7 +100,7 @@ def json_text(value: object) -> str:
             value = dataclasses.asdict(value)
         return without_nan(value) if isinstance(value, dict | list | tuple) else str(value)
 
-    return json_line(plain(value), indent=1, default=plain)
+    return as_given(json_line(plain(value), indent=1, default=plain))
 
 
 def table_text(rows: Rows, *, gap: int = 2) -> str:

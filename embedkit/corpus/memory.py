@@ -108,10 +108,7 @@ def paths_of(corpus: CorpusLike) -> list[Path] | None:
         raise UsageError("the corpus is an empty list. Example: embedkit extract corpus.tsv")
     n_paths = sum(isinstance(entry, os.PathLike) for entry in corpus)
     if n_paths and n_paths < len(corpus):
-        raise UsageError(
-            f"{n_paths} of the {len(corpus)} entries of the corpus are pathlib.Path objects. Pass "
-            "a list of paths (files), or a list without any (texts or records)."
-        )
+        raise UsageError("the corpus is a list of paths and of texts. Pass a list of one kind.")
     return [Path(entry) for entry in corpus] if n_paths else None
 
 
@@ -185,8 +182,7 @@ def _check_no_path(text: str, number: int) -> None:
     named = len(text) < 256 and text.split() == [text]
     if named and (text == "-" or format_of_name(Path(text)) or os.path.isfile(text)):  # noqa: PTH113 - NUL is false
         raise UsageError(
-            f"entry {number} of the corpus is the name of a file, and a list of str is of texts. "
-            f"Pass [pathlib.Path({text!r})], or such a text as {{'text': {text!r}}}."
+            f"entry {number} names a file: pass [pathlib.Path({text!r})], or {{'text': {text!r}}}."
         )
 
 

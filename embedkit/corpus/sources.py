@@ -212,10 +212,8 @@ class Source:
             problem = f"is not valid {self._given}: {error}. Pass the right encoding=."
             raise CorpusError(f"{self.path} {problem}") from error
         except (OSError, EOFError) as error:
-            raise CorpusError(
-                f"{self.path}: the file cannot be read to its end ({error}). It may be cut off: "
-                "fetch it again, and pass overwrite=True if shards of it were already made."
-            ) from error
+            problem = f"cannot be read to its end ({error}); it may be cut off"
+            raise CorpusError(f"{self.path} {problem}. Fetch it again.") from error
 
     def _check_head(self) -> None:
         head = self.head()
@@ -229,10 +227,8 @@ class Source:
         elif wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
             raise CorpusError(f"{self.path} looks like {wide.upper()}. Use encoding={wide!r}.")
         elif head.count(0) > len(head) / 100:
-            raise CorpusError(
-                f"{self.path} holds NUL bytes ({head.count(0)} in the first {len(head)}): it is no "
-                "text, or UTF-16 without a mark: encoding='utf-16-le' or 'utf-16-be'."
-            )
+            problem = "holds NUL bytes: it is no text, or UTF-16 without a mark"
+            raise CorpusError(f"{self.path} {problem} (encoding='utf-16-le' or 'utf-16-be').")
 
 
 def is_wide(encoding: str) -> bool:

@@ -198,8 +198,7 @@ def _show_options() -> None:
     signature = inspect.signature(extract)
     shown = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for record in records:
-        own = inspect.signature(record).parameters.values()
-        shown += [p for p in own if p.name not in {known.name for known in shown}]
+        shown += inspect.signature(record).parameters.values()
     extract.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     parts = [inspect.getdoc(kind) or "" for kind in (CorpusOptions, VectorChoices, ExtractSettings)]
     described = "\n".join(part.partition("Attributes:\n")[2].partition("\n\n")[0] for part in parts)
@@ -260,10 +259,13 @@ def _make(
         shards = folder.plan(plan.corpus, progress)
         _log(folder.layout, "started")
         receipts = folder.receipts()
-        done = _numbers(receipts)
+        done = {receipt.shard for receipt in receipts}
         todo = [shard for shard in shards.ranges if shard.number not in done]
         if options.num_shards is not None:
             todo = [s for s in todo if s.number % options.num_shards == options.shard_index]
+        if todo and todo[0].number == 0:
+            texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
+            note_if_spelled_out(plan.encoder.checkpoint, plan.encoder.tokenizer, texts)
         meter = _Meter(shards, receipts, progress)
         try:
             if options.engine == "local" and options.n_workers == 1:
@@ -274,7 +276,7 @@ def _make(
         except (KeyboardInterrupt, SystemExit):
             rows = plan.job.settings.storage.shard_rows
             kept = f"the first shard of {rows:,} records was not finished, so nothing is kept"
-            if count := len(_numbers(folder.receipts())):
+            if count := len(folder.receipts()):
                 kept = f"{count} finished shards of {rows:,} records are kept"
             logger.warning(kept)
             raise
@@ -292,22 +294,15 @@ def _make(
                 model_source=checkpoint.source,
                 revision=checkpoint.revision,
             )
-            receipts.sort(key=lambda receipt: receipt.shards)
+            receipts.sort(key=lambda receipt: receipt.shard)
             folder.finish(receipts, plan.out, totals=totals, names=names, overwrite=overwrite)
-    missing = len(shards.ranges) - len(_numbers(receipts))
+    missing = len(shards.ranges) - len(receipts)
     return ExtractResult(plan.out, seconds, meter.fresh, len(done), missing_shards=missing)
-
-
-def _numbers(receipts: Sequence[Receipt]) -> set[int]:
-    return {number for receipt in receipts for number in receipt.shards}
 
 
 def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) -> list[Receipt]:
     """Make shards in other processes; an error at the end if some of them killed their workers."""
     options, numbers = plan.options, [shard.number for shard in todo]
-    if numbers[:1] == [0]:  # what workers note is not shown
-        texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
-        note_if_spelled_out(plan.encoder.checkpoint, plan.encoder.tokenizer, texts)
     workers = [plan.of_worker(i) for i in range(options.n_workers)]
     if options.engine == "ray":
         results = run_on_ray(
@@ -373,7 +368,7 @@ class _Meter:
         tokens = receipt.ledger["tokens_kept"]
         self._seen += tokens
         self._rows += receipt.ledger["records"]
-        self._stage = f"shard {receipt.shards[0] + 1}"
+        self._stage = f"shard {receipt.shard + 1}"
         self.tokens(tokens)
 
     def _report(self) -> None:
@@ -432,9 +427,15 @@ class Estimate:
     notices: list[str]
 
 
-def estimate(plan: ExtractPlan, *, progress: ProgressCallback = no_progress) -> Estimate:
-    """Read the whole corpus, tokenize a sample, time the model on some of it. Writes nothing."""
-    reader = CorpusReader(plan.corpus)
+def estimate(
+    plan: ExtractPlan, growth: Growth | None = None, *, progress: ProgressCallback = no_progress
+) -> Estimate:
+    """Read the corpus, tokenize a sample, time the model on some of it. Writes nothing.
+
+    Of a corpus with ``growth`` only the new records are read, where they begin at a known place.
+    """
+    start = None if growth is None else growth.start
+    reader = CorpusReader(plan.corpus, start)
     random = Random(0)
 
     def accepted() -> Iterator[Record]:
@@ -464,7 +465,7 @@ def estimate(plan: ExtractPlan, *, progress: ProgressCallback = no_progress) -> 
     scalars = sum(map(scalar_bytes, sample)) / n * counts.accepted
     scalars += tokens * 12 * plan.vectors.tokens
     return Estimate(
-        records=counts.records,
+        records=max(counts.records - (0 if start is None else start.row), 0),
         accepted=counts.accepted,
         rejected=dict(counts.rejected),
         left_out=dict(counts.left_out),
@@ -529,8 +530,7 @@ def plan_extract(
     if paths is None and (given := _IN_FILES & set(reading.given)):
         name = min(given)
         raise UsageError(
-            f"{name}={getattr(reading, name)!r}: tells how a file is written; the corpus is a "
-            f"{type(corpus).__name__} in memory. Leave it out."
+            f"{name}={getattr(reading, name)!r} is for files; the corpus is in memory."
         )
     if reading.spans and settings.words is None:
         settings = replace(settings, words="mean")
@@ -540,10 +540,7 @@ def plan_extract(
         )
     address = "" if out is None else storage.address_of(out)
     if address and (settings.num_shards is not None or settings.engine != "local"):
-        raise UsageError(
-            f"out={address!r}: several machines share a folder. Pass one on a file system that all "
-            "of them see."
-        )
+        raise UsageError(f"out={address!r}: several machines need a folder that all of them see.")
     if address:
         out = local_dataset(address, new=True)
     target = _out_folder(out, paths, type(corpus).__name__)
@@ -683,11 +680,8 @@ def _seen_records(model: str, corpus: CorpusPlan) -> SeenRecords | None:
     seen, inside = find_fold_models(model), find_run_of(model)
     if seen is None and inside is None:
         return None
-    if seen is not None and "fold" in corpus.keep:
-        raise UsageError(
-            "keep='fold': the fold of the run's models is written into a column of this name. "
-            "Rename the column in the corpus."
-        )
+    if seen is not None:
+        _check_kept(corpus.keep, ("fold",))
     source = [file.sha256 for file in corpus.files]
     records = (item for item in CorpusReader(corpus) if isinstance(item, Record))
     while chunk := list(islice(records, _CHECKED_AT_ONCE)):
@@ -743,7 +737,4 @@ def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str)
 def _check_kept(keep: Sequence[str], taken: Collection[str]) -> None:
     for name in keep:
         if name in taken:
-            raise UsageError(
-                f"keep={name!r}: embedkit writes a column of this name itself. "
-                "Rename the column in the corpus."
-            )
+            raise UsageError(f"keep={name!r}: embedkit writes such a column itself. Rename yours.")

@@ -98,14 +98,12 @@ class SeenRecords:
         folds = np.array([known.get(key, ALL_FOLDS) for key in keys.tolist()], np.int64)
         if trained := int((folds == _TRAINED).sum()):
             raise UsageError(
-                f"model={str(self.run)!r}: the only model of the run was trained on {trained} of "
-                "these texts. Fine-tune with two folds or more."
+                f"model={str(self.run)!r}: its only model was trained on {trained} of these texts."
             )
         if several := int((folds == _SEVERAL).sum()):
             raise UsageError(
-                f"model={str(self.run)!r}: {several} texts are in several folds of the run, whose "
-                "models have all seen them. Fine-tune with a split that keeps equal texts together "
-                "(embedkit split without --allow-duplicates)."
+                f"model={str(self.run)!r}: {several} texts are in several folds of the run. "
+                "Fine-tune with a split that keeps equal texts together."
             )
         return folds
 
@@ -122,9 +120,8 @@ class SeenRecords:
         other = (self.row[index] == row) & (self.text_key[index] != keys)
         if tuple(source) != self.models.source or other.any():
             raise UsageError(
-                f"model={str(self.run)!r}: the run was trained on records of this corpus, but with "
-                "other texts or further files, so the fold of a record cannot be determined. Pass "
-                "the same files, text= and text_pair= as for the run."
+                f"model={str(self.run)!r}: the run was trained on other texts or files of this "
+                "corpus. Pass the same files, text= and text_pair= as for the run."
             )
 
     def check_unseen(self, model: str, records: Sequence[Record]) -> None:
@@ -134,9 +131,8 @@ class SeenRecords:
         trained = self.text_key[(self.fold != own) & (self.fold != ALL_FOLDS)]
         if seen := int(np.isin(keys_of(records), trained).sum()):
             raise UsageError(
-                f"model='{_file(self.run).parent / model}': the model was trained on {seen} of "
-                f"these texts. Pass model={str(self.run)!r}: every record gets the vectors of a "
-                "model that has not seen it."
+                f"model='{_file(self.run).parent / model}': it was trained on {seen} of these "
+                f"texts. Pass model={str(self.run)!r}, for models that have not seen them."
             )
 
     @cached_property

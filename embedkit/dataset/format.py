@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from embedkit import storage
 from embedkit.choices import (
     DEFAULT_MODEL,
     ENGINES,
@@ -34,16 +35,7 @@ from embedkit.corpus.plan import CorpusSettings
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import l2_normalize, split_view
 from embedkit.errors import EncodeError, UsageError, check_counts, did_you_mean
-from embedkit.storage import (
-    Count,
-    Positive,
-    check_files,
-    decode,
-    incomplete,
-    local_folder,
-    one_of,
-    read_json,
-)
+from embedkit.storage import Count, Positive, check_files, decode, incomplete, one_of, read_json
 from embedkit.types import Float32
 
 FORMAT_VERSION = 1
@@ -80,7 +72,7 @@ class Layout:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.private = private = root / "_embedkit"
-        self.manifest, self.job = private / "manifest.json", private / "job.json"
+        self.manifest, self.job = root / MANIFEST, private / "job.json"
         self.rejects, self.log = private / "rejects.jsonl", private / "log.jsonl"
         self.shards, self.index = private / "shards.parquet", private / "index"
         self.scratch = root / SCRATCH
@@ -198,10 +190,7 @@ class ExtractSettings(VectorChoices):
         if part != (None, None) and not (
             None not in part and 0 <= (self.shard_index or 0) < (self.num_shards or 0)
         ):
-            raise UsageError(
-                f"shard_index={self.shard_index}, num_shards={self.num_shards}: expected a number "
-                "from 0, and a larger number of parts."
-            )
+            raise UsageError(f"shard_index={part[0]}: expected one from 0 to num_shards= minus 1.")
         check_choice(STORAGES, storage=self.storage)
         if self.on_long is not None:
             check_choice(ON_LONG, on_long=self.on_long)
@@ -378,9 +367,9 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Finished shards: their files with their SHA-256, their counts, and versions and device."""
+    """A finished shard: its files with their SHA-256, its counts, and versions and device."""
 
-    shards: tuple[Count, ...]
+    shard: Count
     fingerprint: str  # in the footers
     files: dict[str, FileEntry]
     sha256: dict[str, str]
@@ -499,8 +488,32 @@ def _layer_order(name: str) -> tuple[int, int, str]:
 
 
 def local_dataset(path: str | Path, *, new: bool = False) -> Path:
-    """The folder of a dataset; of one in an object store a local copy of its present state."""
-    return local_folder(path, last=MANIFEST, new=new)
+    """The folder of a dataset; of one in an object store a local copy of its present state.
+
+    It must be complete there, that is, have a manifest, unless it may be ``new``.
+    """
+    address = storage.address_of(path)
+    if not address:
+        return Path(path)
+    digest = hashlib.sha256(address.encode()).hexdigest()[:16]
+    copy = storage.cache_folder() / digest / address.rstrip("/").split("/")[-1]
+    storage.spelled.update({str(path): address, str(copy): address})
+    with storage.store_of(address) as (store, root):
+        if not store.exists(f"{root}/{MANIFEST}"):
+            if not new:
+                raise UsageError(f"{address} is not a dataset: it has no {MANIFEST}.")
+            return copy
+        here = Layout(copy).manifest
+        if here.is_file() and here.read_bytes() == store.cat_file(f"{root}/{MANIFEST}"):
+            return copy
+        with storage.new_folder(copy, sealed=False) as work:
+            store.get_file(f"{root}/{storage.SUMS}", str(work / storage.SUMS))
+            for name in storage.file_sums(work):
+                storage.make_folder((work / name).parent)
+                store.get_file(f"{root}/{name}", str(work / name))
+            check_files(work, advice=f"Make {address} again.")
+            storage.sync_tree(work)
+    return copy
 
 
 def is_dataset(path: Path) -> bool:
@@ -631,10 +644,7 @@ def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) ->
         if np.isfinite(vectors).all():
             reason = "values beyond float16 (over 65504); use storage='float32'"
         listed = ", ".join(str(rows[i]) for i in bad[:5])
-        raise EncodeError(
-            f"{name}: {reason} in {len(bad)} vectors (rows {listed}). Nothing of this shard was "
-            "written."
-        )
+        raise EncodeError(f"{name}: {reason} in {len(bad)} vectors (rows {listed}).")
     return result.astype(np.float32) if storage == "compact" else result
 
 

@@ -25,7 +25,7 @@ USELESS = 0.995
 
 @dataclass(frozen=True, slots=True)
 class ViewHealth:
-    """L2 norms of the vectors of a view, and how many are all zero or hold NaN or infinity.
+    """L2 norms of the vectors of a view, and how many are all zero.
 
     ``anisotropy`` is the mean cosine between two different vectors; near 1 all point the same way
     (Ethayarajh, 2019).
@@ -37,7 +37,6 @@ class ViewHealth:
     norm_min: float
     norm_max: float
     zeros: int
-    not_finite: int
     anisotropy: float
 
 
@@ -82,7 +81,7 @@ def describe_dataset(path: Path) -> DatasetInfo:
 def health_findings(health: Sequence[ViewHealth]) -> list[str]:
     """Return sentences about the use of views; views with the same finding together.
 
-    >>> one = dict(width=8, norm_mean=1.0, norm_min=1.0, norm_max=1.0, zeros=0, not_finite=0)
+    >>> one = dict(width=8, norm_mean=1.0, norm_min=1.0, norm_max=1.0, zeros=0)
     >>> health_findings([ViewHealth("cls_0", anisotropy=1.0, **one),
     ...                  ViewHealth("mean_0", anisotropy=0.42, **one)])[1]
     'mean_0: cosine 0.42: suitable for search'
@@ -102,8 +101,6 @@ def health_findings(health: Sequence[ViewHealth]) -> list[str]:
 
 def _finding(view: ViewHealth) -> str:
     """The use of a view, with a place for its mean cosine."""
-    if view.not_finite:
-        return f"{view.not_finite:,} vectors hold NaN or infinity: extract again"
     if view.zeros:
         return f"{view.zeros:,} vectors are all zero, which have no cosine"
     if not math.isfinite(view.anisotropy):
@@ -156,15 +153,13 @@ def _sample(data: VectorData) -> Float32:
 
 
 def _health(name: str, width: int, vectors: Float32) -> ViewHealth:
-    finite = np.isfinite(vectors).all(axis=1)
-    good = vectors[finite].astype(np.float64)
-    norms = np.linalg.norm(good, axis=1)
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
     filled = norms > 0
     n = int(filled.sum())
     anisotropy = float("nan")
     if n > 1:
         # the mean over all pairs of different rows, from the norm of the sum of unit vectors
-        total = (good[filled] / norms[filled, None]).sum(axis=0)
+        total = (vectors[filled] / norms[filled, None]).sum(axis=0)
         anisotropy = float((total @ total - n) / (n * (n - 1)))
     return ViewHealth(
         name=name,
@@ -173,6 +168,5 @@ def _health(name: str, width: int, vectors: Float32) -> ViewHealth:
         norm_min=float(norms.min()) if len(norms) else float("nan"),
         norm_max=float(norms.max()) if len(norms) else float("nan"),
         zeros=int((~filled).sum()),
-        not_finite=int((~finite).sum()),
         anisotropy=anisotropy,
     )

@@ -79,8 +79,10 @@ class Job:
     environment: dict[str, Any]
 
 
-def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
+def existing_output(out: Path, job: Job, *, overwrite: bool, growth: Growth | None = None) -> str:
     """Describe existing output for ``--dry-run``; empty if there is none. Writes nothing."""
+    if growth is not None:
+        return f"{out} has {growth.records:,} records already, which would be kept"
     layout = Layout(incomplete(out))
     try:
         free = _is_free(out)
@@ -193,7 +195,7 @@ def read_plan(layout: Layout) -> ShardPlan:
 
 def plan_shards(
     layout: Layout, corpus: CorpusPlan, rows: int, growth: Growth | None, progress: ProgressCallback
-) -> pa.Table:
+) -> ShardPlan:
     """Read the corpus once: write its rejects, and return where each shard of ``rows`` begins.
 
     Shards that were there before the corpus has grown keep their first records.
@@ -204,9 +206,9 @@ def plan_shards(
     before = None if growth is None or start is None else growth.plan
     reader, partial = CorpusReader(corpus, start), layout.scratch / "rejects.partial"
     items, edges = iter(reader), deque[int]()
-    ranges: list[dict[str, int | None]] = []
+    ranges: list[dict[str, Any]] = []
     if before is not None:
-        ranges = [asdict(shard) for shard in before.ranges]
+        ranges, reader.counts = list(map(asdict, before.ranges)), replace(before.counts)
     if growth is not None:
         items = items if growth.same else growth.compared(items)
         edges.extend(growth.edges())
@@ -230,22 +232,15 @@ def plan_shards(
                 full = True
             if full:
                 while len(ranges) < n_edges - len(edges):  # shards that have lost all records
-                    ranges.append(_range(len(ranges), 0, -1, -1, None, None, 0))
-                begin = item.row, item.row - reader.first_row, item.line, item.offset
-                ranges.append(_range(len(ranges), item.file, *begin, rejected))
+                    ranges.append(_EMPTY | {"number": len(ranges)})
+                place = {name: getattr(item, name) for name in ("file", "row", "line", "offset")}
+                place |= {"file_row": item.row - reader.first_row, "rejected": rejected}
+                ranges.append(_EMPTY | place | {"number": len(ranges)})
                 rejected = 0
-            ranges[-1] |= {"last_row": item.row, "rows": (ranges[-1]["rows"] or 0) + 1}
-    for file in corpus.files:
-        file.check_unchanged()
+            ranges[-1] |= {"last_row": item.row, "rows": ranges[-1]["rows"] + 1}
     storage.publish_file(partial, layout.rejects)
-    counts = {f.name: getattr(reader.counts, f.name) for f in fields(ReadCounts)}
-    if before is not None:
-        for name in counts.keys() - {"records"}:
-            counts[name] += getattr(before.counts, name)
-        counts["records"] = max(counts["records"], before.counts.records)
-    ranges = ranges or [_range(0, 0, -1, -1, None, None, rejected)]
-    table = pa.Table.from_pylist(ranges, _INDEX)
-    return table.replace_schema_metadata({_COUNTS: canonical_json(counts)})
+    ranges = ranges or [_EMPTY | {"rejected": rejected}]
+    return ShardPlan([ShardRange(**shard) for shard in ranges], reader.counts)
 
 
 def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
@@ -253,7 +248,7 @@ def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
     footers = {name: read_footer(root / name) for name in sums}
     sentences = footers[list(sums)[-1]]
     return Receipt(
-        shards=(number,),
+        shard=number,
         fingerprint=sentences.fingerprint,
         files={n: FileEntry(f.rows, (root / n).stat().st_size) for n, f in footers.items()},
         sha256=dict(sums),
@@ -263,12 +258,9 @@ def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
 
 
 _INDEX = pa.schema([(field.name, pa.int64()) for field in fields(ShardRange)])
-
-
-def _range(*values: int | None) -> dict[str, int | None]:
-    """A range without records, from its first seven fields."""
-    names = ("number", "file", "row", "file_row", "line", "offset", "rejected")
-    return dict(zip(names, values, strict=True)) | {"last_row": -1, "rows": 0}
+_EMPTY: dict[str, Any] = dict.fromkeys(("number", "file", "rows", "rejected"), 0)
+_EMPTY |= dict.fromkeys(("row", "file_row", "last_row"), -1)
+_EMPTY |= dict.fromkeys(("line", "offset"))
 
 
 class ShardReader:
@@ -293,8 +285,7 @@ class ShardReader:
         if (len(read), last) != (shard.rows, shard.last_row):
             raise CorpusError(
                 f"shard {shard.number} has {len(read)} records up to row {last}, expected "
-                f"{shard.rows} up to {shard.last_row}: the corpus is not as it was planned. Start "
-                "over with overwrite=True."
+                f"{shard.rows} up to {shard.last_row}. Start over with overwrite=True."
             )
         self._next, self._file = last + 1, read[-1].file if read else -1
         return read
@@ -318,16 +309,18 @@ class JobFolder:
             with suppress(DamagedError):
                 return read_plan(self.layout)
             rows, growth = self.job.settings.storage.shard_rows, self._growth
-            table = plan_shards(self.layout, corpus, rows, growth, progress)
+            plan = plan_shards(self.layout, corpus, rows, growth, progress)
             if growth is not None:
-                self._take_over(growth, [ShardRange(**row) for row in table.to_pylist()])
+                self._take_over(growth, plan.ranges)
+            table = pa.Table.from_pylist(list(map(asdict, plan.ranges)), _INDEX)
+            counts = {f.name: getattr(plan.counts, f.name) for f in fields(ReadCounts)}
+            table = table.replace_schema_metadata({_COUNTS: canonical_json(counts)})
             storage.write_parquet(self.layout.shards, table)
-            return read_plan(self.layout)
+            return plan
 
     def _take_over(self, growth: Growth, shards: Sequence[ShardRange]) -> None:
-        """Link the shards of a dataset that stay; those of one environment share a receipt."""
+        """Link the shards of a dataset that stay."""
         old, sums = growth.layout.root, file_sums(growth.layout.root, torn=True)
-        kept: dict[str, list[Receipt]] = {}
         for shard in shards:
             names = self.names(shard.number)
             if shard.number in growth.changed or growth.damaged.keys() & names:
@@ -340,23 +333,8 @@ class JobFolder:
                     for name in names:
                         storage.make_folder((self.layout.root / name).parent)
                         storage.link_file(old / name, self.layout.root / name)
-                    key = json.dumps(receipt.environment, sort_keys=True)
-                    kept.setdefault(key, []).append(receipt)
-        for table in self._tables if kept else ():
-            storage.sync_folder(self.layout.root / table)
-        for part, receipts in enumerate(kept.values()):
-            ledger = Counter[str]()
-            for receipt in receipts:
-                ledger.update(receipt.ledger)
-            shared = Receipt(
-                shards=tuple(number for r in receipts for number in r.shards),
-                fingerprint="",
-                files={name: entry for r in receipts for name, entry in r.files.items()},
-                sha256={name: digest for r in receipts for name, digest in r.sha256.items()},
-                ledger=dict(ledger),
-                environment=receipts[0].environment,
-            )
-            self.write_receipt(f"kept-{part}", shared)
+                    self.write_receipt(receipt)
+        storage.sync_tree(self.layout.root)
 
     def names(self, number: int) -> list[str]:
         """Names of the files of a shard, the sentences last."""
@@ -365,24 +343,20 @@ class JobFolder:
 
     def receipts(self) -> list[Receipt]:
         """The receipts of shards that are complete; all others must be made."""
-        found, seen = list[Receipt](), set[int]()
+        found: list[Receipt] = []
         for file in sorted(self.layout.receipts.glob("*.json")):
             with suppress(DamagedError, ValueError, OSError):
                 receipt = decode(Receipt, read_json(file), file=file)
-                whole = all(self._is_ours(receipt, *item) for item in receipt.files.items())
-                if whole and seen.isdisjoint(receipt.shards):
+                if all(self._is_ours(receipt, *item) for item in receipt.files.items()):
                     found.append(receipt)
-                    seen |= set(receipt.shards)
         return found
 
     def _is_ours(self, receipt: Receipt, name: str, entry: FileEntry) -> bool:
         path = self.layout.root / name
         if path.stat().st_size != entry.bytes:
             return False
-        if not receipt.fingerprint:
-            return True
         footer = read_footer(path)
-        return (footer.fingerprint, (footer.shard,)) == (receipt.fingerprint, receipt.shards)
+        return (footer.fingerprint, footer.shard) == (receipt.fingerprint, receipt.shard)
 
     def commit(self, number: int, files: Mapping[str, pa.Buffer]) -> Receipt:
         """Make the tables of one shard durable; its receipt is written last."""
@@ -393,13 +367,14 @@ class JobFolder:
             storage.make_folder(path.parent)
             storage.write_durably(path, memoryview(data), scratch=self.layout.scratch)
         receipt = _receipt(self.layout.root, number, sums)
-        self.write_receipt(f"{number:08d}", receipt)
+        self.write_receipt(receipt)
         return receipt
 
-    def write_receipt(self, name: str, receipt: Receipt) -> None:
-        """Record shards as finished."""
-        file, content = self.layout.receipts / f"{name}.json", canonical_json(asdict(receipt))
-        storage.write_durably(file, content, scratch=self.layout.scratch)
+    def write_receipt(self, receipt: Receipt) -> None:
+        """Record a shard as finished; without a whole receipt it is made again."""
+        file = self.layout.receipts / f"{receipt.shard:08d}.json"
+        with storage.storage_errors(file):
+            file.write_bytes(canonical_json(asdict(receipt)))
 
     def finish(
         self,
@@ -409,7 +384,7 @@ class JobFolder:
         totals: Totals,
         names: Names,
         overwrite: bool = False,
-    ) -> Manifest:
+    ) -> None:
         """Write manifest and ``SHA256SUMS``, and give the folder its final name."""
         layout, settings = self.layout, self.job.settings
         files = {name: entry for receipt in receipts for name, entry in receipt.files.items()}
@@ -417,14 +392,12 @@ class JobFolder:
         for folder in TABLES:
             for name in layout.content(folder):  # readers would take them for shards
                 if f"{folder}/{name}" not in files:
-                    raise DamagedError(
-                        f"{layout.root / folder / name} does not belong to this job's "
-                        "shards. Move it away and run the same command again."
-                    )
+                    path = layout.root / folder / name
+                    raise DamagedError(f"{path} is not a shard of this job. Move it away.")
         shards_of: dict[str, list[int]] = {}
         for receipt in receipts:
             environment = json.dumps(receipt.environment, sort_keys=True)
-            shards_of.setdefault(environment, []).extend(receipt.shards)
+            shards_of.setdefault(environment, []).append(receipt.shard)
         growth = self._growth
         old = {} if growth is None else file_sums(out, torn=True)
         shards = {name: d for name, d in old.items() if not name.startswith("_embedkit/")}
@@ -451,11 +424,9 @@ class JobFolder:
             storage.link_tree(Layout(out).index, layout.index)
         if not _is_free(out) and not overwrite and growth is None:
             raise OutputExistsError(
-                f"{out} was created by another process during the job. Move it away and run "
-                f"the same command again: the result is kept in {layout.root}."
+                f"{out} appeared during the job. Move it away and run the same command again."
             )
         publish(layout.root, out, private=SCRATCH)
-        return manifest
 
 
 @dataclass(slots=True)
@@ -565,12 +536,8 @@ def existing_dataset(
     if _is_free(out):
         return None
     layout, settings = Layout(out), job.settings
-    if append or update:
-        manifest = read_manifest(out)
-        before = manifest.job
-        grown = replace(before, input=replace(before.input, files=settings.input.files))
-        if grown == settings != before:
-            return _growth(layout, manifest, corpus, update=update)
+    if (append or update) and (growth := growth_of(out, job, corpus, update=update)):
+        return growth
     if overwrite:
         return None
     try:
@@ -600,8 +567,15 @@ def _after(files: int, plan: ShardPlan) -> Place:
     return Place(file=files, row=plan.counts.records, file_row=0, line=None, offset=None)
 
 
-def _growth(layout: Layout, manifest: Manifest, corpus: CorpusPlan, *, update: bool) -> Growth:
-    """What stays of a dataset whose corpus has grown."""
+def growth_of(out: Path, job: Job, corpus: CorpusPlan, *, update: bool = False) -> Growth | None:
+    """What stays of a dataset whose corpus has grown; ``None`` if it is not such a dataset."""
+    if not is_dataset(out):
+        return None
+    layout, manifest = Layout(out), read_manifest(out)
+    before = manifest.job
+    grown = replace(before, input=replace(before.input, files=job.settings.input.files))
+    if not grown == job.settings != before:
+        return None
     if corpus.sample is not None:
         raise UsageError(f"sample={corpus.sample}: a grown corpus has another sample of records.")
     plan = read_plan(layout)
@@ -662,9 +636,8 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
         storage.empty_folder(layout.root)
     elif settings:
         raise MismatchError(
-            f"{layout.root} is an unfinished job with other input, model or settings. Repeat the "
-            "earlier command to finish it, pass another out=, or start over with overwrite=True. "
-            f"It differs in:\n{settings}"
+            f"{layout.root} is an unfinished job with other input, model or settings. Pass another "
+            f"out=, or start over with overwrite=True. It differs in:\n{settings}"
         )
     elif not allow_env_change:
         check_environment(layout.root, recorded[1], job.environment)
@@ -674,10 +647,8 @@ def check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, A
     """Raise a :class:`MismatchError` if versions, device or arithmetic differ."""
     if environment := difference(before, now):
         raise MismatchError(
-            f"{path} was begun in another environment; vectors made here could differ from the "
-            "finished ones in their last bits. Continue anyway with allow_env_change=True "
-            "(recorded in the manifest), or start over with overwrite=True. "
-            f"It differs in:\n{environment}"
+            f"{path} was begun in another environment, whose bits could differ. Pass "
+            f"allow_env_change=True, or start over with overwrite=True. Differences:\n{environment}"
         )
 
 
@@ -706,13 +677,11 @@ def _is_free(out: Path) -> bool:
         return True
     if out.is_symlink():
         raise OutputExistsError(
-            f"{out} is a symbolic link, which is never replaced. Give the folder itself, "
-            f"out='{out.resolve()}', or another one."
+            f"{out} is a symbolic link, which is never replaced. Pass out='{out.resolve()}'."
         )
     if not is_dataset(out):
         raise OutputExistsError(
-            f"{out} exists and is not a dataset of embedkit, so it is never replaced. Pass another "
-            "out=."
+            f"{out} is not a dataset of embedkit, so it is never replaced. Pass another out=."
         )
     return False
 

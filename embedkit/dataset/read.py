@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +129,7 @@ def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") 
     if missing:
         shown = ", ".join(str(row[i]) for i in missing[:5]) + ", …" * (len(missing) > 5)
         raise UsageError(
-            f"{name}{': ' * bool(name)}{len(missing)} records have no label (rows {shown}); empty "
-            "and NaN count as none. Remove them from the corpus."
+            f"{name}{': ' * bool(name)}{len(missing)} records have no label (rows {shown})."
         )
 
 
@@ -245,8 +244,7 @@ class TableReader:
             if name not in self.columns:
                 raise UsageError(
                     f"{self._layout.root} has no column {name!r}; it has "
-                    f"{', '.join(self.columns)}. Extract it again with the column: embedkit "
-                    "extract CORPUS --label COLUMN or --keep COLUMN."
+                    f"{', '.join(self.columns)}. Extract it again with label= or keep=."
                 )
         with self._damage(shard), self._open(shard) as file:
             return file.read(columns=list(names))
@@ -321,52 +319,36 @@ class TableReader:
             raise
         except (ValueError, KeyError, pa.ArrowException, OSError) as error:  # a column is missing
             raise DamagedError(
-                f"{self._part(number)} is damaged: {first_line(error)}. Run the extract command "
-                f"that made {self._layout.root} again: it makes damaged files anew."
+                f"{self._part(number)} is damaged: {first_line(error)}. Run its command again."
             ) from error
 
 
 _BLOCKS_SHUFFLED = 4  # row groups whose rows are mixed
 
 _Batch = dict[str, NDArray[Any]]
-_Piece = tuple[Block, Int64]  # a row group, and the rows of it that are wanted, in their order
-
-
-def _pieces(blocks: Sequence[Block], seed: int | None, number: int, count: int) -> list[_Piece]:
-    """The rows of one worker: an equal part of all rows, laid out row group by row group."""
-    total = sum(block.rows for block in blocks)
-    first, last = total * number // count, total * (number + 1) // count
-    order = np.arange(len(blocks))
-    if seed is not None:
-        np.random.default_rng(seed).shuffle(order)
-    pieces = []
-    start = 0
-    for index in order.tolist():
-        block = blocks[index]
-        rows = np.arange(block.rows)
-        if seed is not None:  # the same for all workers that share the row group
-            np.random.default_rng((seed, index)).shuffle(rows)
-        mine = rows[max(first - start, 0) : max(last - start, 0)]
-        if len(mine):
-            pieces.append((block, mine))
-        start += block.rows
-    return pieces
 
 
 def _batches(
-    data: VectorData,
-    windows: Sequence[Sequence[_Piece]],
-    size: int,
-    columns: Sequence[str],
-    seed: int | None,
-    number: int,
+    data: VectorData, size: int, columns: Sequence[str], seed: int | None, worker: tuple[int, int]
 ) -> Iterator[_Batch]:
-    rest: _Batch = {}
-    for turn, window in enumerate(windows):
-        rows = _joined([_read(data, block, mine, columns) for block, mine in window])
+    """The batches of a worker, which has an equal part of all rows, row group by row group."""
+    blocks, (number, count) = data.reader.blocks, worker
+    order = np.arange(len(blocks))
+    if seed is not None:
+        np.random.default_rng(seed).shuffle(order)
+    edges = np.cumsum([0, *(blocks[i].rows for i in order)]).tolist()
+    first, last = edges[-1] * number // count, edges[-1] * (number + 1) // count
+    pieces = [
+        (blocks[i], np.arange(max(first - start, 0), min(last, stop) - start))
+        for i, (start, stop) in zip(order, pairwise(edges), strict=True)
+    ]
+    pieces = [piece for piece in pieces if len(piece[1])]
+    together, rest = 1 if seed is None else _BLOCKS_SHUFFLED, _Batch()
+    for turn in range(0, len(pieces), together):
+        rows = _joined([_read(data, *piece, columns) for piece in pieces[turn : turn + together]])
         if seed is not None:
-            order = np.random.default_rng((seed, number, turn)).permutation(len(rows["row"]))
-            rows = {name: values[order] for name, values in rows.items()}
+            mixed = np.random.default_rng((seed, number, turn)).permutation(len(rows["row"]))
+            rows = {name: values[mixed] for name, values in rows.items()}
         rows = _joined([rest, rows]) if rest else rows
         whole = len(rows["row"]) // size * size
         for start in range(0, whole, size):
@@ -468,6 +450,16 @@ class VectorData:
 
     def __len__(self) -> int:
         return len(self.reader)
+
+    def __getitem__(self, rows: Any) -> Float32:
+        """Vectors by position, as of ``X``: one, or those of a slice, a mask or indices.
+
+        Example:
+            >>> data = embedkit.load("vectors")
+            >>> data[0].shape, data[:5].shape, data[data.row > 8].shape
+            ((384,), (5, 384), (3, 384))
+        """
+        return np.asarray(self.X[rows])
 
     def __repr__(self) -> str:
         level = "" if self.level == "sentence" else f", level={self.level!r}"
@@ -584,8 +576,8 @@ class VectorData:
 
         Every row is yielded exactly once over all workers, whose numbers of rows differ by one at
         most. The same seed and worker give the same order. With a seed, row groups (8,192 rows or
-        fewer) are in random order, the rows of each are shuffled, and so are all rows of four row
-        groups that follow each other; without one, workers have consecutive parts of the table.
+        fewer) are in random order, and the rows of four that follow each other are shuffled
+        together; without one, workers have consecutive parts of the table.
         Memory holds so many row groups, whatever the size of the dataset.
 
         Args:
@@ -620,8 +612,7 @@ class VectorData:
         check_counts(batch_size=batch_size)
         if shuffle_seed is not None:
             check_seed(shuffle_seed)
-        number, count = worker
-        if not 0 <= number < count:
+        if not 0 <= worker[0] < worker[1]:
             raise UsageError(
                 f"worker={worker}: expected a number from 0, and the number of workers."
             )
@@ -630,10 +621,7 @@ class VectorData:
         for name in columns:
             if name not in self.columns:
                 raise UsageError(f"columns={name!r}: {self.path} has {', '.join(self.columns)}.")
-        pieces = _pieces(self.reader.blocks, shuffle_seed, number, count)
-        size = 1 if shuffle_seed is None else _BLOCKS_SHUFFLED
-        windows = [pieces[i : i + size] for i in range(0, len(pieces), size)]
-        return _batches(self, windows, batch_size, columns, shuffle_seed, number)
+        return _batches(self, batch_size, columns, shuffle_seed, worker)
 
     def export(self, out: str | Path, *, to: str, overwrite: bool = False) -> None:
         """Write the vectors for other tools.

@@ -186,7 +186,6 @@ def encode_as(
     )
     if files := different_files(settings.model.sha256, encoder.checkpoint.sha256):
         raise MismatchError(
-            f"{encoder.checkpoint.name} is not the checkpoint that {owner} was made with: {files} "
-            "differ. Pass the right one as model=."
+            f"{encoder.checkpoint.name} is not the checkpoint of {owner}: {files} differ."
         )
     return DatasetEncoder(encoder, settings, views, seen)

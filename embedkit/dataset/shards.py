@@ -51,7 +51,7 @@ from embedkit.dataset.job import (
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
-from embedkit.encoding.tokenizer import TextTokenizer, TokenizedTexts, ends_of, note_if_spelled_out
+from embedkit.encoding.tokenizer import TextTokenizer, TokenizedTexts, ends_of
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.machine import __version__
 from embedkit.storage import incomplete
@@ -156,28 +156,18 @@ class ShardMaker:
     """Makes the shards of a job, from records to files; each step in a thread of its own."""
 
     def __init__(self, plan: ExtractPlan, folder: JobFolder) -> None:
-        self._plan, self._folder, self._vectors = plan, folder, plan.vectors
+        self.plan, self._folder, self._vectors = plan, folder, plan.vectors
         self._reader = ShardReader(plan.corpus)
 
     def read(self, shard: ShardRange) -> Shard:
         """Read and tokenize the records of a shard."""
         records = self._reader.read(shard)
-        return Shard(shard.number, records, self._plan.tokenized(records))
-
-    def start(
-        self, shard: Shard, on_tokens: Callable[[int], None] = lambda _: None
-    ) -> PendingShard:
-        """Run a shard through the model."""
-        if shard.number == 0:
-            encoder = self._plan.encoder
-            texts = [record.text for record in shard.records]
-            note_if_spelled_out(encoder.checkpoint, encoder.tokenizer, texts)
-        return self._plan.start_shard(shard.records, shard.texts, on_tokens=on_tokens)
+        return Shard(shard.number, records, self.plan.tokenized(records))
 
     def write(self, shard: Shard, pending: PendingShard) -> Receipt:
         """Build the files of a shard and make them durable."""
         vectors, job = pending.result(), self._folder.job
-        storage, tokenizer = self._vectors.storage, self._plan.encoder.tokenizer
+        storage, tokenizer = self._vectors.storage, self.plan.encoder.tokenizer
         ledger = ledger_of(shard.texts, tokenizer, limit=self._vectors.max_length)
         ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
         rows = [record.row for record in shard.records] or [-1]
@@ -206,10 +196,10 @@ class ShardMaker:
             words = word_vectors(texts, sources, vectors.tokens, settings.words)
             yield self._layer_table("words", words, records)
         if settings.tokens:
-            tokens = token_vectors(texts, vectors.tokens, self._plan.encoder.tokenizer)
+            tokens = token_vectors(texts, vectors.tokens, self.plan.encoder.tokenizer)
             yield self._layer_table("tokens", tokens, records)
         columns = sentence_columns(
-            records, texts, self._folder.job.settings, self._plan.folds_of(records)
+            records, texts, self._folder.job.settings, self.plan.folds_of(records)
         )
         rows = columns["row"].to_numpy()
         views = {
@@ -253,7 +243,7 @@ def run_shards(
         for read, _ in pairwise(chain(reads, [Future[Shard]()])):  # one is read ahead
             shard = read.result()
             on_start(shard)
-            pending = maker.start(shard, on_tokens)
+            pending = maker.plan.start_shard(shard.records, shard.texts, on_tokens=on_tokens)
             while waiting and (
                 waiting[0][1].done()
                 or sum(size for size, _ in waiting) + pending.nbytes > _BYTES_WAITING
@@ -280,7 +270,7 @@ def run_shard(plan: ExtractPlan, number: int) -> Receipt:
         _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), read_plan(folder.layout)
     maker, shards = _MAKERS[key]
     shard = maker.read(shards.ranges[number])
-    return maker.write(shard, maker.start(shard))
+    return maker.write(shard, maker.plan.start_shard(shard.records, shard.texts))
 
 
 def environment_of(encoder: Encoder) -> dict[str, Any]:

@@ -89,12 +89,7 @@ def read_more_texts(
     """
     reading = CorpusOptions(sample=sample, min_chars=min_chars, seed=0 if sample is None else seed)
     if isinstance(source, str | os.PathLike) and is_dataset(Path(source)):
-        for option in reading.given[:1]:
-            raise UsageError(
-                f"test_{option}={getattr(reading, option)!r} is for a corpus file; {source} is a "
-                "dataset, whose records are settled."
-            )
-        data = _from_dataset(Path(source), reading)
+        data = _from_dataset(Path(source), reading, prefix="test_")
         if (data.pairs is not None) != paired:
             raise UsageError(
                 f"one of {source} and {name} was made of pairs of texts, the other was not."
@@ -140,15 +135,14 @@ def _from_plan(plan: CorpusPlan) -> TextData:
     )
 
 
-def _from_dataset(path: Path, reading: CorpusOptions) -> TextData:
+def _from_dataset(path: Path, reading: CorpusOptions, prefix: str = "") -> TextData:
     data = load(path)
     settings = data.manifest.job.input
     given = [name for name in reading.given if name != "label" or reading.label != settings.label]
     if given:
         raise UsageError(
-            f"{given[0]}={getattr(reading, given[0])!r}: {path} is a dataset, which was read with "
-            f"options of its own (label column {settings.label!r}). Give the corpus file to "
-            "read it with others."
+            f"{prefix}{given[0]}={getattr(reading, given[0])!r} is for a corpus file; {path} is a "
+            "dataset, whose records are settled."
         )
     if not data.manifest.job.storage.text:
         raise UsageError(f"{path} was made with store_text=False. Give the corpus file itself.")

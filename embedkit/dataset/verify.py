@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from embedkit.dataset.format import (
     matrix_of,
     read_manifest,
 )
-from embedkit.dataset.read import by_record
+from embedkit.dataset.read import TableReader, by_record
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.errors import DamagedError, UsageError
 from embedkit.storage import differing_files, file_sums, is_sealed, read_table
@@ -35,7 +35,6 @@ class Verification:
 
     Attributes:
         rows: sentence rows checked, or rows of a Parquet file.
-        values: stored numbers checked.
         recomputed_rows: rows embedded again, words included.
         identical_rows: number of these rows with the same bits.
         worst: largest relative L2 difference of a recomputed vector.
@@ -43,7 +42,6 @@ class Verification:
 
     files: int = 0
     rows: int = 0
-    values: int = 0
     recomputed_shards: list[int] = field(default_factory=list)
     recomputed_rows: int = 0
     identical_rows: int = 0
@@ -65,7 +63,7 @@ def verify(
     seed: int = 0,
     progress: ProgressCallback = no_progress,
 ) -> Verification:
-    """Compare files with ``SHA256SUMS``; of a dataset also check counts, order and numbers.
+    """Compare files with ``SHA256SUMS``; of a dataset also check counts and order.
 
     Args:
         path: a dataset with its indexes, a run, an index, or a Parquet file such as a split.
@@ -96,12 +94,11 @@ def verify(
         except DamagedError as error:
             found.problems.append(str(error).rstrip(". "))
         return found
-    if not is_dataset(folder) and is_sealed(folder):
-        _check_sums(folder, found)
-        return found
-    if not is_dataset(folder):
+    if not is_dataset(folder) and not is_sealed(folder):
         read_manifest(folder)  # raises an error that says what is there instead
     _check_sums(folder, found)
+    if not is_dataset(folder):
+        return found
     for index in sorted((Layout(folder).index).glob("*")):
         if is_sealed(index):
             _check_sums(index, found)
@@ -134,17 +131,25 @@ def _check_sums(folder: Path, found: Verification) -> None:
 
 
 def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
-    layout = Layout(folder)
-    totals = manifest.totals
-    accepted, rejected = _sentence_rows(layout, found), set[int]()
+    """Compare the rows of the tables, and the rejects, with each other and with the counts."""
+    layout, totals = Layout(folder), manifest.totals
+    tables = [name for name in TABLES if layout.content(name)]
     try:
+        columns = (TableReader(folder, manifest, name, ()).column("row") for name in tables)
+        accepted, *others = (column.to_numpy() for column in columns)
         with layout.rejects.open(encoding="utf-8") as lines:
-            rejected = {int(json.loads(line)["row"]) for line in lines}
+            rejected = np.array([int(json.loads(line)["row"]) for line in lines], np.int64)
+    except DamagedError as error:
+        found.problems.append(str(error).rstrip("."))
+        return
     except (OSError, ValueError, KeyError, TypeError) as error:
         found.problems.append(f"{layout.rejects.name} cannot be read: {error}")
+        return
     found.rows = len(accepted)
-    if accepted & rejected:
-        found.problems.append(f"row {min(accepted & rejected)} is both embedded and rejected")
+    if (np.diff(accepted) <= 0).any():
+        found.problems.append("the rows of the sentences are not in ascending order")
+    if len(both := np.intersect1d(accepted, rejected)):
+        found.problems.append(f"row {both[0]} is both embedded and rejected")
     for name, count in (("accepted", len(accepted)), ("rejected", len(rejected))):
         if count != getattr(totals, name):
             found.problems.append(
@@ -152,43 +157,9 @@ def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
             )
     if totals.accepted + totals.rejected + totals.left_out != totals.records:
         found.problems.append("accepted + rejected + left out is not the number of records")
-    for kind in ("words", "tokens"):
-        for part in layout.shard_files(kind):
-            for batch in _batches(part, found):
-                if not set(batch.column("row").to_numpy().tolist()) <= accepted:
-                    found.problems.append(f"{kind}/{part.name} has rows that no sentence has")
-
-
-def _sentence_rows(layout: Layout, found: Verification) -> set[int]:
-    """All row numbers of the sentence table, which must ascend."""
-    seen = set[int]()
-    last = -1
-    for part in layout.shard_files("sentences"):
-        for batch in _batches(part, found):
-            rows = batch.column("row").to_numpy()
-            if not len(rows):
-                continue
-            if rows[0] <= last or (np.diff(rows) <= 0).any():
-                found.problems.append(f"{part.name}: the rows are not in ascending order")
-            last = int(rows[-1])
-            seen.update(rows.tolist())
-    return seen
-
-
-def _batches(part: Path, found: Verification) -> Iterator[pa.RecordBatch]:
-    """Every batch of a file; page checksums are compared, vectors must be finite."""
-    try:
-        with pq.ParquetFile(part, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(batch_size=8_192):
-                for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    if pa.types.is_fixed_size_list(column.type):
-                        values = column.flatten().to_numpy(zero_copy_only=False)
-                        found.values += len(values)
-                        if not np.isfinite(values).all():
-                            found.problems.append(f"{part.name}: {name} holds NaN or infinity")
-                yield batch
-    except (ValueError, pa.ArrowException, OSError) as error:
-        found.problems.append(f"{part.name} cannot be read: {error}")
+    for name, rows in zip(tables[1:], others, strict=True):
+        if not np.isin(rows, accepted).all():
+            found.problems.append(f"{name} have rows that no sentence has")
 
 
 def _recompute(
@@ -202,26 +173,34 @@ def _recompute(
     allowed = _TOLERANCE[encoder.settings.precision]
     if encoder.settings.storage != "float32":  # half a unit of float16, twice; one of int8
         allowed = max(allowed, 5e-2 if encoder.settings.storage == "int8" else 2e-3)
-    parts = Layout(folder).shard_files("sentences")
+    layout, whole = Layout(folder), {"page_checksum_verification": True}
+    parts = layout.shard_files("sentences")
     chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
     found.recomputed_shards = sorted(chosen.tolist())
     for done, number in enumerate(found.recomputed_shards):
         progress(Progress("recomputing", done, len(chosen), "shards"))
-        part = parts[number]
-        table = pq.read_table(part, page_checksum_verification=True)
+        table, worst = pq.read_table(parts[number], **whole), 0.0
         pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
         texts = table["text"].to_pylist()
         if encoder.settings.words is None:
-            worst = _compare(table, encoder.views(texts, pairs), found)
+            views = encoder.views(texts, pairs)
         else:
-            words = pq.read_table(
-                Layout(folder).shard_file("words", number), page_checksum_verification=True
-            )
-            worst = _compare_words(encoder, texts, pairs, table, words, found)
+            words = pq.read_table(layout.shard_file("words", number), **whole)
+            own, start, end = (words[name].to_numpy() for name in ("row", "start", "end"))
+            rows, spans = table["row"].to_numpy(), None
+            if pairs is None:
+                spans = by_record(own, rows, np.stack([start, end], axis=1))
+            views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
+            both = (fresh.row, fresh.start, fresh.end), (np.searchsorted(rows, own), start, end)
+            worst = np.inf
+            if all(map(np.array_equal, *both)):
+                layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
+                worst = _compare(words, layers, found)
+        worst = max(worst, _compare(table, views, found))
         if worst > allowed:
             found.problems.append(
-                f"{part.name}: recomputed vectors differ by {worst:.1e} (relative L2), more "
-                f"than {allowed:.0e}"
+                f"{parts[number].name}: recomputed vectors differ by {worst:.1e} (relative L2), "
+                f"more than {allowed:.0e}"
             )
 
 
@@ -238,32 +217,6 @@ def _compare(table: pa.Table, fresh: Mapping[str, Float32], found: Verification)
     found.recomputed_rows += len(table)
     found.identical_rows += int(same.sum())
     return worst
-
-
-def _compare_words(
-    encoder: DatasetEncoder,
-    texts: list[str],
-    pairs: list[str] | None,
-    table: pa.Table,
-    words: pa.Table,
-    found: Verification,
-) -> float:
-    """Compare the texts and words of a shard; infinite where there are other words."""
-    rows = table["row"].to_numpy()
-    record = np.searchsorted(rows, words["row"].to_numpy())
-    stored = [words[name].to_numpy() for name in ("start", "end")]
-    spans = None
-    if pairs is None:
-        spans = by_record(words["row"].to_numpy(), rows, np.stack(stored, axis=1))
-    views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
-    worst = _compare(table, views, found)
-    same = np.array_equal(fresh.row, record) and all(
-        np.array_equal(*both) for both in zip((fresh.start, fresh.end), stored, strict=True)
-    )
-    if not same:
-        return np.inf
-    layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
-    return max(worst, _compare(words, layers, found))
 
 
 def require_ok(found: Verification, path: Path) -> None:
