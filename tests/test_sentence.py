@@ -20,7 +20,7 @@ from embedkit.errors import ModelError, UsageError
 from tests.models import TEXTS, distance
 
 SOME = [*TEXTS[:9], *TEXTS[10:]]
-PROMPTS = {"query": "search: ", "document": ""}
+PROMPTS = {"query": "search: ", "document": "text: "}
 KINDS: dict[str, dict[str, Any]] = {
     "bge": {"family": "bert", "pooling": "cls", "unit": True, "prompts": PROMPTS},
     "e5": {
@@ -39,7 +39,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "prompts": PROMPTS,
     },
     "max": {"family": "electra", "pooling": "max"},
-    "last": {"family": "bert", "pooling": "lasttoken", "unit": True},
+    "last": {
+        "family": "bert",
+        "pooling": "lasttoken",
+        "unit": True,
+        "prompts": {"topic": "about: "},
+        "default": "topic",
+    },
     "modernbert": {"family": "modernbert", "pooling": "mean", "unit": True, "prompts": PROMPTS},
 }
 
@@ -79,12 +85,16 @@ def test_vectors_are_those_of_sentence_transformers(
     (view,) = stored.manifest.job.vectors.views
     assert (view == "sentence") == ("dense" in KINDS[kind])
     assert sum("defines them" in note for note in notes) == (kind != "max")
-    if "prompts" in KINDS[kind]:
-        for name in PROMPTS:
-            ours = encoder.encode(SOME, prompt_name=name)
-            assert distance(ours, theirs.encode(SOME, prompt_name=name)).max() <= 1e-6
-        with pytest.raises(UsageError, match="prompt='q'"):
-            encoder.encode(SOME, prompt_name="q")
+    for name in KINDS[kind].get("prompts", ()):
+        ours = encoder.encode(SOME, prompt_name=name)
+        assert distance(ours, theirs.encode(SOME, prompt_name=name)).max() <= 1e-6
+    with pytest.raises(UsageError, match="prompt='q'"):
+        encoder.encode(SOME, prompt_name="q")
+    for name in ("encode_query", "encode_document"):
+        ours = getattr(encoder, name)(SOME)
+        assert distance(ours, getattr(theirs, name)(SOME)).max() <= 1e-6
+        given = getattr(encoder, name)(SOME, prefix="of: ")
+        assert np.array_equal(given, encoder.encode(SOME, prefix="of: "))
 
 
 def test_options_override_the_definition(tiny: Callable[[str], Path], tmp_path: Path) -> None:

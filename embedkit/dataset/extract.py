@@ -588,8 +588,7 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> 
     if settings.prefix is None and prefix:
         logger.info(f"prefix: {prefix!r}, put before every text (none with prefix='')")
     poolings, normalize = _own_poolings(checkpoint, specs, settings)
-    if Pooling.POOLER in poolings:
-        encoder.require_pooler()
+    encoder.check_poolings(poolings)
     views = views_of(specs, poolings, n_layers=encoder.n_layers)
     _check_kept(corpus.keep, {view.name for view in views})
     corpus = hash_inputs(corpus, recorded_inputs(target))

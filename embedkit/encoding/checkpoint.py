@@ -32,11 +32,10 @@ _PACKAGED_SHA256 = {
 }
 _SIDE_FILES = (".json", ".txt", ".model")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
-_MATRYOSHKA = "matryoshka_dimensions"
 _ADVICE = "Fetch it again."
 _LFS = b"version https://git-lfs"
 
-_WORDPIECE = ("bert", "electra", "distilbert")
+WORDPIECE = ("bert", "electra", "distilbert")
 """Families with the tokenizer of BERT."""
 _FROM_PADDING = (
     "roberta",
@@ -49,7 +48,7 @@ _FROM_PADDING = (
 )
 """Families whose first position is the one after that of the padding token."""
 FAMILIES = (
-    *_WORDPIECE,
+    *WORDPIECE,
     *_FROM_PADDING,
     "albert",
     "deberta",
@@ -68,12 +67,7 @@ FAMILIES = (
 _N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "encoder_layers", "num_layers")
 _WIDTH = ("hidden_size", "dim", "n_embd", "d_model")
 
-_POOLINGS = {
-    "cls": Pooling.CLS,
-    "mean": Pooling.MEAN,
-    "max": Pooling.MAX,
-    "lasttoken": Pooling.LAST_TOKEN,
-}
+_POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}
 """Poolings by their names in sentence-transformers; earlier ones end in ``_token``."""
 
 
@@ -116,6 +110,9 @@ class Checkpoint:
     folder: Path
     source: str  # folder, package, hub or run
     revision: str | None  # commit of the hub, or name of the weights in a package
+    model_type: str  # the family, such as bert
+    n_layers: int  # layer 0 is the embedding output and not counted
+    width: int  # of the hidden states
     config: dict[str, Any]
     weights: tuple[str, ...]  # all safetensors or all .bin
     sha256: dict[str, str]  # of every file that shapes a vector
@@ -141,27 +138,12 @@ class Checkpoint:
             return own.pooling, False
         if own.problem:
             raise ModelError(
-                f"{self.name}: its sentence vector needs {own.problem}, which embedkit does not "
-                "compute. Choose another one, such as pooling='mean'."
+                f"{self.name}: its sentence vector needs {own.problem}, which is not computed "
+                "here. Choose another one, such as pooling='mean'."
             )
         if any(module.kind == "Dense" for module in own.modules):
             return Pooling.SENTENCE, False
         return own.pooling, bool(own.modules)  # which only normalize
-
-    @property
-    def model_type(self) -> str:
-        """The family, such as ``bert``."""
-        return str(self.config["model_type"])
-
-    @property
-    def n_layers(self) -> int:
-        """Number of encoder layers; layer 0 is the embedding output and not counted."""
-        return int(next(self.config[key] for key in _N_LAYERS if self.config.get(key)))
-
-    @property
-    def width(self) -> int:
-        """Width of the hidden states."""
-        return int(next(self.config[key] for key in _WIDTH if self.config.get(key)))
 
     @property
     def positions(self) -> int:
@@ -176,11 +158,6 @@ class Checkpoint:
     def counts_from_padding(self) -> bool:
         """Whether the first position is the one after that of the padding token."""
         return self.model_type in _FROM_PADDING
-
-    @property
-    def has_wordpieces(self) -> bool:
-        """Whether the tokenizer is that of BERT."""
-        return self.model_type in _WORDPIECE
 
     @property
     def is_pickle(self) -> bool:
@@ -212,9 +189,10 @@ def find_checkpoint(
             raise ModelError(f"revision={revision!r}: {name} is a folder, which has no revisions.")
         return _describe(name, path, "folder", None)
     if name == MULTILINGUAL:  # the package holds only the model
-        definition = Definition(modules=(SentenceModule("Normalize", "2_Normalize", {}),))
+        unit = SentenceModule("Normalize", "2_Normalize", {})
+        definition = Definition(modules=(unit,), prompts=multilingual.PROMPTS)
         checkpoint = _multilingual(revision, offline=offline)
-        return replace(checkpoint, prefix=multilingual.PREFIX, definition=definition)
+        return replace(checkpoint, prefix=definition.prompts["query"], definition=definition)
     if (
         name in _PACKAGED_NAMES
         and revision is None
@@ -234,47 +212,43 @@ def find_checkpoint(
 def _describe(name: str, folder: Path, source: str, revision: str | None) -> Checkpoint:
     config_path = folder / "config.json"
     if not config_path.is_file():
-        if (folder / "run.json").is_file():
-            raise ModelError(
-                f"{name} is a run. embedkit extract takes its models together; give one of them, "
-                f"{folder / 'model/fold-0'}, or what embedkit export makes of it."
-            )
         inner = [c.parent for c in sorted(folder.glob("*/config.json")) if _has_weights(c.parent)]
-        instead = f"Give {inner[0]}." if inner else "Give the folder that save_pretrained wrote."
-        raise ModelError(
-            f"{name}: {folder} holds no config.json, so it is not a checkpoint. {instead}"
-        )
+        instead = inner[0] if inner else "the folder that save_pretrained wrote"
+        if (folder / "run.json").is_file():
+            instead = f"{folder / 'model/fold-0'}, or what embedkit export makes of this run"
+        raise ModelError(f"{name}: {folder} holds no config.json. Give {instead}.")
     config = _read_json(config_path)
-    config["model_type"] = _model_type(config, folder, name)
-    for keys in (_N_LAYERS, _WIDTH):
-        if not any(isinstance(config.get(key), int) and config[key] > 0 for key in keys):
-            raise DamagedModelError(f"{name}: {config_path} does not state {keys[0]}. {_ADVICE}")
+    config["model_type"] = kind = _model_type(config, folder, name)
+    n_layers, width = (
+        next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
+        for keys in (_N_LAYERS, _WIDTH)
+    )
+    if min(n_layers, width) < 1:
+        missing = f"{_N_LAYERS[0]} or {_WIDTH[0]}"
+        raise DamagedModelError(f"{name}: {config_path} does not state {missing}. {_ADVICE}")
     config.pop("chunk_size_feed_forward", None)  # saves memory only, and not for every length
     weights = _weight_files(folder, name)
     for file in weights:
         with (folder / file).open("rb") as stream:
             if stream.read(len(_LFS)) == _LFS:
                 raise ModelError(
-                    f"{name}: {file} is a Git LFS pointer, not the weights. "
-                    f"Fetch them: git -C {folder} lfs pull"
+                    f"{name}: {file} is a Git LFS pointer. Fetch it: git -C {folder} lfs pull"
                 )
-    side = sorted(p.name for p in folder.iterdir() if p.suffix in _SIDE_FILES and p.is_file())
-    files = [*side, *weights]
-    files += sorted(
-        path.relative_to(folder).as_posix()
-        for path in folder.glob("[0-9]*_*/*")
-        if path.name in _MODULE_FILES
-    )
+    side = sorted(p for p in folder.iterdir() if p.suffix in _SIDE_FILES and p.is_file())
+    modules = sorted(p for p in folder.glob("[0-9]*_*/*") if p.name in _MODULE_FILES)
     hashes = {}
-    for file in files:
-        status = (folder / file).stat()
-        hashes[file] = _sha256(folder / file, status.st_size, status.st_mtime_ns, status.st_ino)
+    for path in (*side, *(folder / file for file in weights), *modules):
+        status = path.stat()
+        digest = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
+        hashes[path.relative_to(folder).as_posix()] = digest
     stated = _read_json(folder / "config_sentence_transformers.json")
     prompts = {str(name): str(text) for name, text in (stated.get("prompts") or {}).items()}
-    declared = bool(stated.get("truncate_dim") or config.get(_MATRYOSHKA))
-    definition = replace(_definition(folder), prompts=prompts, declared_dims=declared)
     prefix = prompts.get(str(stated.get("default_prompt_name")), "")
-    return Checkpoint(name, folder, source, revision, config, weights, hashes, prefix, definition)
+    declared = bool(stated.get("truncate_dim") or config.get("matryoshka_dimensions"))
+    own = replace(_definition(folder), prompts=prompts, declared_dims=declared)
+    return Checkpoint(
+        name, folder, source, revision, kind, n_layers, width, config, weights, hashes, prefix, own
+    )
 
 
 def _definition(folder: Path) -> Definition:
@@ -292,13 +266,10 @@ def _definition(folder: Path) -> Definition:
         elif kind in ("Pooling", "Dense") and not config:
             problem = f"{path}/config.json, which is missing"
         elif kind == "Pooling":
-            modes = (key for key, value in config.items() if value)
-            named = config.get("pooling_mode") or [
-                key.removeprefix("pooling_mode_")
-                for key in modes
-                if key.startswith("pooling_mode_")
-            ]
-            names = [named] if isinstance(named, str) else list(named) or ["mean"]
+            modes = [key for key, value in config.items() if value and "pooling_mode_" in key]
+            named = config.get("pooling_mode") or modes or "mean"
+            names = [named] if isinstance(named, str) else named
+            names = [name.removeprefix("pooling_mode_") for name in names]
             pooling = _POOLINGS.get(names[0].partition("_token")[0]) if len(names) == 1 else None
             if pooling is None:
                 problem = f"{where} by {' and '.join(names)}"
@@ -342,8 +313,8 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
         other = kind not in MODEL_MAPPING_NAMES
     if other:
         raise ModelError(
-            f"{name} is a {kind or 'nameless'} model; embedkit reads encoders and decoders of "
-            f"transformers without code of their own, such as {', '.join(FAMILIES)}, gpt2, t5."
+            f"{name} is a {kind or 'nameless'} model. Give an encoder or decoder of transformers, "
+            f"without code of its own, such as {', '.join(FAMILIES)}, gpt2, t5."
         )
     return str(kind)
 
@@ -362,19 +333,15 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
             if missing:
                 raise ModelError(f"{name}: the weight file {missing[0]} is missing in {folder}.")
             return tuple(parts)
-    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".h5", ".msgpack", ".ckpt"))
-    hint = f" (found {others[0]}, which is not read)" if others else ""
-    raise ModelError(
-        f"{name}: {folder} holds neither model.safetensors nor pytorch_model.bin{hint}."
-    )
+    raise ModelError(f"{name}: {folder} holds neither model.safetensors nor pytorch_model.bin.")
 
 
 def _intact(checkpoint: Checkpoint, published: dict[str, str], remedy: str) -> Checkpoint:
     for file, expected in published.items():
         if checkpoint.sha256.get(file) != expected:
             raise ModelError(
-                f"the copy of {checkpoint.name} is damaged: {checkpoint.folder / file} has another "
-                f"hash than the published one. {remedy}"
+                f"{checkpoint.name}: {checkpoint.folder / file} differs from the published file "
+                f"(another hash). {remedy}"
             )
     return checkpoint
 
@@ -408,15 +375,14 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
     from huggingface_hub import constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    offline = offline or constants.HF_HUB_OFFLINE
     at = f" at revision {revision}" if revision else ""
     nowhere = f"model={name!r}{at}: no such folder.{near_folder(Path(name))} As a hub id: "
     if cached := _cached_snapshot(name, revision):
         return cached, cached.name
-    if offline:
+    if offline or constants.HF_HUB_OFFLINE:
         raise ModelError(
-            f"{nowhere}not in the cache of this machine, and offline mode forbids "
-            f"fetching it. Fetch it once online, give a folder, or use {DEFAULT_MODEL}."
+            f"{nowhere}not in the cache, and offline mode forbids fetching it. Fetch it once "
+            f"online, give a folder, or use {DEFAULT_MODEL}."
         )
     try:
         info = huggingface_hub.HfApi().model_info(name, revision=revision)
@@ -434,13 +400,12 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
             huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=weights)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelError(
-            f"{nowhere}the hub has no such checkpoint, or it is private (then log in: hf auth "
-            "login)."
+            f"{nowhere}the hub has none, or it is private (then log in: hf auth login)."
         ) from error
     except Exception as error:  # the HTTP client's own errors have no common public base
         raise ModelError(
-            f"{nowhere}not in the cache of this machine, and the hub cannot be reached "
-            f"({first_line(error)}). Give a folder, or use the built-in {DEFAULT_MODEL}."
+            f"{nowhere}not in the cache, and the hub cannot be reached ({first_line(error)}). "
+            f"Give a folder, or use {DEFAULT_MODEL}."
         ) from error
     return Path(folder), commit
 

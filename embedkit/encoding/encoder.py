@@ -125,15 +125,11 @@ class Encoder:
         if forward == "auto":
             self.model = fastest(plain, checkpoint)
         if self.precision == "int8" and not isinstance(self.model, PackedModel):
-            raise UsageError("precision='int8' runs on the CPU, by the padding-free forward only.")
+            raise UsageError("precision='int8' needs the CPU and the padding-free forward.")
         self.batch_tokens = batch_tokens or BATCH_TOKENS[where.type]
         self.poolers = dict(POOLERS)
-        self._widths: dict[Pooling, int] = {}
         if not checkpoint.definition.problem:
-            steps = _sentence_steps(checkpoint)
-            self.poolers[Pooling.SENTENCE] = _Sentence(checkpoint.definition.pooling, steps)
-            sizes = [step.out_features for step in steps if isinstance(step, nn.Linear)]
-            self._widths = {Pooling.SENTENCE: sizes[-1]} if sizes else {}
+            self.poolers[Pooling.SENTENCE] = _Sentence(checkpoint)
 
     @classmethod
     def load(cls, model: str | Path = DEFAULT_MODEL, **settings: Any) -> Encoder:
@@ -168,7 +164,8 @@ class Encoder:
 
     def width_of(self, view: View) -> int:
         """Width of the vectors of a view."""
-        return self._widths.get(view.pooling, view.layer.width(self.width))
+        self.check_poolings([view.pooling])
+        return self.poolers[view.pooling].width or view.layer.width(self.width)
 
     def encode(
         self,
@@ -197,7 +194,8 @@ class Encoder:
                 default that of the checkpoint.
             layer: 0 is the embedding output, negative numbers count from the end; ``pooler`` and
                 ``sentence`` ignore it.
-            dims: keep only so many of the first coordinates, and scale to length 1.
+            dims: keep only so many of the first coordinates, and scale to length 1; what
+                ``truncate_dim`` with ``normalize_embeddings`` is in sentence-transformers.
             batch_size: maximum number of texts in memory and per batch; by default 4,096, in
                 batches of ``batch_tokens``.
             normalize_embeddings: scale every vector to length 1 (L2); by default if neither pooling
@@ -245,6 +243,24 @@ class Encoder:
         result = torch.from_numpy(vectors).to(self.device) if convert_to_tensor else vectors
         return result[0] if isinstance(texts, str) else result
 
+    def encode_query(self, texts: str | Iterable[str], **settings: Any) -> Any:
+        """As :meth:`encode`, with the checkpoint's prompt ``query``.
+
+        A checkpoint that has prompts, but none of this name, gets no prefix at all, as in
+        sentence-transformers; one without prompts its default prefix.
+        """
+        return self.encode(texts, **self._prompted("query", settings))
+
+    def encode_document(self, texts: str | Iterable[str], **settings: Any) -> Any:
+        """As :meth:`encode_query`, with the checkpoint's prompt ``document``."""
+        return self.encode(texts, **self._prompted("document", settings))
+
+    def _prompted(self, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+        prompts = self.checkpoint.definition.prompts
+        if prompts and settings.get("prefix") is None and settings.get("prompt_name") is None:
+            settings["prefix"] = prompts.get(name, "")
+        return settings
+
     def similarity(self, a: Any, b: Any) -> Float32:
         """Cosines ``(n, m)`` of the rows of two matrices; inner products if the checkpoint says so.
 
@@ -289,10 +305,11 @@ class Encoder:
         strings = _strings("texts", texts)
         parsed = [parse_view(name, n_layers=self.n_layers) for name in views]
         check_counts(workers=workers)
+        prefix = self.checkpoint.prefix_or_own(prefix)
         settings: Any = {"batch_size": batch_size, "max_length": max_length, "prefix": prefix}
         if workers > 1:
-            names = [view.name for view in parsed]
-            parts = self._by_workers(strings, names, workers, settings, show=show_progress_bar)
+            settings |= {"views": [view.name for view in parsed]}
+            parts = self._by_workers(strings, workers, settings, show=show_progress_bar)
         else:
             shards = self._shards(strings, views=parsed, show=show_progress_bar, **settings)
             parts = [shard.views for _, _, shard in shards]
@@ -303,16 +320,9 @@ class Encoder:
         return result
 
     def _by_workers(
-        self,
-        texts: list[str],
-        views: list[str],
-        workers: int,
-        settings: dict[str, Any],
-        *,
-        show: bool,
+        self, texts: list[str], workers: int, settings: dict[str, Any], *, show: bool
     ) -> list[dict[str, Float32]]:
         """Views of consecutive parts of the texts, each made by one of several processes."""
-        settings |= {"views": views, "prefix": self.checkpoint.prefix_or_own(settings["prefix"])}
         names = ("precision", "max_length", "batch_tokens")
         load = {name: getattr(self, name) for name in names}
         load |= {"model": str(self.checkpoint.folder), "device": str(self.device)}
@@ -440,18 +450,9 @@ class Encoder:
 
         Raises:
             EncodeError: memory is insufficient for a single sequence.
-            ModelError: ``pooler`` is among the views, and the checkpoint has none.
+            ModelError: the checkpoint does not have the pooling of a view.
         """
-        poolings = {view.pooling for view in views}
-        if Pooling.POOLER in poolings:
-            self.require_pooler()
-        if Pooling.CLS in poolings and self._is_causal:
-            raise ModelError(
-                f"pooling='cls': {self.checkpoint.name} is a decoder, whose first token sees no "
-                "other. Use last_token or mean."
-            )
-        if not poolings <= self.poolers.keys():
-            self.checkpoint.own_view(last_layer=True)  # raises the reason
+        self.check_poolings({view.pooling for view in views})
         return PendingShard(
             self.model,
             texts,
@@ -473,13 +474,18 @@ class Encoder:
             self.model.forward(batch, [self.n_layers], lambda _, hidden: states.append(hidden[0]))
         return torch.allclose(states[0], states[1], atol=1e-4)
 
-    def require_pooler(self) -> None:
-        """Raise a :class:`ModelError` if the checkpoint has no pooler weights."""
-        if not self.has_pooler:
+    def check_poolings(self, poolings: Iterable[Pooling]) -> None:
+        """Raise a :class:`ModelError` for a pooling that the checkpoint does not have."""
+        asked, name = set(poolings), self.checkpoint.name
+        if Pooling.POOLER in asked and not self.has_pooler:
+            raise ModelError(f"pooling='pooler': {name} has no pooler weights. Use cls or mean.")
+        if Pooling.CLS in asked and self._is_causal:
             raise ModelError(
-                f"{self.checkpoint.name} has no pooler weights, so pooling='pooler' would be "
-                "random numbers. Use cls or mean."
+                f"pooling='cls': {name} is a decoder, whose first token sees no other. Use "
+                "last_token or mean."
             )
+        if not asked <= self.poolers.keys():
+            self.checkpoint.own_view(last_layer=True)  # raises the reason
 
     def _shards(
         self,
@@ -622,7 +628,6 @@ class _PendingFolds(PendingShard):
             _means(int(ends[-1]), tokens, [shard.tokens for shard in shards]),
             encoded=sum(shard.encoded for shard in shards),
             splits=sum(shard.splits for shard in shards),
-            seconds=sum(shard.seconds for shard in shards),
         )
 
 
@@ -640,52 +645,40 @@ def _means(
     return means
 
 
-_Step = Callable[[torch.Tensor], torch.Tensor]
-
-
 class _Sentence(Pooler):
-    """The sentence vector that a checkpoint defines: a pooling, then ``steps`` on the vector."""
+    """The sentence vector that a checkpoint defines: a pooling, then modules with weights."""
 
-    def __init__(self, pooling: Pooling, steps: Sequence[_Step]) -> None:
-        self._base, self._steps = POOLERS[pooling], steps
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._base = POOLERS[checkpoint.definition.pooling]
         self.reads_all = self._base.reads_all
+        self._steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
+        for module in checkpoint.definition.modules:
+            if module.kind == "Normalize":
+                self._steps.append(partial(functional.normalize, dim=-1))
+                continue
+            config, folder = module.config, checkpoint.folder / module.folder
+            try:
+                if (folder / "model.safetensors").is_file():
+                    weights = load_file(folder / "model.safetensors")
+                else:
+                    weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
+                linear = nn.Linear(config["in_features"], config["out_features"], config["bias"])
+                linear.load_state_dict({n.removeprefix("linear."): w for n, w in weights.items()})
+                activation = config.get("activation_function", "Tanh").rpartition(".")[2]
+                self._steps += [linear.float(), getattr(nn, activation)()]
+                self.width = linear.out_features
+            except Exception as error:  # of the readers of both formats
+                raise DamagedModelError(
+                    f"{checkpoint.name}: {folder} cannot be used ({first_line(error)})."
+                ) from error
 
     def pool(self, hidden: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
         return self._base.pool(hidden, tokens)
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        return self._applied(self._base.combine(values, first, counts))
-
-    def finish(self, values: Float32, counts: Int64) -> Float32:
-        return self._applied(self._base.finish(values, counts))
-
-    def _applied(self, values: Float32) -> Float32:
+        vectors = torch.from_numpy(self._base.combine(values, first, counts))
         with torch.inference_mode():
-            return reduce(lambda x, step: step(x), self._steps, torch.from_numpy(values)).numpy()
-
-
-def _sentence_steps(checkpoint: Checkpoint) -> list[_Step]:
-    """The modules of a checkpoint that follow its pooling, with their weights."""
-    steps: list[_Step] = []
-    for module in checkpoint.definition.modules:
-        if module.kind == "Normalize":
-            steps.append(partial(functional.normalize, dim=-1))
-            continue
-        config, folder = module.config, checkpoint.folder / module.folder
-        try:
-            if (folder / "model.safetensors").is_file():
-                weights = load_file(folder / "model.safetensors")
-            else:
-                weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
-            linear = nn.Linear(config["in_features"], config["out_features"], config["bias"])
-            linear.load_state_dict({n.removeprefix("linear."): w for n, w in weights.items()})
-            activation = config.get("activation_function", "Tanh").rpartition(".")[2]
-            steps += [linear.float(), getattr(nn, activation)()]
-        except Exception as error:  # of the readers of both formats
-            raise DamagedModelError(
-                f"{checkpoint.name}: {folder} cannot be used ({first_line(error)})."
-            ) from error
-    return steps
+            return reduce(lambda x, step: step(x), self._steps, vectors).numpy()
 
 
 def choose_precision(name: str | None, device: torch.device) -> str:

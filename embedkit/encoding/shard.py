@@ -5,7 +5,6 @@ Batches depend on the shard alone, so the same shard gives the same bits again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedkit.choices import Pooling
-from embedkit.encoding.model import Link, PackedBatch, PlainModel, is_out_of_memory
+from embedkit.encoding.model import PackedBatch, PlainModel, is_out_of_memory
 from embedkit.encoding.packed import ROWS, PackedModel
 from embedkit.encoding.pooling import PackedTokens, Pooler, combine_layers
 from embedkit.encoding.tokenizer import TokenizedTexts, ends_of, ranges
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.errors import EncodeError
-from embedkit.types import Bool, Int64
+from embedkit.types import Bool, Float32, Int64
 
 _LEAST_TOKENS = 512
 """Tokens below which a batch is not divided among threads."""
@@ -70,10 +69,8 @@ class PendingShard:
         batch_tokens: int,
         on_tokens: Callable[[int], None] = lambda _: None,
     ) -> None:
-        began = time.perf_counter()
-        self._model, self._link, self._on_tokens = model, Link(model.device), on_tokens
+        self._model, self._texts, self._on_tokens = model, texts, on_tokens
         self._request = request = _Request(views, token_layers, poolers)
-        self._texts = texts
         counted = texts.owned if special_tokens else texts.owned & ~texts.special[texts.seen]
         self._counts = np.diff(ends_of(counted)[texts.window_ends])
         self._first = _first_equal(texts, counted)
@@ -84,14 +81,14 @@ class PendingShard:
         widths = {s.name: s.width(model.width) for s in request.token_layers}
         self._tokens = _block(len(texts.ids), widths, model.device)
         self.nbytes = sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
-        self._began = self._link.mark()
         if request.layers:
             if model.one_thread:
                 share = int(self._begins[-1]) // torch.get_num_threads()
                 batch_tokens = min(batch_tokens, max(share, _LEAST_TOKENS))
             self._run_all(cut_batches(self._lengths, batch_tokens, padded=model.pads))
-        self._launched = self._link.mark()
-        self._host_seconds = time.perf_counter() - began
+        self._launched: torch.cuda.Event | None = None
+        if model.device.type == "cuda":
+            self._launched = torch.cuda.current_stream(model.device).record_event()
 
     def _send(self, counted: Bool) -> None:
         """Send the distinct windows, longest first, ties in input order."""
@@ -115,7 +112,11 @@ class PendingShard:
         if self._request.token_layers:
             self._owned_ends = ends_of(owned)[self._begins]
             arrays += np.flatnonzero(owned), seen[owned]
-        self._sent = self._link.send(*arrays)
+        sizes = [len(values) for values in arrays]
+        pinned = self._model.device.type == "cuda"
+        together = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=pinned)
+        np.concatenate(arrays, out=together.numpy())
+        self._sent = torch.split(together.to(self._model.device, non_blocking=True), sizes)
 
     def _run_all(self, batches: list[tuple[int, int]]) -> None:
         """Run all batches; on CPU side by side, which is faster than several threads in each."""
@@ -197,8 +198,7 @@ class PendingShard:
 
     def result(self) -> ShardVectors:
         """Wait for the vectors; may be called once, from any thread."""
-        views = self._link.fetch(self._vectors, self._launched)
-        tokens = self._link.fetch(self._tokens, self._launched) if self._tokens else {}
+        views, tokens = self._fetched(self._vectors), self._fetched(self._tokens)
         again = np.flatnonzero(self._first != np.arange(len(self._first)))
         before = self._first[again]
         for values in views.values():
@@ -210,14 +210,22 @@ class PendingShard:
         for view in self._request.views:
             pooler, values = self._request.poolers[view.pooling], views[view.name]
             values[np.diff(self._texts.window_ends) == 0] = 0
-            if len(begins) == len(self._first):
-                views[view.name] = pooler.finish(values, self._counts)
-            else:
-                views[view.name] = pooler.combine(values, begins, self._counts)
-        seconds = max(self._host_seconds, self._link.seconds(self._began, self._launched))
-        return ShardVectors(
-            views, tokens, encoded=len(self._lengths), splits=self._splits, seconds=seconds
-        )
+            views[view.name] = pooler.combine(values, begins, self._counts)
+        return ShardVectors(views, tokens, encoded=len(self._lengths), splits=self._splits)
+
+    def _fetched(self, matrices: dict[str, Tensor]) -> dict[str, Float32]:
+        """Matrices as arrays, copied in parallel with the device's further work."""
+        if self._launched is None:
+            return {name: matrix.numpy() for name, matrix in matrices.items()}
+        copies = {}
+        stream = torch.cuda.Stream(self._model.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._launched)
+            for name, matrix in matrices.items():
+                copies[name] = torch.empty_like(matrix, device="cpu", pin_memory=True)
+                copies[name].copy_(matrix, non_blocking=True)
+        stream.synchronize()
+        return {name: copy.numpy() for name, copy in copies.items()}
 
     def _token_rows(self, windows: Int64) -> Int64:
         """Rows of the tokens taken from these windows, among all kept tokens."""
@@ -268,8 +276,8 @@ def _block(rows: int, widths: dict[str, int], device: torch.device) -> dict[str,
     One large block is returned to the system after the shard; small ones would fragment the heap.
     """
     memory = torch.empty(rows * sum(widths.values()), dtype=torch.float32, device=device)
-    ends = np.cumsum([rows * width for width in widths.values()])
+    parts = torch.split(memory, [rows * width for width in widths.values()])
     return {
-        name: memory[end - rows * width : end].view(rows, width)
-        for (name, width), end in zip(widths.items(), ends.tolist(), strict=True)
+        name: part.view(rows, width)
+        for (name, width), part in zip(widths.items(), parts, strict=True)
     }

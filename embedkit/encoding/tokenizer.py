@@ -21,12 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
-from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.checkpoint import WORDPIECE, Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.errors import DamagedModelError, ModelError, UsageError, check_counts, first_line
 from embedkit.types import Bool, Int64
 
 logger = logging.getLogger(__name__)
-
 
 MAX_CHARS = 1_000_000
 """Longer texts are cut before tokenizing and marked as truncated."""
@@ -59,16 +58,12 @@ def word_index(segment: NDArray[np.int8], spans: Ints, words: Sequence[Ints]) ->
     """
     word = np.full(len(segment), -1, np.int32)
     base = 0
-    for number, word_ends in enumerate(words):
-        if len(word_ends):
-            starts, ends = word_ends[:, 0], word_ends[:, 1]
-            index = np.searchsorted(ends, spans[:, 0], side="right")
-            inside = index < len(ends)
-            index = np.minimum(index, len(ends) - 1)
-            touches = inside & (starts[index] < spans[:, 1]) & (spans[:, 1] > spans[:, 0])
-            chosen = (segment == number) & touches
-            word[chosen] = index[chosen] + base
-        base += len(word_ends)
+    for number, (starts, ends) in enumerate(spans_of.T for spans_of in words):
+        index = np.searchsorted(ends, spans[:, 0], side="right")
+        touches = np.append(starts, _HUGE)[index] < spans[:, 1]
+        chosen = (segment == number) & touches & (spans[:, 1] > spans[:, 0])
+        word[chosen] = index[chosen] + base
+        base += len(ends)
     return word
 
 
@@ -81,8 +76,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     files = (file for name in _FILES for file in sorted(checkpoint.folder.glob(name)))
     if (file := next(files, None)) is None:
         raise ModelError(
-            f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer. It needs tokenizer.json, "
-            "vocab.txt or a SentencePiece model."
+            f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer (tokenizer.json, vocab.txt "
+            "or a SentencePiece model)."
         )
     stated = checkpoint.side_json("tokenizer_config.json")
     whole = bool(checkpoint.side_json("tokenizer.json"))  # raises a clear error if it is damaged
@@ -102,14 +97,13 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             vocabulary, rows = tokenizer.get_vocab(), checkpoint.config.get("vocab_size")
             if set(vocabulary) <= set(tokenizer.all_special_tokens):
                 raise DamagedModelError(
-                    f"{checkpoint.name}: transformers finds no vocabulary for a "
-                    f"{checkpoint.model_type} model in {file}. Give a folder with tokenizer.json "
-                    "or vocab.txt."
+                    f"{checkpoint.name}: {file} holds no vocabulary for a {checkpoint.model_type} "
+                    "model. Give a folder with tokenizer.json or vocab.txt."
                 )
             if rows and (largest := max(vocabulary.values())) >= rows:
                 raise DamagedModelError(
-                    f"{checkpoint.name}: {file}: the tokenizer has ids up to {largest}, but the "
-                    f"model has only {rows} embeddings. They do not belong together."
+                    f"{checkpoint.name}: {file} has ids up to {largest}, but the model only {rows} "
+                    "embeddings. They do not belong together."
                 )
             if whole and "do_lower_case" not in stated:
                 _restore_case(tokenizer, checkpoint, file)
@@ -133,8 +127,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     if "AutoTokenizer" in (stated.get("auto_map") or {}):
         logger.warning(
             f"{checkpoint.name} brings code for its tokenizer, which is not run; "
-            f"{type(tokenizer).__name__} reads its vocabulary. See what it makes of a text: "
-            "embedkit tokenize"
+            f"{type(tokenizer).__name__} reads its vocabulary (see embedkit tokenize)"
         )
     return ours
 
@@ -145,14 +138,14 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: i
     if asked is not None and asked > checkpoint.positions:
         raise UsageError(
             f"max_length={asked}: {checkpoint.name} has positions for {checkpoint.positions} "
-            f"tokens. Use at most {checkpoint.positions}, or on_long='window' for long texts."
+            "tokens. Use on_long='window' for longer texts."
         )
     if asked is not None:
         return asked
     stated = checkpoint.side_json("sentence_bert_config.json").get("max_seq_length")
     if not isinstance(stated, int) or stated <= 0:
-        stated = int(min(tokenizer.hf.model_max_length, _HUGE))
-    return min(stated, checkpoint.positions)
+        stated = tokenizer.hf.model_max_length
+    return int(min(stated, checkpoint.positions))
 
 
 def tokenize(
@@ -212,8 +205,7 @@ def tokenize(
     total, kept = int(tokens.n_tokens[0]), len(tokens.ids)
     if tokens.cut.any():
         logger.warning(
-            f"the text has {total} tokens; it is cut at {length}, and the model does not see the "
-            f"other {total - kept}"
+            f"the text has {total} tokens; the model does not see {total - kept} beyond {length}"
         )
     assert tokens.spans is not None
     assert tokens.word is not None
@@ -235,7 +227,7 @@ def tokenize(
 def _casing(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
     """Options of case and accents for ``vocab.txt`` alone: as stated, else by the vocabulary."""
     entries = checkpoint.folder / "vocab.txt"
-    if not (checkpoint.has_wordpieces and entries.is_file()):
+    if checkpoint.model_type not in WORDPIECE or not entries.is_file():
         return {}
     options = {
         key: bool(source[key])
@@ -394,9 +386,8 @@ def no_panic(folder: Path) -> Iterator[None]:
         if type(error).__name__ != "PanicException" and type(error) is not Exception:
             raise
         raise DamagedModelError(
-            f"the tokenizer in {folder} failed ({first_line(error)}): its tokenizer.json or "
-            "vocab.txt is damaged, or contains a regular expression that backtracks too much. "
-            "Use another checkpoint."
+            f"the tokenizer in {folder} failed ({first_line(error)}): its file is damaged, or has "
+            "a regular expression that backtracks too much. Use another checkpoint."
         ) from error
 
 
@@ -411,10 +402,11 @@ class TextTokenizer:
         unknown = tokenizer.unk_token_id
         self.unknown_id = -1 if unknown is None else int(unknown)
         self._type_vocab = type_vocab
-        self._no_limits()
+        if self.is_fast:  # tokenizer.json may have limits: MiniLM's cuts at 128
+            tokenizer.backend_tokenizer.no_truncation()
+            tokenizer.backend_tokenizer.no_padding()
         self._templates = (self._template("one"), self._template("one", "two"))
         self._check_against_own()
-        self._no_limits()  # calling the tokenizer may have reset its limits
 
     @property
     def special_ids(self) -> list[int]:
@@ -482,20 +474,23 @@ class TextTokenizer:
 
     def _side(self, texts: Sequence[str], prefix: str, *, offsets: bool) -> _Side:
         cut = [prefix + text[:MAX_CHARS] for text in texts]
+        for text in cut:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise UsageError(
+                    f"a text holds {text[error.start]!a}, half of a character or a byte that is "
+                    f"not UTF-8: {text[:60]!a}. Remove it, or decode the text anew."
+                ) from None
         lists: Iterable[list[int]]
         spans: Iterable[Sequence[tuple[int, int]]]
         if self.is_fast:
             backend = self.hf.backend_tokenizer
             encode = backend.encode_batch if offsets else backend.encode_batch_fast
-            try:
-                with no_panic(Path(self.hf.name_or_path)):
-                    rows = encode(cut, add_special_tokens=False)
-            except TypeError:  # whose message does not name the cause
-                _check_unicode(cut)
-                raise
+            with no_panic(Path(self.hf.name_or_path)):
+                rows = encode(cut, add_special_tokens=False)
             lists, spans = (row.ids for row in rows), (row.offsets for row in rows)
         else:
-            _check_unicode(cut)
             rows, unknown = [self.hf.tokenize(text) for text in cut], self.hf.unk_token
             lists = map(self.hf.convert_tokens_to_ids, rows)
             spans = (align(row, text, unknown=unknown) for row, text in zip(rows, cut, strict=True))
@@ -566,12 +561,6 @@ class TextTokenizer:
             **_windows(ends, segment, kept, windowed, room, settings.stride),
         )
 
-    def _no_limits(self) -> None:
-        """Disable truncation and padding in tokenizer.json: MiniLM's cuts at 128."""
-        if self.is_fast:
-            self.hf.backend_tokenizer.no_truncation()
-            self.hf.backend_tokenizer.no_padding()
-
     def _template(self, *texts: str) -> _Template:
         """Derive special tokens and segment ids from the tokenizer's output for short texts."""
         whole = self.hf(*texts)
@@ -582,9 +571,7 @@ class TextTokenizer:
             starts = range(ends[-1], len(ids) - len(part) + 1)
             start = next((i for i in starts if part and ids[i : i + len(part)] == part), None)
             if start is None:
-                raise ModelError(
-                    "the tokenizer changes a text when it adds special tokens; it cannot be used."
-                )
+                raise ModelError("the tokenizer changes texts when it adds special tokens.")
             ends += [start, start + len(part)]
         gaps = [slice(*gap) for gap in zip(ends[::2], [*ends[1::2], len(ids)], strict=True)]
         return _Template(
@@ -609,8 +596,8 @@ class TextTokenizer:
             own, types = self.hf(text, pair), ours.type_ids.tolist()
             if ours.ids.tolist() != own["input_ids"] or types != self._segments(own):
                 raise ModelError(
-                    f"the tokenizer {type(self.hf).__name__} adds special tokens in a way that "
-                    "embedkit does not reproduce; this checkpoint cannot be used."
+                    f"the tokenizer {type(self.hf).__name__} adds special tokens in a way that is "
+                    "not reproduced here."
                 )
 
 
@@ -686,25 +673,11 @@ def _cut(
         yield tokens, owner[tokens] == number
 
 
-def _check_unicode(texts: Sequence[str]) -> None:
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"a text holds {text[error.start]!a}, half of a character or a byte that is "
-                f"not UTF-8: {text[:60]!a}. Remove it, or decode the text anew."
-            ) from None
-
-
 LIMIT = 0.2
 """Fraction of words from which :func:`note_if_spelled_out` warns. Measured on reviews, news and
 requests: 0 to 0.08 for the languages of a model and those with its letters, 0.67 to 1 for
 Korean, Russian, Greek, Japanese and Chinese with MiniLM."""
 
-_TEXTS = 200
-_LETTERS = 3
-_FEWEST_WORDS = 20
 _ONE_EACH = ("CJK", "HIRAGANA", "KATAKANA")
 """Scripts that are split into characters by vocabularies of their language too."""
 
@@ -713,24 +686,22 @@ def note_if_spelled_out(
     checkpoint: Checkpoint, tokenizer: TextTokenizer, texts: Sequence[str]
 ) -> None:
     """Log a warning with the remedy if the vocabulary lacks the words of the texts."""
-    fraction = spelled_out(tokenizer, texts)
-    if fraction is not None and fraction >= LIMIT:
-        other = f", or the multilingual one: model={MULTILINGUAL!r}"
+    if (fraction := spelled_out(tokenizer, texts)) >= LIMIT:
+        other = f", or model={MULTILINGUAL!r}" if checkpoint.name != MULTILINGUAL else ""
         logger.warning(
             f"the vocabulary of {checkpoint.name} spells {fraction:.0%} of the words out letter by "
             "letter or does not know them; its vectors say little about such texts. Use a "
-            f"checkpoint of their language{'' if checkpoint.name == MULTILINGUAL else other}."
+            f"checkpoint of their language{other}."
         )
 
 
-def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float | None:
+def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float:
     """Fraction of words with a token for every letter, or an unknown token.
 
-    Whitespace words of three or more letters are counted in 200 texts at equal distances. Chinese
-    and Japanese characters, which have their own tokens in most vocabularies, count only if they
-    are unknown. ``None`` if there are fewer than 20 words.
+    Whitespace words of three or more letters are counted in 200 texts at equal distances; of fewer
+    than 20 words it is 0.
     """
-    chosen = list(texts[:: -(-len(texts) // _TEXTS) or 1])
+    chosen = list(texts[:: -(-len(texts) // 200) or 1])
     encoded = tokenizer.encode(chosen, settings=TokenizerSettings(max_length=512), offsets=True)
     flags = []
     for text, tokens in zip(chosen, encoded, strict=True):
@@ -740,12 +711,11 @@ def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float | None:
             letters = [x for x in unicodedata.normalize("NFD", text[start:end]) if x.isalpha()]
             rows = np.flatnonzero(tokens.word == number)
             rows = rows[[any(map(str.isalpha, text[a:b])) for a, b in tokens.spans[rows]]]
-            if len(letters) < _LETTERS or not len(rows):
-                continue
-            one_each = any(unicodedata.name(x, "").startswith(_ONE_EACH) for x in letters)
-            unknown = bool((tokens.ids[rows] == tokenizer.unknown_id).any())
-            flags.append(unknown or (not one_each and len(rows) >= len(letters)))
-    return float(np.mean(flags)) if len(flags) >= _FEWEST_WORDS else None
+            if len(letters) >= 3 and len(rows):
+                one_each = any(unicodedata.name(x, "").startswith(_ONE_EACH) for x in letters)
+                unknown = bool((tokens.ids[rows] == tokenizer.unknown_id).any())
+                flags.append(unknown or (not one_each and len(rows) >= len(letters)))
+    return float(np.mean(flags)) if len(flags) >= 20 else 0.0
 
 
 def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tuple[int, int]]:

@@ -75,7 +75,6 @@ class ShardVectors:
     tokens: dict[str, Float32]  # (all kept tokens, width), text after text, by layer name
     encoded: int  # distinct texts or windows that went through the model
     splits: int  # batches that were halved because memory ran out
-    seconds: float  # of the host or of the device, whichever is longer
 
 
 def l2_normalize(vectors: Float32) -> Float32:
@@ -159,10 +158,6 @@ def parse_poolings(names: str | Iterable[str]) -> tuple[Pooling, ...]:
     parts = names.split(",") if isinstance(names, str) else names
     poolings = dict.fromkeys(name.strip() for name in parts)
     for name in poolings:
-        if name in ("avg", "average"):
-            raise UsageError(
-                f"pooling={name!r}: expected {', '.join(POOLINGS)}. It is called mean."
-            )
         check_choice(POOLINGS, pooling=name)
     return tuple(Pooling(name) for name in poolings)
 
