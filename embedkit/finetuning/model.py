@@ -1,7 +1,8 @@
 """Encoders with a head, and their folders: checkpoints of the encoder's own family.
 
     config.json          of the encoder, with ``architectures`` and ``id2label``
-    model.safetensors    weights under the names of transformers
+    model.safetensors    weights under the names of transformers; in half precision if that
+                         changes no number, as in frozen layers of some checkpoints
     head.json            settings of the head
     tokenizer files      cut at as many tokens as the model was trained on
 
@@ -503,7 +504,7 @@ def write_model(
     if plain and model.config.problem == "one_logit":
         for name in (kernel, bias):
             weights[name] = torch.cat([torch.zeros_like(weights[name]), weights[name]])
-    save_weights(weights, folder)
+    save_weights({name: _halved(value) for name, value in weights.items()}, folder)
     _write_json(folder / "config.json", _config(model, classes, plain=plain))
     in_weights = {"target_mean", "target_scale"} if scaled else set()
     names = inspect.get_annotations(HeadConfig).keys() - {"encoder"} - in_weights
@@ -550,6 +551,12 @@ def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write weights by name into a folder that exists."""
     own = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _halved(value: Tensor) -> Tensor:
+    """The same numbers, in half precision if it holds them."""
+    half = value.half()
+    return half if half.to(value.dtype).equal(value) else value
 
 
 def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> dict[str, Any]:
