@@ -196,7 +196,7 @@ def run_recipe(
             "outputs": _hashes(stage, stage.outputs),
         }
         before = _read_state(stage)
-        changed = [name for name in state if before and before[name] != state[name]]
+        changed = [name for name in state if before and before.get(name) != state[name]]
         status = f"its {changed[0]} changed" if changed else "up to date"
         if "exit_code" not in before:
             status = "was not finished" if before else ""
@@ -265,10 +265,8 @@ def _state_file(stage: Stage) -> Path:
 
 def _read_state(stage: Stage) -> dict[str, Any]:
     """The state beside a stage's first output; empty without a readable one."""
-    with suppress(OSError, ValueError):
-        state = json.loads(_state_file(stage).read_text("utf-8")) if stage.outputs else None
-        if isinstance(state, dict) and state.keys() >= {"settings", "inputs", "version", "outputs"}:
-            return state
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads(_state_file(stage).read_text("utf-8"))) if stage.outputs else {}
     return {}
 
 

@@ -106,10 +106,6 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             module.training = False
         return self
 
-    def floating_point_ops(self, *_: Any, **__: Any) -> int:
-        """Return 0: the Trainer's estimate goes through all parameters in every step."""
-        return 0
-
     def forward(
         self,
         input_ids: Tensor,
