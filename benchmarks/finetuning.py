@@ -115,12 +115,15 @@ def _ours(checkpoint: Checkpoint, data: TextData, epochs: int, batch: int) -> fl
             epochs=epochs, batch_size=batch, learning_rate=1e-5, validation=0, precision="fp32"
         )
         fold = Fold(
+            number=0,
             name="one fold",
             record=np.arange(len(data)),
             texts=texts,
             target=target,
             train=everything,
             valid=everything[:0],
+            threshold=everything[:0],
+            held_out=everything[:0],
             seed=0,
             device=torch.device("cpu"),
             pad_id=tokenizer.pad_id,

@@ -15,8 +15,8 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 MINUS = "\N{MINUS SIGN}"
-TYPED_IN = "EMBEDKIT_TYPED_IN"
-"""Environment variable of stages: the folder in which ``embedkit run`` was typed."""
+TYPED_IN: list[Path] = []
+"""The folder in which ``embedkit run`` was typed, while a stage works in that of its recipe."""
 
 _CELL, _HTML_ROWS = 100, 100
 

@@ -55,6 +55,12 @@ def maxrss_bytes(maxrss: int) -> int:
     return maxrss if sys.platform == "darwin" else maxrss * 1024
 
 
+def peak_memory_since(before: int) -> int | None:
+    """Peak physical memory of this process; ``None`` if it is the one of ``before``."""
+    peak = peak_memory_bytes()
+    return peak if peak > before else None
+
+
 def peak_memory_bytes() -> int:
     """Peak physical memory of this process."""
     return maxrss_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -6,18 +6,18 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.error import URLError
 from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import click
 
@@ -59,8 +59,7 @@ def read_recipe(
 ) -> list[Stage]:
     """Read a recipe; each command parses the options of its stages, without running.
 
-    ``settings`` are ``KEY=VALUE``: a value of ``[set]``, or ``STAGE.OPTION``, or
-    ``COMMAND.OPTION`` for all stages of a command.
+    ``settings`` are ``KEY=VALUE``: a value of ``[set]``, or an option as ``STAGE.OPTION``.
 
     Raises:
         UsageError: the file cannot be opened, or a setting has no place in it.
@@ -79,28 +78,20 @@ def read_recipe(
     def fail(table: str, message: str) -> NoReturn:
         raise RecipeError(f"{path}:{lines.get(table, 1)}: [{table}] {message}")
 
-    for name in ("title", "description"):
-        content.pop(name, None)
-    known_tables = [*commands, "set", "defaults"]
-    for name, table in content.items():
-        if name not in known_tables or not isinstance(table, dict):
-            near = did_you_mean(name, known_tables)
-            fail(name, f"is not a table with the name of a command.{near}")
-    given, defaults = content.pop("set", {}), content.pop("defaults", {})
     tables: dict[str, dict[str, Any]] = {}
     for name, table in content.items():
-        inner = {f"{name}.{key}": value for key, value in table.items() if isinstance(value, dict)}
-        own = {key: value for key, value in table.items() if not isinstance(value, dict)}
-        tables |= ({name: own} if own or name in lines else {}) | inner
+        if name in ("title", "description"):
+            continue
+        if not isinstance(table, dict) or name not in (*commands, "set"):
+            near = did_you_mean(name, [*commands, "set"])
+            fail(name, f"is not a table with the name of a command.{near}")
+        shared = {key: value for key, value in table.items() if not isinstance(value, dict)}
+        several = {f"{name}.{k}": shared | v for k, v in table.items() if isinstance(v, dict)}
+        tables |= {name: shared} if name == "set" or not several else several
+    given = tables.pop("set", {})
     if not tables:
         fail("extract", "is missing, as is every other stage.")
     tables = {n: tables[n] for n in sorted(tables, key=lambda name: lines.get(name, 1))}
-    used = {name.partition(".")[0] for name in tables}
-    of = {c: {n.lstrip("-"): p for p in commands[c].params for n in p.opts} for c in used}
-    known_options = used.union(*of.values())
-    for name in defaults.keys() - known_options:
-        near = did_you_mean(name, known_options)
-        fail("defaults", f"no stage has an option {name!r}.{near}")
     for setting in settings:
         _override(setting, tables, given)
     known: dict[str, Any] = {}
@@ -109,12 +100,10 @@ def read_recipe(
     stages = []
     for name, table in tables.items():
         command, _, word = name.partition(".")
-        of_command = defaults.get(command)
-        options = {n: v for n, v in defaults.items() if n in of[command] and type(v) is not dict}
-        options |= (of_command if isinstance(of_command, dict) else {}) | table
         places = {"stage": word or command, **known}
-        options = {n: _filled(v, places, partial(fail, name)) for n, v in options.items()}
-        stages.append(_stage(name, options, path.resolve().parent, of[command]))
+        options = {n: _filled(v, places, partial(fail, name)) for n, v in table.items()}
+        parameters = {n.lstrip("-"): p for p in commands[command].params for n in p.opts}
+        stages.append(_stage(name, options, path.resolve().parent, parameters))
         try:
             commands[command].make_context(command, list(stages[-1].line[1:])).close()
         except click.UsageError as error:
@@ -123,15 +112,11 @@ def read_recipe(
 
 
 def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> None:
-    """Apply one ``--set KEY=VALUE`` to a stage, to all stages of a command or to ``[set]``."""
+    """Apply one ``--set KEY=VALUE`` to a stage or to ``[set]``."""
     key, equals, text = setting.partition("=")
     name, _, option = key.strip().rpartition(".")
-    of_command = [table for n, table in tables.items() if n.partition(".")[0] == name]
-    chosen = [tables[name]] if name in tables else of_command
-    if not name:
-        chosen = [values] if option in values else []
-    if not equals or not chosen:
-        known = list(tables if name else values)
+    known = tables if name else values
+    if not equals or (name or option) not in known:
         raise UsageError(
             f"--set {setting}: expected KEY=VALUE with {', '.join(known)}"
             f"{'' if name else ' or STAGE.OPTION'}.{did_you_mean(name or option, known)}"
@@ -140,8 +125,8 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
         value = tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, KeyError):
         value = text
-    for table in chosen:
-        table[option] = value if isinstance(value, str | int | float | list) else text
+    chosen = tables[name] if name else values
+    chosen[option] = value if isinstance(value, str | int | float | list) else text
 
 
 def _filled(value: Any, known: Mapping[str, Any], fail: Callable[[str], NoReturn]) -> Any:
@@ -186,12 +171,14 @@ def _stage(
 
 def run_recipe(
     stages: Sequence[Stage],
+    call: Callable[[Sequence[str]], int],
     *,
     quiet: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Run stages in their order, until one fails; skip those that are up to date.
 
+    ``call`` runs a command in this process, which loads libraries once, and returns its exit code.
     Return of each ``stage`` the ``status`` (``done``, ``up to date`` or ``failed``), the
     ``exit_code`` of its command, ``seconds`` and ``outputs``.
 
@@ -206,30 +193,28 @@ def run_recipe(
             "settings": list(stage.line),
             "inputs": _hashes(stage, sorted(names)),
             "version": __version__,
+            "outputs": _hashes(stage, stage.outputs),
         }
-        before, there = _read_state(stage), _hashes(stage, stage.outputs)
-        changed = [name for name in state if before and before[name] != state[name]]
-        status = ""
+        before = _read_state(stage)
+        changed = [name for name in state if before and before.get(name) != state[name]]
+        status = f"its {changed[0]} changed" if changed else "up to date"
         if "exit_code" not in before:
             status = "was not finished" if before else ""
-        elif changed:
-            status = f"its {changed[0]} changed"
-        else:
-            same = before["outputs"] == there
-            status = "up to date" if same else "its output is missing or was changed"
         progress(f"{about} … {status}".rstrip())
         started, code = time.monotonic(), before.get("exit_code", 0)
         if status != "up to date":
-            if not before and not there:  # outputs of other origin are not claimed
+            if not before and not state["outputs"]:  # outputs of other origin are not claimed
                 _write_state(stage, state)
             # it replaces what it wrote itself; what is unfinished is resumed if nothing changed
-            replaces = before and (there or {"settings", "inputs"}.intersection(changed))
+            replaces = before and (state["outputs"] or {"settings", "inputs"}.intersection(changed))
             overwrite = ["--overwrite"] if replaces and stage.can_overwrite else []
-            code = _call([*stage.line, *overwrite], stage.folder, quiet)
+            words = [*stage.line, *overwrite, *["-q"] * quiet]
+            with _typed(words, stage.folder), redirect_stdout(sys.stderr if quiet else sys.stdout):
+                code = call(words)
             status = "done" if code in (0, EXIT_REJECTS) else "failed"
             if status == "done":
-                there = _hashes(stage, stage.outputs)
-                _write_state(stage, {**state, "outputs": there, "exit_code": code})
+                made = {"outputs": _hashes(stage, stage.outputs), "exit_code": code}
+                _write_state(stage, state | made)
         seconds = time.monotonic() - started
         shown = [path_from(stage.folder / name, "") for name in stage.outputs]
         outcome = {"status": status, "exit_code": code, "seconds": seconds, "outputs": shown}
@@ -240,6 +225,20 @@ def run_recipe(
         if status == "done":
             progress(f"{about}: done in {duration_text(seconds)}")
     return results
+
+
+@contextmanager
+def _typed(words: Sequence[str], folder: Path) -> Iterator[None]:
+    """Folder and arguments of a process in which a command was typed, which runs record."""
+    arguments = sys.argv
+    TYPED_IN.append(Path.cwd())
+    try:
+        sys.argv = ["embedkit", *words]
+        with chdir(folder):
+            yield
+    finally:
+        sys.argv = arguments
+        TYPED_IN.pop()
 
 
 def content_hash(path: Path) -> str:
@@ -259,26 +258,6 @@ def _hashes(stage: Stage, names: Sequence[str]) -> dict[str, str]:
     return {name: content_hash(stage.folder / name) for name in there}
 
 
-def _call(words: list[str], folder: Path, quiet: bool) -> int:
-    """Run a command in a process of its own, whose peak memory is then its own."""
-    path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    here = {"PYTHONPATH": os.pathsep.join(filter(None, path)), TYPED_IN: str(Path.cwd())}
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "embedkit", *words, *["-q"] * quiet],
-        cwd=folder,
-        env={**os.environ, **here},
-        stdout=sys.stderr.fileno() if quiet else None,
-    )
-    try:
-        code = child.wait()
-    except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt):  # the terminal sent that to the command too
-            child.terminate()
-        child.wait()
-        raise
-    return 128 - code if code < 0 else code
-
-
 def _state_file(stage: Stage) -> Path:
     first = stage.folder / stage.outputs[0]
     return first.with_name(f".{first.name}.stage.json")
@@ -286,10 +265,8 @@ def _state_file(stage: Stage) -> Path:
 
 def _read_state(stage: Stage) -> dict[str, Any]:
     """The state beside a stage's first output; empty without a readable one."""
-    with suppress(OSError, ValueError):
-        state = json.loads(_state_file(stage).read_text("utf-8")) if stage.outputs else None
-        if isinstance(state, dict) and state.keys() >= {"settings", "inputs", "version"}:
-            return state
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads(_state_file(stage).read_text("utf-8"))) if stage.outputs else {}
     return {}
 
 
@@ -309,9 +286,6 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
         MismatchError: the existing or the downloaded file has another hash.
         StorageError: the network or the file system refused.
     """
-    from http.client import HTTPException
-    from urllib.request import Request, urlopen
-
     expected, target = sha256.lower(), Path(out)
     if not re.fullmatch(r"[0-9a-f]{64}", expected):
         raise UsageError(f"sha256={sha256!r}: expected 64 hex digits.")
@@ -328,7 +302,7 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     try:
         with urlopen(request, timeout=30) as source:
             content = source.read()
-    except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
+    except (OSError, HTTPException) as error:
         raise StorageError(
             f"{url} cannot be downloaded: {getattr(error, 'reason', None) or error}. Check the "
             f"network, or put the file at {target} yourself."

@@ -13,12 +13,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from click.exceptions import Abort
+
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.cli.main import cli
 from embedkit.comparison.table import compare
 from embedkit.display import path_from
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.errors import EmbedkitError, ModelError
+from embedkit.errors import EXIT_INTERRUPTED, EmbedkitError, ModelError
+from embedkit.machine import set_wait_policy
 from embedkit.pipeline import Stage, read_recipe, run_recipe
 from embedkit.runs.folder import read_run
 
@@ -29,6 +32,7 @@ ENGLISH = ("layers=all", "finetune.freeze-layers=4")
 
 def main(outputs: Path) -> int:
     """Run the recipes that this machine has a model for, and sum up; returns an exit code."""
+    set_wait_policy()
     try:
         find_checkpoint(MULTILINGUAL)
         model, settings = MULTILINGUAL, ()
@@ -40,10 +44,13 @@ def main(outputs: Path) -> int:
         )
     try:
         stages = stages_of(outputs, model, settings)
-        result = run_recipe(stages, quiet=True, progress=show)[-1]
+        result = run_recipe(stages, cli.call, quiet=True, progress=show)[-1]
     except EmbedkitError as error:
         print(f"embedkit: {error}", file=sys.stderr)
         return error.exit_code
+    except (KeyboardInterrupt, Abort):  # click replaces the former
+        print("\nembedkit: interrupted; make run goes on from here.", file=sys.stderr)
+        return EXIT_INTERRUPTED
     if result["status"] == "failed":
         return int(result["exit_code"])
     print("", *summary(outputs, model), sep="\n")

@@ -65,7 +65,7 @@ def test_stages_and_summary(
 
     ran: list[str] = []
 
-    def run(stages: Any, **_: Any) -> list[dict[str, Any]]:
+    def run(stages: Any, *_: Any, **__: Any) -> list[dict[str, Any]]:
         ran.extend(stage.name for stage in stages)
         return [{"status": "done", "exit_code": 0}]
 

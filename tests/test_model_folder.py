@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import embedkit
@@ -18,6 +19,7 @@ from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
 from embedkit.errors import ModelError, OutputExistsError, UsageError
 from embedkit.finetuning.model import (
+    WEIGHTS,
     EncoderWithHead,
     build_model,
     is_plain_head,
@@ -29,6 +31,7 @@ from embedkit.predict import Predictor
 from tests.finetune_fixtures import corpus_of, log_of, tuned, write_lines
 from tests.models import TEXTS
 from tests.processes import command
+from tests.store_fixtures import tiny_model
 
 PLAIN = ("bert", "albert", "roberta", "xlm-roberta", "camembert", "mpnet")
 OTHERS = ("electra", "distilbert", "deberta-v2", "modernbert")
@@ -52,6 +55,25 @@ def saved(model: Path, folder: Path, **settings: Any) -> tuple[EncoderWithHead, 
     classes = NAMES[settings.get("problem", "classes")]
     write_model(made, tokenizer, folder, classes=classes, max_length=32)
     return made, tokenizer, folder
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_frozen_weights_of_a_checkpoint_in_half_precision_stay_in_it(
+    tmp_path: Path, plain: bool
+) -> None:
+    made, tokenizer, folder = saved(tiny_model(), tmp_path / "a", head="pooler" if plain else "cls")
+    with torch.no_grad():
+        for parameter in made.encoder.embeddings.parameters():
+            parameter.copy_(parameter.half())
+    write_model(made, tokenizer, folder, classes=("a", "b"), max_length=32)
+    stored = load_file(folder / WEIGHTS)
+    (words,) = (value for name, value in stored.items() if "word_embeddings" in name)
+    (query,) = (value for name, value in stored.items() if "layer.0.attention.self.query.w" in name)
+    assert (words.dtype, query.dtype) == (torch.float16, torch.float32)
+    again = read_model(folder).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in made.state_dict().items())
+    theirs = AutoModel.from_pretrained(folder)
+    assert {p.dtype for p in theirs.parameters()} == {torch.float32}
 
 
 def probabilities(model: EncoderWithHead, tokenizer: Any) -> np.ndarray:

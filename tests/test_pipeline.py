@@ -6,9 +6,10 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ RECIPE = """\
 corpus = "corpus.tsv"
 out = "out put"
 
-[split]
+[split.first]
 source = "{corpus}"
 folds = 3
 out = "{out}/split.parquet"
@@ -47,49 +48,45 @@ def stages_of(folder: Path, *settings: str, text: str = RECIPE) -> list[Stage]:
     return read_recipe(folder / "recipe.toml", cli.commands, settings)
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Commands in this process instead of one each; what was called, in order."""
-    seen: list[list[str]] = []
+class Calls:
+    """Calls commands; what was called, in order."""
 
-    def call(arguments: list[str], folder: Path, quiet: bool) -> int:
-        seen.append(list(arguments))
-        before = Path.cwd()
-        os.chdir(folder)
-        try:
-            code = cli.main([*arguments, "-q"], standalone_mode=False)
-        finally:
-            os.chdir(before)
-        return code if isinstance(code, int) else 0
+    def __init__(self) -> None:
+        self.words: list[list[str]] = []
 
-    monkeypatch.setattr(pipeline, "_call", call)
-    return seen
+    def __call__(self, words: Sequence[str]) -> int:
+        self.words.append([*words])
+        return cli.call([*words, "-q"])
 
 
 def statuses(results: list[dict[str, Any]]) -> list[str]:
     return [result["status"] for result in results]
 
 
-def reasons(folder: Path, *settings: str, text: str = RECIPE) -> list[str]:
+def reasons(
+    folder: Path,
+    *settings: str,
+    text: str = RECIPE,
+    call: Callable[[Sequence[str]], int] = cli.call,
+) -> list[str]:
     """What a run says before each stage."""
     lines: list[str] = []
-    run_recipe(stages_of(folder, *settings, text=text), progress=lines.append)
+    run_recipe(stages_of(folder, *settings, text=text), call, progress=lines.append)
     return [line.partition(" … ")[2] for line in lines if " …" in line]
 
 
-def test_what_makes_a_stage_run_again(
-    tmp_path: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_makes_a_stage_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus_of(tmp_path / "corpus.tsv")
-    assert reasons(tmp_path) == ["", ""]
-    assert reasons(tmp_path) == ["up to date", "up to date"]
-    assert len(calls) == 2
-    assert reasons(tmp_path, "split.other.seed=2") == ["up to date", "its settings changed"]
-    assert calls[-1][-1] == "--overwrite"
-    assert reasons(tmp_path) == ["up to date", "its settings changed"]
+    calls, changed = Calls(), ["up to date", "its settings changed"]
+    assert reasons(tmp_path, call=calls) == ["", ""]
+    assert reasons(tmp_path, call=calls) == ["up to date", "up to date"]
+    assert len(calls.words) == 2
+    assert reasons(tmp_path, "split.other.seed=2", call=calls) == changed
+    assert calls.words[-1][-1] == "--overwrite"
+    assert reasons(tmp_path) == changed
     (tmp_path / "out put/split.parquet").unlink()
     (tmp_path / "out put/other.parquet").write_bytes(b"x")
-    assert reasons(tmp_path) == ["its output is missing or was changed"] * 2
+    assert reasons(tmp_path) == ["its outputs changed"] * 2
     os.utime(tmp_path / "corpus.tsv", (1, 1))  # its time alone is nothing
     assert reasons(tmp_path) == ["up to date", "up to date"]
     corpus_of(tmp_path / "corpus.tsv", seed=1)
@@ -100,60 +97,55 @@ def test_what_makes_a_stage_run_again(
 
 
 def test_a_failed_stage_leaves_the_earlier_ones_done(
-    tmp_path: Path, calls: list[list[str]]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus_of(tmp_path / "corpus.tsv")
     bad = "split.other.label=none"
     lines: list[str] = []
-
-    def failing(arguments: list[str], folder: Path, quiet: bool) -> int:
-        return 2 if "--label=none" in arguments else honest(arguments, folder, quiet)
-
-    honest = pipeline._call
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_call", failing)
-        done = run_recipe(stages_of(tmp_path, bad), progress=lines.append)
-        assert statuses(done) == ["done", "failed"]
-        assert done[-1]["exit_code"] == 2
-        assert "exit code 2" in lines[-1]
-        assert reasons(tmp_path, bad) == ["up to date", "was not finished"]
+    done = run_recipe(stages_of(tmp_path, bad), cli.call, progress=lines.append)
+    assert statuses(done) == ["done", "failed"]
+    assert done[-1]["exit_code"] == 2
+    assert "exit code 2" in lines[-1]
+    assert re.search(r"embedkit: .*--label", capsys.readouterr().err)
+    assert reasons(tmp_path, bad) == ["up to date", "was not finished"]
     assert reasons(tmp_path) == ["up to date", "was not finished"]
 
 
-def test_what_is_not_ours_is_not_replaced(tmp_path: Path, calls: list[list[str]]) -> None:
-    from embedkit.errors import OutputExistsError
-
+def test_what_is_not_ours_is_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     corpus_of(tmp_path / "corpus.tsv")
     (tmp_path / "out put").mkdir()
     (tmp_path / "out put/split.parquet").write_bytes(b"mine")
     for _ in range(2):  # a second attempt knows no more than the first
-        with pytest.raises(OutputExistsError, match=r"exists\. Choose another --out"):
-            run_recipe(stages_of(tmp_path))
+        assert run_recipe(stages_of(tmp_path), cli.call)[-1]["exit_code"] == 8
+        assert "Choose another --out" in capsys.readouterr().err
     assert (tmp_path / "out put/split.parquet").read_bytes() == b"mine"
 
 
-def test_an_interrupted_stage_is_resumed_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_stage_is_resumed_not_replaced(tmp_path: Path) -> None:
     """After a crash before any output: the same command again; after a change: over again."""
     corpus_of(tmp_path / "corpus.tsv")
-    seen: list[list[str]] = []
+    seen: list[Sequence[str]] = []
+    before = Path.cwd(), sys.argv
 
-    def crash(arguments: list[str], folder: Path, quiet: bool) -> int:
-        seen.append(list(arguments))
+    def crash(words: Sequence[str]) -> int:
+        assert tmp_path == Path.cwd()
+        assert sys.argv == ["embedkit", *words]
+        seen.append(words)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "_call", crash)
-    for settings in ((), (), ("split.seed=5",)):
+    for settings in ((), (), ("split.first.seed=5",)):
         with pytest.raises(KeyboardInterrupt):
-            run_recipe(stages_of(tmp_path, *settings))
+            run_recipe(stages_of(tmp_path, *settings), crash)
+        assert (Path.cwd(), sys.argv) == before
     assert seen[0] == seen[1]
     assert seen[2][-1] == "--overwrite"
 
 
-def test_a_damaged_record_is_no_record(tmp_path: Path, calls: list[list[str]]) -> None:
+def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
     corpus_of(tmp_path / "corpus.tsv")
-    run_recipe(stages_of(tmp_path))
+    run_recipe(stages_of(tmp_path), cli.call)
     record = tmp_path / "out put/.other.parquet.stage.json"
     assert json.loads(record.read_text("utf-8"))["settings"][0] == "split"
     for content in (b"", b"{}", b"\xff", b"[]"):
@@ -176,30 +168,56 @@ def test_hashes_of_folders(tmp_path: Path) -> None:
     assert content_hash(folder) == third
 
 
-# the whole, in processes of their own
+# the whole
+
+WHOLE = f"""\
+[extract]
+corpus = "corpus.tsv"
+model = "{{model}}"
+out = "out put/vectors"
+
+[train]
+dataset = "out put/vectors"
+folds = 2
+out = "out put/frozen"
+
+[finetune]
+corpus = "corpus.tsv"
+model = "{{model}}"
+folds = 2
+epochs = 1
+validation = 0
+out = "out put/tuned"
+
+{RECIPE}"""
 
 
 @pytest.mark.slow
 def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
+    """Stages share a process: none depends on what another one has left behind."""
     for name in ("by run", "by shell"):
         (tmp_path / name).mkdir()
         corpus_of(tmp_path / name / "corpus.tsv")
-        (tmp_path / name / "recipe.toml").write_text(RECIPE, "utf-8")
+        recipe = WHOLE.replace("[set]", f"[set]\nmodel = '{tiny_model()}'")
+        (tmp_path / name / "recipe.toml").write_text(recipe, "utf-8")
     ran = Process("run", "by run/recipe.toml", cwd=tmp_path).wait()
     assert ran.returncode == 0, ran.stderr
-    assert "[2/2] split.other: done in" in ran.stderr
+    assert "[5/5] split.other: done in" in ran.stderr
     assert f"made {Path('by run/out put/other.parquet')}" in ran.stderr
     dry = command("run", "by shell/recipe.toml", "--dry-run", cwd=tmp_path)
     assert not (tmp_path / "by shell/out put").exists()
     tool = f'embedkit() {{ "{sys.executable}" -m embedkit "$@"; }}\n'
     assert program("bash", "-e", "-c", tool + dry.stdout, cwd=tmp_path).returncode == 0
-    for name in ("split.parquet", "other.parquet"):
-        one, other = (
-            (tmp_path / n / "out put" / name).read_bytes() for n in ("by run", "by shell")
-        )
-        assert one == other
+    one, other = (tmp_path / name / "out put" for name in ("by run", "by shell"))
+    files = [path.relative_to(other) for path in other.rglob("*") if path.is_file()]
+    assert {".parquet", ".skops", ".safetensors"} <= {path.suffix for path in files}
+    for path in files:
+        if path.suffix in (".parquet", ".skops", ".safetensors"):
+            assert (one / path).read_bytes() == (other / path).read_bytes(), path
+    for name in ("frozen", "tuned"):
+        assert read_run(one / name).command == read_run(other / name).command
     again = command("run", "by run/recipe.toml", "--json", cwd=tmp_path)
-    assert [s["status"] for s in json.loads(again.stdout)] == ["up to date"] * 2
+    assert [s["status"] for s in json.loads(again.stdout)] == ["up to date"] * 5
 
 
 # downloads
@@ -333,17 +351,12 @@ NSMC = "\n".join(
     ],
 )
 def test_every_recipe_runs_on_a_stand_in(
-    recipe: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    server: tuple[str, list[str]],
-    calls: list[list[str]],
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[str]]
 ) -> None:
-    """Every stage of every recipe, in this process: starting one for each takes longer."""
     monkeypatch.setitem(globals(), "CONTENT", NSMC)
     settings = [*stand_ins(tmp_path, server[0])[recipe.stem], f"out={tmp_path / 'out'}"]
     stages = read_recipe(recipe, cli.commands, settings)
-    done = run_recipe(stages)
+    done = run_recipe(stages, cli.call, quiet=True)
     assert statuses(done) == ["done"] * len(stages)
     compares = [stage.line[0] for stage in stages].count("compare")
     assert (tmp_path / "out/report.html").is_file() == bool(compares)
@@ -361,5 +374,5 @@ def test_every_recipe_runs_on_a_stand_in(
         assert lines[0] == "id,judgement"
         assert [line.split(",")[0] for line in lines[1:]] == [str(i) for i in range(12)]
         assert {line.split(",")[1] for line in lines[1:]} <= {"0", "1"}
-    again = run_recipe([stage for stage in stages if stage.line[0] not in PRINTING])
+    again = run_recipe([stage for stage in stages if stage.line[0] not in PRINTING], cli.call)
     assert set(statuses(again)) == {"up to date"}

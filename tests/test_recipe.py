@@ -116,19 +116,17 @@ def test_files_that_are_not_recipes(tmp_path: Path) -> None:
 def test_the_recipe_of_the_documentation(tmp_path: Path) -> None:
     page = (ROOT / "docs/experiments.md").read_text("utf-8")
     (block,) = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.S | re.M)
-    assert [stage.line[0] for stage in read(tmp_path, block)] == ["extract", "split", "train"]
+    names = [stage.name for stage in read(tmp_path, block)]
+    assert names == ["extract", "split", "train.tfidf", "train.last_layer"]
 
 
-DEFAULTS = """\
+SHARED = """\
 [set]
 out = "o"
 
-[defaults]
-split = "{out}/s.parquet"
-seed = 3
-
-[defaults.train]
+[train]
 dataset = "{out}/v"
+split = "{out}/s.parquet"
 seed = 4
 out = "{out}/{stage}"
 
@@ -137,30 +135,25 @@ out = "{out}/{stage}"
 [train.b]
 seed = 5
 split = ""
-
-[split]
-source = "{out}/v"
-out = "{out}/s.parquet"
 """
 
 
-def test_defaults_of_all_stages_and_of_a_command(tmp_path: Path) -> None:
-    a, b, split = read(tmp_path, DEFAULTS)
+def test_options_of_all_stages_of_a_command(tmp_path: Path) -> None:
+    a, b = read(tmp_path, SHARED)
     assert a.line == ("train", "o/v", "--split=o/s.parquet", "--seed=4", "--out=o/a")
     assert b.line == ("train", "o/v", "--seed=5", "--out=o/b")
-    assert split.line == ("split", "o/v", "--seed=3", "--out=o/s.parquet")
     assert a.outputs == ("o/a",)
-    a, b, _ = read(tmp_path, DEFAULTS, "train.seed=9")
-    assert a.line[3] == b.line[2] == "--seed=9"
+    a, b = read(tmp_path, SHARED, "train.a.seed=9")
+    assert a.line[3] == "--seed=9"
+    assert b.line[2] == "--seed=5"
 
 
 @pytest.mark.parametrize(
     ("recipe", "settings", "message"),
     [
-        (DEFAULTS.replace("seed = 3", "sed = 3"), (), r"\[defaults\] .*'sed'"),
-        (DEFAULTS.replace("defaults.train", "defaults.trian"), (), r"\[defaults\] .*'trian'"),
-        (DEFAULTS.replace("seed = 4", "ssed = 4"), (), r"\[train.a\] .*--ssed"),
-        (DEFAULTS.replace("{stage}", "{stag}"), (), r"\{stag\}.*Did you mean 'stage'"),
+        (SHARED.replace("seed = 4", "ssed = 4"), (), r"\[train.a\] .*--ssed"),
+        (SHARED.replace("{stage}", "{stag}"), (), r"\{stag\}.*Did you mean 'stage'"),
+        (SHARED, ("train.seed=1",), r"train\.seed=1.*train.a, train.b"),
         (GOOD, ("corpuss=x",), r"corpuss=x.*Did you mean 'corpus'"),
         (GOOD, ("folds",), "KEY=VALUE"),
         (GOOD, ("train.c.tune=true",), r"train\.c\.tune.*extract, train.b, split"),
@@ -168,7 +161,7 @@ def test_defaults_of_all_stages_and_of_a_command(tmp_path: Path) -> None:
         (GOOD, ("train.a.folds=x",), "--folds"),
     ],
 )
-def test_mistakes_in_defaults_and_on_the_command_line(
+def test_mistakes_in_shared_options_and_on_the_command_line(
     tmp_path: Path, recipe: str, settings: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):

@@ -32,7 +32,7 @@ from embedkit.dataset.read import (
 from embedkit.dataset.settings import encode_as
 from embedkit.dataset.texts import dataset_of, labels_of_words, read_more_texts, reading_of
 from embedkit.errors import UsageError
-from embedkit.machine import peak_memory_bytes
+from embedkit.machine import peak_memory_bytes, peak_memory_since
 from embedkit.runs.folder import (
     RunResult,
     check_alike,
@@ -299,6 +299,7 @@ def train(
         >>> result.content.estimator, result.content.views
         ('logreg', ('cls_6',))
     """
+    peak_before = peak_memory_bytes()
     settings = EstimatorSettings.of(
         estimator, task=task, features=features, class_weight=class_weight, seed=seed
     )
@@ -366,7 +367,7 @@ def train(
             cost=Cost(
                 fit_seconds=result.fit_seconds,
                 predict_seconds=result.predict_seconds,
-                peak_memory_bytes=peak_memory_bytes(),
+                peak_memory_bytes=peak_memory_since(peak_before),
                 parameters=_parameters(pipeline[-1]),
                 device="cpu",
             ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -16,7 +17,7 @@ import click
 
 from embedkit.cli.options import FIRST_HEADING, HEADINGS, progress_bar
 from embedkit.cli.text import json_text, say
-from embedkit.errors import EmbedkitError
+from embedkit.errors import EmbedkitError, StorageError
 from embedkit.types import no_progress
 
 if TYPE_CHECKING:
@@ -62,6 +63,32 @@ class Commands(click.Group):
             with formatter.section(heading):
                 formatter.write_dl([(n, self.commands[n].get_short_help_str(90)) for n in names])
 
+    def call(self, words: Sequence[str], *, started: float | None = None) -> int:
+        """Run what was typed, print its error if it has one, and return its exit code.
+
+        Interrupts are raised.
+        """
+        stdout = sys.stdout
+        try:
+            code = self.main(list(words), standalone_mode=False, obj=started)
+            return code if isinstance(code, int) else 0
+        except SystemExit:
+            if sys.stdout is stdout:
+                raise
+            return 0  # the reader of a pipe has closed it: click has replaced the stream
+        except EmbedkitError as error:
+            message, code = str(error), error.exit_code
+        except click.ClickException as error:
+            context = getattr(error, "ctx", None)
+            name = f" {context.info_name}" if context and context.parent else ""
+            message, code = error.format_message(), error.exit_code
+            message += f"{'.' * (message[-1] not in '.?')} See embedkit{name} --help."
+        except OSError as error:
+            message = f"{error.filename or 'input/output'}: {error.strerror or error}."
+            code = StorageError.exit_code
+        complain(message)
+        return code
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the named command."""
         kept = [handler for handler in _LOGGER.handlers if not isinstance(handler, _Notes)]
@@ -78,6 +105,11 @@ class Commands(click.Group):
                 message = in_options(str(error), [*others, *command.params])
                 error.args = (message, *error.args[1:])
             raise
+
+
+def complain(message: str) -> None:
+    """Print why a command ends."""
+    say(f"embedkit: {message}", err=True)
 
 
 def seconds_so_far() -> float:

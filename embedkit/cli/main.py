@@ -9,17 +9,16 @@ from __future__ import annotations
 import signal
 import sys
 from io import TextIOWrapper
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from embedkit.cli.command import STARTED, Commands
+from embedkit.cli.command import STARTED, Commands, complain
 from embedkit.cli.data import extract, info, tokenize, verify
 from embedkit.cli.learn import compare, export, finetune, predict, probe, split, train
 from embedkit.cli.look import explore, index, search, similarity, words
 from embedkit.cli.more import doctor, fetch, run
-from embedkit.cli.text import say
-from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EmbedkitError, StorageError
+from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 from embedkit.machine import __version__, set_wait_policy
 
 
@@ -31,28 +30,15 @@ def main() -> NoReturn:
     if isinstance(stdout, TextIOWrapper):  # file names may be unprintable
         stdout.reconfigure(errors="backslashreplace")
     try:
-        code = cli.main(standalone_mode=False, obj=STARTED)
-    except EmbedkitError as error:
-        _complain(str(error))
-        code = error.exit_code
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        name = f" {context.info_name}" if context and context.parent else ""
-        message = error.format_message()
-        _complain(f"{message}{'.' * (message[-1] not in '.?')} See embedkit{name} --help.")
-        code = error.exit_code
+        code: Any = cli.call(sys.argv[1:], started=STARTED)
     except (KeyboardInterrupt, click.exceptions.Abort):  # click replaces the former
-        _complain(_stopped("interrupted"))
+        complain(_stopped("interrupted"))
         code = EXIT_INTERRUPTED
     except SystemExit as ended:
-        # if the reader of a pipe has closed it, click replaces the stream and exits with 1
-        code = ended.code if sys.stdout is stdout else 0
+        code = ended.code
         if code == EXIT_TERMINATED:
-            _complain(_stopped("terminated"))
-    except OSError as error:
-        _complain(f"{error.filename or 'input/output'}: {error.strerror or error}.")
-        code = StorageError.exit_code
-    sys.exit(code if isinstance(code, int) else 0)
+            complain(_stopped("terminated"))
+    sys.exit(code)
 
 
 def _terminate(_signal: int, _frame: object) -> NoReturn:
@@ -62,10 +48,6 @@ def _terminate(_signal: int, _frame: object) -> NoReturn:
 def _stopped(how: str) -> str:
     resumable = sys.argv[1:2] and sys.argv[1] in ("extract", "finetune", "run")
     return f"{how}; run the same command again to resume." if resumable else f"{how}."
-
-
-def _complain(message: str) -> None:
-    say(f"embedkit: {message}", err=True)
 
 
 @click.group(

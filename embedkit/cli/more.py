@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedkit.cli.command import Result, command
+from embedkit.cli.command import Commands, Result, command
 from embedkit.cli.options import FILE, option, options
 from embedkit.cli.text import json_text, say
 from embedkit.display import bytes_text
@@ -70,7 +70,8 @@ def run(
     from embedkit.pipeline import read_recipe, run_recipe
 
     group = context.find_root().command
-    commands = {n: c for n, c in getattr(group, "commands", {}).items() if n != "run"}
+    assert isinstance(group, Commands)
+    commands = {n: c for n, c in group.commands.items() if n != "run"}
     stages = read_recipe(recipe, commands, settings)
     if dry_run:
         lines = [shlex.join(["embedkit", *stage.line]) for stage in stages]
@@ -81,7 +82,7 @@ def run(
         if not quiet:
             say(line, err=True)
 
-    results = run_recipe(stages, quiet=quiet or as_json, progress=progress)
+    results = run_recipe(stages, group.call, quiet=quiet or as_json, progress=progress)
     codes, failed = [one["exit_code"] for one in results], results[-1]["status"] == "failed"
     if as_json:
         click.echo(json_text(results))

@@ -182,8 +182,7 @@ def path_text(path: str | Path) -> str:
 
     A stage of ``embedkit run`` works in the folder of its recipe; the paths of other commands stay.
     """
-    typed_in = os.environ.get(TYPED_IN)
-    return visible(path_from(path, typed_in) if typed_in else str(path))
+    return visible(path_from(path, TYPED_IN[-1]) if TYPED_IN else str(path))
 
 
 def one_line(text: str) -> str:

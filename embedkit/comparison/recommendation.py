@@ -339,7 +339,7 @@ def _free(path: Path) -> Path:
 
 def portable(path: str | Path) -> str:
     """Return a path as it can be typed in the user's folder: relative, however far it is."""
-    return os.path.relpath(path, os.environ.get(TYPED_IN) or Path.cwd())
+    return os.path.relpath(path, TYPED_IN[-1] if TYPED_IN else Path.cwd())
 
 
 def model_text(model: str) -> str:

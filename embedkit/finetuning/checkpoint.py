@@ -33,6 +33,7 @@ from embedkit.finetuning.model import (
     is_plain_head,
     labelled_units,
     predict_logits,
+    read_config,
     read_model,
     save_weights,
     tokenize,
@@ -197,8 +198,7 @@ def export(
     elif name not in content.models:
         raise UsageError(f"fold={fold!r}: {source} has the models {', '.join(content.models)}.")
     check_files(source, [f"model/{name}"], advice="Make the run again.")
-    config = read_model(source / "model" / name).config
-    has_head = is_plain_head(config)
+    has_head = is_plain_head(read_config(source / "model" / name))
     finish_swap(target, lambda _: True, private=_PRIVATE)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         if not overwrite:

@@ -1,7 +1,8 @@
 """Encoders with a head, and their folders: checkpoints of the encoder's own family.
 
     config.json          of the encoder, with ``architectures`` and ``id2label``
-    model.safetensors    weights under the names of transformers
+    model.safetensors    weights under the names of transformers; in half precision if that
+                         changes no number, as in frozen layers of some checkpoints
     head.json            settings of the head
     tokenizer files      cut at as many tokens as the model was trained on
 
@@ -104,10 +105,6 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         for module in self.without_dropout:
             module.training = False
         return self
-
-    def floating_point_ops(self, *_: Any, **__: Any) -> int:
-        """Return 0: the Trainer's estimate goes through all parameters in every step."""
-        return 0
 
     def forward(
         self,
@@ -464,7 +461,6 @@ _PLAIN = {
 and the two layers of the former."""
 
 _OWN = "embedkit."
-_LAST = ("classifier.weight", "classifier.bias")
 _MACHINE = (
     "_name_or_path",
     "name_or_path",
@@ -492,13 +488,19 @@ def write_model(
 ) -> None:
     """Write a model with its tokenizer into a folder that exists."""
     plain = is_plain_head(model.config)
-    weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-    scaled = model.config.problem == "value" and "classifier.weight" in weights
+    weights: dict[str, Tensor] = {}
+    for prefix, part in _parts(model).items():
+        weights |= part.state_dict(prefix=prefix)
+    kernel, bias = _last(model)
+    scaled = model.config.problem == "value" and kernel in weights
     if scaled:
         scale, mean = model.config.target_scale, model.config.target_mean
-        weights["classifier.weight"] = weights["classifier.weight"] * scale
-        weights["classifier.bias"] = weights["classifier.bias"] * scale + mean
-    save_weights(_stored(weights, model.config), folder)
+        weights[kernel] = weights[kernel] * scale
+        weights[bias] = weights[bias] * scale + mean
+    if plain and model.config.problem == "one_logit":
+        for name in (kernel, bias):
+            weights[name] = torch.cat([torch.zeros_like(weights[name]), weights[name]])
+    save_weights({name: _halved(value) for name, value in weights.items()}, folder)
     _write_json(folder / "config.json", _config(model, classes, plain=plain))
     in_weights = {"target_mean", "target_scale"} if scaled else set()
     names = inspect.get_annotations(HeadConfig).keys() - {"encoder"} - in_weights
@@ -512,17 +514,28 @@ def write_model(
     _write_json(file, _without_paths(settings) | {"model_max_length": max_length})
 
 
+def read_config(folder: Path) -> HeadConfig:
+    """Read the configuration of a model."""
+    encoder = json.loads((folder / "config.json").read_text("utf-8"))
+    return HeadConfig(encoder=encoder, **json.loads((folder / HEAD_FILE).read_text("utf-8")))
+
+
 def read_model(folder: Path) -> EncoderWithHead:
     """Read a model on the CPU in float32, in evaluation mode."""
     if not folder.is_dir():
         raise DamagedError(f"{folder} is missing. Make the run again.")
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        head = json.loads((folder / HEAD_FILE).read_text("utf-8"))
         with init_empty_weights(include_buffers=False):  # random ones take longer than reading
-            model = EncoderWithHead(HeadConfig(encoder=config, **head))
+            model = EncoderWithHead(read_config(folder))
         stored = load_file(str(folder / WEIGHTS))
-        model.load_state_dict(_loaded(stored, model.config), assign=True)
+        if is_plain_head(model.config) and model.config.problem == "one_logit":
+            for name in _last(model):
+                stored[name] = stored[name][1:]
+        # the longest first: "classifier.dense." and "" begin other names too
+        for prefix, part in sorted(_parts(model).items(), key=lambda item: -len(item[0])):
+            own = {n: stored.pop(n) for n in [*stored] if n.startswith(prefix)}
+            own = {n.removeprefix(prefix): value for n, value in own.items()}
+            part.load_state_dict(own, assign=True)
     except Exception as error:  # the loaders raise what their many formats raise
         problem = f"{first_line(error)}. Make the run again."
         raise DamagedError(f"{folder} cannot be read: {problem}") from error
@@ -532,8 +545,14 @@ def read_model(folder: Path) -> EncoderWithHead:
 
 def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write weights by name into a folder that exists."""
-    own = {name: value.contiguous() for name, value in tensors.items()}
+    own = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _halved(value: Tensor) -> Tensor:
+    """The same numbers, in half precision if it holds them."""
+    half = value.half()
+    return half if half.to(value.dtype).equal(value) else value
 
 
 def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> dict[str, Any]:
@@ -551,37 +570,21 @@ def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> d
     return _without_paths(json.loads(config.to_json_string()))
 
 
-def _prefixes(config: HeadConfig) -> dict[str, str]:
-    """Names of the parts of a model, and their names in its file."""
-    if not is_plain_head(config):
-        return {"encoder.": "", "head.": f"{_OWN}head.", "classifier.": f"{_OWN}classifier."}
-    _, encoder, dense, output = _PLAIN[(config.encoder or {})["model_type"]]
-    if config.head == WORDS:
-        return {"encoder.": f"{encoder}.", "classifier.": "classifier."}
-    return {"encoder.": f"{encoder}.", "head.dense.": f"{dense}.", "classifier.": f"{output}."}
+def _parts(model: EncoderWithHead) -> dict[str, nn.Module]:
+    """Parts of a model by the prefix of their weights in its file, the last layer at the end."""
+    last = model.classifier
+    if not is_plain_head(model.config):
+        return {"": model.encoder, f"{_OWN}head.": model.head, f"{_OWN}classifier.": last}
+    _, encoder, dense, output = _PLAIN[model.encoder.config.model_type]
+    if model.config.head == WORDS:
+        return {f"{encoder}.": model.encoder, "classifier.": last}
+    return {f"{encoder}.": model.encoder, f"{dense}.": model.head.dense, f"{output}.": last}
 
 
-def _stored(weights: dict[str, Tensor], config: HeadConfig) -> dict[str, Tensor]:
-    if is_plain_head(config) and config.problem == "one_logit":
-        for name in _LAST:
-            weights[name] = torch.cat([torch.zeros_like(weights[name]), weights[name]])
-    return _renamed(weights, _prefixes(config))
-
-
-def _loaded(stored: Mapping[str, Tensor], config: HeadConfig) -> dict[str, Tensor]:
-    parts = {theirs: ours for ours, theirs in _prefixes(config).items()}
-    # the longest first: "classifier.dense." and "" begin other names too
-    weights = _renamed(stored, dict(sorted(parts.items(), key=lambda part: -len(part[0]))))
-    if is_plain_head(config) and config.problem == "one_logit":
-        for name in _LAST:
-            weights[name] = weights[name][1:]
-    return weights
-
-
-def _renamed(weights: Mapping[str, Tensor], parts: Mapping[str, str]) -> dict[str, Tensor]:
-    """Replace the first of the prefixes that each name has."""
-    first = {name: next(p for p in parts if name.startswith(p)) for name in weights}
-    return {parts[p] + name.removeprefix(p): weights[name] for name, p in first.items()}
+def _last(model: EncoderWithHead) -> tuple[str, str]:
+    """Names of the weights of the last layer in the file of a model."""
+    *_, prefix = _parts(model)
+    return f"{prefix}weight", f"{prefix}bias"
 
 
 def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from embedkit.finetuning.model import (
 )
 from embedkit.finetuning.options import TrainingOptions, takes_options
 from embedkit.finetuning.training import Fold, FoldResult, saving, train_fold
-from embedkit.machine import __version__, peak_memory_bytes
+from embedkit.machine import __version__, peak_memory_bytes, peak_memory_since
 from embedkit.runs.figures import draw_training
 from embedkit.runs.folder import (
     RunResult,
@@ -149,6 +149,7 @@ def finetune(
         EncodeError: the loss of a fold is not a number.
         StorageError: a checkpoint cannot be written; finished folds are kept.
     """
+    peak_before = peak_memory_bytes()
     columns = {name: training.pop(name) for name in _OF_READING & training.keys()}
     try:
         where, options = choose_device(device), TrainingOptions(**training)
@@ -161,6 +162,8 @@ def finetune(
     precision = choose_precision(fp32_on_cpu, where)
     if precision == "int8" or (precision == "fp16" and where.type == "cpu"):
         raise UsageError(f"precision={precision!r} cannot train here; use fp32 or bf16.")
+    if where.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(where)
     quiet_transformers()
     out = default_out(corpus, options.head_name) if out is None else Path(out)
     check_free(out, overwrite=overwrite)
@@ -240,13 +243,29 @@ def finetune(
         "device": where.type,
         "versions": {"embedkit": __version__, **_LIBRARIES},
     }
+    checkpoints = storage.incomplete(out) / UNFINISHED / "checkpoints"
     job = _Job(
         units=units,
         target=target,
         records=records,
         split=assigned,
         test=test_set,
-        folds=divided,
+        folds=[
+            Fold(
+                number=number,
+                name=f"fold {number + 1} of {len(divided)}",
+                texts=units.texts,
+                record=units.record,
+                target=target,
+                options=options,
+                seed=options.seed + _FOLD_SEED * number,
+                device=where,
+                pad_id=tokenizer.pad_id,
+                work=checkpoints / f"fold-{number}",
+                **subsets,
+            )
+            for number, subsets in enumerate(divided)
+        ],
         choosing=choosing,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
@@ -254,6 +273,7 @@ def finetune(
         options=options,
         device=where,
         progress=progress,
+        peak_before=peak_before,
     )
     with resumable_run(out, identity, overwrite=overwrite) as folder:
         content = _write(job, folder, _all_folds(job, folder))
@@ -307,31 +327,10 @@ def _target(units: _Units, options: TrainingOptions) -> Target:
 # validation records
 
 
-@dataclass(frozen=True, slots=True)
-class FoldRecords:
-    """The records of one fold, as indices; no record is in two of them."""
-
-    fold: int
-    train: Int64
-    valid: Int64  # validation records that choose the epoch
-    threshold: Int64  # validation records that choose thresholds
-    held_out: Int64
-
-    @property
-    def model(self) -> str:
-        """Name of the folder of the fold's model."""
-        return f"fold-{self.fold}"
-
-    @property
-    def result(self) -> str:
-        """Name of the file of the fold's result until the run is complete."""
-        return f"{UNFINISHED}/folds/{self.model}.json"
-
-
 def divide(
     split: Split, target: Target, options: TrainingOptions
-) -> tuple[tuple[FoldRecords, ...], Int64]:
-    """Return the records of every fold, and the validation records that choose thresholds.
+) -> tuple[list[dict[str, Int64]], Int64]:
+    """Return the subsets of every :class:`Fold`, and all records that choose thresholds.
 
     The division depends on the split and the fraction alone, so that runs on one split have the
     same validation records whatever their seeds. Where half of them choose thresholds, they are the
@@ -349,7 +348,7 @@ def divide(
         both = chosen_from(split.in_folds, fraction, seed=seed, trains=trains)
         by_threshold = chosen_from(both, 0.5, seed=seed + 1)
         by_epoch = np.setdiff1d(both, by_threshold)
-    divided: list[FoldRecords] = []
+    divided = []
     for fold, (train, held_out) in enumerate(parts):
         valid = np.intersect1d(train, by_epoch)
         if fraction and not options.chooses_threshold:
@@ -363,8 +362,8 @@ def divide(
                 "too few, or too similar, to choose epoch or threshold= by some of them."
             )
         rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
-        divided.append(FoldRecords(fold, rest, valid, chooses, held_out))
-    return tuple(divided), by_threshold
+        divided.append({"train": rest, "valid": valid, "threshold": chooses, "held_out": held_out})
+    return divided, by_threshold
 
 
 def validation_records(
@@ -420,7 +419,7 @@ class _Job:
     records: Split  # folds of the records
     split: Split  # folds of the units
     test: TestSet | None
-    folds: tuple[FoldRecords, ...]
+    folds: Sequence[Fold]
     choosing: Int64
     checkpoint: Checkpoint
     tokenizer: TextTokenizer
@@ -428,13 +427,14 @@ class _Job:
     options: TrainingOptions
     device: torch.device
     progress: ProgressCallback
+    peak_before: int  # memory that the process has used before
 
 
 def _all_folds(job: _Job, folder: Path) -> list[FoldResult]:
     """Train the models that are not finished, and return the results of all."""
     results: list[FoldResult] = []
     encoder: PlainModel | None = None
-    for number, fold in enumerate(job.folds):
+    for fold in job.folds:
         result = _read_result(folder, fold)
         if result is None:
             if encoder is None:
@@ -443,66 +443,53 @@ def _all_folds(job: _Job, folder: Path) -> list[FoldResult]:
                 if job.options.head == "pooler" and pooler_layer(encoder) is None:
                     message = "%s has no pooler weights; the head starts with random ones"
                     logger.warning(message, job.checkpoint.name)
-            work = folder / UNFINISHED / "checkpoints" / fold.model
-            model, result = _train(job, number, encoder, work)
+            model, result = _train(job, fold, encoder)
             _keep(job, folder, fold, model, result)
-            storage.remove_tree(work)
+            storage.remove_tree(fold.work)
         results.append(result)
     return results
 
 
-def _read_result(folder: Path, fold: FoldRecords) -> FoldResult | None:
+def _result_file(fold: Fold) -> str:
+    return f"{UNFINISHED}/folds/{fold.model}.json"
+
+
+def _read_result(folder: Path, fold: Fold) -> FoldResult | None:
     """Read the result of a fold; ``None`` if it is not finished, or damaged."""
-    if fold.result not in storage.file_sums(folder, torn=True):
+    name = _result_file(fold)
+    if name not in storage.file_sums(folder, torn=True):
         return None
     try:
-        files = [fold.result, f"model/{fold.model}"]
+        files = [name, f"model/{fold.model}"]
         storage.check_files(folder, files, advice="Its model is trained again.")
     except DamagedError as error:
         logger.warning("%s", error)
         return None
-    return FoldResult(**json.loads((folder / fold.result).read_text("utf-8")))
+    return FoldResult(**json.loads((folder / name).read_text("utf-8")))
 
 
-def _train(
-    job: _Job, number: int, encoder: PlainModel, work: Path
-) -> tuple[EncoderWithHead, FoldResult]:
+def _train(job: _Job, fold: Fold, encoder: PlainModel) -> tuple[EncoderWithHead, FoldResult]:
     """Train the model of a fold, and predict with it."""
-    split, fold, options = job.split, job.folds[number], job.options
-    seed = options.seed + _FOLD_SEED * number
-    training = Fold(
-        name=f"fold {fold.fold + 1} of {split.n_folds}",
-        texts=job.units.texts,
-        record=job.units.record,
-        target=job.target,
-        train=fold.train,
-        valid=fold.valid,
-        seed=seed,
-        options=options,
-        device=job.device,
-        pad_id=job.tokenizer.pad_id,
-        work=work,
-    )
-    head = _head_settings(options, job.target, fold.train)
-    start = build_model(encoder, seed=seed, **head)
-    model, result = train_fold(training, start, progress=job.progress)
+    start = build_model(encoder, seed=fold.seed, **_head_settings(fold))
+    model, result = train_fold(fold, start, progress=job.progress)
 
     def proba(some: TokenizedTexts) -> list[Any]:
-        logits = predict_logits(model, some, pad_id=training.pad_id, precision=options.precision)
+        precision = fold.options.precision
+        logits = predict_logits(model, some, pad_id=fold.pad_id, precision=precision)
         return list(model.outputs(logits).tolist())
 
     started = time.perf_counter()
-    result.proba = proba(training.texts_of(fold.held_out))
+    result.proba = proba(fold.texts_of(fold.held_out))
     result.predict_seconds = time.perf_counter() - started
     result.test_proba = proba(job.test.features) if job.test else []
-    result.valid_proba = proba(training.texts_of(fold.valid))
-    result.threshold_proba = proba(training.texts_of(job.choosing))
+    result.valid_proba = proba(fold.texts_of(fold.valid))
+    result.threshold_proba = proba(fold.texts_of(job.choosing))
     return model, result
 
 
-def _head_settings(options: TrainingOptions, target: Target, train: Int64) -> dict[str, Any]:
+def _head_settings(fold: Fold) -> dict[str, Any]:
     """Fields of the head's configuration; class weights, mean and scale are of training records."""
-    y = target.y[train]
+    options, target, y = fold.options, fold.target, fold.target.y[fold.train]
     settings: dict[str, Any] = {
         "head": options.head_name,
         "cnn_widths": list(options.cnn_widths),
@@ -522,15 +509,13 @@ def _head_settings(options: TrainingOptions, target: Target, train: Int64) -> di
     return {**settings, "problem": problem, "n_outputs": len(target.classes)}
 
 
-def _keep(
-    job: _Job, folder: Path, fold: FoldRecords, model: EncoderWithHead, result: FoldResult
-) -> None:
+def _keep(job: _Job, folder: Path, fold: Fold, model: EncoderWithHead, result: FoldResult) -> None:
     """Write a fold's model to its final place, then its result, and last their checksums."""
     ready, final = folder / UNFINISHED / "model", folder / "model" / fold.model
     for old in (ready, final):
         if old.is_dir():
             storage.remove_tree(old)
-    file = folder / fold.result
+    file = folder / _result_file(fold)
     for place in (ready, final.parent, file.parent):
         storage.make_folder(place)
     length = job.tokens.max_length
@@ -570,7 +555,7 @@ def _predictions(
             "records": job.split,
             "ids": ids,
             "target": job.target,
-            "fold": fold.fold,
+            "fold": fold.number,
             "threshold": limit,
         }
         inner = None
@@ -592,7 +577,7 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
     options, texts = job.options, job.units.texts
     predictions, thresholds, final = _predictions(job, results, options.decision)
     log = [
-        {"fold": fold.fold, **line}
+        {"fold": fold.number, **line}
         for fold, result in zip(job.folds, results, strict=True)
         for line in result.log
     ]
@@ -603,7 +588,7 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
     write_split(made, folder / "split.parquet")
     models = FoldModels(
         models=tuple(fold.model for fold in job.folds),
-        fold_of_model=tuple(fold.fold for fold in job.folds),
+        fold_of_model=tuple(fold.number for fold in job.folds),
         split=made.fingerprint,
         source=data.source,
         **asdict(job.tokens),
@@ -612,8 +597,9 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
     SeenRecords(folder, models, made.row, data.text_keys(), seen).write()
     metric = "macro-F1" if job.target.classes else "R²"
     draw_training(folder, [result.log for result in results], metric=metric)
-    on_gpu = job.device.type == "cuda"
-    peak = torch.cuda.max_memory_allocated(job.device) if on_gpu else peak_memory_bytes()
+    peak: int | None = peak_memory_since(job.peak_before)
+    if job.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(job.device)
     settings = asdict(options) | {"head_learning_rate": options.head_rate}
     return write_results(
         folder,
@@ -651,7 +637,7 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
         cost=Cost(
             fit_seconds=sum(result.fit_seconds for result in results),
             predict_seconds=sum(result.predict_seconds for result in results),
-            peak_memory_bytes=int(peak),
+            peak_memory_bytes=peak,
             parameters=results[0].parameters,
             device=job.device.type,
         ),

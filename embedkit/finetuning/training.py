@@ -41,7 +41,7 @@ from embedkit.finetuning.model import (
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of, metrics_for
 from embedkit.runs.predictions import Target
-from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
@@ -67,19 +67,27 @@ if _CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # its older na
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Records and options of one fold."""
+    """Records and options of one fold; its subsets are indices of units, none in two of them."""
 
+    number: int
     name: str  # for messages, such as "fold 2 of 5"
     texts: TokenizedTexts  # of all records
     record: Int64  # number of the text of each unit: the text itself, or a word
     target: Target  # of the units
-    train: Int64  # indices of units
-    valid: Int64  # indices of the units that choose the epoch; may be empty
+    train: Int64
+    valid: Int64  # validation records that choose the epoch; may be empty
+    threshold: Int64  # validation records that choose thresholds
+    held_out: Int64
     options: TrainingOptions  # precision is not "auto"
     seed: int  # of head, order and dropout
     device: torch.device
     pad_id: int
     work: Path  # folder for checkpoints, which the caller deletes
+
+    @property
+    def model(self) -> str:
+        """Name of the folder of the model."""
+        return f"fold-{self.number}"
 
     def texts_of(self, units: Int64) -> TokenizedTexts:
         """Return the texts of units, all of whose units these are."""
@@ -205,12 +213,16 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         with torch.inference_mode():
             loss = float(self.model.loss(logits, torch.from_numpy(y)))
             proba = self.model.outputs(logits).numpy()
-        metrics = {"eval_loss": loss, "eval_score": _value(y, proba, target, "macro_f1", "r2")}
-        if target.classes:
-            accuracy = "accuracy" if y.ndim == 1 else "subset_accuracy"
-            metrics["eval_accuracy"] = _value(y, proba, target, accuracy, "")
         by = fold.options.select_by
-        metrics[_CHOSEN_BY] = loss if by == "loss" else _value(y, proba, target, by, by)
+        scores = metrics_for(y, proba, beta=beta_of(by))
+
+        def score(metric: str) -> float:
+            return scores[metric].value(len(y))
+
+        metrics = {"eval_loss": loss, "eval_score": score("macro_f1" if target.classes else "r2")}
+        if target.classes:
+            metrics["eval_accuracy"] = score("accuracy" if y.ndim == 1 else "subset_accuracy")
+        metrics[_CHOSEN_BY] = loss if by == "loss" else score(by)
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
             problem = f"is not defined on the {len(y)} validation records of {fold.name}"
             raise UsageError(f"select_by={by!r} {problem}. Pass a larger validation=.")
@@ -219,6 +231,10 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             self.args, self.state, self.control, metrics
         )
         return metrics
+
+    def floating_point_ops(self, *_: Any) -> int:
+        """Return 0: an estimate goes through all parameters in every step."""
+        return 0
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = self.fold.work
@@ -264,7 +280,7 @@ class LengthSampler(Sampler[int]):
 
 
 def _load_trained(model: EncoderWithHead, folder: Path) -> None:
-    model.load_state_dict(model.state_dict() | load_file(str(folder / WEIGHTS)))
+    model.load_state_dict(load_file(str(folder / WEIGHTS)), strict=False)  # frozen ones stay
 
 
 def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
@@ -393,9 +409,3 @@ def _last_checkpoint(work: Path) -> Path | None:
 def saving(folder: Path) -> AbstractContextManager[None]:
     """Raise what a writer raises on a full disk as a :class:`StorageError`."""
     return storage.storage_errors(folder, RuntimeError, SafetensorError)
-
-
-def _value(y: Any, proba: Float64, target: Target, of_classes: str, of_values: str) -> float:
-    """A metric of the likeliest class, or of values."""
-    metric = of_classes if target.classes else of_values
-    return metrics_for(y, proba, beta=beta_of(metric))[metric].value(len(y))
