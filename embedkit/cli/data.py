@@ -69,7 +69,12 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
         help="Also write word vectors, formed from these sub-tokens. [mean]",
     ),
     "--word-label",
-    option("--spans", metavar="START,END", help="Columns of spans, to write their vectors."),
+    option(
+        "--spans",
+        metavar="START,END",
+        help="Columns with the first character of a span of each text and the one after its last: "
+        "its vector is written instead of those of words.",
+    ),
     option("--tokens", **FLAG, help="Also write token vectors."),
     option("--dry-run", **FLAG, help="Estimate rows, tokens, size and time; write nothing."),
     "--overwrite",
@@ -91,7 +96,12 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--device",
     "--max-length",
     option("--batch-size", type=POSITIVE, help="Texts of the full length per batch. [by device]"),
-    option("--on-long", help="Beyond --max-length. [truncate]", **choice(ON_LONG)),
+    option(
+        "--on-long",
+        help="How to treat texts of more than --max-length tokens. "
+        "[truncate; with a run as --model, as it was trained]",
+        **choice(ON_LONG),
+    ),
     "--prefix",
     option("--prompt", help="Name of a prompt of the checkpoint, as the prefix: see info MODEL."),
     option("--dims", type=int, help="Keep the first N coordinates, scaled to length 1."),

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     "--overwrite",
     "--text",
     "--label",
-    option("--label-separator", help="Between the classes of a set; nothing is stratified."),
+    option("--label-separator", help="Between the classes of a record; folds are not stratified."),
 )
 def split(
     source: Path,
@@ -113,10 +113,16 @@ def split(
 @click.argument("dataset", type=FILE)
 @options(
     "--out",
-    option("--view", help="Stored view, or several, as mean_6,cls_6. [mean of the last layer]"),
+    option(
+        "--view", help="Stored view, or several to join: mean_6,cls_6. [mean of the last layer]"
+    ),
     "--level",
     "--estimator",
-    option("--features", help="tfidf: of the stored texts.", **choice(FEATURES, "vectors")),
+    option(
+        "--features",
+        help="Stored vectors, or TF-IDF of the stored texts or words.",
+        **choice(FEATURES, "vectors"),
+    ),
     "--task",
     "--label-separator",
     "--split",
@@ -158,7 +164,11 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         help="Metric that is shown, tuned for and used to choose the view. "
         "[accuracy or r2 is shown, log_loss or rmse is tuned for]",
     ),
-    option("--control", help="Also three untrained encoders.", **choice(["random-weights"])),
+    option(
+        "--control",
+        help="Also encode the texts with three untrained encoders.",
+        **choice(["random-weights"]),
+    ),
     option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
     "--overwrite",
 )
@@ -187,7 +197,12 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--out",
     "--model",
     "--device",
-    option("--head", default="cls", type=KnownOrClass(HEADS), help="Head, or module:Class."),
+    option(
+        "--head",
+        default="cls",
+        type=KnownOrClass(HEADS),
+        help="Classification head, or module:Class of a torch.nn.Module.",
+    ),
     "--level",
     "--task",
     "--label-separator",
@@ -210,8 +225,17 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         help="Train low-rank matrices (LoRA) instead of the weights of the encoder; try rank 8 "
         "and a learning rate of 1e-3.",
     ),
-    option("--precision", help="auto: 16 bits on CUDA.", **choice(PRECISIONS, "auto")),
-    option("--validation", default=0.1, help="Fraction of the training records; 0: none."),
+    option(
+        "--precision",
+        help="Precision of the computation; auto: fp32 on CPU, bf16 on CUDA (fp16 on older "
+        "devices).",
+        **choice(PRECISIONS, "auto"),
+    ),
+    option(
+        "--validation",
+        default=0.1,
+        help="Fraction of the training records used for validation; 0 disables it.",
+    ),
     option("--patience", type=int, help="Stop after N epochs without a better validation score."),
     option(
         "--select-by",
@@ -261,7 +285,9 @@ _SHOWN = 3
     "--text-pair",
     "--id",
     "--encoding",
-    option("--out", type=FILE, help="File: .tsv, .csv, .jsonl or .parquet. [standard output]"),
+    option(
+        "--out", type=FILE, help="File to write: .tsv, .csv, .jsonl or .parquet. [standard output]"
+    ),
     "--submission",
     "--label-names",
     "--device",
@@ -366,9 +392,23 @@ def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
         "metric's units. [1 point; 0.01 of a correlation; 1 % of the baseline's error]",
     ),
     option("--report", type=FILE, help="HTML report to write."),
-    option("--write-blend", type=FILE, help="File for a blend: .tsv, .csv, .jsonl or .parquet."),
-    option("--blend", help="best: the method to use.", **choice([*BLENDS, BEST_BLEND], "mean")),
-    option("--answers", multiple=True, type=FILE, help="Blend these, a file of predict per run."),
+    option(
+        "--write-blend",
+        type=FILE,
+        help="File for the blended labels and probabilities; .tsv, .csv, .jsonl or .parquet.",
+    ),
+    option(
+        "--blend",
+        help="Blend to write; best: the method to use, a blend or a single run.",
+        **choice([*BLENDS, BEST_BLEND], "mean"),
+    ),
+    option(
+        "--answers",
+        multiple=True,
+        type=FILE,
+        help="Predictions of predict for new texts, one file per run in the same order: blend "
+        "these.",
+    ),
     "--submission",
     "--overwrite",
 )

@@ -173,7 +173,9 @@ _MATRIX, _FEW = 10, 4
     option("--text-pair", required=True, help="Column of the second text."),
     option("--score", help="Column of the human score."),
     option("--layers", default="all", help=LAYERS),
-    option("--pooling", default="cls,mean,max", help="Also last_token, pooler, sentence."),
+    option(
+        "--pooling", default="cls,mean,max", help="cls, mean, max, last_token, pooler or sentence."
+    ),
     option("--out", type=FILE, help="Folder for the cosines, the table and the figure."),
     "--overwrite",
     "--model",
@@ -247,11 +249,25 @@ def _similarity_text(found: PairSimilarity) -> str:
 @click.argument("what", nargs=-1)
 @options(
     option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
-    option("--match", help="start: longer words too; anywhere.", **choice(MATCHES, "word")),
+    option(
+        "--match",
+        help="word: whole words, in Hangul with particles; start: longer words too; anywhere: "
+        "any substring.",
+        **choice(MATCHES, "word"),
+    ),
     option("--layer", help="Layer, or layers such as sum:-4..-1. [all; the last is clustered]"),
     option("--clusters", type=POSITIVE, help="Number of clusters. [by silhouette score]"),
-    option("--sense", help="Column with the sense of each record, to compare uses by."),
-    option("--span", metavar="START,END", help="Columns of the place of the use in a record."),
+    option(
+        "--sense",
+        help="Column with the sense of each record: compare uses with the same and "
+        "with other senses, layer by layer, of WORD or of all words of --span.",
+    ),
+    option(
+        "--span",
+        metavar="START,END",
+        help="Columns with the first character of the use in a record and the one after its "
+        "last. [all occurrences of WORD]",
+    ),
     option("--out", type=FILE, help="Page that shows the uses layer by layer (.html)."),
     option("--figure", type=FILE, help="Figure with a panel for each layer (.pdf, .svg, .png)."),
     option("--against", type=FILE, help="Dataset by another model, to show beside it."),
@@ -426,8 +442,12 @@ def _snippet(use: Use, around: int = 30) -> str:
 @click.argument("dataset", type=FILE)
 @options(
     "--view",
-    option("--layers", default="all", help="Stored layers for the slider, as -1 or 0,6,12."),
-    option("--method", help="umap needs umap-learn.", **choice(LAYOUT_METHODS, "tsne")),
+    option("--layers", default="all", help="Stored layers for the slider: all, -1 or 0,6,12."),
+    option(
+        "--method",
+        help="Layout in two dimensions; umap needs: pip install umap-learn.",
+        **choice(LAYOUT_METHODS, "tsne"),
+    ),
     option("--color", help="Column for the first colours; the page offers all. [label]"),
     "--label-names",
     option("--out", type=FILE, help="The page. [DATASET.explore.html]"),

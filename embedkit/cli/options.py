@@ -89,11 +89,15 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("--limit", "Use only the first N records; the others are counted.", _COUNT),
     ("--seed", "Seed of everything that is random.", {"default": 0, "type": _SEED}),
     # the encoder
-    ("--model", "Hub id or folder of a checkpoint; or multilingual.", {"default": DEFAULT_MODEL}),
+    (
+        "--model",
+        "Hub id or folder of a checkpoint; multilingual is multilingual-e5-small.",
+        {"default": DEFAULT_MODEL},
+    ),
     ("--revision", "Branch, tag or commit of a hub checkpoint.", {}),
     ("--device", "auto, cpu, cuda or cuda:1.", {"default": "auto"}),
-    ("--max-length", "Maximum tokens of a text. [set by the checkpoint]", {"type": int}),
-    ("--prefix", 'Put before every text; "" for none. [set by the checkpoint]', {}),
+    ("--max-length", "Maximum number of tokens per text. [set by the checkpoint]", {"type": int}),
+    ("--prefix", 'Text before every text; "" for none. [set by the checkpoint]', {}),
     (
         "--precision",
         "Precision of the computation; auto: on CPU bf16 where the processor has "
@@ -104,26 +108,59 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     # datasets and runs
     ("--out", "Folder of the run to write. [runs/CORPUS-METHOD]", {"type": FILE}),
     ("--overwrite", "Replace existing output.", FLAG),
-    ("--whitening", "Subtract the mean; whiten: also decorrelate.", choice(WHITENINGS)),
+    (
+        "--whitening",
+        "center: subtract the mean of the dataset, as raw BERT vectors all point in similar "
+        "directions; whiten: also decorrelate the dimensions.",
+        choice(WHITENINGS),
+    ),
     ("--view", "Stored view, such as mean_-1. [mean of the last layer]", {}),
-    ("--level", "Whether records or their words are labelled.", choice(RUN_LEVELS, "sentence")),
+    (
+        "--level",
+        "What is labelled: sentence (the records) or word (their words; extract them with "
+        "--words --word-label).",
+        choice(RUN_LEVELS, "sentence"),
+    ),
     ("--split", "Split file written by embedkit split.", {"type": FILE}),
     ("--test", "Test set: a corpus or a dataset, with labels or without.", {"type": FILE}),
     ("--test-sample", "Use only N randomly chosen records of the file given with --test.", _COUNT),
     ("--test-min-chars", "Leave out shorter texts of the file given with --test.", {"default": 0}),
-    ("--folds", "Folds, without --split; 1: a fifth is held out, once.", {"default": 5}),
-    ("--task", "One class, a number, or a set of classes.", choice(TASKS, "classification")),
-    ("--label-separator", "Between the classes of a set.", {"default": "|", "metavar": "TEXT"}),
+    (
+        "--folds",
+        "Number of folds, if there is no --split; 1: a single training, a fifth of the "
+        "records held out.",
+        {"default": 5},
+    ),
+    (
+        "--task",
+        "classification: labels are classes; regression: labels are numbers; multilabel: "
+        "records have any number of classes.",
+        choice(TASKS, "classification"),
+    ),
+    (
+        "--label-separator",
+        "Between the classes of a record, with --task multilabel.",
+        {"default": "|", "metavar": "TEXT"},
+    ),
     (
         "--estimator",
         "Classifier or regressor, or module:Class of scikit-learn, such as "
         "sklearn.svm:LinearSVC. [logreg; for regression ridge]",
         {"type": KnownOrClass(ESTIMATORS)},
     ),
-    ("--threshold", "Of the second class: a number, or choose it by macro_f1, f1, f2 …", {}),
+    (
+        "--threshold",
+        "Decision threshold for the second of two classes: a number, or a metric to optimize "
+        "(macro_f1, f1, f2 …), in inner folds or on the validation records.",
+        {},
+    ),
     ("--class-weight", "balanced: weight classes by inverse frequency.", choice(CLASS_WEIGHTS)),
     ("--label-names", "Readable names of labels, such as 0=negative,1=positive.", {}),
-    ("--submission", "Write these columns only, of the test set.", {"metavar": "ID,LABEL"}),
+    (
+        "--submission",
+        "Write two columns under these names, the id and the label or value, of test records only.",
+        {"metavar": "ID,LABEL"},
+    ),
 )
 _SHARED = {name: option(name, help=text, **settings) for name, text, settings in _SHARED_ROWS}
 

@@ -191,9 +191,8 @@ def _recompute(
             if pairs is None:
                 spans = by_record(own, rows, np.stack([start, end], axis=1))
             views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
-            both = (fresh.row, fresh.start, fresh.end), (np.searchsorted(rows, own), start, end)
-            worst = np.inf
-            if all(map(np.array_equal, *both)):
+            place, worst = np.stack([np.searchsorted(rows, own), start, end]), np.inf
+            if np.array_equal(np.stack([fresh.row, fresh.start, fresh.end]), place):
                 layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
                 worst = _compare(words, layers, found)
         worst = max(worst, _compare(table, views, found))
