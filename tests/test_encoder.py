@@ -90,6 +90,16 @@ def test_batches_hold_every_sequence_once_within_the_budget(
         assert cost(start, stop + 1) > budget or (not padded and cost(start, stop) > budget * 3 / 4)
 
 
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(2, 8))
+def test_few_batches_are_equal_shares_of_all_threads(lengths: list[int], threads: int) -> None:
+    lengths.sort(reverse=True)
+    batches = cut_batches(np.array(lengths, np.int64), 2_048, padded=False, threads=threads)
+    assert [i for start, stop in batches for i in range(start, stop)] == list(range(len(lengths)))
+    sizes = [sum(lengths[start:stop]) for start, stop in batches]
+    assert max(sizes) - min(sizes) < 2 * lengths[0]
+    assert len(batches) % threads == 0 or sum(lengths) / len(batches) <= 512
+
+
 @pytest.mark.parametrize("family", ["bert", "albert"])
 @pytest.mark.parametrize(("layers", "needed"), [("0", 0), ("1", 1), ("0,2", 2), ("-1", 3)])
 def test_layers_above_the_highest_are_not_computed(

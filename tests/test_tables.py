@@ -22,23 +22,16 @@ FILLED = [text for text in dict.fromkeys(TEXTS) if text.strip()] + [TEXTS[2], "a
 LAYERS = ["0", "-1", "sum:1..2"]
 
 
-def stored(folder: Path, table: str) -> Any:
-    return pq.read_table(folder / table)
-
-
-def matrix(column: Any) -> Any:
-    return np.stack(column.to_numpy(zero_copy_only=False))
-
-
-def agree(ours: TokenVectors | WordVectors, table: Any) -> None:
+def agree(ours: TokenVectors | WordVectors, folder: Path) -> None:
     """Every column of the table on disk is an attribute with the same values."""
+    table = pq.read_table(folder)
     assert len(ours) == len(table) > 0
     for name in table.schema.names:
         column = table.column(name)
         if name.startswith("layer_"):
             found = ours.vectors[name.removeprefix("layer_")]
             assert found.dtype == np.float32
-            assert np.array_equal(found, matrix(column)), name
+            assert np.array_equal(found, np.stack(column.to_numpy())), name
         else:
             assert getattr(ours, name).tolist() == column.to_pylist(), name
     assert {f"layer_{name}" for name in ours.vectors} <= set(table.schema.names)
@@ -63,8 +56,8 @@ def test_words_and_tokens_are_those_that_extract_writes(
         tokens = encoder.encode_tokens(FILLED, layers=LAYERS, batch_size=batch_size)
         words = encoder.encode_words(FILLED, layers=LAYERS, batch_size=batch_size)
         if batch_size is None or encoder.model.name == "packed":
-            agree(tokens, stored(tmp_path / "out", "tokens"))
-            agree(words, stored(tmp_path / "out", "words"))
+            agree(tokens, tmp_path / "out/tokens")
+            agree(words, tmp_path / "out/words")
     assert [FILLED[r][a:b] for r, a, b in zip(words.row, words.start, words.end, strict=True)] == (
         words.text.tolist()
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +30,9 @@ def choose_device(name: str) -> torch.device:
     """The device of a name; ``auto`` is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in BATCH_TOKENS:
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
         raise UsageError(f"device={name!r}: expected auto, cpu, cuda or cuda:0.")
-    count = torch.cuda.device_count()
+    device, count = torch.device(name), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         raise UsageError(f"device={name!r}: PyTorch sees {count} CUDA devices. Use device='cpu'.")
     return device
@@ -147,8 +144,7 @@ def load_model(
     model.config.use_cache = False
     if checkpoint.config.get("is_encoder_decoder"):
         model = model.get_encoder()
-    pooler = getattr(model, "pooler", None)
-    if hasattr(model, "pooler"):
+    if (pooler := getattr(model, "pooler", None)) is not None:
         model.pooler = None  # applied on request, not in every forward
     if isinstance(pooler, nn.Linear):  # ALBERT's forward has the other steps
         pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
@@ -276,19 +272,18 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
     checkpoint = find_checkpoint(name, revision=revision, offline=offline)
     tokenizer = load_tokenizer(checkpoint)
     config = type(transformers.AutoConfig.for_model(**checkpoint.config))
-    kind = str(transformers.AutoModel._model_mapping[config].__name__)
     stated = checkpoint.config.get("architectures")
-    for class_name in map(str, stated if isinstance(stated, list) else ()):
-        if getattr(getattr(transformers, class_name, None), "config_class", None) is config:
-            kind = class_name
-            break
+    names = map(str, stated if isinstance(stated, list) else ())
+    kinds = [getattr(transformers, name, None) for name in names]
+    kinds = [found for found in kinds if getattr(found, "config_class", None) is config]
+    kind = str((*kinds, transformers.AutoModel._model_mapping[config])[0].__name__)
     encoder, report = load_module(
         checkpoint, _loader(checkpoint), dtype=torch.float32, device="meta"
     )
     if check_complete(checkpoint, report):
         encoder.pooler = None
     model, report = load_module(checkpoint, kind, dtype=torch.float32, device="meta")
-    names = (model.config.id2label or {}) if kind.endswith("Classification") else {}
+    labels = (model.config.id2label or {}) if kind.endswith("Classification") else {}
     same = ("name", "source", "revision", "model_type", "n_layers", "width", "positions")
     return ModelInfo(
         **{name: getattr(checkpoint, name) for name in same},
@@ -300,7 +295,7 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
         has_pooler=getattr(encoder, "pooler", None) is not None,
         sentence=checkpoint.definition.problem or str(checkpoint.definition),
         prompts=checkpoint.definition.prompts,
-        labels=tuple(str(names[number]) for number in sorted(names)),
+        labels=tuple(str(labels[number]) for number in sorted(labels)),
         parameters=sum(p.numel() for p in model.parameters()),
         encoder_parameters=sum(p.numel() for p in encoder.parameters()),
         modules=str(model),

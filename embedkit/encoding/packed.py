@@ -122,9 +122,9 @@ class Limits(NamedTuple):
 class Forward:
     """One forward of a batch: hands out layers, and ends it after the highest requested one.
 
-    ``widen`` pads keys to :func:`key_length`. If only first tokens are needed of the highest layer,
-    it runs twice: up to its attention, for keys and values of all tokens, which are ``kept``; and
-    then for first tokens alone.
+    ``widen`` pads keys to the processor's vectors. If only first tokens are needed of the highest
+    layer, it runs twice: up to its attention, for keys and values of all tokens, which are
+    ``kept``; and then for first tokens alone.
     """
 
     def __init__(
@@ -236,15 +236,6 @@ def attention_kinds(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]
     return ("varlen", "efficient", "runs")
 
 
-def key_length(length: int) -> int:
-    """Number of keys and values that attention on CPU reads for a sequence.
-
-    The kernel is up to twice as fast if it is a multiple of the vector width; a mask removes the
-    following tokens at no cost.
-    """
-    return length if length < 5 or length % 16 < 3 else -(-length // 16) * 16
-
-
 def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: Limits) -> Tensor:
     """Attention of all sequences of equal length in one call, on any device."""
     first, device = forward.kept is not None, query.device
@@ -253,7 +244,10 @@ def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: L
         query, key, value = query.float(), key.float(), value.float()
     place = 0
     for start, count, length in forward.runs:
-        keys = key_length(length) if forward.widen and not first else length
+        keys = length
+        if forward.widen and not first and length >= 5 and length % 16 >= 3:
+            # up to twice as fast; the mask removes the following tokens at no cost
+            keys = -(-length // 16) * 16
         queries = 1 if first else length
         asked = _block(query, place, count, queries, queries)
         if first and device.type == "cpu":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from embedkit.choices import SUBTOKENS, Pooling, check_choice
+from embedkit.choices import Pooling
 from embedkit.types import Float32, Int64
 
 
@@ -140,9 +140,9 @@ def combine_layers(hidden_states: Sequence[Tensor], combination: str | None) -> 
 def pool_words(vectors: Float32, starts: Int64, subtokens: str) -> Float32:
     """Vectors of words, ``(words, width)`` float32, from those of their sub-tokens.
 
-    ``starts`` is the first row of each word; ``first_last`` is the mean of both.
+    ``starts`` is the first row of each word, ``subtokens`` one of
+    :data:`~embedkit.choices.SUBTOKENS`; ``first_last`` is the mean of both.
     """
-    check_choice(SUBTOKENS, subtokens=subtokens)
     lengths = np.diff(np.append(starts, len(vectors)))
     first, last = vectors[starts], vectors[starts + lengths - 1]
     if subtokens == "first":

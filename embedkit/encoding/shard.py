@@ -1,6 +1,7 @@
 """One shard: its sequences are sorted, batched, run, and restored to the order of its texts.
 
-Batches depend on the shard alone, so the same shard gives the same bits again.
+Batches depend on the shard alone, and where they change no bits on the number of threads too, so
+the same shard gives the same bits again.
 """
 
 from __future__ import annotations
@@ -82,10 +83,7 @@ class PendingShard:
         self._tokens = _block(len(texts.ids), widths, model.device)
         self.nbytes = sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
         if request.layers:
-            if model.one_thread:
-                share = int(self._begins[-1]) // torch.get_num_threads()
-                batch_tokens = min(batch_tokens, max(share, _LEAST_TOKENS))
-            self._run_all(cut_batches(self._lengths, batch_tokens, padded=model.pads))
+            self._run_all(batch_tokens)
         self._launched: torch.cuda.Event | None = None
         if model.device.type == "cuda":
             self._launched = torch.cuda.current_stream(model.device).record_event()
@@ -118,17 +116,23 @@ class PendingShard:
         np.concatenate(arrays, out=together.numpy())
         self._sent = torch.split(together.to(self._model.device, non_blocking=True), sizes)
 
-    def _run_all(self, batches: list[tuple[int, int]]) -> None:
+    def _run_all(self, batch_tokens: int) -> None:
         """Run all batches; on CPU side by side, which is faster than several threads in each."""
-        threads = torch.get_num_threads()
-        workers = max(min(threads, len(batches)), 1) if self._model.device.type == "cpu" else 1
-        one_thread = self._model.one_thread
+        model, threads = self._model, torch.get_num_threads()
+        here = model.device.type == "cpu"
+        # then a text has the same bits in every batch
+        exact = here and model.dtype == torch.float32 and not model.pads
+        batches = cut_batches(
+            self._lengths, batch_tokens, padded=model.pads, threads=threads if exact else 1
+        )
+        workers = max(min(threads, len(batches)), 1) if here else 1
         with ExitStack() as stack:
             run: Callable[..., Iterable[int]] = map
-            if workers > 1 or one_thread:
+            if workers > 1 or model.one_thread:
                 # a thread takes the number that was set last, unless it has set one
                 stack.callback(torch.set_num_threads, threads)
-                share = partial(torch.set_num_threads, 1 if one_thread else threads // workers)
+                each = 1 if model.one_thread else threads // workers
+                share = partial(torch.set_num_threads, each)
                 run = stack.enter_context(ThreadPoolExecutor(workers, initializer=share)).map
             done = run(lambda batch: self._run(*batch), batches)
             for (start, stop), splits in zip(batches, done, strict=True):
@@ -244,14 +248,23 @@ def _first_equal(texts: TokenizedTexts, counted: Bool) -> Int64:
     return np.array([numbers.setdefault(part, i) for i, part in enumerate(parts)], np.int64)
 
 
-def cut_batches(lengths: Int64, budget: int, *, padded: bool) -> list[tuple[int, int]]:
+def cut_batches(
+    lengths: Int64, budget: int, *, padded: bool, threads: int = 1
+) -> list[tuple[int, int]]:
     """Start and stop of batches of at most ``budget`` tokens; a longer sequence is one by itself.
 
     ``lengths`` are longest first. The padded forward pads to the longest sequence of the batch. The
     packed one pads batches to a multiple of :data:`~embedkit.encoding.packed.ROWS`; among the cuts
-    that use seven eighths of the budget, the one with least padding is chosen.
+    that use seven eighths of the budget, the one with least padding is chosen. Few batches for
+    several threads are of about equal size instead, a multiple of the threads if tokens suffice.
     """
     ends = ends_of(lengths)
+    total = int(ends[-1])
+    count = -(-total // budget)
+    if threads > 1 and count < 8 * threads:  # more even out by themselves
+        count = max(count, min(-(-count // threads) * threads, -(-total // _LEAST_TOKENS)))
+        stops = np.searchsorted(ends, total * np.arange(1, count) / count).tolist()
+        return list(pairwise(sorted({0, *stops, len(lengths)})))
     batches = []
     start = 0
     while start < len(lengths):
