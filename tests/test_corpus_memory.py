@@ -214,7 +214,7 @@ def test_fields_of_records_have_dotted_names(tmp_path: Path) -> None:
     ("corpus", "message"),
     [
         (["a text", "missing.parquet"], r"missing\.parquet"),
-        (["a text", Path("corpus.tsv")], "pathlib"),
+        (["a text", Path("corpus.tsv")], "corpus"),
         ([], "empty list"),
         ({"text": ["a"]}, "dict"),
         (b"a text", "bytes"),

@@ -177,7 +177,7 @@ def test_other_texts_of_the_same_records_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="text="):
             vectors(corpus, tmp_path / "no", run, **other)
     more = write_lines(tmp_path / "more.tsv", "title\ttext\tlabel", "a bus\tb\t1")
-    with pytest.raises(UsageError, match="further files"):
+    with pytest.raises(UsageError, match="other texts or files"):
         vectors([more, corpus], tmp_path / "no", run, text="title")
     assert not (tmp_path / "no").exists()
     assert not (tmp_path / "no.incomplete").exists()

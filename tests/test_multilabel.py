@@ -206,7 +206,6 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     [
         ({"estimator": "lightgbm"}, "lightgbm"),
         ({"estimator": "sklearn.svm:LinearSVC"}, "LinearSVC"),
-        ({"metric": "accuracy"}, "metric"),
         ({"threshold": "0.3"}, "threshold"),
     ],
 )

@@ -12,23 +12,33 @@ import pytest
 from embedkit.dataset import shards
 
 
+def shard_of(number: int) -> Any:
+    return SimpleNamespace(number=number, records=[], texts=[])
+
+
+def plan_of(nbytes: int) -> Any:
+    """A plan whose shards have so many bytes of vectors."""
+    return SimpleNamespace(start_shard=lambda *_, **__: SimpleNamespace(nbytes=nbytes))
+
+
 def test_one_shard_is_read_ahead_and_no_more() -> None:
     made: list[int] = []
     one_more = threading.Semaphore(0)
 
-    def read(shard: int) -> int:
-        made.append(shard)
+    def read(number: int) -> Any:
+        made.append(number)
         one_more.release()
-        return shard
+        return shard_of(number)
 
     def begun(shard: Any) -> None:
-        for _ in range({0: 2, 4: 0}.get(shard, 1)):
+        for _ in range({0: 2, 4: 0}.get(shard.number, 1)):
             one_more.acquire()
         time.sleep(0.01)  # in which another one could be read
-        assert made == list(range(min(shard + 2, 5)))
+        assert made == list(range(min(shard.number + 2, 5)))
 
-    pending = SimpleNamespace(nbytes=1)
-    maker: Any = SimpleNamespace(read=read, start=lambda *_: pending, write=lambda shard, _: shard)
+    maker: Any = SimpleNamespace(
+        read=read, plan=plan_of(nbytes=1), write=lambda shard, _: shard.number
+    )
     todo: Any = range(5)
     assert shards.run_shards(maker, todo, begun, lambda _: None) == [*todo]
 
@@ -37,17 +47,16 @@ def test_bytes_waiting_to_be_written_are_bounded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shards, "_BYTES_WAITING", 250)
     lock, flying, most = threading.Lock(), [0], [0]
 
-    def write(shard: int, _: Any) -> int:
+    def write(shard: Any, _: Any) -> Any:
         with lock:
             flying[0] += 1
             most[0] = max(most[0], flying[0])
         time.sleep(0.005)
         with lock:
             flying[0] -= 1
-        return shard
+        return shard.number
 
-    pending = SimpleNamespace(nbytes=100)
-    maker: Any = SimpleNamespace(read=int, start=lambda *_: pending, write=write)
+    maker: Any = SimpleNamespace(read=shard_of, plan=plan_of(nbytes=100), write=write)
     todo: Any = range(20)
     assert shards.run_shards(maker, todo, lambda _: None, lambda _: None) == [*range(20)]
     assert most[0] <= 2
