@@ -1,4 +1,4 @@
-"""What the HTML pages have in common: text, packed data, and one file that loads nothing.
+"""Common parts of the HTML pages: text, packed data, and one file that loads nothing.
 
 The content policy of a page allows its one script alone. Corpus text is escaped, and stays inside
 its place whatever its letters do.

@@ -314,7 +314,7 @@ class _Trained:
 
 
 def _is_checkpoint(name: str) -> bool:
-    """Whether a name is a folder with ``config.json``, or a hub id.
+    """True if a name is a folder with ``config.json``, or a hub id.
 
     ``owner/name`` is a hub id where there is no folder ``owner``; else a run is missing in it.
     """

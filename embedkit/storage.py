@@ -295,7 +295,7 @@ def write_sums(folder: Path, sums: Mapping[str, str], *, scratch: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether a folder has checksums."""
+    """True if a folder has checksums."""
     return (folder / SUMS).is_file()
 
 

@@ -153,7 +153,7 @@ def _order(p: Predictions) -> Float64:
 
 
 def is_right(p: Predictions) -> Bool:
-    """Which predictions are right: values that are off by one standard deviation at most."""
+    """True for right predictions: values are off by one standard deviation at most."""
     if p.classes:
         return np.asarray(p.y_pred == p.y)
     return np.asarray(np.abs(p.proba - p.y) <= p.y.std())

@@ -387,7 +387,7 @@ def _command(command: str) -> str:
 
 
 def _ledger(dataset: Dataset) -> str:
-    """How a dataset was made, and what became of its records and tokens."""
+    """Settings of a dataset, and the counts of its records and tokens."""
     manifest = dataset.manifest
     totals, limit = manifest.totals, manifest.job.vectors.max_length
     ledger = totals.ledger

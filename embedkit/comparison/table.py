@@ -53,7 +53,7 @@ class Difference(Score):
 
     @property
     def significant(self) -> bool:
-        """Whether the corrected p is below 0.05."""
+        """True if the corrected p is below 0.05."""
         return self.p_corrected is not None and self.p_corrected < 0.05
 
 
@@ -79,7 +79,7 @@ def judge(difference: Difference, metric: str, margin: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodCost(Cost):
-    """What a method costs; ``None`` where it is not known.
+    """Cost of a method; ``None`` where it is unknown.
 
     Attributes:
         fit_seconds: of all folds; of a blend the sum of its runs, like what follows.
@@ -163,7 +163,7 @@ class Compared:
 
     @property
     def level(self) -> str:
-        """What the runs label: ``sentence`` (records) or ``word``."""
+        """Labelled units: ``sentence`` (records) or ``word``."""
         return self.runs[0].content.level
 
     @property
@@ -449,7 +449,7 @@ def _metric(asked: str | None, runs: Sequence[LoadedRun]) -> str:
 
 
 def _blend_threshold(metric: str, runs: Sequence[LoadedRun]) -> Threshold | None:
-    """How blends decide: by the metric asked for, else as the runs; ``None``: the likelier."""
+    """Threshold of blends: by the metric asked for, else by that of the runs, if they have one."""
     if beta_of(metric) is not None:
         return Threshold(None, beta_of(metric))
     if all(run.content.threshold is None for run in runs):

@@ -273,12 +273,12 @@ def without_dictionary(column: pa.Array) -> pa.Array:
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Whether values of the type are text."""
+    """True if values of the type are text."""
     return kind in _BYTES_OF
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values of the type are bytes."""
+    """True if values of the type are bytes."""
     return kind in _BYTES_OF.values() or pa.types.is_fixed_size_binary(kind)
 
 

@@ -124,7 +124,7 @@ class ExtractResult(ShownFolder):
 
     @property
     def manifest(self) -> Manifest:
-        """How the dataset was made, and its totals; a :class:`UsageError` if it is incomplete."""
+        """Settings and totals of the dataset; a :class:`UsageError` if it is incomplete."""
         return read_manifest(self.out)
 
 

@@ -517,7 +517,7 @@ def local_dataset(path: str | Path, *, new: bool = False) -> Path:
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether the folder is a complete dataset."""
+    """True if the folder is a complete dataset."""
     return Layout(path).manifest.is_file()
 
 

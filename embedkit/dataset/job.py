@@ -431,7 +431,7 @@ class JobFolder:
 
 @dataclass(slots=True)
 class Growth:
-    """What stays of an existing dataset: its shards but those ``damaged`` or ``changed``.
+    """Kept part of an existing dataset: its shards but those ``damaged`` or ``changed``.
 
     With ``same`` all of its records are unchanged; new ones begin at ``start``, or the corpus must
     be read from its beginning. There is no ``plan`` if it was damaged. ``extends`` are the states
@@ -450,7 +450,7 @@ class Growth:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is to be made."""
+        """True if there is nothing to do."""
         new = self.start is None or self.start.file < len(self.corpus.files)
         return not (new or self.damaged)
 
@@ -528,7 +528,7 @@ def existing_dataset(
     append: bool = False,
     update: bool = False,
 ) -> Growth | None:
-    """What stays of the dataset ``out``; ``None`` if there is none, or it is to be replaced.
+    """Kept part of the dataset ``out``; ``None`` if there is none, or it is to be replaced.
 
     If its corpus is this one, all files are compared with ``SHA256SUMS``.
     """
@@ -568,7 +568,7 @@ def _after(files: int, plan: ShardPlan) -> Place:
 
 
 def growth_of(out: Path, job: Job, corpus: CorpusPlan, *, update: bool = False) -> Growth | None:
-    """What stays of a dataset whose corpus has grown; ``None`` if it is not such a dataset."""
+    """Kept part of a dataset whose corpus has grown; ``None`` if it is not such a dataset."""
     if not is_dataset(out):
         return None
     layout, manifest = Layout(out), read_manifest(out)
@@ -594,7 +594,7 @@ def growth_of(out: Path, job: Job, corpus: CorpusPlan, *, update: bool = False) 
 def _compared_files(
     old: Sequence[SourceFile], corpus: CorpusPlan, plan: ShardPlan
 ) -> tuple[bool, Place | None]:
-    """Whether the old files are the beginning of the new ones; where new records begin."""
+    """True if the new files begin with the old ones; and the place of the first new record."""
     now, counts, last = corpus.files, plan.counts, len(old) - 1
     if [f.sha256 for f in old[:-1]] != [f.sha256 for f in now[:last]] or len(now) < len(old):
         return False, None
@@ -664,13 +664,13 @@ def _known(layout: Layout, damaged: Collection[str] = ()) -> tuple[dict[str, Any
 
 
 def _holds_nothing(layout: Layout) -> bool:
-    """Whether the job ended before its first shard."""
+    """True if the job ended before its first shard."""
     folders = [layout.root / name for name in TABLES]
     return not any(any(folder.iterdir()) for folder in folders if folder.is_dir())
 
 
 def _is_free(out: Path) -> bool:
-    """Whether ``out`` does not exist, or is an empty folder; an error if it is never replaced."""
+    """True if ``out`` does not exist, or is an empty folder; an error if it is never replaced."""
     if not os.path.lexists(out) or (
         out.is_dir() and not out.is_symlink() and not any(out.iterdir())
     ):

@@ -119,7 +119,7 @@ def text_keys(data: VectorData) -> Int64:
 
 
 def has_label(label: str | None) -> bool:
-    """Whether there is a label: not null, not blank, and not the NaN of a numeric column."""
+    """True if there is a label: not null, not blank, and not the NaN of a numeric column."""
     return label is not None and label.strip().lower() not in ("", "nan")
 
 

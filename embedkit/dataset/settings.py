@@ -100,7 +100,7 @@ class DatasetEncoder:
         *,
         spans: Spans | None = None,
     ) -> tuple[dict[str, Float32], WordVectors]:
-        """What :meth:`views` and :meth:`words` return, by one forward pass."""
+        """Results of :meth:`views` and :meth:`words`, by one forward pass."""
         from embedkit.encoding.tables import word_vectors  # which loads torch
 
         assert self.settings.words is not None

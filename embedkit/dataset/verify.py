@@ -50,7 +50,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether there are no problems."""
+        """True if there are no problems."""
         return not self.problems
 
 

@@ -128,7 +128,7 @@ def _f_beta_row(beta: float) -> MetricRow:
 
 
 def is_percent(metric: str) -> bool:
-    """Whether a metric is shown in per cent."""
+    """True if a metric is shown in per cent."""
     row = row_of(metric)
     return row is not None and row.percent
 
@@ -283,7 +283,7 @@ class _Sets:
 
     @property
     def ranking_precision(self) -> Float64:
-        """Of the classes down to each true one, by probability, the mean fraction that is true."""
+        """Mean fraction of true classes among those down to each true one, by probability."""
         from scipy.stats import rankdata
 
         of_true = rankdata(np.where(self.y, -self.proba, 1), "max", axis=1)
@@ -328,7 +328,7 @@ class Entities:
         )
 
     def _spans(self, tags: Int64) -> tuple[Bool, Int64]:
-        """Where entities begin, and where the entity of each word ends."""
+        """First words of entities as a mask, and the last word of the entity of each word."""
         inside, kind = self._inside[tags], self._kind[tags]
         new = self._first | ~np.append(False, inside[:-1]) | (kind != np.append(-1, kind[:-1]))
         start = inside & (self._begins[tags] | new)

@@ -91,7 +91,7 @@ def target_from(
 
 
 def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
-    """The classes by number; an error for many different values that are no class numbers."""
+    """The classes by number; an error for many different values that are not class numbers."""
     values = np.array([_number(label) for label in names])
     # numbers by value, then everything else by name
     classes = tuple(names[np.argsort(values, kind="stable")].tolist())
@@ -649,7 +649,7 @@ def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Pr
 
 
 def _problem(p: Predictions) -> str:
-    """What is invalid, or "": values are finite and in range, probabilities sum to 1."""
+    """Return a message if values are not finite or probabilities do not sum to 1, else ""."""
     if len(p.row) and p.row.min() < 0:
         return "row is negative"
     if not p.classes:

@@ -75,7 +75,7 @@ UNITS = {"text": "distinct texts", "group and text": "groups of records, equal t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSettings:
-    """How a split was made."""
+    """Settings of a split."""
 
     source: tuple[str, ...]  # SHA-256 of the input files, in order
     folds: Positive  # 1: a fifth of the records is held out, the others are trained on
