@@ -26,16 +26,6 @@ from embedkit.choices import ON_LONG
 from embedkit.corpus.records import Record
 from embedkit.dataset.format import FoldSettings, text_key, whole_text
 from embedkit.errors import UsageError
-from embedkit.storage import (
-    Count,
-    Positive,
-    check_columns,
-    check_files,
-    decode,
-    one_of,
-    parse_json,
-    read_table,
-)
 from embedkit.types import Int64
 
 if TYPE_CHECKING:  # imports torch
@@ -60,9 +50,9 @@ class FoldModels(FoldSettings):
 
     source: tuple[str, ...]
     prefix: str
-    max_length: Positive
-    on_long: Annotated[str, one_of(ON_LONG)] = "truncate"
-    stride: Count = 0
+    max_length: storage.Positive
+    on_long: Annotated[str, storage.one_of(ON_LONG)] = "truncate"
+    stride: storage.Count = 0
 
     @property
     def settings(self) -> FoldSettings:
@@ -176,12 +166,14 @@ def find_run_of(model: str | Path) -> SeenRecords | None:
 def _read(run: Path) -> SeenRecords:
     file = _file(run)
     advice = "Make the run again."
-    check_files(run, [f"model/{_FILE}"], advice=advice)
-    table = read_table(file, advice=advice)
+    storage.check_files(run, [f"model/{_FILE}"], advice=advice)
+    table = storage.read_table(file, advice=advice)
     names = ("row", "text_key", "fold")
-    check_columns(table, dict.fromkeys(names, pa.int64()), file=file, advice=advice)
-    content = parse_json((table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice)
-    models = decode(FoldModels, content, file=file, advice=advice)
+    storage.check_columns(table, dict.fromkeys(names, pa.int64()), file=file, advice=advice)
+    content = storage.parse_json(
+        (table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice
+    )
+    models = storage.decode(FoldModels, content, file=file, advice=advice)
     return SeenRecords(run, models, *(table[name].to_numpy() for name in names))
 
 
@@ -203,7 +195,7 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
         raise UsageError(f"revision=: {model} is a run, which has no revisions.")
     if settings.get("max_length") is None:
         settings["max_length"] = found.models.max_length
-    check_files(Path(model), ["model"], advice="Make the run again.")
+    storage.check_files(Path(model), ["model"], advice="Make the run again.")
     folders = {name: Path(model) / "model" / name for name in found.models.models}
     return FoldEncoder(
         model,

@@ -52,15 +52,6 @@ from embedkit.dataset.format import (
 )
 from embedkit.dataset.read import TableReader
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.storage import (
-    decode,
-    differing_files,
-    file_sums,
-    finish_swap,
-    incomplete,
-    publish,
-    read_json,
-)
 from embedkit.types import Progress, ProgressCallback
 
 logger = logging.getLogger(__name__)
@@ -83,7 +74,7 @@ def existing_output(out: Path, job: Job, *, overwrite: bool, growth: Growth | No
     """Describe existing output for ``--dry-run``; empty if there is none. Writes nothing."""
     if growth is not None:
         return f"{out} has {growth.records:,} records already, which would be kept"
-    layout = Layout(incomplete(out))
+    layout = Layout(storage.incomplete(out))
     try:
         free = _is_free(out)
         _refuse_foreign(layout.root)
@@ -106,7 +97,7 @@ def recorded_precision(out: Path) -> str:
 
     A precision chosen by timing may differ the next time; the existing job decides.
     """
-    known = _known(Layout(out))[0] or _known(Layout(incomplete(out)))[0]
+    known = _known(Layout(out))[0] or _known(Layout(storage.incomplete(out)))[0]
     return str(known.get("vectors", {}).get("precision", "auto"))
 
 
@@ -121,7 +112,7 @@ def open_job(
     growth: Growth | None = None,
 ) -> Iterator[JobFolder]:
     """Begin or resume ``OUT.incomplete`` and hold its lock, which ``shared`` processes share."""
-    layout = Layout(incomplete(out))
+    layout = Layout(storage.incomplete(out))
     if growth is not None and not allow_env_change:
         check_environment(out, _known(growth.layout, growth.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
@@ -142,7 +133,7 @@ def open_job(
 def recorded_inputs(out: Path) -> dict[str, str]:
     """SHA-256 of the input files of an unfinished job, by path, size and time of change."""
     with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads(Layout(incomplete(out)).inputs.read_text("utf-8")))
+        return dict(json.loads(Layout(storage.incomplete(out)).inputs.read_text("utf-8")))
     return {}
 
 
@@ -320,7 +311,7 @@ class JobFolder:
 
     def _take_over(self, growth: Growth, shards: Sequence[ShardRange]) -> None:
         """Link the shards of a dataset that stay."""
-        old, sums = growth.layout.root, file_sums(growth.layout.root, torn=True)
+        old, sums = growth.layout.root, storage.file_sums(growth.layout.root, torn=True)
         for shard in shards:
             names = self.names(shard.number)
             if shard.number in growth.changed or growth.damaged.keys() & names:
@@ -346,7 +337,7 @@ class JobFolder:
         found: list[Receipt] = []
         for file in sorted(self.layout.receipts.glob("*.json")):
             with suppress(DamagedError, ValueError, OSError):
-                receipt = decode(Receipt, read_json(file), file=file)
+                receipt = storage.decode(Receipt, storage.read_json(file), file=file)
                 if all(self._is_ours(receipt, *item) for item in receipt.files.items()):
                     found.append(receipt)
         return found
@@ -399,7 +390,7 @@ class JobFolder:
             environment = json.dumps(receipt.environment, sort_keys=True)
             shards_of.setdefault(environment, []).append(receipt.shard)
         growth = self._growth
-        old = {} if growth is None else file_sums(out, torn=True)
+        old = {} if growth is None else storage.file_sums(out, torn=True)
         shards = {name: d for name, d in old.items() if not name.startswith("_embedkit/")}
         same = growth is not None and (growth.same or shards.items() <= sums.items())
         manifest = Manifest(
@@ -426,7 +417,7 @@ class JobFolder:
             raise OutputExistsError(
                 f"{out} appeared during the job. Move it away and run the same command again."
             )
-        publish(layout.root, out, private=SCRATCH)
+        storage.publish(layout.root, out, private=SCRATCH)
 
 
 @dataclass(slots=True)
@@ -532,7 +523,7 @@ def existing_dataset(
 
     If its corpus is this one, all files are compared with ``SHA256SUMS``.
     """
-    finish_swap(out, is_dataset, private=SCRATCH)
+    storage.finish_swap(out, is_dataset, private=SCRATCH)
     if _is_free(out):
         return None
     layout, settings = Layout(out), job.settings
@@ -541,7 +532,7 @@ def existing_dataset(
     if overwrite:
         return None
     try:
-        damaged = differing_files(out, file_sums(out))
+        damaged = storage.differing_files(out, storage.file_sums(out))
     except DamagedError as error:
         damaged = {"SHA256SUMS": str(error)}
     if differences := difference(_known(layout, damaged)[0], asdict(settings)):

@@ -65,15 +65,6 @@ from embedkit.runs.run import (
     as_json,
 )
 from embedkit.runs.split import Split
-from embedkit.storage import (
-    UNFINISHED,
-    check_files,
-    decode,
-    finish_swap,
-    incomplete,
-    new_folder,
-    read_json,
-)
 from embedkit.types import Int64
 
 if TYPE_CHECKING:  # imports torch
@@ -134,13 +125,13 @@ def default_out(source: object, *names: str) -> Path:
 def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder to fill, which becomes ``out`` when the block ends without an error."""
     check_free(out, overwrite=overwrite)
-    work = incomplete(out)
-    if (work / UNFINISHED).is_dir() and not overwrite:
+    work = storage.incomplete(out)
+    if (work / storage.UNFINISHED).is_dir() and not overwrite:
         raise OutputExistsError(
             f"{work} holds an unfinished run of another kind. Finish it, choose another out=, or "
             "pass overwrite=True to discard it."
         )
-    with new_folder(out) as work:
+    with storage.new_folder(out) as work:
         yield work
 
 
@@ -156,8 +147,8 @@ def resumable_run(
     settings.
     """
     check_free(out, overwrite=overwrite)
-    work = incomplete(out)
-    job = work / UNFINISHED / "job.json"
+    work = storage.incomplete(out)
+    job = work / storage.UNFINISHED / "job.json"
 
     def write_job(work: Path) -> None:
         if any(work.iterdir()):
@@ -166,7 +157,7 @@ def resumable_run(
         content = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
         storage.write_durably(job, content.encode(), scratch=job.parent)
 
-    with new_folder(out, begin=write_job):
+    with storage.new_folder(out, begin=write_job):
         try:
             yield work
         except (UsageError, EncodeError):  # their advice is another job, which may begin here
@@ -196,7 +187,7 @@ def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bo
 
 def check_free(out: Path, *, overwrite: bool) -> None:
     """Raise an :class:`OutputExistsError` if a run cannot be written to ``out``."""
-    finish_swap(out, is_run)
+    storage.finish_swap(out, is_run)
     if out.exists() and not (overwrite and is_run(out)):
         advice = "it is not a run of embedkit" if overwrite else "pass overwrite=True to replace it"
         if not out.is_dir() or any(out.iterdir()):
@@ -261,17 +252,17 @@ def read_run(path: Path) -> Run:
     """Read ``run.json``; errors name its field."""
     file = path / "run.json"
     if not is_run(path):
-        unfinished = incomplete(path)
+        unfinished = storage.incomplete(path)
         advice = "Make one with embedkit train or embedkit finetune."
         if unfinished.is_dir():
             advice = f"It is unfinished ({unfinished}): run the same command again."
         raise UsageError(f"{path} is not a run. {advice}")
-    check_files(path, ["run.json"], advice=_ADVICE)
-    data = read_json(file, advice=_ADVICE)
-    head = decode(Run, data, file=file, advice=_ADVICE)
+    storage.check_files(path, ["run.json"], advice=_ADVICE)
+    data = storage.read_json(file, advice=_ADVICE)
+    head = storage.decode(Run, data, file=file, advice=_ADVICE)
     if head.format_version != FORMAT_VERSION or head.kind not in KINDS:
         raise UsageError(f"{path} was made by another version of embedkit. {_ADVICE}")
-    content = decode(KINDS[head.kind], data, file=file, advice=_ADVICE)
+    content = storage.decode(KINDS[head.kind], data, file=file, advice=_ADVICE)
     if name := _wrong_field(content):
         raise DamagedError(
             f"{file} is damaged: {name} does not agree with the other fields. {_ADVICE}"
@@ -300,7 +291,7 @@ def info(what: str | Path) -> Run | DatasetInfo | ModelInfo:
         raise UsageError(f"{what} is a file. Give the folder of a dataset, a run or a checkpoint.")
     if is_run(path):
         return read_run(path)
-    unfinished = not path.is_dir() and incomplete(path).is_dir()
+    unfinished = not path.is_dir() and storage.incomplete(path).is_dir()
     if unfinished or (path.is_dir() and not (path / "config.json").is_file()):
         return describe_dataset(path)
     from embedkit.encoding.model import describe_model

@@ -44,17 +44,6 @@ from embedkit.errors import (
     check_counts,
     check_seed,
 )
-from embedkit.storage import (
-    Count,
-    Positive,
-    check_columns,
-    check_files,
-    decode,
-    is_sealed,
-    one_of,
-    parse_json,
-    read_table,
-)
 from embedkit.types import Bool, Int64
 
 logger = logging.getLogger(__name__)
@@ -78,13 +67,13 @@ class SplitSettings:
     """Settings of a split."""
 
     source: tuple[str, ...]  # SHA-256 of the input files, in order
-    folds: Positive  # 1: a fifth of the records is held out, the others are trained on
-    seed: Count
+    folds: storage.Positive  # 1: a fifth of the records is held out, the others are trained on
+    seed: storage.Count
     stratified: bool
     test: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction that was asked for
     grouped: bool = False
     column: str | None = None  # of the corpus, which the folds were taken from
-    unit: Annotated[str, one_of(UNITS)] = "text"  # what is never divided, and resampled
+    unit: Annotated[str, storage.one_of(UNITS)] = "text"  # what is never divided, and resampled
     fingerprint: str = ""  # of the assignment, where it was made
 
 
@@ -166,15 +155,15 @@ def read_split(path: Path) -> Split:
     """Read a split and compare it with its fingerprint."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist. Make it with embedkit split.")
-    if is_sealed(path.parent):  # of a run
-        check_files(path.parent, [path.name])
-    table = read_table(path)
+    if storage.is_sealed(path.parent):  # of a run
+        storage.check_files(path.parent, [path.name])
+    table = storage.read_table(path)
     if _KEY not in (table.schema.metadata or {}):
         raise UsageError(f"{path} was not written by embedkit split.")
-    content = parse_json(table.schema.metadata[_KEY], file=path)
-    settings = decode(SplitSettings, content, file=path)
+    content = storage.parse_json(table.schema.metadata[_KEY], file=path)
+    settings = storage.decode(SplitSettings, content, file=path)
     expected = {"row": pa.int64(), "group": pa.int64(), "fold": pa.int16()}
-    check_columns(table, expected, file=path)
+    storage.check_columns(table, expected, file=path)
     split = Split(
         row=table["row"].to_numpy(),
         group=table["group"].to_numpy(),
