@@ -46,13 +46,10 @@ class Recommendation:
     """The method to use, and why.
 
     Attributes:
-        method: row of the method.
         against: name of the method that it is compared with: the baseline, or the majority where
             the baseline itself is recommended.
         gain: of the method over that one.
-        verdict: on this gain.
         useful: whether the method is proven better than the majority.
-        next: a command.
     """
 
     method: Row

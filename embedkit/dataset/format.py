@@ -186,11 +186,9 @@ class ExtractSettings(VectorChoices):
 
     def __post_init__(self) -> None:
         check_choice(ENGINES, engine=self.engine)
-        part = (self.shard_index, self.num_shards)
-        if part != (None, None) and not (
-            None not in part and 0 <= (self.shard_index or 0) < (self.num_shards or 0)
-        ):
-            raise UsageError(f"shard_index={part[0]}: expected one from 0 to num_shards= minus 1.")
+        index, count = self.shard_index, self.num_shards
+        if (index, count) != (None, None) and (index is None or not 0 <= index < (count or 0)):
+            raise UsageError(f"shard_index={index}: expected one from 0 to num_shards= minus 1.")
         check_choice(STORAGES, storage=self.storage)
         if self.on_long is not None:
             check_choice(ON_LONG, on_long=self.on_long)

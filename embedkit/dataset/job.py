@@ -334,20 +334,16 @@ class JobFolder:
 
     def receipts(self) -> list[Receipt]:
         """The receipts of shards that are complete; all others must be made."""
-        found: list[Receipt] = []
+        receipts: list[Receipt] = []
         for file in sorted(self.layout.receipts.glob("*.json")):
             with suppress(DamagedError, ValueError, OSError):
                 receipt = storage.decode(Receipt, storage.read_json(file), file=file)
-                if all(self._is_ours(receipt, *item) for item in receipt.files.items()):
-                    found.append(receipt)
-        return found
-
-    def _is_ours(self, receipt: Receipt, name: str, entry: FileEntry) -> bool:
-        path = self.layout.root / name
-        if path.stat().st_size != entry.bytes:
-            return False
-        footer = read_footer(path)
-        return (footer.fingerprint, footer.shard) == (receipt.fingerprint, receipt.shard)
+                paths = {self.layout.root / name: e.bytes for name, e in receipt.files.items()}
+                if all(path.stat().st_size == size for path, size in paths.items()):
+                    footers = {(f.fingerprint, f.shard) for f in map(read_footer, paths)}
+                    if footers == {(receipt.fingerprint, receipt.shard)}:
+                        receipts.append(receipt)
+        return receipts
 
     def commit(self, number: int, files: Mapping[str, pa.Buffer]) -> Receipt:
         """Make the tables of one shard durable; its receipt is written last."""
