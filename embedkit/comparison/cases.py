@@ -46,23 +46,14 @@ _NO_TEXTS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cases:
-    """Held-out records, in the order of the input.
+    """Held-out records, in the order of the input."""
 
-    Attributes:
-        methods: predictions of the methods shown, by name; ``records`` are those of the first.
-        lists: positions of records by the name of the list, those to read first at the front.
-        view: of the neighbours; empty without vectors.
-        near: up to three nearest other records, with their cosines, by position of a record in a
-            list.
-        of_sets: whether each class stands for a set of classes, see :func:`as_single`.
-    """
-
-    records: Predictions
-    methods: dict[str, Predictions]
-    lists: dict[str, Int64]
-    view: str
-    near: dict[int, list[tuple[int, float]]]
-    of_sets: bool = False
+    records: Predictions  # of the first method
+    methods: dict[str, Predictions]  # that are shown, by name
+    lists: dict[str, Int64]  # positions by name of the list, those to read first at the front
+    view: str  # of the neighbours; empty without vectors
+    near: dict[int, list[tuple[int, float]]]  # up to three others with cosines, by position
+    of_sets: bool = False  # each class stands for a set of classes, see as_single
 
     def __len__(self) -> int:
         return len(self.records.row)

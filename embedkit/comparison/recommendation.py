@@ -43,24 +43,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The method to use, and why.
-
-    Attributes:
-        against: name of the method that it is compared with: the baseline, or the majority where
-            the baseline itself is recommended.
-        gain: of the method over that one.
-        useful: whether the method is proven better than the majority.
-    """
+    """The method to use, and why."""
 
     method: Row
     title: str
     reason: str
-    against: str
-    gain: Difference
+    against: str  # the baseline, or the majority where the baseline itself is recommended
+    gain: Difference  # over that one
     verdict: str
-    useful: bool
+    useful: bool  # the method is proven better than the majority
     decisions: tuple[Decision, ...]
-    next: str
+    next: str  # a command
 
 
 def recommend(compared: Compared) -> Recommendation:

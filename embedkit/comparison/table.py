@@ -79,20 +79,14 @@ def judge(difference: Difference, metric: str, margin: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodCost(Cost):
-    """Cost of a method; ``None`` where it is unknown.
+    """Cost of a method, ``None`` where it is unknown; of a blend the sum of its runs.
 
-    Attributes:
-        fit_seconds: of all folds; of a blend the sum of its runs, like what follows.
-        predict_seconds: per 1,000 predictions, from the features of the estimator.
-        encode_seconds: per 1,000 records, to make the vectors; ``None`` of texts. A blend encodes
-            with each dataset once.
-        size_bytes: of the run's ``model`` folder, the encoder of frozen vectors not counted.
-        milliseconds: from a text, or word, to its prediction.
+    ``fit_seconds`` are of all folds, ``predict_seconds`` per 1,000 predictions from the features.
     """
 
-    encode_seconds: float | None
-    milliseconds: float | None
-    size_bytes: int
+    encode_seconds: float | None  # per 1,000 records; a blend encodes with each dataset once
+    milliseconds: float | None  # from a text, or word, to its prediction
+    size_bytes: int  # of the model folder, without the encoder of frozen vectors
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -120,30 +114,18 @@ class Row(Shown):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class Compared:
-    """A comparison: its numbers, and what they were calculated from.
+    """A comparison: its numbers, and what they were calculated from."""
 
-    Attributes:
-        metric: metric that the rows are sorted by, best first.
-        min_difference: smallest difference that matters, in the metric's units.
-        baseline: name of the row that others are compared with.
-        rows: the methods.
-        selection: the method to use, and why.
-        datasets: of the runs, as far as these still exist.
-        blends: by kind; empty for a single run. One that is not cross-fitted has no row.
-        predictions: of every row, by name.
-        differences: of every two rows on out-of-fold predictions, by their names.
-    """
-
-    metric: str
-    min_difference: float
-    baseline: str
+    metric: str  # that the rows are sorted by, best first
+    min_difference: float  # smallest difference that matters, in the metric's units
+    baseline: str  # name of the row that others are compared with
     rows: tuple[Row, ...]
     selection: Selection
     runs: Sequence[LoadedRun]
-    datasets: tuple[Dataset, ...]
-    blends: dict[str, Blend]
-    predictions: dict[str, Predictions]
-    differences: dict[tuple[str, str], Difference]
+    datasets: tuple[Dataset, ...]  # of the runs, as far as these still exist
+    blends: dict[str, Blend]  # by kind; one that is not cross-fitted has no row
+    predictions: dict[str, Predictions]  # of every row, by name
+    differences: dict[tuple[str, str], Difference]  # of every two rows, out of fold, by name
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers."""
@@ -251,23 +233,13 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The method to use: the cheapest of those that are not proven worse than the best.
-
-    Attributes:
-        name: of its row.
-        useful: whether any method is proven better than the majority, and not worse on the test
-            set.
-        equal: names of the methods that are not proven worse than the best, that one first.
-        failed: names of methods that are proven worse than another one on the test set.
-        with_model: name of the run or blend to use where a probe, which holds no model, is left
-            out.
-    """
+    """The method to use: the cheapest of those that are not proven worse than the best."""
 
     name: str
-    useful: bool
-    equal: tuple[str, ...]
-    failed: tuple[str, ...]
-    with_model: str
+    useful: bool  # a method is proven better than the majority, and not worse on the test set
+    equal: tuple[str, ...]  # methods that are not proven worse than the best, that one first
+    failed: tuple[str, ...]  # methods that are proven worse than another one on the test set
+    with_model: str  # run or blend to use where a probe, which holds no model, is left out
 
 
 def compare(

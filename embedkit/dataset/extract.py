@@ -94,23 +94,14 @@ _REPORTED = 5_000
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExtractResult(ShownFolder):
-    """Result of :func:`extract`.
-
-    Attributes:
-        out: the dataset.
-        seconds: wall time of this run.
-        tokens_fresh: tokens that this run encoded.
-        resumed_shards: shards that an earlier run had finished.
-        was_complete: the dataset was complete already, and nothing was done.
-        missing_shards: shards of other parts that are not finished; see ``shard_index``.
-    """
+    """Result of :func:`extract`."""
 
     out: Path
-    seconds: float
-    tokens_fresh: int
-    resumed_shards: int
-    was_complete: bool = False
-    missing_shards: int = 0
+    seconds: float  # wall time of this run
+    tokens_fresh: int  # that this run encoded
+    resumed_shards: int  # that an earlier run had finished
+    was_complete: bool = False  # nothing was done
+    missing_shards: int = 0  # of other parts, see shard_index
 
     def __repr__(self) -> str:
         if not self.out.exists():
@@ -405,25 +396,21 @@ def _warn(shards: ShardPlan, totals: Totals) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The cost of a job. Counts of records are exact, the rest is extrapolated from a sample.
-
-    ``truncated`` is the fraction of texts that are cut, ``sampled`` the number of texts that tokens
-    and speed were measured on.
-    """
+    """The cost of a job. Counts of records are exact, the rest is extrapolated from a sample."""
 
     records: int
     accepted: int
     rejected: dict[str, int]
     left_out: dict[str, int]
     tokens: int
-    truncated: float
+    truncated: float  # fraction of texts that are cut
     bytes_per_view: dict[str, int]
     bytes_total: int
     free_bytes: int
     shards: int
     tokens_per_second: float
     seconds: float
-    sampled: int
+    sampled: int  # texts that tokens and speed were measured on
     notices: list[str]
 
 

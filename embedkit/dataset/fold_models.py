@@ -42,13 +42,9 @@ _KEY = b"embedkit.fold_models"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldModels(FoldSettings):
-    """The models of a run, and how they read texts in training.
+    """The models of a run, and how they read texts in training."""
 
-    Attributes:
-        source: SHA-256 of the input files that the run read, in order.
-    """
-
-    source: tuple[str, ...]
+    source: tuple[str, ...]  # SHA-256 of the input files that the run read, in order
     prefix: str
     max_length: storage.Positive
     on_long: Annotated[str, storage.one_of(ON_LONG)] = "truncate"

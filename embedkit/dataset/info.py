@@ -42,21 +42,14 @@ class ViewHealth:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DatasetInfo(Shown):
-    """A dataset.
-
-    Attributes:
-        tables: (folder, files, rows, bytes) of sentences, words, tokens.
-        health: of every view, over at most 20,000 rows.
-        duplicate_texts: rows whose text, case, width and white space aside, is that of an earlier
-            row.
-    """
+    """A dataset."""
 
     path: Path
     manifest: Manifest
-    tables: tuple[tuple[str, int, int, int], ...]
-    health: tuple[ViewHealth, ...]
+    tables: tuple[tuple[str, int, int, int], ...]  # folder, files, rows, bytes
+    health: tuple[ViewHealth, ...]  # over at most 20,000 rows
     health_rows: int
-    duplicate_texts: int
+    duplicate_texts: int  # rows whose text is that of an earlier one, as by text_key
 
 
 def describe_dataset(path: Path) -> DatasetInfo:

@@ -31,21 +31,14 @@ _TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3, "int8": 2e-2}
 
 @dataclass(slots=True)
 class Verification:
-    """Result of :func:`verify`; without ``problems`` (one sentence each) all is well.
-
-    Attributes:
-        rows: sentence rows checked, or rows of a Parquet file.
-        recomputed_rows: rows embedded again, words included.
-        identical_rows: number of these rows with the same bits.
-        worst: largest relative L2 difference of a recomputed vector.
-    """
+    """Result of :func:`verify`; without ``problems`` (one sentence each) all is well."""
 
     files: int = 0
-    rows: int = 0
+    rows: int = 0  # of sentences, or of a Parquet file
     recomputed_shards: list[int] = field(default_factory=list)
-    recomputed_rows: int = 0
-    identical_rows: int = 0
-    worst: float = 0.0
+    recomputed_rows: int = 0  # embedded again, words included
+    identical_rows: int = 0  # of these, with the same bits
+    worst: float = 0.0  # largest relative L2 difference of a recomputed vector
     problems: list[str] = field(default_factory=list)
 
     @property

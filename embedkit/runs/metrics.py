@@ -33,27 +33,20 @@ _F_BETA = re.compile(r"f(\d+\.?\d*)")
 class MetricRow:
     """A row of the table of metrics.
 
-    Attributes:
-        of: predictions → the metric as a function of weights.
-        label: its name as people write it, where that is not the name with spaces.
-        task: ``classes``; ``two`` for metrics of the second of two classes; ``entities`` for words
-            with tags such as ``B-PER``; ``sets`` of classes; or ``values``.
-        of_sets: whether it is a metric of sets of classes, too.
-        compared: whether ``compare`` shows it whatever metric is asked for.
-        worst: predictions → the end of its range.
-        counts_all: whether a perfect value rests on all records, not on those of the rarer class.
+    ``two`` are metrics of the second of two classes, ``entities`` of words with tags such as
+    ``B-PER``, ``sets`` of sets of classes.
     """
 
-    of: Callable[[Any], Callable[[Float64], Float64]]
-    label: str = ""
+    of: Callable[[Any], Callable[[Float64], Float64]]  # predictions → function of weights
+    label: str = ""  # its name as people write it, where that is not the name with spaces
     task: Literal["classes", "two", "entities", "sets", "values"] = "classes"
     percent: bool = False
     lower: bool = False
-    compared: bool = False
+    compared: bool = False  # shown by compare whatever metric is asked for
     scale: Literal["fraction", "correlation", "error", "explained"] = "fraction"
-    worst: Callable[[Any], float] = lambda _: 0.0
-    counts_all: bool = False
-    of_sets: bool = False
+    worst: Callable[[Any], float] = lambda _: 0.0  # predictions → end of the range
+    counts_all: bool = False  # a perfect value rests on all records, not on the rarer class
+    of_sets: bool = False  # of sets of classes, too
 
 
 _percent = partial(MetricRow, percent=True)
@@ -483,11 +476,7 @@ def best_threshold(y: Int64, positive: Float64, *, beta: float | None = None) ->
 
     It is the middle between two neighbouring probabilities; of equals the one nearest to 0.5; just
     above 1 where it is best to predict class 1 for no record, and one has probability 1.
-
-    Args:
-        y: ``(n,)`` true class numbers, 0 or 1.
-        positive: ``(n,)`` probabilities of class 1, of records the model had not seen.
-        beta: of the F score of class 1; ``None`` for macro-F1.
+    ``positive`` are ``(n,)`` probabilities of records that the model had not seen.
     """
     values, place = np.unique(-positive, return_inverse=True)
     values = -values  # distinct, from the highest down

@@ -79,21 +79,13 @@ class SplitSettings:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Split:
-    """Folds of the records of one input, or of words, which go with their record.
+    """Folds of the records of one input, or of words, which go with their record."""
 
-    Attributes:
-        row: ``(n,)`` record numbers, ascending; of words that of each word's record.
-        group: ``(n,)``; records of one number always share a fold.
-        folds: ``(n,)``; :data:`TEST` is the test set and :data:`UNUSED` are records without a
-            label; :data:`TRAIN` are never held out.
-        word: ``(n,)`` number of each word in its record; ``None`` of records.
-    """
-
-    row: Int64
-    group: Int64
-    folds: Int64
+    row: Int64  # (n,) record numbers, ascending
+    group: Int64  # (n,) records of one number always share a fold
+    folds: Int64  # (n,) TEST, UNUSED (without a label), TRAIN (never held out), or a number
     settings: SplitSettings
-    word: Int64 | None = None
+    word: Int64 | None = None  # (n,) number of each word in its record; None of records
 
     def __repr__(self) -> str:
         sizes = f"{len(self.in_folds):,} records in {self.n_folds} folds"
