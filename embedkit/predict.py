@@ -444,10 +444,6 @@ def predict_file(
 
     Return how many texts or words are predicted, in words, and the rejected records by reason. The
     arguments are those of :class:`Predictor` and :func:`write_prediction_file`.
-
-    Raises:
-        UsageError: of a name, column or format.
-        OutputExistsError: ``out`` is the corpus itself.
     """
     columns, corpus = parse_submission(submission), Path(corpus)
     if out is not None:

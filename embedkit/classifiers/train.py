@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -349,7 +349,6 @@ def train(
             predictions = Predictions.joined([predictions, tested])
         save_model(folder, pipeline)
         write_split(chosen, folder / "split.parquet")
-        of_estimator = asdict(settings) | ({"label_separator": label_separator} if sets else {})
         content = write_results(
             folder,
             TrainRun,
@@ -358,9 +357,12 @@ def train(
             test_set,
             decision=decision,
             seed=seed,
-            **{name: of_estimator.pop(name) for name in ("estimator", "features", "task")},
+            estimator=settings.estimator,
+            features=features,
+            task=task,
             level=level,
-            settings=of_estimator,
+            settings={"class_weight": class_weight, "seed": seed, "metric": settings.metric}
+            | ({"label_separator": label_separator} if sets else {}),
             choices=(
                 *(replace(choice, fold=fold) for fold, choice in enumerate(result.choices)),
                 result.final.choice,

@@ -206,11 +206,7 @@ class Compared:
         return pd.DataFrame(rows).set_index("method")
 
     def chosen_blend(self, kind: str) -> Blend:
-        """Return a blend by its kind, or for ``best`` the method to use, which may be a single run.
-
-        Raises:
-            UsageError: there is one run only, or the kind is unknown.
-        """
+        """Return a blend by its kind, or for ``best`` the method to use, maybe a single run."""
         if self.records.of_sets:
             raise UsageError("runs with task='multilabel' cannot be blended.")
         if kind == BEST_BLEND:

@@ -215,7 +215,8 @@ def run_plan(
     if growth is not None and growth.complete:
         result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     else:
-        result = _make(plan, growth, progress, overwrite=overwrite, any_env=allow_env_change)
+        plan = replace(plan, any_environment=allow_env_change)
+        result = _make(plan, growth, progress, overwrite=overwrite)
     if plan.address:
         storage.upload(
             result.out,
@@ -229,12 +230,7 @@ def run_plan(
 
 
 def _make(
-    plan: ExtractPlan,
-    growth: Growth | None,
-    progress: ProgressCallback,
-    *,
-    overwrite: bool,
-    any_env: bool,
+    plan: ExtractPlan, growth: Growth | None, progress: ProgressCallback, *, overwrite: bool
 ) -> ExtractResult:
     """The dataset in its folder, or parts of it."""
     started = time.monotonic()
@@ -243,7 +239,7 @@ def _make(
         plan.out,
         plan.job,
         overwrite=overwrite,
-        allow_env_change=any_env,
+        allow_env_change=plan.any_environment,
         shared=options.num_shards is not None,
         growth=growth,
     ) as folder:
@@ -262,7 +258,6 @@ def _make(
             if options.engine == "local" and options.n_workers == 1:
                 receipts += run_shards(ShardMaker(plan, folder), todo, meter.start, meter.tokens)
             else:
-                plan = replace(plan, any_environment=any_env)
                 receipts += _by_workers(plan, todo, meter)
         except (KeyboardInterrupt, SystemExit):
             rows = plan.job.settings.storage.shard_rows

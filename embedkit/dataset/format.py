@@ -520,12 +520,7 @@ def is_dataset(path: Path) -> bool:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of a complete dataset.
-
-    Raises:
-        UsageError: there is no dataset.
-        DamagedError: the manifest was changed, or cannot be read.
-    """
+    """Read the manifest of a complete dataset; a :class:`UsageError` if there is no dataset."""
     file = Layout(path).manifest
     if file.is_file():
         check_files(path, [MANIFEST], advice=_ADVICE)

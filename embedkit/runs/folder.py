@@ -151,8 +151,13 @@ def resumable_run(
     job = work / storage.UNFINISHED / "job.json"
 
     def write_job(work: Path) -> None:
-        if any(work.iterdir()):
-            _check_job(work, job, settings, overwrite=overwrite)
+        if any(work.iterdir()) and (differences := _other_settings(work, job, settings)):
+            if not overwrite:
+                raise MismatchError(
+                    f"{work} is an unfinished run. Repeat its command, choose another out=, or "
+                    f"pass overwrite=True to start over. It differs in:\n{differences}"
+                )
+            storage.empty_folder(work)
         storage.make_folder(job.parent)
         content = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
         storage.write_durably(job, content.encode(), scratch=job.parent)
@@ -166,23 +171,14 @@ def resumable_run(
             raise
 
 
-def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bool) -> None:
-    """Raise if the folder holds another job; with ``overwrite`` empty it instead."""
+def _other_settings(work: Path, job: Path, settings: dict[str, Any]) -> str:
+    """Settings in which the job in a folder differs; empty for the same one, or for none."""
     try:
         before = dict(json.loads(job.read_text("utf-8")))
-        differences = difference(before, json.loads(json.dumps(settings)))
+        return difference(before, json.loads(json.dumps(settings)))
     except (OSError, ValueError, TypeError):  # stopped before the settings were written
-        if not any(path.is_file() for path in work.rglob("*")):
-            return
-        differences = "  its settings are unknown"
-    if not differences:
-        return
-    if not overwrite:
-        raise MismatchError(
-            f"{work} is an unfinished run. Repeat its command, choose another out=, or "
-            f"pass overwrite=True to start over. It differs in:\n{differences}"
-        )
-    storage.empty_folder(work)
+        filled = any(path.is_file() for path in work.rglob("*"))
+        return "  its settings are unknown" if filled else ""
 
 
 def check_free(out: Path, *, overwrite: bool) -> None:

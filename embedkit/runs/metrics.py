@@ -205,12 +205,9 @@ def metrics_for(
 ) -> dict[str, Metric]:
     """Return the metrics of predictions in :data:`METRICS` as functions of weights.
 
-    Args:
-        y: ``(n,)`` true class numbers, or values of a regression; or ``(n, classes)`` 0 or 1 of
-            sets of classes, like ``predicted``.
-        output: ``(n, classes)`` probabilities, each row summing to 1; or ``(n,)`` values.
-        predicted: ``(n,)`` predicted class numbers; by default the likeliest.
-        beta: also F-beta of the second of two classes, as ``f2`` for 2.
+    ``y`` are ``(n,)`` class numbers or values, or ``(n, classes)`` 0 or 1 of sets of classes, like
+    ``predicted``, which are by default the likeliest; ``output`` are ``(n, classes)`` probabilities
+    or ``(n,)`` values. With ``beta`` F-beta of the second of two classes is one of them.
     """
     p: _Labels | _Sets | _Values
     if output.ndim == 1:
