@@ -551,9 +551,9 @@ def read_prediction_files(
                 f"{path} has no column {missing[0]!r}; expected a table that embedkit predict "
                 "writes without label_names and submission."
             )
-        found = [table[name].to_pylist() for name in ("row", "id")]
-        records = records or found
-        if found != records:
+        own = [table[name].to_pylist() for name in ("row", "id")]
+        records = records or own
+        if own != records:
             raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
         proba.append(_probabilities(path, table, columns[2:]))
     return records[0], records[1], proba

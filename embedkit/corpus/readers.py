@@ -74,9 +74,9 @@ class _ColumnarTable(Table):
         self.path = path
         self._done = self._skipped = 0
         try:
-            found = list(_nested(self._open()))
-            self.columns = [".".join(place) for place, _ in found]
-            self._fields = dict(zip(self.columns, found, strict=True))
+            places = list(_nested(self._open()))
+            self.columns = [".".join(place) for place, _ in places]
+            self._fields = dict(zip(self.columns, places, strict=True))
         except _ERRORS as error:
             raise CorpusError(f"{path} is not a readable {self.title} file: {error}.") from error
         _check_names(self.columns, path)

@@ -362,7 +362,7 @@ class _Meter:
         self._progress(Progress(self._stage, self._done, total, "tokens", self.fresh))
 
 
-def _log(layout: Layout, event: str, seconds: float = 0.0, found: int = 0, tokens: int = 0) -> None:
+def _log(layout: Layout, event: str, seconds: float = 0.0, kept: int = 0, tokens: int = 0) -> None:
     import torch
 
     entry = {
@@ -370,7 +370,7 @@ def _log(layout: Layout, event: str, seconds: float = 0.0, found: int = 0, token
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(seconds, 3),
         "tokens_encoded": tokens,
-        "shards_found": found,
+        "shards_found": kept,
         # runs may differ in these without another result
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),

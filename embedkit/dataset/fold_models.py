@@ -80,8 +80,8 @@ class SeenRecords:
 
         A :class:`UsageError` if every model has seen a text.
         """
-        known = self._fold_of_key
-        folds = np.array([known.get(key, ALL_FOLDS) for key in keys.tolist()], np.int64)
+        fold_of = self._fold_of_key
+        folds = np.array([fold_of.get(key, ALL_FOLDS) for key in keys.tolist()], np.int64)
         if trained := int((folds == _TRAINED).sum()):
             raise UsageError(
                 f"model={str(self.run)!r}: its only model was trained on {trained} of these texts."
@@ -103,8 +103,8 @@ class SeenRecords:
         keys = keys_of(records)
         row = np.array([r.row for r in records], np.int64)
         index = np.minimum(np.searchsorted(self.row, row), len(self.row) - 1)
-        other = (self.row[index] == row) & (self.text_key[index] != keys)
-        if tuple(source) != self.models.source or other.any():
+        differs = (self.row[index] == row) & (self.text_key[index] != keys)
+        if tuple(source) != self.models.source or differs.any():
             raise UsageError(
                 f"model={str(self.run)!r}: the run was trained on other texts or files of this "
                 "corpus. Pass the same files, text= and text_pair= as for the run."
@@ -123,10 +123,10 @@ class SeenRecords:
 
     @cached_property
     def _fold_of_key(self) -> dict[int, int]:
-        known: dict[int, int] = {}
+        fold_of: dict[int, int] = {}
         for key, fold in zip(self.text_key.tolist(), self.fold.tolist(), strict=True):
-            known[key] = fold if known.get(key, fold) == fold else _SEVERAL
-        return known
+            fold_of[key] = fold if fold_of.get(key, fold) == fold else _SEVERAL
+        return fold_of
 
 
 _TRAINED, _SEVERAL = -2, -3  # the first as in a split
@@ -184,19 +184,19 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
     """
     from embedkit.encoding.encoder import Encoder, FoldEncoder
 
-    found = find_fold_models(model)
-    if found is None:
+    seen = find_fold_models(model)
+    if seen is None:
         return Encoder.load(model, **settings)
     if settings.pop("revision", None):
         raise UsageError(f"revision=: {model} is a run, which has no revisions.")
     if settings.get("max_length") is None:
-        settings["max_length"] = found.models.max_length
+        settings["max_length"] = seen.models.max_length
     storage.check_files(Path(model), ["model"], advice="Make the run again.")
-    folders = {name: Path(model) / "model" / name for name in found.models.models}
+    folders = {name: Path(model) / "model" / name for name in seen.models.models}
     return FoldEncoder(
         model,
         folders,
-        fold_of_model=found.models.fold_of_model,
-        prefix=found.models.prefix,
+        fold_of_model=seen.models.fold_of_model,
+        prefix=seen.models.prefix,
         **settings,
     )

@@ -282,9 +282,9 @@ class VectorSettings(VectorOptions):
         return phrases
 
 
-def different_files(one: Mapping[str, str], two: Mapping[str, str]) -> str:
+def different_files(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     """Return the names of files whose checksums differ, separated by commas."""
-    return ", ".join(sorted(n for n in one.keys() | two.keys() if one.get(n) != two.get(n)))
+    return ", ".join(sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,8 +455,8 @@ class Manifest:
 
     def default_view(self, table: str) -> str:
         """The last vector column that is a mean, else the last one."""
-        known = list(self.columns_of(table))
-        return next((name for name in reversed(known) if name.startswith("mean_")), known[-1])
+        names = list(self.columns_of(table))
+        return next((name for name in reversed(names) if name.startswith("mean_")), names[-1])
 
     @property
     def vector_settings(self) -> VectorSettings:
@@ -701,9 +701,9 @@ def shard_bytes(
 def read_footer(path: Any) -> Footer:
     """Read the description of a shard, without its data; a ``ValueError`` for another file."""
     try:
-        found = cast("Mapping[bytes, bytes] | None", pq.read_metadata(path).metadata) or {}
+        metadata = cast("Mapping[bytes, bytes] | None", pq.read_metadata(path).metadata) or {}
         names = Footer.__slots__
-        return Footer(**{name: json.loads(found[_PREFIX + name.encode()]) for name in names})
+        return Footer(**{name: json.loads(metadata[_PREFIX + name.encode()]) for name in names})
     except (KeyError, ValueError) as error:  # Arrow's, of what is not a Parquet file, too
         raise ValueError(f"not a shard of embedkit: {error}") from error
 

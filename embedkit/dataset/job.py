@@ -97,8 +97,8 @@ def recorded_precision(out: Path) -> str:
 
     A precision chosen by timing may differ the next time; the existing job decides.
     """
-    known = _known(Layout(out))[0] or _known(Layout(storage.incomplete(out)))[0]
-    return str(known.get("vectors", {}).get("precision", "auto"))
+    settings = _known(Layout(out))[0] or _known(Layout(storage.incomplete(out)))[0]
+    return str(settings.get("vectors", {}).get("precision", "auto"))
 
 
 @contextmanager
@@ -191,8 +191,8 @@ def plan_shards(
 
     Shards that were there before the corpus has grown keep their first records.
     """
-    known = canonical_json({file.key: file.sha256 for file in corpus.files})
-    storage.write_durably(layout.inputs, known, scratch=layout.scratch)
+    hashes = canonical_json({file.key: file.sha256 for file in corpus.files})
+    storage.write_durably(layout.inputs, hashes, scratch=layout.scratch)
     start = None if growth is None else growth.start
     before = None if growth is None or start is None else growth.plan
     reader, partial = CorpusReader(corpus, start), layout.scratch / "rejects.partial"

@@ -327,8 +327,8 @@ class Entities:
 
     def f1(self, weights: Float64) -> Float64:
         """F1 of entities, each with the weight of its first word; 0 without any."""
-        right, true, found = (weights @ part for part in (self._right, self._true, self._found))
-        return _ratio(2 * right, true + found)
+        right, true, predicted = (weights @ part for part in (self._right, self._true, self._found))
+        return _ratio(2 * right, true + predicted)
 
 
 class _Values:

@@ -319,13 +319,13 @@ def make_split(records: Labelled, *, folds: int = 5, test: float = 0.0, seed: in
     check_counts(folds=folds)
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
         raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
-    known = _labelled(records)
-    some, count = _taken(records, known), int(known.sum())
+    labelled = _labelled(records)
+    taken, count = _taken(records, labelled), int(labelled.sum())
     if count < folds:
         raise UsageError(f"{count} records are too few for {folds} folds.")
-    groups = same_text_groups(some.keys, some.groups, count)
+    groups = same_text_groups(taken.keys, taken.groups, count)
     assigned_to = folds if folds > 1 else _HOLDOUT
-    strata = _strata(some, assigned_to)
+    strata = _strata(taken, assigned_to)
     in_test = np.zeros(count, bool)
     if test:
         part = Fraction(test).limit_denominator(20)
@@ -337,8 +337,8 @@ def make_split(records: Labelled, *, folds: int = 5, test: float = 0.0, seed: in
     assigned[~in_test] = assign_folds(strata[~in_test], groups[~in_test], assigned_to, seed=seed)
     if folds == 1:
         assigned[assigned > 0] = TRAIN
-    result, group = np.full(len(known), UNUSED), np.full(len(known), -1)
-    result[known], group[known] = assigned, groups
+    result, group = np.full(len(labelled), UNUSED), np.full(len(labelled), -1)
+    result[labelled], group[labelled] = assigned, groups
     settings = SplitSettings(
         source=records.source,
         folds=folds,
