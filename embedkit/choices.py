@@ -20,7 +20,7 @@ QUOTINGS = ("auto", "none", "csv")
 
 
 class Pooling(StrEnum):
-    """How the token vectors of a text become one vector."""
+    """Poolings of the token vectors of a text into one vector."""
 
     CLS = "cls"
     """The vector of the first token."""
@@ -33,7 +33,7 @@ class Pooling(StrEnum):
     POOLER = "pooler"
     """The checkpoint's own head on the last layer's first token: tanh(dense(cls))."""
     SENTENCE = "sentence"
-    """What the checkpoint's makers define: its pooling of the last layer, then its modules."""
+    """Definition by the checkpoint's makers: its pooling of the last layer, then its modules."""
 
     @property
     def has_layer(self) -> bool:

@@ -1,4 +1,4 @@
-"""Whether extraction works on this machine, with which versions, and what is missing."""
+"""Check of the installation: a small extraction on every device, versions, missing libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the HTML pages have in common: text, packed data, and one file that loads nothing.
+"""Common parts of the HTML pages: text, packed data, and one file that loads nothing.
 
 The content policy of a page allows its one script alone. Corpus text is escaped, and stays inside
 its place whatever its letters do.
@@ -20,11 +20,6 @@ from embedkit.display import HARMLESS, visible, without_nan
 from embedkit.errors import OutputExistsError, UsageError
 
 _LONGEST_TEXT = 2_000
-_SCRIPTS = {
-    "ja": (("\u3040", "\u30ff"),),
-    "ko": (("\uac00", "\ud7a3"), ("\u1100", "\u11ff")),
-    "zh": (("\u4e00", "\u9fff"),),
-}
 
 
 def render_page(
@@ -40,7 +35,7 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"shown": shown, "lang_of": _lang_of, "packed_json": packed_json}
+    environment.filters |= {"shown": shown, "packed_json": packed_json}
     environment.filters |= filters or {}
     style, script = (environment.get_template(f"{name}.{kind}").render() for kind in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -110,19 +105,3 @@ def with_names(labels: Sequence[str], names: Mapping[str, str]) -> tuple[str, ..
 def shown(text: str) -> str:
     """Return a text without signs that would act on the page; joiners in emoji and words stay."""
     return visible(text, keep=HARMLESS)
-
-
-def _lang_of(text: str) -> Markup:
-    """The ``lang`` attribute that the script of a text tells, for its fonts and pronunciation.
-
-    >>> [str(_lang_of(text)) for text in ("긍정", "よい映画", "好", "good")]
-    [' lang="ko"', ' lang="ja"', ' lang="zh"', '']
-    """
-    kinds = {
-        kind
-        for c in text
-        for kind, ranges in _SCRIPTS.items()
-        if any(low <= c <= high for low, high in ranges)
-    }
-    language = next((kind for kind in _SCRIPTS if kind in kinds), None)
-    return Markup(' lang="{}"').format(language) if language else Markup("")

@@ -59,12 +59,8 @@ def read_recipe(
 ) -> list[Stage]:
     """Read a recipe; each command parses the options of its stages, without running.
 
-    ``settings`` are ``KEY=VALUE``: a value of ``[set]``, or an option as ``STAGE.OPTION``.
-
-    Raises:
-        UsageError: the file cannot be opened, or a setting has no place in it.
-        RecipeError: a name, type or value is wrong.
-        DamagedError: the file is not valid TOML.
+    ``settings`` are ``KEY=VALUE``: a value of ``[set]``, or an option as ``STAGE.OPTION``. A
+    :class:`RecipeError` names the line of the table with a wrong name, type or value.
     """
     try:
         text = path.read_text("utf-8")
@@ -279,13 +275,7 @@ def _write_state(stage: Stage, state: Mapping[str, Any]) -> None:
 
 
 def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
-    """Download a file with a known hash, unless ``out`` has it already; whether it was downloaded.
-
-    Raises:
-        UsageError: the address or the hash cannot be used.
-        MismatchError: the existing or the downloaded file has another hash.
-        StorageError: the network or the file system refused.
-    """
+    """Download a file with a known hash unless ``out`` has it; return if it was downloaded."""
     expected, target = sha256.lower(), Path(out)
     if not re.fullmatch(r"[0-9a-f]{64}", expected):
         raise UsageError(f"sha256={sha256!r}: expected 64 hex digits.")

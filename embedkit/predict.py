@@ -314,7 +314,7 @@ class _Trained:
 
 
 def _is_checkpoint(name: str) -> bool:
-    """Whether a name is a folder with ``config.json``, or a hub id.
+    """True if a name is a folder with ``config.json``, or a hub id.
 
     ``owner/name`` is a hub id where there is no folder ``owner``; else a run is missing in it.
     """
@@ -444,10 +444,6 @@ def predict_file(
 
     Return how many texts or words are predicted, in words, and the rejected records by reason. The
     arguments are those of :class:`Predictor` and :func:`write_prediction_file`.
-
-    Raises:
-        UsageError: of a name, column or format.
-        OutputExistsError: ``out`` is the corpus itself.
     """
     columns, corpus = parse_submission(submission), Path(corpus)
     if out is not None:
@@ -555,9 +551,9 @@ def read_prediction_files(
                 f"{path} has no column {missing[0]!r}; expected a table that embedkit predict "
                 "writes without label_names and submission."
             )
-        found = [table[name].to_pylist() for name in ("row", "id")]
-        records = records or found
-        if found != records:
+        own = [table[name].to_pylist() for name in ("row", "id")]
+        records = records or own
+        if own != records:
             raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
         proba.append(_probabilities(path, table, columns[2:]))
     return records[0], records[1], proba

@@ -85,8 +85,8 @@ class StoredVectors(_Vectors):
         view = self.view if self.view is None or isinstance(self.view, str) else tuple(self.view)
         fingerprint = load(self.dataset).manifest.fingerprint
         data, index_of = _stored(str(self.dataset), view, self.by, fingerprint)
-        wanted = _column(X)
-        keys = [str(x) for x in wanted] if self.by == "id" else [_row(x) for x in wanted]
+        values = _column(X)
+        keys = [str(x) for x in values] if self.by == "id" else [_row(x) for x in values]
         try:
             index = [index_of[key] for key in keys]
         except KeyError as error:
@@ -179,27 +179,27 @@ class TextEncoder(_Vectors):
         return _loaded(self.model, self.revision, self.device, self.precision, self.max_length)
 
     def _encode(self, texts: list[str]) -> Float32:
-        found = self._encoder().encode_views(
+        views = self._encoder().encode_views(
             texts, [self.view], normalize_embeddings=self.normalize, prefix=self.prefix
         )
-        return np.asarray(next(iter(found.values())))
+        return np.asarray(next(iter(views.values())))
 
     def _through_cache(self, texts: list[str], database: sqlite3.Connection) -> Float32:
         keys = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
         database.execute("CREATE TABLE IF NOT EXISTS v (k BLOB PRIMARY KEY, x BLOB)")
-        known = {
+        cached = {
             key: row[0]
             for key in set(keys)
             if (row := database.execute("SELECT x FROM v WHERE k = ?", [key]).fetchone())
         }
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in cached}
         if missing:
-            made = self._encode(list(missing.values()))
-            new = {key: vector.tobytes() for key, vector in zip(missing, made, strict=True)}
+            encoded = self._encode(list(missing.values()))
+            new = {key: vector.tobytes() for key, vector in zip(missing, encoded, strict=True)}
             with database:
                 database.executemany("INSERT OR REPLACE INTO v VALUES (?, ?)", new.items())
-            known |= new
-        joined = b"".join(known[key] for key in keys)
+            cached |= new
+        joined = b"".join(cached[key] for key in keys)
         return np.frombuffer(joined, np.float32).reshape(len(texts), -1).copy()
 
     def _key(self) -> str:

@@ -295,7 +295,7 @@ def write_sums(folder: Path, sums: Mapping[str, str], *, scratch: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether a folder has checksums."""
+    """True if a folder has checksums."""
     return (folder / SUMS).is_file()
 
 
@@ -423,8 +423,8 @@ def cache_folder() -> Path:
 
 def address_of(path: str | Path) -> str:
     """The address, such as ``s3://bucket/name``, that a path spells; empty for a local path."""
-    found = _ADDRESS.fullmatch(str(path))  # of which pathlib has removed a slash
-    return "" if found is None else f"{found[1]}:{'///' if found[1] == 'file' else '//'}{found[2]}"
+    match = _ADDRESS.fullmatch(str(path))  # of which pathlib has removed a slash
+    return "" if match is None else f"{match[1]}:{'///' if match[1] == 'file' else '//'}{match[2]}"
 
 
 spelled: dict[str, str] = {}
@@ -454,19 +454,19 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
             try:
                 store.pipe_file(place, content, mode="create")
             except FileExistsError:
-                found = bytes(store.cat_file(place))
-                if found != content and not replace:
+                existing = bytes(store.cat_file(place))
+                if existing != content and not replace:
                     problem = "holds another dataset, or a part of it. Pass another out="
                     raise OutputExistsError(f"{address} {problem}, or overwrite=True.") from None
-                return found
+                return existing
             return None
 
         there = {n[len(root) + 1 :]: d["size"] for n, d in store.find(root, detail=True).items()}
         before: dict[str, str] = {}  # what is known of the files that are there
-        found = create(first)
-        if found == (folder / first).read_bytes():
+        existing = create(first)
+        if existing == (folder / first).read_bytes():
             before = {name: sums[name] for name in there if name in sums}
-        elif found is not None and SUMS in there:
+        elif existing is not None and SUMS in there:
             matches = map(_LINE.fullmatch, store.cat_file(f"{root}/{SUMS}").decode().splitlines())
             before = {match[2]: match[1] for match in matches if match is not None}
         todo = [n for n in sums if (before.get(n), there.get(n)) != (sums[n], sizes[n])]
@@ -557,13 +557,13 @@ def decode(kind: type[T], value: Any, *, file: Path, advice: str = _ADVICE) -> T
     fields contradict each other.
     """
     try:
-        made = msgspec.convert(_with_nan(kind, value), kind)
-        problem = made.problem() if hasattr(made, "problem") else ""
+        record = msgspec.convert(_with_nan(kind, value), kind)
+        problem = record.problem() if hasattr(record, "problem") else ""
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         problem = first_line(error)
     if problem:
         raise DamagedError(f"{file} is damaged: {problem.replace('$.', '')}. {advice}")
-    return made
+    return record
 
 
 def _with_nan(kind: Any, value: Any) -> Any:

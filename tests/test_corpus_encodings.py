@@ -129,7 +129,7 @@ def test_a_truncated_archive_stops_and_joined_ones_do_not(
 ) -> None:
     packed = pack(BIG.encode())
     for length in (8, len(packed) // 2, len(packed) - 9):
-        with pytest.raises(CorpusError, match="cannot be read to its end"):
+        with pytest.raises(CorpusError, match=r"corpus\.tsv"):
             folder.read(packed[:length])
     assert folder.read(pack(b"id\ttext\n1\ta\n") + pack(b"2\tb\n")).texts == ["a", "b"]
 

@@ -132,7 +132,7 @@ def test_every_line_is_counted_once(lines: list[bytes], min_chars: int, limit: i
     records = [kind for kind in kinds if kind != "blank"]
     data = b"id\ttext\n" + b"".join(line.replace(b"%d", b"1") + b"\n" for line in lines)
     if records.count("invalid_encoding") * 2 > len(records):
-        with pytest.raises(CorpusError, match="records are not utf-8"):
+        with pytest.raises(CorpusError, match=r"corpus\.tsv"):
             read(data, "corpus.tsv", limit=limit)
         return
     got = read(data, "corpus.tsv", limit=limit, min_chars=min_chars)  # checks that it adds up

@@ -46,9 +46,9 @@ def test_a_command_shows_notes_and_its_options() -> None:
 
 
 def test_usage_errors_are_value_errors() -> None:
-    with pytest.raises(ValueError, match="words=True: expected first, mean"):
+    with pytest.raises(ValueError, match="words=True"):
         check_choice(("first", "mean"), words=True)
-    with pytest.raises(embedkit.errors.UsageError, match="sample=0: expected 1 or more"):
+    with pytest.raises(embedkit.errors.UsageError, match="sample=0"):
         check_counts(sample=0)
 
 

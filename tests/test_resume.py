@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
             shutil.copytree(tmp_path / "other", out)
         seen.append(state.stage)
 
-    with pytest.raises(OutputExistsError, match="appeared during the job"):
+    with pytest.raises(OutputExistsError, match=r"\bout\b"):
         run(corpus, out, progress=intrude)
     assert tree_hash(out) == before
     shutil.rmtree(out)
@@ -254,7 +255,7 @@ def test_a_foreign_file_among_the_shards_is_refused(
     begin(corpus, tmp_path / "out")
     sentences = tmp_path / "out.incomplete/sentences"
     shutil.copy(sentences / "part-00000000.parquet", sentences / name)
-    with pytest.raises(DamagedError, match="is not a shard of this job"):
+    with pytest.raises(DamagedError, match=re.escape(name)):
         run(corpus, tmp_path / "out")
     (sentences / name).unlink()
     assert run(corpus, tmp_path / "out").resumed_shards == 4
@@ -266,7 +267,7 @@ def test_a_corpus_that_changes_during_the_run_is_noticed(corpus: Path, tmp_path:
             with corpus.open("a") as stream:
                 stream.write("020\tlate\t1\n")
 
-    with pytest.raises(CorpusError, match="changed while it was being read"):
+    with pytest.raises(CorpusError, match=r"corpus\.tsv"):
         run(corpus, tmp_path / "out", progress=append)
     assert not (tmp_path / "out").exists()
     with pytest.raises(MismatchError, match=r"input\.files\[0\]\.bytes"):

@@ -309,7 +309,7 @@ def test_the_prefix_is_not_taken_for_the_query(dataset: Path, notes: list[str]) 
 
 
 def test_another_model_is_refused(dataset: Path) -> None:
-    with pytest.raises(MismatchError, match="is not the checkpoint"):
+    with pytest.raises(MismatchError, match=dataset.name):
         search(dataset, "good", model=str(tiny_model(seed=2)))
 
 

@@ -250,7 +250,7 @@ _TRUSTED = ("sklearn.", "scipy.sparse.")
 
 
 def _is_trusted(name: str) -> bool:
-    """Whether a type that skops does not trust by itself is a class of scikit-learn's own.
+    """True if a type that skops does not trust by itself is a class of scikit-learn's own.
 
     Modules of scikit-learn also contain functions of other libraries, which are not trusted.
     """

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -312,7 +312,10 @@ def train(
     check_free(Path(out), overwrite=overwrite)
     dataset = dataset_of(dataset, reading, level=level, progress=progress)
     data = load(dataset, view, level=level)
-    target, shown = target_of(data, task, label_separator), _features(data, settings)
+    target = target_of(data, task, label_separator)
+    shown = data.X if features == "vectors" else stored_texts(data, separator=" ")
+    if shown is None:
+        raise UsageError(f"features='tfidf' needs texts, and {data.path} stores none.")
     decision = None if threshold is None else Threshold.parse(threshold)
     if decision is not None and (len(target.classes) != 2 or task == "multilabel"):
         count = len(target.classes) or "values"
@@ -337,6 +340,7 @@ def train(
             progress=progress,
         )
         predictions, pipeline, cut = result.predictions, result.final.pipeline, None
+        weights = [getattr(pipeline[-1], name, ()) for name in ("coef_", "intercept_")]
         if decision is not None:
             cut = decision.choose(predictions.y, predictions.proba[:, 1])
         if test_set is not None:
@@ -345,7 +349,6 @@ def train(
             predictions = Predictions.joined([predictions, tested])
         save_model(folder, pipeline)
         write_split(chosen, folder / "split.parquet")
-        of_estimator = asdict(settings) | ({"label_separator": label_separator} if sets else {})
         content = write_results(
             folder,
             TrainRun,
@@ -354,9 +357,12 @@ def train(
             test_set,
             decision=decision,
             seed=seed,
-            **{name: of_estimator.pop(name) for name in ("estimator", "features", "task")},
+            estimator=settings.estimator,
+            features=features,
+            task=task,
             level=level,
-            settings=of_estimator,
+            settings={"class_weight": class_weight, "seed": seed, "metric": settings.metric}
+            | ({"label_separator": label_separator} if sets else {}),
             choices=(
                 *(replace(choice, fold=fold) for fold, choice in enumerate(result.choices)),
                 result.final.choice,
@@ -368,7 +374,7 @@ def train(
                 fit_seconds=result.fit_seconds,
                 predict_seconds=result.predict_seconds,
                 peak_memory_bytes=peak_memory_since(peak_before),
-                parameters=_parameters(pipeline[-1]),
+                parameters=sum(map(np.size, weights)) or None,
                 device="cpu",
             ),
         )
@@ -386,19 +392,3 @@ def target_of(data: VectorData, task: str, separator: str = SEPARATOR) -> Target
         )
     about: dict[str, Any] = {"rows": data.row, "name": str(data.path), "separator": separator}
     return target_from(data.column("label"), task=task, **about)
-
-
-def _features(data: VectorData, settings: EstimatorSettings) -> Any:
-    if settings.features == "vectors":
-        return data.X
-    texts = stored_texts(data, separator=" ")
-    if texts is None:
-        raise UsageError(f"features='tfidf' needs texts, and {data.path} stores none.")
-    return texts
-
-
-def _parameters(estimator: Any) -> int | None:
-    """Number of fitted parameters of a linear model."""
-    if hasattr(estimator, "coef_"):
-        return int(np.size(estimator.coef_) + np.size(estimator.intercept_))
-    return None

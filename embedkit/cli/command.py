@@ -173,7 +173,7 @@ class Command(click.Command):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a command prints, and its exit code."""
+    """Output of a command, and its exit code."""
 
     data: Any  # of ``--json``: a dataclass or plain data
     text: Callable[[], str]  # the answer is its first line

@@ -244,7 +244,7 @@ def _result_text(result: ExtractResult) -> str:
 
 
 def _int8_lines(manifest: Manifest, width: int) -> list[str]:
-    """How near vectors of int8 are to those of float32."""
+    """Neighbours that vectors keep in int8, as a line."""
     ledger = manifest.totals.ledger
     if not ledger.get("neighbours"):
         return []

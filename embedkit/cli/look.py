@@ -427,11 +427,11 @@ def _words_finding(report: WordReport) -> str:
     )
 
 
-def _snippet(use: Use, around: int = 30) -> str:
+def _snippet(use: Use) -> str:
     """The word in brackets, with some text around it."""
     from embedkit.pages import in_context
 
-    return one_line("{}[{}]{}".format(*in_context(use.text, use.start, use.end, around=around)))
+    return one_line("{}[{}]{}".format(*in_context(use.text, use.start, use.end, around=30)))
 
 
 @command(

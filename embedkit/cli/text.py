@@ -56,7 +56,7 @@ def say(text: str, *, err: bool = False, finding: bool = False) -> None:
 
 
 above_bar: list[Callable[[str], None]] = []
-"""What prints above the bar, while one is on the terminal."""
+"""Printers above the bars on the terminal, the innermost last."""
 
 
 def terminal_width() -> int:
@@ -155,7 +155,7 @@ def asked_for_all() -> bool:
 
 
 def _is_text(column: Sequence[str]) -> bool:
-    """Whether a column contains text below its heading; dashes are missing numbers."""
+    """True if a column contains text below its heading; dashes are missing numbers."""
     filled = [cell for cell in column[1:] if cell not in ("", "–")]
     numbers = all(cell[0] in _NUMERIC or cell == "<\N{NO-BREAK SPACE}0.001" for cell in filled)
     return not numbers or any(columns(cell) > _TEXT for cell in filled)

@@ -44,22 +44,13 @@ _Apply = Callable[[Sequence[Float64]], Float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blend:
-    """Several runs blended.
-
-    Attributes:
-        predictions: for the records of the runs.
-        runs: number of runs.
-        cross_fitted: whether there are predictions for the records of the folds, not NaN.
-        threshold: probability from which the second of two classes is predicted, for new records;
-            ``None``: the likeliest class is predicted.
-        apply: probabilities of the runs for other records, in the order of the runs → blended ones.
-    """
+    """Several runs blended."""
 
     name: str
-    predictions: Predictions
+    predictions: Predictions  # for the records of the runs
     runs: int
-    cross_fitted: bool
-    threshold: float | None
+    cross_fitted: bool  # there are predictions for the records of the folds, not NaN
+    threshold: float | None  # of the second of two classes, for new records
     apply: _Apply
 
 
@@ -172,13 +163,8 @@ def write_blend(
 ) -> int:
     """Write blended labels and probabilities of the runs' records, or of new ones; return how many.
 
-    Args:
-        made: the blend.
-        out: ``.tsv``, ``.csv``, ``.jsonl`` or ``.parquet`` file.
-        answers: files that ``predict`` wrote for new records, one per run, in their order.
-        submission: names of the columns of id and label, where only these are written, of the
-            test set or the new records.
-        overwrite: replace the file.
+    ``answers`` are files that ``predict`` wrote for new records, one per run, in their order. A
+    ``submission`` is of the test set or of new records alone.
     """
     file_format(out, name="write_blend")
     if out.exists() and not overwrite:

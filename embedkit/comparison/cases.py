@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from embedkit.comparison.load import Dataset, LoadedRun
 from embedkit.comparison.table import Compared
-from embedkit.dataset.format import is_dataset
-from embedkit.dataset.read import load, source_of
+from embedkit.dataset.format import is_dataset, whole_text
+from embedkit.dataset.read import load, source_of, stored_texts
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import in_context
 from embedkit.runs.predictions import Predictions, keys_of, scores_by_class
@@ -46,23 +46,14 @@ _NO_TEXTS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cases:
-    """Held-out records, in the order of the input.
+    """Held-out records, in the order of the input."""
 
-    Attributes:
-        methods: predictions of the methods shown, by name; ``records`` are those of the first.
-        lists: positions of records by the name of the list, those to read first at the front.
-        view: of the neighbours; empty without vectors.
-        near: up to three nearest other records, with their cosines, by position of a record in a
-            list.
-        of_sets: whether each class stands for a set of classes, see :func:`as_single`.
-    """
-
-    records: Predictions
-    methods: dict[str, Predictions]
-    lists: dict[str, Int64]
-    view: str
-    near: dict[int, list[tuple[int, float]]]
-    of_sets: bool = False
+    records: Predictions  # of the first method
+    methods: dict[str, Predictions]  # that are shown, by name
+    lists: dict[str, Int64]  # positions by name of the list, those to read first at the front
+    view: str  # of the neighbours; empty without vectors
+    near: dict[int, list[tuple[int, float]]]  # up to three others with cosines, by position
+    of_sets: bool = False  # each class stands for a set of classes, see as_single
 
     def __len__(self) -> int:
         return len(self.records.row)
@@ -153,7 +144,7 @@ def _order(p: Predictions) -> Float64:
 
 
 def is_right(p: Predictions) -> Bool:
-    """Which predictions are right: values that are off by one standard deviation at most."""
+    """True for right predictions: values are off by one standard deviation at most."""
     if p.classes:
         return np.asarray(p.y_pred == p.y)
     return np.asarray(np.abs(p.proba - p.y) <= p.y.std())
@@ -306,11 +297,9 @@ def shown_texts(
 
 
 def _stored(path: Path, rows: Collection[int]) -> tuple[Texts, str]:
-    data = load(path)
-    chosen = frozenset(rows)
-    columns = ["text", *(["text_pair"] if data.manifest.job.input.text_pair else [])]
-    parts = zip(data.row.tolist(), *(data.column(name) for name in columns), strict=True)
-    texts = {int(row): _joined(text) for row, *text in parts if row in chosen}
+    data, chosen = load(path), frozenset(rows)
+    both = stored_texts(data, separator="\n") or data.text  # an error where none are stored
+    texts = {row: text for row, text in zip(data.row.tolist(), both, strict=True) if row in chosen}
     names = ", ".join(Path(name).name for name in data.manifest.names.inputs)
     return texts, f"Texts as stored in {path.resolve().name}, made from {names}."
 
@@ -323,13 +312,9 @@ def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) ->
     chosen = frozenset(rows)
     plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))
     texts = {
-        item.row: _joined([item.text, item.text_pair])
+        item.row: whole_text(item.text, item.text_pair, separator="\n")
         for item in CorpusReader(plan)
         if isinstance(item, Record) and item.row in chosen
     }
     columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
     return texts, f"Texts from column {columns} of {path.name}."
-
-
-def _joined(parts: Sequence[Any]) -> str:
-    return "\n".join(str(part) for part in parts if part is not None)

@@ -1,4 +1,4 @@
-"""What to use: one method, the decisions that the runs allow, and what to look at before."""
+"""Recommendation of a method, the decisions that the runs allow, and warnings."""
 
 from __future__ import annotations
 
@@ -43,27 +43,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The method to use, and why.
-
-    Attributes:
-        method: row of the method.
-        against: name of the method that it is compared with: the baseline, or the majority where
-            the baseline itself is recommended.
-        gain: of the method over that one.
-        verdict: on this gain.
-        useful: whether the method is proven better than the majority.
-        next: a command.
-    """
+    """The method to use, and why."""
 
     method: Row
     title: str
     reason: str
-    against: str
-    gain: Difference
+    against: str  # the baseline, or the majority where the baseline itself is recommended
+    gain: Difference  # over that one
     verdict: str
-    useful: bool
+    useful: bool  # the method is proven better than the majority
     decisions: tuple[Decision, ...]
-    next: str
+    next: str  # a command
 
 
 def recommend(compared: Compared) -> Recommendation:
@@ -292,7 +282,7 @@ def _effect(compared: Compared, question: str, one: Row, other: Row, more: str) 
 
 
 def _curve(content: ProbeRun) -> Iterator[Decision]:
-    """What the last step of the curve brought, for the view that was chosen most often."""
+    """Gain of the last step of the curve, for the view that was chosen most often."""
     points = content.chosen.curve
     if len(points) < 2:
         return
@@ -365,12 +355,12 @@ def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str
     return shlex.join(["embedkit", "predict", path, "--text", "a new text", *pair])
 
 
-# what to look at before
+# warnings
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What may change the choice: a few words, a sentence, and a list of records or ``""``."""
+    """Warning about the choice: a few words, a sentence, and a list of records or ``""``."""
 
     short: str
     sentence: str
@@ -378,7 +368,7 @@ class Notice:
 
 
 def notices(compared: Compared, cases: Cases) -> Iterator[Notice]:
-    """Yield what to look at before the recommendation is trusted."""
+    """Yield the warnings about a recommendation."""
     yield from run_notices(compared)
     if count := len(cases.lists.get("relabel", ())):
         labels = count_text(count, "label")
@@ -390,7 +380,7 @@ def notices(compared: Compared, cases: Cases) -> Iterator[Notice]:
 
 
 def run_notices(compared: Compared) -> Iterator[Notice]:
-    """Yield the notices that need neither predictions nor texts."""
+    """Yield the warnings that need neither predictions nor texts."""
     for setting, runs in compared.inputs.items():
         yield Notice(f"{setting} differs", input_text(setting, runs))
     yield from _cut(compared)

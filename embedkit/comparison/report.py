@@ -248,22 +248,18 @@ def compare(
 
 
 def _facts(compared: Compared) -> str:
-    runs = compared.runs
-    datasets = [run.content.dataset for run in runs]
-    inputs = [Path(name).name for d in compared.datasets for name in d.manifest.names.inputs]
-    inputs = inputs or [Path(name).name for d in datasets for name in d.names.inputs]
+    """Inputs, number of records, models and folds, as one line."""
+    runs, classes = compared.runs, compared.records.classes
+    of_runs = [run.content.dataset.names for run in runs]
+    of_datasets = [dataset.manifest.names for dataset in compared.datasets] or of_runs
+    inputs = dict.fromkeys(Path(file).name for names in of_datasets for file in names.inputs)
     what = "words" if compared.level == "word" else "records"
-    counts = f"{compared.counts['folds']:,} {what}"
-    labels = (
-        [count_text(len(compared.records.classes), "label")] if compared.records.classes else []
-    )
-    folds = count_text(runs[0].content.split.folds, "fold")
-    models = dict.fromkeys(Path(d.names.model).name for d in datasets)
+    labels = f", {count_text(len(classes), 'label')}" if classes else ""
     parts = [
-        ", ".join(dict.fromkeys(inputs)),
-        ", ".join([counts, *labels]),
-        ", ".join(models),
-        folds,
+        ", ".join(inputs),
+        f"{compared.counts['folds']:,} {what}{labels}",
+        ", ".join(dict.fromkeys(Path(names.model).name for names in of_runs)),
+        count_text(runs[0].content.split.folds, "fold"),
     ]
     return " · ".join(filter(None, parts))
 
@@ -387,7 +383,7 @@ def _command(command: str) -> str:
 
 
 def _ledger(dataset: Dataset) -> str:
-    """How a dataset was made, and what became of its records and tokens."""
+    """Settings of a dataset, and the counts of its records and tokens."""
     manifest = dataset.manifest
     totals, limit = manifest.totals, manifest.job.vectors.max_length
     ledger = totals.ledger

@@ -53,7 +53,7 @@ class Difference(Score):
 
     @property
     def significant(self) -> bool:
-        """Whether the corrected p is below 0.05."""
+        """True if the corrected p is below 0.05."""
         return self.p_corrected is not None and self.p_corrected < 0.05
 
 
@@ -79,20 +79,14 @@ def judge(difference: Difference, metric: str, margin: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodCost(Cost):
-    """What a method costs; ``None`` where it is not known.
+    """Cost of a method, ``None`` where it is unknown; of a blend the sum of its runs.
 
-    Attributes:
-        fit_seconds: of all folds; of a blend the sum of its runs, like what follows.
-        predict_seconds: per 1,000 predictions, from the features of the estimator.
-        encode_seconds: per 1,000 records, to make the vectors; ``None`` of texts. A blend encodes
-            with each dataset once.
-        size_bytes: of the run's ``model`` folder, the encoder of frozen vectors not counted.
-        milliseconds: from a text, or word, to its prediction.
+    ``fit_seconds`` are of all folds, ``predict_seconds`` per 1,000 predictions from the features.
     """
 
-    encode_seconds: float | None
-    milliseconds: float | None
-    size_bytes: int
+    encode_seconds: float | None  # per 1,000 records; a blend encodes with each dataset once
+    milliseconds: float | None  # from a text, or word, to its prediction
+    size_bytes: int  # of the model folder, without the encoder of frozen vectors
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -120,30 +114,18 @@ class Row(Shown):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class Compared:
-    """A comparison: its numbers, and what they were calculated from.
+    """A comparison: its numbers, and what they were calculated from."""
 
-    Attributes:
-        metric: metric that the rows are sorted by, best first.
-        min_difference: smallest difference that matters, in the metric's units.
-        baseline: name of the row that others are compared with.
-        rows: the methods.
-        selection: the method to use, and why.
-        datasets: of the runs, as far as these still exist.
-        blends: by kind; empty for a single run. One that is not cross-fitted has no row.
-        predictions: of every row, by name.
-        differences: of every two rows on out-of-fold predictions, by their names.
-    """
-
-    metric: str
-    min_difference: float
-    baseline: str
+    metric: str  # that the rows are sorted by, best first
+    min_difference: float  # smallest difference that matters, in the metric's units
+    baseline: str  # name of the row that others are compared with
     rows: tuple[Row, ...]
     selection: Selection
     runs: Sequence[LoadedRun]
-    datasets: tuple[Dataset, ...]
-    blends: dict[str, Blend]
-    predictions: dict[str, Predictions]
-    differences: dict[tuple[str, str], Difference]
+    datasets: tuple[Dataset, ...]  # of the runs, as far as these still exist
+    blends: dict[str, Blend]  # by kind; one that is not cross-fitted has no row
+    predictions: dict[str, Predictions]  # of every row, by name
+    differences: dict[tuple[str, str], Difference]  # of every two rows, out of fold, by name
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers."""
@@ -163,7 +145,7 @@ class Compared:
 
     @property
     def level(self) -> str:
-        """What the runs label: ``sentence`` (records) or ``word``."""
+        """Labelled units: ``sentence`` (records) or ``word``."""
         return self.runs[0].content.level
 
     @property
@@ -224,11 +206,7 @@ class Compared:
         return pd.DataFrame(rows).set_index("method")
 
     def chosen_blend(self, kind: str) -> Blend:
-        """Return a blend by its kind, or for ``best`` the method to use, which may be a single run.
-
-        Raises:
-            UsageError: there is one run only, or the kind is unknown.
-        """
+        """Return a blend by its kind, or for ``best`` the method to use, maybe a single run."""
         if self.records.of_sets:
             raise UsageError("runs with task='multilabel' cannot be blended.")
         if kind == BEST_BLEND:
@@ -251,23 +229,13 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The method to use: the cheapest of those that are not proven worse than the best.
-
-    Attributes:
-        name: of its row.
-        useful: whether any method is proven better than the majority, and not worse on the test
-            set.
-        equal: names of the methods that are not proven worse than the best, that one first.
-        failed: names of methods that are proven worse than another one on the test set.
-        with_model: name of the run or blend to use where a probe, which holds no model, is left
-            out.
-    """
+    """The method to use: the cheapest of those that are not proven worse than the best."""
 
     name: str
-    useful: bool
-    equal: tuple[str, ...]
-    failed: tuple[str, ...]
-    with_model: str
+    useful: bool  # a method is proven better than the majority, and not worse on the test set
+    equal: tuple[str, ...]  # methods that are not proven worse than the best, that one first
+    failed: tuple[str, ...]  # methods that are proven worse than another one on the test set
+    with_model: str  # run or blend to use where a probe, which holds no model, is left out
 
 
 def compare(
@@ -449,7 +417,7 @@ def _metric(asked: str | None, runs: Sequence[LoadedRun]) -> str:
 
 
 def _blend_threshold(metric: str, runs: Sequence[LoadedRun]) -> Threshold | None:
-    """How blends decide: by the metric asked for, else as the runs; ``None``: the likelier."""
+    """Threshold of blends: by the metric asked for, else by that of the runs, if they have one."""
     if beta_of(metric) is not None:
         return Threshold(None, beta_of(metric))
     if all(run.content.threshold is None for run in runs):

@@ -1,4 +1,4 @@
-"""Whether uses of a word with the same sense lie nearer to each other, layer by layer."""
+"""Cosines of uses of a word with the same and with other senses, layer by layer."""
 
 from __future__ import annotations
 

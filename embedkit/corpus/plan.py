@@ -24,7 +24,7 @@ _LABEL_NAMES = ("label", "labels", "target", "class", "category", "y")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusOptions:
-    """How a corpus is read: its columns, how its files are written, which records are used.
+    """Options for reading a corpus: columns, dialect of its files, choice of records.
 
     Attributes:
         text: column of the text; this, ``id`` and ``label`` are guessed by name if not given.
@@ -116,7 +116,7 @@ def _settled_encoding(encoding: str) -> str:
     except (LookupError, UnicodeError):
         pass
     usual = "usual ones are utf-8, cp949, euc-kr, shift_jis, utf-16"
-    raise UsageError(f"encoding={encoding!r}: no encoding that can be read; {usual}.")
+    raise UsageError(f"encoding={encoding!r}: not an encoding that can be read; {usual}.")
 
 
 def check_test_reading(test: object, *, sample: int | None, min_chars: int) -> None:
@@ -142,7 +142,7 @@ class CorpusPlan(CorpusSettings):
 
     @property
     def marks_words(self) -> bool:
-        """Whether words are marked, by the format or as spans."""
+        """True if words are marked, by the format or as spans."""
         return bool(self.spans) or READERS[self.format].marks_words
 
 

@@ -74,9 +74,9 @@ class _ColumnarTable(Table):
         self.path = path
         self._done = self._skipped = 0
         try:
-            found = list(_nested(self._open()))
-            self.columns = [".".join(place) for place, _ in found]
-            self._fields = dict(zip(self.columns, found, strict=True))
+            places = list(_nested(self._open()))
+            self.columns = [".".join(place) for place, _ in places]
+            self._fields = dict(zip(self.columns, places, strict=True))
         except _ERRORS as error:
             raise CorpusError(f"{path} is not a readable {self.title} file: {error}.") from error
         _check_names(self.columns, path)
@@ -273,12 +273,12 @@ def without_dictionary(column: pa.Array) -> pa.Array:
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Whether values of the type are text."""
+    """True if values of the type are text."""
     return kind in _BYTES_OF
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values of the type are bytes."""
+    """True if values of the type are bytes."""
     return kind in _BYTES_OF.values() or pa.types.is_fixed_size_binary(kind)
 
 

@@ -227,12 +227,12 @@ class Source:
         elif wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
             raise CorpusError(f"{self.path} looks like {wide.upper()}. Use encoding={wide!r}.")
         elif head.count(0) > len(head) / 100:
-            problem = "holds NUL bytes: it is no text, or UTF-16 without a mark"
+            problem = "holds NUL bytes: it is not text, or UTF-16 without a mark"
             raise CorpusError(f"{self.path} {problem} (encoding='utf-16-le' or 'utf-16-be').")
 
 
 def is_wide(encoding: str) -> bool:
-    """Whether a line feed takes several bytes, so that lines cannot be found in the bytes."""
+    """True if a line feed takes several bytes, so that lines cannot be found in the bytes."""
     return codecs.lookup(encoding).name.replace("_", "-").startswith(("utf-16", "utf-32"))
 
 
@@ -245,7 +245,7 @@ def _opened(path: Path) -> io.FileIO:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the files of a corpus are written; fields as for ``CorpusOptions``.
+    """Dialect of the files of a corpus; fields as for ``CorpusOptions``.
 
     ``quoting`` is settled: ``none`` takes quotes literally, ``csv`` follows RFC 4180 strictly.
     """
@@ -285,7 +285,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a record begins: its file, its number in the corpus and in the file, line and byte."""
+    """Position of a record: its file, its number in the corpus and in the file, line and byte."""
 
     file: int
     row: int
@@ -379,7 +379,7 @@ def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
 
 
 def has_surrogate(text: str) -> bool:
-    """Whether a text holds half of a surrogate pair and so cannot be written as UTF-8."""
+    """True if a text holds half of a surrogate pair, which cannot be written as UTF-8."""
     if text.isascii():
         return False
     try:

@@ -94,23 +94,14 @@ _REPORTED = 5_000
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExtractResult(ShownFolder):
-    """Result of :func:`extract`.
-
-    Attributes:
-        out: the dataset.
-        seconds: wall time of this run.
-        tokens_fresh: tokens that this run encoded.
-        resumed_shards: shards that an earlier run had finished.
-        was_complete: the dataset was complete already, and nothing was done.
-        missing_shards: shards of other parts that are not finished; see ``shard_index``.
-    """
+    """Result of :func:`extract`."""
 
     out: Path
-    seconds: float
-    tokens_fresh: int
-    resumed_shards: int
-    was_complete: bool = False
-    missing_shards: int = 0
+    seconds: float  # wall time of this run
+    tokens_fresh: int  # that this run encoded
+    resumed_shards: int  # that an earlier run had finished
+    was_complete: bool = False  # nothing was done
+    missing_shards: int = 0  # of other parts, see shard_index
 
     def __repr__(self) -> str:
         if not self.out.exists():
@@ -124,7 +115,7 @@ class ExtractResult(ShownFolder):
 
     @property
     def manifest(self) -> Manifest:
-        """How the dataset was made, and its totals; a :class:`UsageError` if it is incomplete."""
+        """Settings and totals of the dataset; a :class:`UsageError` if it is incomplete."""
         return read_manifest(self.out)
 
 
@@ -224,7 +215,8 @@ def run_plan(
     if growth is not None and growth.complete:
         result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     else:
-        result = _make(plan, growth, progress, overwrite=overwrite, any_env=allow_env_change)
+        plan = replace(plan, any_environment=allow_env_change)
+        result = _make(plan, growth, progress, overwrite=overwrite)
     if plan.address:
         storage.upload(
             result.out,
@@ -238,12 +230,7 @@ def run_plan(
 
 
 def _make(
-    plan: ExtractPlan,
-    growth: Growth | None,
-    progress: ProgressCallback,
-    *,
-    overwrite: bool,
-    any_env: bool,
+    plan: ExtractPlan, growth: Growth | None, progress: ProgressCallback, *, overwrite: bool
 ) -> ExtractResult:
     """The dataset in its folder, or parts of it."""
     started = time.monotonic()
@@ -252,7 +239,7 @@ def _make(
         plan.out,
         plan.job,
         overwrite=overwrite,
-        allow_env_change=any_env,
+        allow_env_change=plan.any_environment,
         shared=options.num_shards is not None,
         growth=growth,
     ) as folder:
@@ -271,7 +258,6 @@ def _make(
             if options.engine == "local" and options.n_workers == 1:
                 receipts += run_shards(ShardMaker(plan, folder), todo, meter.start, meter.tokens)
             else:
-                plan = replace(plan, any_environment=any_env)
                 receipts += _by_workers(plan, todo, meter)
         except (KeyboardInterrupt, SystemExit):
             rows = plan.job.settings.storage.shard_rows
@@ -376,7 +362,7 @@ class _Meter:
         self._progress(Progress(self._stage, self._done, total, "tokens", self.fresh))
 
 
-def _log(layout: Layout, event: str, seconds: float = 0.0, found: int = 0, tokens: int = 0) -> None:
+def _log(layout: Layout, event: str, seconds: float = 0.0, kept: int = 0, tokens: int = 0) -> None:
     import torch
 
     entry = {
@@ -384,7 +370,7 @@ def _log(layout: Layout, event: str, seconds: float = 0.0, found: int = 0, token
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(seconds, 3),
         "tokens_encoded": tokens,
-        "shards_found": found,
+        "shards_found": kept,
         # runs may differ in these without another result
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
@@ -405,25 +391,21 @@ def _warn(shards: ShardPlan, totals: Totals) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The cost of a job. Counts of records are exact, the rest is extrapolated from a sample.
-
-    ``truncated`` is the fraction of texts that are cut, ``sampled`` the number of texts that tokens
-    and speed were measured on.
-    """
+    """The cost of a job. Counts of records are exact, the rest is extrapolated from a sample."""
 
     records: int
     accepted: int
     rejected: dict[str, int]
     left_out: dict[str, int]
     tokens: int
-    truncated: float
+    truncated: float  # fraction of texts that are cut
     bytes_per_view: dict[str, int]
     bytes_total: int
     free_bytes: int
     shards: int
     tokens_per_second: float
     seconds: float
-    sampled: int
+    sampled: int  # texts that tokens and speed were measured on
     notices: list[str]
 
 

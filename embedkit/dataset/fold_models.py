@@ -26,16 +26,6 @@ from embedkit.choices import ON_LONG
 from embedkit.corpus.records import Record
 from embedkit.dataset.format import FoldSettings, text_key, whole_text
 from embedkit.errors import UsageError
-from embedkit.storage import (
-    Count,
-    Positive,
-    check_columns,
-    check_files,
-    decode,
-    one_of,
-    parse_json,
-    read_table,
-)
 from embedkit.types import Int64
 
 if TYPE_CHECKING:  # imports torch
@@ -52,17 +42,13 @@ _KEY = b"embedkit.fold_models"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldModels(FoldSettings):
-    """The models of a run, and how they read texts in training.
+    """The models of a run, and how they read texts in training."""
 
-    Attributes:
-        source: SHA-256 of the input files that the run read, in order.
-    """
-
-    source: tuple[str, ...]
+    source: tuple[str, ...]  # SHA-256 of the input files that the run read, in order
     prefix: str
-    max_length: Positive
-    on_long: Annotated[str, one_of(ON_LONG)] = "truncate"
-    stride: Count = 0
+    max_length: storage.Positive
+    on_long: Annotated[str, storage.one_of(ON_LONG)] = "truncate"
+    stride: storage.Count = 0
 
     @property
     def settings(self) -> FoldSettings:
@@ -94,8 +80,8 @@ class SeenRecords:
 
         A :class:`UsageError` if every model has seen a text.
         """
-        known = self._fold_of_key
-        folds = np.array([known.get(key, ALL_FOLDS) for key in keys.tolist()], np.int64)
+        fold_of = self._fold_of_key
+        folds = np.array([fold_of.get(key, ALL_FOLDS) for key in keys.tolist()], np.int64)
         if trained := int((folds == _TRAINED).sum()):
             raise UsageError(
                 f"model={str(self.run)!r}: its only model was trained on {trained} of these texts."
@@ -117,8 +103,8 @@ class SeenRecords:
         keys = keys_of(records)
         row = np.array([r.row for r in records], np.int64)
         index = np.minimum(np.searchsorted(self.row, row), len(self.row) - 1)
-        other = (self.row[index] == row) & (self.text_key[index] != keys)
-        if tuple(source) != self.models.source or other.any():
+        differs = (self.row[index] == row) & (self.text_key[index] != keys)
+        if tuple(source) != self.models.source or differs.any():
             raise UsageError(
                 f"model={str(self.run)!r}: the run was trained on other texts or files of this "
                 "corpus. Pass the same files, text= and text_pair= as for the run."
@@ -137,10 +123,10 @@ class SeenRecords:
 
     @cached_property
     def _fold_of_key(self) -> dict[int, int]:
-        known: dict[int, int] = {}
+        fold_of: dict[int, int] = {}
         for key, fold in zip(self.text_key.tolist(), self.fold.tolist(), strict=True):
-            known[key] = fold if known.get(key, fold) == fold else _SEVERAL
-        return known
+            fold_of[key] = fold if fold_of.get(key, fold) == fold else _SEVERAL
+        return fold_of
 
 
 _TRAINED, _SEVERAL = -2, -3  # the first as in a split
@@ -176,12 +162,14 @@ def find_run_of(model: str | Path) -> SeenRecords | None:
 def _read(run: Path) -> SeenRecords:
     file = _file(run)
     advice = "Make the run again."
-    check_files(run, [f"model/{_FILE}"], advice=advice)
-    table = read_table(file, advice=advice)
+    storage.check_files(run, [f"model/{_FILE}"], advice=advice)
+    table = storage.read_table(file, advice=advice)
     names = ("row", "text_key", "fold")
-    check_columns(table, dict.fromkeys(names, pa.int64()), file=file, advice=advice)
-    content = parse_json((table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice)
-    models = decode(FoldModels, content, file=file, advice=advice)
+    storage.check_columns(table, dict.fromkeys(names, pa.int64()), file=file, advice=advice)
+    content = storage.parse_json(
+        (table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice
+    )
+    models = storage.decode(FoldModels, content, file=file, advice=advice)
     return SeenRecords(run, models, *(table[name].to_numpy() for name in names))
 
 
@@ -196,19 +184,19 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
     """
     from embedkit.encoding.encoder import Encoder, FoldEncoder
 
-    found = find_fold_models(model)
-    if found is None:
+    seen = find_fold_models(model)
+    if seen is None:
         return Encoder.load(model, **settings)
     if settings.pop("revision", None):
         raise UsageError(f"revision=: {model} is a run, which has no revisions.")
     if settings.get("max_length") is None:
-        settings["max_length"] = found.models.max_length
-    check_files(Path(model), ["model"], advice="Make the run again.")
-    folders = {name: Path(model) / "model" / name for name in found.models.models}
+        settings["max_length"] = seen.models.max_length
+    storage.check_files(Path(model), ["model"], advice="Make the run again.")
+    folders = {name: Path(model) / "model" / name for name in seen.models.models}
     return FoldEncoder(
         model,
         folders,
-        fold_of_model=found.models.fold_of_model,
-        prefix=found.models.prefix,
+        fold_of_model=seen.models.fold_of_model,
+        prefix=seen.models.prefix,
         **settings,
     )

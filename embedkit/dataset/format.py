@@ -186,11 +186,9 @@ class ExtractSettings(VectorChoices):
 
     def __post_init__(self) -> None:
         check_choice(ENGINES, engine=self.engine)
-        part = (self.shard_index, self.num_shards)
-        if part != (None, None) and not (
-            None not in part and 0 <= (self.shard_index or 0) < (self.num_shards or 0)
-        ):
-            raise UsageError(f"shard_index={part[0]}: expected one from 0 to num_shards= minus 1.")
+        index, count = self.shard_index, self.num_shards
+        if (index, count) != (None, None) and (index is None or not 0 <= index < (count or 0)):
+            raise UsageError(f"shard_index={index}: expected one from 0 to num_shards= minus 1.")
         check_choice(STORAGES, storage=self.storage)
         if self.on_long is not None:
             check_choice(ON_LONG, on_long=self.on_long)
@@ -284,9 +282,9 @@ class VectorSettings(VectorOptions):
         return phrases
 
 
-def different_files(one: Mapping[str, str], two: Mapping[str, str]) -> str:
+def different_files(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     """Return the names of files whose checksums differ, separated by commas."""
-    return ", ".join(sorted(n for n in one.keys() | two.keys() if one.get(n) != two.get(n)))
+    return ", ".join(sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,8 +455,8 @@ class Manifest:
 
     def default_view(self, table: str) -> str:
         """The last vector column that is a mean, else the last one."""
-        known = list(self.columns_of(table))
-        return next((name for name in reversed(known) if name.startswith("mean_")), known[-1])
+        names = list(self.columns_of(table))
+        return next((name for name in reversed(names) if name.startswith("mean_")), names[-1])
 
     @property
     def vector_settings(self) -> VectorSettings:
@@ -517,17 +515,12 @@ def local_dataset(path: str | Path, *, new: bool = False) -> Path:
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether the folder is a complete dataset."""
+    """True if the folder is a complete dataset."""
     return Layout(path).manifest.is_file()
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of a complete dataset.
-
-    Raises:
-        UsageError: there is no dataset.
-        DamagedError: the manifest was changed, or cannot be read.
-    """
+    """Read the manifest of a complete dataset; a :class:`UsageError` if there is no dataset."""
     file = Layout(path).manifest
     if file.is_file():
         check_files(path, [MANIFEST], advice=_ADVICE)
@@ -708,9 +701,9 @@ def shard_bytes(
 def read_footer(path: Any) -> Footer:
     """Read the description of a shard, without its data; a ``ValueError`` for another file."""
     try:
-        found = cast("Mapping[bytes, bytes] | None", pq.read_metadata(path).metadata) or {}
+        metadata = cast("Mapping[bytes, bytes] | None", pq.read_metadata(path).metadata) or {}
         names = Footer.__slots__
-        return Footer(**{name: json.loads(found[_PREFIX + name.encode()]) for name in names})
+        return Footer(**{name: json.loads(metadata[_PREFIX + name.encode()]) for name in names})
     except (KeyError, ValueError) as error:  # Arrow's, of what is not a Parquet file, too
         raise ValueError(f"not a shard of embedkit: {error}") from error
 

@@ -42,21 +42,14 @@ class ViewHealth:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DatasetInfo(Shown):
-    """A dataset.
-
-    Attributes:
-        tables: (folder, files, rows, bytes) of sentences, words, tokens.
-        health: of every view, over at most 20,000 rows.
-        duplicate_texts: rows whose text, case, width and white space aside, is that of an earlier
-            row.
-    """
+    """A dataset."""
 
     path: Path
     manifest: Manifest
-    tables: tuple[tuple[str, int, int, int], ...]
-    health: tuple[ViewHealth, ...]
+    tables: tuple[tuple[str, int, int, int], ...]  # folder, files, rows, bytes
+    health: tuple[ViewHealth, ...]  # over at most 20,000 rows
     health_rows: int
-    duplicate_texts: int
+    duplicate_texts: int  # rows whose text is that of an earlier one, as by text_key
 
 
 def describe_dataset(path: Path) -> DatasetInfo:
@@ -86,15 +79,15 @@ def health_findings(health: Sequence[ViewHealth]) -> list[str]:
     ...                  ViewHealth("mean_0", anisotropy=0.42, **one)])[1]
     'mean_0: cosine 0.42: suitable for search'
     """
-    found: dict[str, list[ViewHealth]] = {}
-    for one in health:
-        found.setdefault(_finding(one), []).append(one)
+    by_finding: dict[str, list[ViewHealth]] = {}
+    for view in health:
+        by_finding.setdefault(_finding(view), []).append(view)
     lines = []
-    for what, views in found.items():
-        cosines = [f"{one.anisotropy:.2f}" for one in views]
+    for what, views in by_finding.items():
+        cosines = [f"{view.anisotropy:.2f}" for view in views]
         low, high = min(cosines), max(cosines)
         cosine = low if low == high else f"{low} to {high}"
-        names = view_ranges([one.name for one in views])
+        names = view_ranges([view.name for view in views])
         lines.append(f"{names}: {what.format(cosine=cosine)}")
     return lines
 
@@ -146,8 +139,8 @@ def atlas_line(path: Path, manifest: Manifest) -> str:
 def _sample(data: VectorData) -> Float32:
     """Up to 20,000 vectors, from evenly spaced row groups."""
     blocks = data.reader.blocks
-    wanted = -(-_HEALTH_ROWS // max([1, *(block.rows for block in blocks)]))
-    chosen = np.unique(np.linspace(0, len(blocks) - 1, min(wanted, len(blocks))).astype(int))
+    count = -(-_HEALTH_ROWS // max([1, *(block.rows for block in blocks)]))
+    chosen = np.unique(np.linspace(0, len(blocks) - 1, min(count, len(blocks))).astype(int))
     rows = [np.arange(blocks[i].start, blocks[i].stop) for i in chosen.tolist()]
     return data.reader.vectors_at(np.concatenate(rows)[:_HEALTH_ROWS])
 

@@ -52,15 +52,6 @@ from embedkit.dataset.format import (
 )
 from embedkit.dataset.read import TableReader
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.storage import (
-    decode,
-    differing_files,
-    file_sums,
-    finish_swap,
-    incomplete,
-    publish,
-    read_json,
-)
 from embedkit.types import Progress, ProgressCallback
 
 logger = logging.getLogger(__name__)
@@ -83,7 +74,7 @@ def existing_output(out: Path, job: Job, *, overwrite: bool, growth: Growth | No
     """Describe existing output for ``--dry-run``; empty if there is none. Writes nothing."""
     if growth is not None:
         return f"{out} has {growth.records:,} records already, which would be kept"
-    layout = Layout(incomplete(out))
+    layout = Layout(storage.incomplete(out))
     try:
         free = _is_free(out)
         _refuse_foreign(layout.root)
@@ -106,8 +97,8 @@ def recorded_precision(out: Path) -> str:
 
     A precision chosen by timing may differ the next time; the existing job decides.
     """
-    known = _known(Layout(out))[0] or _known(Layout(incomplete(out)))[0]
-    return str(known.get("vectors", {}).get("precision", "auto"))
+    settings = _known(Layout(out))[0] or _known(Layout(storage.incomplete(out)))[0]
+    return str(settings.get("vectors", {}).get("precision", "auto"))
 
 
 @contextmanager
@@ -121,7 +112,7 @@ def open_job(
     growth: Growth | None = None,
 ) -> Iterator[JobFolder]:
     """Begin or resume ``OUT.incomplete`` and hold its lock, which ``shared`` processes share."""
-    layout = Layout(incomplete(out))
+    layout = Layout(storage.incomplete(out))
     if growth is not None and not allow_env_change:
         check_environment(out, _known(growth.layout, growth.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
@@ -142,7 +133,7 @@ def open_job(
 def recorded_inputs(out: Path) -> dict[str, str]:
     """SHA-256 of the input files of an unfinished job, by path, size and time of change."""
     with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads(Layout(incomplete(out)).inputs.read_text("utf-8")))
+        return dict(json.loads(Layout(storage.incomplete(out)).inputs.read_text("utf-8")))
     return {}
 
 
@@ -200,8 +191,8 @@ def plan_shards(
 
     Shards that were there before the corpus has grown keep their first records.
     """
-    known = canonical_json({file.key: file.sha256 for file in corpus.files})
-    storage.write_durably(layout.inputs, known, scratch=layout.scratch)
+    hashes = canonical_json({file.key: file.sha256 for file in corpus.files})
+    storage.write_durably(layout.inputs, hashes, scratch=layout.scratch)
     start = None if growth is None else growth.start
     before = None if growth is None or start is None else growth.plan
     reader, partial = CorpusReader(corpus, start), layout.scratch / "rejects.partial"
@@ -320,7 +311,7 @@ class JobFolder:
 
     def _take_over(self, growth: Growth, shards: Sequence[ShardRange]) -> None:
         """Link the shards of a dataset that stay."""
-        old, sums = growth.layout.root, file_sums(growth.layout.root, torn=True)
+        old, sums = growth.layout.root, storage.file_sums(growth.layout.root, torn=True)
         for shard in shards:
             names = self.names(shard.number)
             if shard.number in growth.changed or growth.damaged.keys() & names:
@@ -343,20 +334,16 @@ class JobFolder:
 
     def receipts(self) -> list[Receipt]:
         """The receipts of shards that are complete; all others must be made."""
-        found: list[Receipt] = []
+        receipts: list[Receipt] = []
         for file in sorted(self.layout.receipts.glob("*.json")):
             with suppress(DamagedError, ValueError, OSError):
-                receipt = decode(Receipt, read_json(file), file=file)
-                if all(self._is_ours(receipt, *item) for item in receipt.files.items()):
-                    found.append(receipt)
-        return found
-
-    def _is_ours(self, receipt: Receipt, name: str, entry: FileEntry) -> bool:
-        path = self.layout.root / name
-        if path.stat().st_size != entry.bytes:
-            return False
-        footer = read_footer(path)
-        return (footer.fingerprint, footer.shard) == (receipt.fingerprint, receipt.shard)
+                receipt = storage.decode(Receipt, storage.read_json(file), file=file)
+                paths = {self.layout.root / name: e.bytes for name, e in receipt.files.items()}
+                if all(path.stat().st_size == size for path, size in paths.items()):
+                    footers = {(f.fingerprint, f.shard) for f in map(read_footer, paths)}
+                    if footers == {(receipt.fingerprint, receipt.shard)}:
+                        receipts.append(receipt)
+        return receipts
 
     def commit(self, number: int, files: Mapping[str, pa.Buffer]) -> Receipt:
         """Make the tables of one shard durable; its receipt is written last."""
@@ -399,7 +386,7 @@ class JobFolder:
             environment = json.dumps(receipt.environment, sort_keys=True)
             shards_of.setdefault(environment, []).append(receipt.shard)
         growth = self._growth
-        old = {} if growth is None else file_sums(out, torn=True)
+        old = {} if growth is None else storage.file_sums(out, torn=True)
         shards = {name: d for name, d in old.items() if not name.startswith("_embedkit/")}
         same = growth is not None and (growth.same or shards.items() <= sums.items())
         manifest = Manifest(
@@ -426,12 +413,12 @@ class JobFolder:
             raise OutputExistsError(
                 f"{out} appeared during the job. Move it away and run the same command again."
             )
-        publish(layout.root, out, private=SCRATCH)
+        storage.publish(layout.root, out, private=SCRATCH)
 
 
 @dataclass(slots=True)
 class Growth:
-    """What stays of an existing dataset: its shards but those ``damaged`` or ``changed``.
+    """Kept part of an existing dataset: its shards but those ``damaged`` or ``changed``.
 
     With ``same`` all of its records are unchanged; new ones begin at ``start``, or the corpus must
     be read from its beginning. There is no ``plan`` if it was damaged. ``extends`` are the states
@@ -450,7 +437,7 @@ class Growth:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is to be made."""
+        """True if there is nothing to do."""
         new = self.start is None or self.start.file < len(self.corpus.files)
         return not (new or self.damaged)
 
@@ -528,11 +515,11 @@ def existing_dataset(
     append: bool = False,
     update: bool = False,
 ) -> Growth | None:
-    """What stays of the dataset ``out``; ``None`` if there is none, or it is to be replaced.
+    """Kept part of the dataset ``out``; ``None`` if there is none, or it is to be replaced.
 
     If its corpus is this one, all files are compared with ``SHA256SUMS``.
     """
-    finish_swap(out, is_dataset, private=SCRATCH)
+    storage.finish_swap(out, is_dataset, private=SCRATCH)
     if _is_free(out):
         return None
     layout, settings = Layout(out), job.settings
@@ -541,7 +528,7 @@ def existing_dataset(
     if overwrite:
         return None
     try:
-        damaged = differing_files(out, file_sums(out))
+        damaged = storage.differing_files(out, storage.file_sums(out))
     except DamagedError as error:
         damaged = {"SHA256SUMS": str(error)}
     if differences := difference(_known(layout, damaged)[0], asdict(settings)):
@@ -568,7 +555,7 @@ def _after(files: int, plan: ShardPlan) -> Place:
 
 
 def growth_of(out: Path, job: Job, corpus: CorpusPlan, *, update: bool = False) -> Growth | None:
-    """What stays of a dataset whose corpus has grown; ``None`` if it is not such a dataset."""
+    """Kept part of a dataset whose corpus has grown; ``None`` if it is not such a dataset."""
     if not is_dataset(out):
         return None
     layout, manifest = Layout(out), read_manifest(out)
@@ -594,7 +581,7 @@ def growth_of(out: Path, job: Job, corpus: CorpusPlan, *, update: bool = False) 
 def _compared_files(
     old: Sequence[SourceFile], corpus: CorpusPlan, plan: ShardPlan
 ) -> tuple[bool, Place | None]:
-    """Whether the old files are the beginning of the new ones; where new records begin."""
+    """True if the new files begin with the old ones; and the place of the first new record."""
     now, counts, last = corpus.files, plan.counts, len(old) - 1
     if [f.sha256 for f in old[:-1]] != [f.sha256 for f in now[:last]] or len(now) < len(old):
         return False, None
@@ -664,13 +651,13 @@ def _known(layout: Layout, damaged: Collection[str] = ()) -> tuple[dict[str, Any
 
 
 def _holds_nothing(layout: Layout) -> bool:
-    """Whether the job ended before its first shard."""
+    """True if the job ended before its first shard."""
     folders = [layout.root / name for name in TABLES]
     return not any(any(folder.iterdir()) for folder in folders if folder.is_dir())
 
 
 def _is_free(out: Path) -> bool:
-    """Whether ``out`` does not exist, or is an empty folder; an error if it is never replaced."""
+    """True if ``out`` does not exist, or is an empty folder; an error if it is never replaced."""
     if not os.path.lexists(out) or (
         out.is_dir() and not out.is_symlink() and not any(out.iterdir())
     ):

@@ -119,7 +119,7 @@ def text_keys(data: VectorData) -> Int64:
 
 
 def has_label(label: str | None) -> bool:
-    """Whether there is a label: not null, not blank, and not the NaN of a numeric column."""
+    """True if there is a label: not null, not blank, and not the NaN of a numeric column."""
     return label is not None and label.strip().lower() not in ("", "nan")
 
 
@@ -414,7 +414,7 @@ def load(
     check_choice(LEVELS, level=level)
     folder = local_dataset(path)
     manifest = read_manifest(folder)
-    known = list(manifest.columns_of(_TABLE_OF[level]))
+    stored = list(manifest.columns_of(_TABLE_OF[level]))
     if level != "sentence" and not getattr(manifest.job.vectors, _TABLE_OF[level]):
         option = "words='mean'" if level == "word" else "tokens=True"
         raise UsageError(f"{folder} has no {level} vectors. Extract it again with {option}.")
@@ -423,8 +423,8 @@ def load(
     else:
         asked = [view] if isinstance(view, str) else list(view)
         if not asked:
-            raise UsageError(f"no view was given; {folder} has {', '.join(known)}.")
-        names = [_stored_view(name, known, manifest, folder, level) for name in asked]
+            raise UsageError(f"no view was given; {folder} has {', '.join(stored)}.")
+        names = [_stored_view(name, stored, manifest, folder, level) for name in asked]
         twice = [name for i, name in enumerate(names) if name in names[:i]]
         if twice:
             raise UsageError(f"view {twice[0]} is asked for twice; give every view once.")
@@ -725,10 +725,10 @@ def _to_lance(data: VectorData, out: Path) -> None:
 _EXPORT = {"npy": _to_npy, "csv": _to_csv, "faiss": _to_faiss, "lance": _to_lance}
 
 
-def _stored_view(name: str, known: list[str], manifest: Manifest, folder: Path, level: str) -> str:
+def _stored_view(name: str, stored: list[str], manifest: Manifest, folder: Path, level: str) -> str:
     """The stored column that a view or layer names."""
     resolved = str(name)
-    if resolved in known:
+    if resolved in stored:
         return resolved
     try:
         if level == "sentence":
@@ -740,9 +740,9 @@ def _stored_view(name: str, known: list[str], manifest: Manifest, folder: Path, 
         if level == "sentence" and split_view(resolved)[0] not in POOLINGS:
             raise
         # a layer that the model does not have; the message below lists the stored ones
-    if resolved not in known:
+    if resolved not in stored:
         raise UsageError(
-            f"{folder} has no view {name!r}; it has {', '.join(known)}."
-            f"{did_you_mean(resolved, known)}"
+            f"{folder} has no view {name!r}; it has {', '.join(stored)}."
+            f"{did_you_mean(resolved, stored)}"
         )
     return resolved

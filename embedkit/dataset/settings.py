@@ -100,7 +100,7 @@ class DatasetEncoder:
         *,
         spans: Spans | None = None,
     ) -> tuple[dict[str, Float32], WordVectors]:
-        """What :meth:`views` and :meth:`words` return, by one forward pass."""
+        """Results of :meth:`views` and :meth:`words`, by one forward pass."""
         from embedkit.encoding.tables import word_vectors  # which loads torch
 
         assert self.settings.words is not None
@@ -110,13 +110,13 @@ class DatasetEncoder:
         if pairs is not None:
             sources = [list(both) for both in zip(texts, pairs, strict=True)]
         layers = {one.name: shard.tokens[one.name] for one in self._layers}
-        found = word_vectors(tokenized, sources, layers, self.settings.words)
+        words = word_vectors(tokenized, sources, layers, self.settings.words)
         rounded = {
-            name: cast_for_storage(vectors, self.settings.storage, name=name, rows=found.row)
-            for name, vectors in found.vectors.items()
+            name: cast_for_storage(vectors, self.settings.storage, name=name, rows=words.row)
+            for name, vectors in words.vectors.items()
         }
         vectors = {name: one.astype(np.float32) for name, one in rounded.items()}
-        return self._stored_views(shard), replace(found, vectors=vectors)
+        return self._stored_views(shard), replace(words, vectors=vectors)
 
     def _shard(
         self,

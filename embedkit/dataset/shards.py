@@ -172,8 +172,8 @@ class ShardMaker:
         ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
         rows = [record.row for record in shard.records] or [-1]
         if storage == "int8":
-            stored_as, found = self._vectors.as_stored, vectors.views.items()
-            ledger |= kept_neighbours(stored_as(v, name=name, rows=rows) for name, v in found)
+            stored_as, views = self._vectors.as_stored, vectors.views.items()
+            ledger |= kept_neighbours(stored_as(v, name=name, rows=rows) for name, v in views)
         files: dict[str, pa.Buffer] = {}
         for folder, scalars, stored in self._tables(shard, vectors):  # the sentences come last
             footer = Footer(
@@ -209,15 +209,15 @@ class ShardMaker:
         yield "sentences", columns, views
 
     def _layer_table(
-        self, name: str, found: WordVectors | TokenVectors, records: Sequence[Record]
+        self, name: str, table: WordVectors | TokenVectors, records: Sequence[Record]
     ) -> _Table:
-        columns = layer_columns(found, records, self._folder.job.settings)
+        columns = layer_columns(table, records, self._folder.job.settings)
         rows, storage = columns["row"].to_numpy(), self._vectors.storage
         layers = {
             f"layer_{layer}": cast_for_storage(
                 values, storage, name=f"{name} layer_{layer}", rows=rows
             )
-            for layer, values in found.vectors.items()
+            for layer, values in table.vectors.items()
         }
         return name, columns, layers
 
@@ -335,23 +335,23 @@ def sentence_columns(
 
 
 def layer_columns(
-    found: WordVectors | TokenVectors, records: Sequence[Record], settings: JobSettings
+    table: WordVectors | TokenVectors, records: Sequence[Record], settings: JobSettings
 ) -> dict[str, pa.Array]:
     """Columns of the word or token table that are not vectors, one row per word or token."""
     left_out = {"vectors"} if settings.storage.text else {"vectors", *_SPELLING}
     if settings.input.text_pair is None:
         left_out.add("segment")
-    values = {f.name: getattr(found, f.name) for f in fields(found) if f.name not in left_out}
-    values["row"] = np.array([r.row for r in records], np.int64)[found.row]
-    if isinstance(found, TokenVectors):
-        values["special"] = found.special
+    values = {f.name: getattr(table, f.name) for f in fields(table) if f.name not in left_out}
+    values["row"] = np.array([r.row for r in records], np.int64)[table.row]
+    if isinstance(table, TokenVectors):
+        values["special"] = table.special
     columns = {
         name: pa.array(column, pa.string() if column.dtype == object else None)
         for name, column in values.items()
     }
-    if isinstance(found, WordVectors) and settings.input.word_label is not None:
+    if isinstance(table, WordVectors) and settings.input.word_label is not None:
         labels = [() if r.words is None else r.words.labels or () for r in records]
-        places = zip(found.row.tolist(), found.word.tolist(), strict=True)
+        places = zip(table.row.tolist(), table.word.tolist(), strict=True)
         columns["label"] = text_column([labels[record][word] for record, word in places])
     return columns
 

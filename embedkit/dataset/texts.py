@@ -138,10 +138,10 @@ def _from_plan(plan: CorpusPlan) -> TextData:
 def _from_dataset(path: Path, reading: CorpusOptions, prefix: str = "") -> TextData:
     data = load(path)
     settings = data.manifest.job.input
-    given = [name for name in reading.given if name != "label" or reading.label != settings.label]
-    if given:
+    wrong = [name for name in reading.given if name != "label" or reading.label != settings.label]
+    if wrong:
         raise UsageError(
-            f"{prefix}{given[0]}={getattr(reading, given[0])!r} is for a corpus file; {path} is a "
+            f"{prefix}{wrong[0]}={getattr(reading, wrong[0])!r} is for a corpus file; {path} is a "
             "dataset, whose records are settled."
         )
     if not data.manifest.job.storage.text:

@@ -31,26 +31,19 @@ _TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3, "int8": 2e-2}
 
 @dataclass(slots=True)
 class Verification:
-    """Result of :func:`verify`; without ``problems`` (one sentence each) all is well.
-
-    Attributes:
-        rows: sentence rows checked, or rows of a Parquet file.
-        recomputed_rows: rows embedded again, words included.
-        identical_rows: number of these rows with the same bits.
-        worst: largest relative L2 difference of a recomputed vector.
-    """
+    """Result of :func:`verify`; without ``problems`` (one sentence each) all is well."""
 
     files: int = 0
-    rows: int = 0
+    rows: int = 0  # of sentences, or of a Parquet file
     recomputed_shards: list[int] = field(default_factory=list)
-    recomputed_rows: int = 0
-    identical_rows: int = 0
-    worst: float = 0.0
+    recomputed_rows: int = 0  # embedded again, words included
+    identical_rows: int = 0  # of these, with the same bits
+    worst: float = 0.0  # largest relative L2 difference of a recomputed vector
     problems: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether there are no problems."""
+        """True if there are no problems."""
         return not self.problems
 
 
@@ -82,55 +75,55 @@ def verify(
         >>> checked.ok, checked.rows, checked.recomputed_rows  # 12 texts and their 72 words
         (True, 12, 84)
     """
-    folder, found = local_dataset(path), Verification()
+    folder, result = local_dataset(path), Verification()
     if folder.is_file():  # whose pages carry checksums
         if folder.suffix != ".parquet":
             raise UsageError(
                 f"{folder} carries no checksum. Give a dataset, a run, an index, or a Parquet file."
             )
-        found.files = 1
+        result.files = 1
         try:
-            found.rows = read_table(folder).num_rows
+            result.rows = read_table(folder).num_rows
         except DamagedError as error:
-            found.problems.append(str(error).rstrip(". "))
-        return found
+            result.problems.append(str(error).rstrip(". "))
+        return result
     if not is_dataset(folder) and not is_sealed(folder):
         read_manifest(folder)  # raises an error that says what is there instead
-    _check_sums(folder, found)
+    _check_sums(folder, result)
     if not is_dataset(folder):
-        return found
+        return result
     for index in sorted((Layout(folder).index).glob("*")):
         if is_sealed(index):
-            _check_sums(index, found)
-    if not found.ok:
-        return found
+            _check_sums(index, result)
+    if not result.ok:
+        return result
     manifest = read_manifest(folder)
-    _check_rows(folder, manifest, found)
-    if found.ok and recompute:
+    _check_rows(folder, manifest, result)
+    if result.ok and recompute:
         if not manifest.job.storage.text:
             raise UsageError(f"{folder} stores no texts, so nothing can be recomputed.")
         words = manifest.columns_of("words") if manifest.job.vectors.words else ()
         views = [*manifest.views, *words]
         encoder = encode_as(manifest, views, owner=str(folder), device=device, model=model)
-        _recompute(folder, encoder, found, recompute, seed, progress)
-    return found
+        _recompute(folder, encoder, result, recompute, seed, progress)
+    return result
 
 
-def _check_sums(folder: Path, found: Verification) -> None:
+def _check_sums(folder: Path, result: Verification) -> None:
     """Compare all files of a folder with ``SHA256SUMS``; shards must be listed there."""
     try:
         sums = file_sums(folder)
     except DamagedError as error:
-        found.problems.append(str(error).rstrip("."))
+        result.problems.append(str(error).rstrip("."))
         return
-    found.files += len(sums)
-    found.problems += differing_files(folder, sums).values()
+    result.files += len(sums)
+    result.problems += differing_files(folder, sums).values()
     for table in TABLES:
         names = [f"{table}/{name}" for name in Layout(folder).content(table)]
-        found.problems += [f"{name} is not in SHA256SUMS" for name in names if name not in sums]
+        result.problems += [f"{name} is not in SHA256SUMS" for name in names if name not in sums]
 
 
-def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
+def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
     """Compare the rows of the tables, and the rejects, with each other and with the counts."""
     layout, totals = Layout(folder), manifest.totals
     tables = [name for name in TABLES if layout.content(name)]
@@ -140,32 +133,32 @@ def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
         with layout.rejects.open(encoding="utf-8") as lines:
             rejected = np.array([int(json.loads(line)["row"]) for line in lines], np.int64)
     except DamagedError as error:
-        found.problems.append(str(error).rstrip("."))
+        result.problems.append(str(error).rstrip("."))
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
-        found.problems.append(f"{layout.rejects.name} cannot be read: {error}")
+        result.problems.append(f"{layout.rejects.name} cannot be read: {error}")
         return
-    found.rows = len(accepted)
+    result.rows = len(accepted)
     if (np.diff(accepted) <= 0).any():
-        found.problems.append("the rows of the sentences are not in ascending order")
+        result.problems.append("the rows of the sentences are not in ascending order")
     if len(both := np.intersect1d(accepted, rejected)):
-        found.problems.append(f"row {both[0]} is both embedded and rejected")
+        result.problems.append(f"row {both[0]} is both embedded and rejected")
     for name, count in (("accepted", len(accepted)), ("rejected", len(rejected))):
         if count != getattr(totals, name):
-            found.problems.append(
+            result.problems.append(
                 f"{count} records are {name}, the manifest says {getattr(totals, name)}"
             )
     if totals.accepted + totals.rejected + totals.left_out != totals.records:
-        found.problems.append("accepted + rejected + left out is not the number of records")
+        result.problems.append("accepted + rejected + left out is not the number of records")
     for name, rows in zip(tables[1:], others, strict=True):
         if not np.isin(rows, accepted).all():
-            found.problems.append(f"{name} have rows that no sentence has")
+            result.problems.append(f"{name} have rows that no sentence has")
 
 
 def _recompute(
     folder: Path,
     encoder: DatasetEncoder,
-    found: Verification,
+    result: Verification,
     count: int,
     seed: int,
     progress: ProgressCallback,
@@ -176,8 +169,8 @@ def _recompute(
     layout, whole = Layout(folder), {"page_checksum_verification": True}
     parts = layout.shard_files("sentences")
     chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
-    found.recomputed_shards = sorted(chosen.tolist())
-    for done, number in enumerate(found.recomputed_shards):
+    result.recomputed_shards = sorted(chosen.tolist())
+    for done, number in enumerate(result.recomputed_shards):
         progress(Progress("recomputing", done, len(chosen), "shards"))
         table, worst = pq.read_table(parts[number], **whole), 0.0
         pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
@@ -194,16 +187,16 @@ def _recompute(
             place, worst = np.stack([np.searchsorted(rows, own), start, end]), np.inf
             if np.array_equal(np.stack([fresh.row, fresh.start, fresh.end]), place):
                 layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
-                worst = _compare(words, layers, found)
-        worst = max(worst, _compare(table, views, found))
+                worst = _compare(words, layers, result)
+        worst = max(worst, _compare(table, views, result))
         if worst > allowed:
-            found.problems.append(
+            result.problems.append(
                 f"{parts[number].name}: recomputed vectors differ by {worst:.1e} (relative L2), "
                 f"more than {allowed:.0e}"
             )
 
 
-def _compare(table: pa.Table, fresh: Mapping[str, Float32], found: Verification) -> float:
+def _compare(table: pa.Table, fresh: Mapping[str, Float32], result: Verification) -> float:
     """Compare a table with fresh vectors; the largest distance."""
     same, worst = np.ones(len(table), bool), 0.0
     for name, vectors in fresh.items():
@@ -212,17 +205,17 @@ def _compare(table: pa.Table, fresh: Mapping[str, Float32], found: Verification)
         scale = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
         distances = np.linalg.norm(stored - vectors, axis=1) / scale
         worst = max(worst, float(distances.max(initial=0.0)))
-    found.worst = max(found.worst, worst)
-    found.recomputed_rows += len(table)
-    found.identical_rows += int(same.sum())
+    result.worst = max(result.worst, worst)
+    result.recomputed_rows += len(table)
+    result.identical_rows += int(same.sum())
     return worst
 
 
-def require_ok(found: Verification, path: Path) -> None:
+def require_ok(result: Verification, path: Path) -> None:
     """Raise a :class:`DamagedError` that names the first problems, if any."""
-    if not found.ok:
-        listed = "; ".join(found.problems[:5])
-        more = f"; and {len(found.problems) - 5} more" if len(found.problems) > 5 else ""
+    if not result.ok:
+        listed = "; ".join(result.problems[:5])
+        more = f"; and {len(result.problems) - 5} more" if len(result.problems) > 5 else ""
         raise DamagedError(
             f"{path} is damaged: {listed}{more}. Run the command that made it again."
         )

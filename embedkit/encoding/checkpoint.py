@@ -156,12 +156,12 @@ class Checkpoint:
 
     @property
     def counts_from_padding(self) -> bool:
-        """Whether the first position is the one after that of the padding token."""
+        """True if the first position is the one after that of the padding token."""
         return self.model_type in _FROM_PADDING
 
     @property
     def is_pickle(self) -> bool:
-        """Whether the weights are in ``.bin`` files."""
+        """True if the weights are in ``.bin`` files."""
         return self.weights[0].endswith(".bin")
 
     def side_json(self, name: str) -> dict[str, Any]:

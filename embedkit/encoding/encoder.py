@@ -159,7 +159,7 @@ class Encoder:
 
     @property
     def has_pooler(self) -> bool:
-        """Whether the checkpoint contains pooler weights."""
+        """True if the checkpoint contains pooler weights."""
         return self.model.pooler is not None
 
     def width_of(self, view: View) -> int:
@@ -466,7 +466,7 @@ class Encoder:
 
     @cached_property
     def _is_causal(self) -> bool:
-        """Whether the vector of a first token does not depend on the second one."""
+        """True if the vector of a first token does not depend on the second one."""
         states: list[torch.Tensor] = []
         for second in (1, 2):
             ids = torch.tensor([0, second], device=self.device)

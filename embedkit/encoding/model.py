@@ -39,14 +39,14 @@ def choose_device(name: str) -> torch.device:
 
 
 def computes_bf16(device: torch.device) -> bool:
-    """Whether a device has instructions for bf16; torch emulates it on others."""
+    """True if a device has instructions for bf16; torch emulates it on others."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, whatever its class."""
+    """True if an error means that memory ran out, whatever its class."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
@@ -130,7 +130,7 @@ class PlainModel:
 
 
 def takes_types(module: Any) -> bool:
-    """Whether a model of transformers has segments; GPT-2 would add the embedding of a word."""
+    """True if a model of transformers has segments; GPT-2 would add the embedding of a word."""
     takes = "token_type_ids" in inspect.signature(module.forward).parameters
     return takes and bool(getattr(module.config, "type_vocab_size", 0))
 

@@ -40,7 +40,7 @@ from embedkit.errors import first_line
 logger = logging.getLogger(__name__)
 
 _MKL = torch.backends.cpu.get_cpu_capability() == "AVX2"
-"""Whether MKL computes fp32 products on CPU, else oneDNN. With AVX2 alone MKL is faster, but sums
+"""True if MKL computes fp32 products on CPU, else oneDNN. With AVX2 alone MKL is faster, but sums
 in another order with several threads or below 64 rows."""
 
 ROWS = 64 if _MKL else 32
@@ -111,7 +111,7 @@ class _Done(Exception):  # noqa: N818
 
 
 class Limits(NamedTuple):
-    """Which keys a query attends to, and the factor of their products."""
+    """Keys that a query attends to, and the factor of their products."""
 
     scale: float
     causal: bool  # not to later ones
@@ -284,7 +284,7 @@ def _block(states: Tensor, start: int, count: int, step: int, length: int) -> Te
 
 @lru_cache
 def _attends_in(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernel runs: bf16 may need CPU instructions that are disabled."""
+    """True if the kernel runs: bf16 may need CPU instructions that are disabled."""
     if device.type != "cpu" or dtype == torch.float32:
         return True
     try:
@@ -530,7 +530,7 @@ def hasten(module: nn.Module) -> None:
 
 
 def _packs(weight: Tensor) -> bool:
-    """Whether oneDNN computes products, with packed weights."""
+    """True if oneDNN computes products, with packed weights."""
     if weight.device.type != "cpu" or _MKL:
         return False
     if weight.dtype == torch.bfloat16:
@@ -614,7 +614,7 @@ class _Gelu(nn.Module):
 
 
 def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool:
-    """Whether bits of the first layer depend on other sequences, or on which of these threads."""
+    """True if bits of the first layer depend on other sequences, or on which of these threads."""
     pieces = torch.split(batch.ids, list(batch.lengths))
     alone = [PackedBatch.of(ids, torch.zeros_like(ids), [len(ids)]) for ids in pieces]
 

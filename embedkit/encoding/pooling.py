@@ -34,7 +34,7 @@ class Pooler(ABC):
     """One kind of pooling: from the hidden states of sequences to the vectors of texts."""
 
     reads_all = True
-    """Whether it reads other tokens than the first ones."""
+    """True if it reads other tokens than the first ones."""
     width: int | None = None
     """Width of its vectors where that is not the width of the hidden states."""
 
@@ -91,7 +91,7 @@ class _Max(Pooler):
 
 
 class _LastToken(Pooler):
-    """Of a text in several windows, the last token of the last one."""
+    """The last token; of a text in several windows that of the last one."""
 
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
         if not len(tokens.counted):

@@ -282,7 +282,7 @@ def finetune(
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """What is labelled: texts, or the words of texts that have a token."""
+    """The labelled texts, or the words of texts that have a token."""
 
     data: TextData
     texts: TokenizedTexts

@@ -51,7 +51,7 @@ class Column:
 
     @property
     def known(self) -> Bool:
-        """Which points have a label ``(n,)``."""
+        """True for points that have a label ``(n,)``."""
         return np.asarray(self.codes != (-1 if self.missing is None else self.missing))
 
 
@@ -450,7 +450,7 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
 
 
 def _apart_text(ways: Mapping[str, float]) -> str:
-    """Which labels stand apart, in words, from how far each is between chance and 1.
+    """Labels that stand apart, in words, from how far each is between chance and 1.
 
     >>> print(_apart_text({"a": 0.4, "b": 0.6, "c": 0.2}))
     b stands apart, the other labels overlap

@@ -201,7 +201,7 @@ def _uses(report: SenseReport, words: Sequence[_Word]) -> dict[str, Any]:
 
 
 def _model(report: SenseReport, words: Sequence[_Word]) -> dict[str, Any]:
-    """What the page shows of one model; NaN becomes null."""
+    """Content of the page about one model; NaN becomes null."""
     return {
         "layers": list(report.units),
         "chance": report.chance,

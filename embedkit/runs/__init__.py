@@ -1,1 +1,1 @@
-"""What all runs share: splits, metrics, predictions, the run folder, figures."""
+"""Common parts of all runs: splits, metrics, predictions, the run folder, figures."""

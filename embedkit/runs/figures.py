@@ -269,11 +269,11 @@ def heat_map(
         shade: dict[str, Any] = {"outline": "ink" if chosen else None, "colour": "m0"}
         shade["opacity"] = round(0.06 + 0.36 * depth, 3)
         scene.box(x + 2, y + 2, width - 4, height - 4, name=view, **shade)
-        said = metric_text(score.value, metric)
+        label = metric_text(score.value, metric)
         half = (score.high - score.low) / 2
         if math.isfinite(half):
-            said += f" ±{metric_text(half, metric)}"
-        scene.text(x + width / 2, y + 18, said, size=12, anchor="middle", bold=chosen)
+            label += f" ±{metric_text(half, metric)}"
+        scene.text(x + width / 2, y + 18, label, size=12, anchor="middle", bold=chosen)
         if view in untrained:
             random = f"({metric_text(float(np.mean(untrained[view])), metric)})"
             scene.text(x + width / 2, y + 33, random, size=11, anchor="middle")

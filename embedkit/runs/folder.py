@@ -65,15 +65,6 @@ from embedkit.runs.run import (
     as_json,
 )
 from embedkit.runs.split import Split
-from embedkit.storage import (
-    UNFINISHED,
-    check_files,
-    decode,
-    finish_swap,
-    incomplete,
-    new_folder,
-    read_json,
-)
 from embedkit.types import Int64
 
 if TYPE_CHECKING:  # imports torch
@@ -134,13 +125,13 @@ def default_out(source: object, *names: str) -> Path:
 def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder to fill, which becomes ``out`` when the block ends without an error."""
     check_free(out, overwrite=overwrite)
-    work = incomplete(out)
-    if (work / UNFINISHED).is_dir() and not overwrite:
+    work = storage.incomplete(out)
+    if (work / storage.UNFINISHED).is_dir() and not overwrite:
         raise OutputExistsError(
             f"{work} holds an unfinished run of another kind. Finish it, choose another out=, or "
             "pass overwrite=True to discard it."
         )
-    with new_folder(out) as work:
+    with storage.new_folder(out) as work:
         yield work
 
 
@@ -156,17 +147,22 @@ def resumable_run(
     settings.
     """
     check_free(out, overwrite=overwrite)
-    work = incomplete(out)
-    job = work / UNFINISHED / "job.json"
+    work = storage.incomplete(out)
+    job = work / storage.UNFINISHED / "job.json"
 
     def write_job(work: Path) -> None:
-        if any(work.iterdir()):
-            _check_job(work, job, settings, overwrite=overwrite)
+        if any(work.iterdir()) and (differences := _other_settings(work, job, settings)):
+            if not overwrite:
+                raise MismatchError(
+                    f"{work} is an unfinished run. Repeat its command, choose another out=, or "
+                    f"pass overwrite=True to start over. It differs in:\n{differences}"
+                )
+            storage.empty_folder(work)
         storage.make_folder(job.parent)
         content = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
         storage.write_durably(job, content.encode(), scratch=job.parent)
 
-    with new_folder(out, begin=write_job):
+    with storage.new_folder(out, begin=write_job):
         try:
             yield work
         except (UsageError, EncodeError):  # their advice is another job, which may begin here
@@ -175,28 +171,19 @@ def resumable_run(
             raise
 
 
-def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bool) -> None:
-    """Raise if the folder holds another job; with ``overwrite`` empty it instead."""
+def _other_settings(work: Path, job: Path, settings: dict[str, Any]) -> str:
+    """Settings in which the job in a folder differs; empty for the same one, or for none."""
     try:
         before = dict(json.loads(job.read_text("utf-8")))
-        differences = difference(before, json.loads(json.dumps(settings)))
+        return difference(before, json.loads(json.dumps(settings)))
     except (OSError, ValueError, TypeError):  # stopped before the settings were written
-        if not any(path.is_file() for path in work.rglob("*")):
-            return
-        differences = "  its settings are unknown"
-    if not differences:
-        return
-    if not overwrite:
-        raise MismatchError(
-            f"{work} is an unfinished run. Repeat its command, choose another out=, or "
-            f"pass overwrite=True to start over. It differs in:\n{differences}"
-        )
-    storage.empty_folder(work)
+        filled = any(path.is_file() for path in work.rglob("*"))
+        return "  its settings are unknown" if filled else ""
 
 
 def check_free(out: Path, *, overwrite: bool) -> None:
     """Raise an :class:`OutputExistsError` if a run cannot be written to ``out``."""
-    finish_swap(out, is_run)
+    storage.finish_swap(out, is_run)
     if out.exists() and not (overwrite and is_run(out)):
         advice = "it is not a run of embedkit" if overwrite else "pass overwrite=True to replace it"
         if not out.is_dir() or any(out.iterdir()):
@@ -261,17 +248,17 @@ def read_run(path: Path) -> Run:
     """Read ``run.json``; errors name its field."""
     file = path / "run.json"
     if not is_run(path):
-        unfinished = incomplete(path)
+        unfinished = storage.incomplete(path)
         advice = "Make one with embedkit train or embedkit finetune."
         if unfinished.is_dir():
             advice = f"It is unfinished ({unfinished}): run the same command again."
         raise UsageError(f"{path} is not a run. {advice}")
-    check_files(path, ["run.json"], advice=_ADVICE)
-    data = read_json(file, advice=_ADVICE)
-    head = decode(Run, data, file=file, advice=_ADVICE)
+    storage.check_files(path, ["run.json"], advice=_ADVICE)
+    data = storage.read_json(file, advice=_ADVICE)
+    head = storage.decode(Run, data, file=file, advice=_ADVICE)
     if head.format_version != FORMAT_VERSION or head.kind not in KINDS:
         raise UsageError(f"{path} was made by another version of embedkit. {_ADVICE}")
-    content = decode(KINDS[head.kind], data, file=file, advice=_ADVICE)
+    content = storage.decode(KINDS[head.kind], data, file=file, advice=_ADVICE)
     if name := _wrong_field(content):
         raise DamagedError(
             f"{file} is damaged: {name} does not agree with the other fields. {_ADVICE}"
@@ -300,7 +287,7 @@ def info(what: str | Path) -> Run | DatasetInfo | ModelInfo:
         raise UsageError(f"{what} is a file. Give the folder of a dataset, a run or a checkpoint.")
     if is_run(path):
         return read_run(path)
-    unfinished = not path.is_dir() and incomplete(path).is_dir()
+    unfinished = not path.is_dir() and storage.incomplete(path).is_dir()
     if unfinished or (path.is_dir() and not (path / "config.json").is_file()):
         return describe_dataset(path)
     from embedkit.encoding.model import describe_model

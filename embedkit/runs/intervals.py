@@ -40,17 +40,13 @@ class Score:
 class Metric:
     """A metric as a function of weighted records.
 
-    Attributes:
-        of: weights of the records in some samples ``(samples, n)`` → values ``(samples,)``.
-        scale: ``fraction``, ``correlation``, ``error`` or ``explained``.
-        worst: the end of its range that no interval passes.
-        rarer: ``(n,)`` bool: records of the rarer of two classes, whose number limits what a
-            perfect score shows; ``None``: all records count.
+    ``rarer`` are ``(n,)`` the records of the rarer of two classes, whose number limits what a
+    perfect score shows; ``None``: all records count.
     """
 
-    of: Callable[[Float64], Float64]
+    of: Callable[[Float64], Float64]  # weights (samples, n) → values (samples,)
     scale: str = "fraction"
-    worst: float = 0.0
+    worst: float = 0.0  # end of its range, which no interval passes
     rarer: Bool | None = None
 
     def __call__(self, weights: Float64) -> Float64:
@@ -76,13 +72,9 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
     without bias up to ``1 / n²``. Leaving a unit out altogether overstates the variance of other
     metrics where units are few, and the limit of a small change understates it.
 
-    Args:
-        metrics: of ``n`` records.
-        unit: ``(n,)`` unit of each record.
-        seed: of the blocks that more units than :data:`BLOCKS` are put together in.
-
-    Returns:
-        Of each metric ``(blocks,)``; NaN where the metric is undefined.
+    ``unit`` ``(n,)`` is the unit of each record; the seed is of the blocks that more units than
+    :data:`BLOCKS` are put together in. The result is ``(blocks,)`` for each metric, NaN where it is
+    undefined.
     """
     names, block = np.unique(unit, return_inverse=True)
     count = len(names)
@@ -177,11 +169,8 @@ def paired_tests(
     """Return p of every pair by Student's t, and corrected by Holm for all of them.
 
     The errors are those of :func:`difference_interval`. NaN where a value is undefined.
-
-    Args:
-        values: ``(methods,)`` metric of every method on all records.
-        influence: ``(blocks, methods)`` of :func:`influences`.
-        pairs: methods that are compared; all pairs where the best is chosen by the same records.
+    ``values`` ``(methods,)`` are of all records, ``influence`` is ``(blocks, methods)``, ``pairs``
+    are all pairs where the best is chosen by the same records.
     """
     from scipy.special import stdtr
 

@@ -33,27 +33,20 @@ _F_BETA = re.compile(r"f(\d+\.?\d*)")
 class MetricRow:
     """A row of the table of metrics.
 
-    Attributes:
-        of: predictions → the metric as a function of weights.
-        label: its name as people write it, where that is not the name with spaces.
-        task: ``classes``; ``two`` for metrics of the second of two classes; ``entities`` for words
-            with tags such as ``B-PER``; ``sets`` of classes; or ``values``.
-        of_sets: whether it is a metric of sets of classes, too.
-        compared: whether ``compare`` shows it whatever metric is asked for.
-        worst: predictions → the end of its range.
-        counts_all: whether a perfect value rests on all records, not on those of the rarer class.
+    ``two`` are metrics of the second of two classes, ``entities`` of words with tags such as
+    ``B-PER``, ``sets`` of sets of classes.
     """
 
-    of: Callable[[Any], Callable[[Float64], Float64]]
-    label: str = ""
+    of: Callable[[Any], Callable[[Float64], Float64]]  # predictions → function of weights
+    label: str = ""  # its name as people write it, where that is not the name with spaces
     task: Literal["classes", "two", "entities", "sets", "values"] = "classes"
     percent: bool = False
     lower: bool = False
-    compared: bool = False
+    compared: bool = False  # shown by compare whatever metric is asked for
     scale: Literal["fraction", "correlation", "error", "explained"] = "fraction"
-    worst: Callable[[Any], float] = lambda _: 0.0
-    counts_all: bool = False
-    of_sets: bool = False
+    worst: Callable[[Any], float] = lambda _: 0.0  # predictions → end of the range
+    counts_all: bool = False  # a perfect value rests on all records, not on the rarer class
+    of_sets: bool = False  # of sets of classes, too
 
 
 _percent = partial(MetricRow, percent=True)
@@ -128,7 +121,7 @@ def _f_beta_row(beta: float) -> MetricRow:
 
 
 def is_percent(metric: str) -> bool:
-    """Whether a metric is shown in per cent."""
+    """True if a metric is shown in per cent."""
     row = row_of(metric)
     return row is not None and row.percent
 
@@ -212,12 +205,9 @@ def metrics_for(
 ) -> dict[str, Metric]:
     """Return the metrics of predictions in :data:`METRICS` as functions of weights.
 
-    Args:
-        y: ``(n,)`` true class numbers, or values of a regression; or ``(n, classes)`` 0 or 1 of
-            sets of classes, like ``predicted``.
-        output: ``(n, classes)`` probabilities, each row summing to 1; or ``(n,)`` values.
-        predicted: ``(n,)`` predicted class numbers; by default the likeliest.
-        beta: also F-beta of the second of two classes, as ``f2`` for 2.
+    ``y`` are ``(n,)`` class numbers or values, or ``(n, classes)`` 0 or 1 of sets of classes, like
+    ``predicted``, which are by default the likeliest; ``output`` are ``(n, classes)`` probabilities
+    or ``(n,)`` values. With ``beta`` F-beta of the second of two classes is one of them.
     """
     p: _Labels | _Sets | _Values
     if output.ndim == 1:
@@ -283,7 +273,7 @@ class _Sets:
 
     @property
     def ranking_precision(self) -> Float64:
-        """Of the classes down to each true one, by probability, the mean fraction that is true."""
+        """Mean fraction of true classes among those down to each true one, by probability."""
         from scipy.stats import rankdata
 
         of_true = rankdata(np.where(self.y, -self.proba, 1), "max", axis=1)
@@ -328,7 +318,7 @@ class Entities:
         )
 
     def _spans(self, tags: Int64) -> tuple[Bool, Int64]:
-        """Where entities begin, and where the entity of each word ends."""
+        """First words of entities as a mask, and the last word of the entity of each word."""
         inside, kind = self._inside[tags], self._kind[tags]
         new = self._first | ~np.append(False, inside[:-1]) | (kind != np.append(-1, kind[:-1]))
         start = inside & (self._begins[tags] | new)
@@ -337,8 +327,8 @@ class Entities:
 
     def f1(self, weights: Float64) -> Float64:
         """F1 of entities, each with the weight of its first word; 0 without any."""
-        right, true, found = (weights @ part for part in (self._right, self._true, self._found))
-        return _ratio(2 * right, true + found)
+        right, true, predicted = (weights @ part for part in (self._right, self._true, self._found))
+        return _ratio(2 * right, true + predicted)
 
 
 class _Values:
@@ -483,11 +473,7 @@ def best_threshold(y: Int64, positive: Float64, *, beta: float | None = None) ->
 
     It is the middle between two neighbouring probabilities; of equals the one nearest to 0.5; just
     above 1 where it is best to predict class 1 for no record, and one has probability 1.
-
-    Args:
-        y: ``(n,)`` true class numbers, 0 or 1.
-        positive: ``(n,)`` probabilities of class 1, of records the model had not seen.
-        beta: of the F score of class 1; ``None`` for macro-F1.
+    ``positive`` are ``(n,)`` probabilities of records that the model had not seen.
     """
     values, place = np.unique(-positive, return_inverse=True)
     values = -values  # distinct, from the highest down

@@ -91,7 +91,7 @@ def target_from(
 
 
 def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
-    """The classes by number; an error for many different values that are no class numbers."""
+    """The classes by number; an error for many different values that are not class numbers."""
     values = np.array([_number(label) for label in names])
     # numbers by value, then everything else by name
     classes = tuple(names[np.argsort(values, kind="stable")].tolist())
@@ -228,33 +228,22 @@ _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 class Predictions:
     """Predictions by models that had not seen the records; arrays have one row for each.
 
-    Out-of-fold predictions come first, ordered by row; then the test set.
-
-    Attributes:
-        group: sampling units: records that the split keeps together.
-        fold: number of the fold that a record was held out in, ``-1`` for the test set.
-        y: class numbers int64, or values float64 of a regression, or ``(m, classes)`` 0 or 1 of
-            sets of classes; ``-1`` or NaN in a test set without labels.
-        proba: ``(m, classes)`` probabilities, or ``(m,)`` values of a regression.
-        y_pred: predicted class numbers, or sets, or the values of a regression.
-        classes: labels by class number; empty for a regression.
-        word: number of the word in the record; -1 where records are predicted.
-        inner: predictions for the training records of each fold, by models that saw neither them
-            nor the fold (their ``fold``); :meth:`take` and :meth:`with_proba` drop them.
-        views: of a probe, like ``y_pred``, by view.
+    Out-of-fold predictions come first, ordered by row; then the test set. ``inner`` are predictions
+    for the training records of each fold, by models that saw neither them nor the fold (their
+    ``fold``); :meth:`take` and :meth:`with_proba` drop them.
     """
 
     row: Int64
     ids: tuple[str, ...]
-    group: Int64
-    fold: Int64
-    y: NDArray[Any]
-    proba: Float64
-    y_pred: NDArray[Any]
-    classes: tuple[str, ...]
-    word: Int64
+    group: Int64  # sampling unit, which the split keeps together
+    fold: Int64  # in which a record was held out; TEST for the test set
+    y: NDArray[Any]  # as of a Target; -1 or NaN in a test set without labels
+    proba: Float64  # (m, classes) probabilities, or (m,) values of a regression
+    y_pred: NDArray[Any]  # like y
+    classes: tuple[str, ...]  # by class number; empty for a regression
+    word: Int64  # number in the record; -1 where records are predicted
     inner: Predictions | None = None
-    views: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    views: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of a probe, like y_pred
 
     @classmethod
     def of_fold(
@@ -387,26 +376,17 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestSet:
-    """A test set: records or words with what a model reads of them.
-
-    Attributes:
-        row: ``(m,)`` record numbers.
-        group: ``(m,)`` sampling unit: records of the same text have the same.
-        target: its labels by the classes of the training records; empty without labels.
-        features: ``(m, width)`` float32, or a list of texts.
-        content: where it comes from; ``None`` for the test set of a split.
-        word: ``(m,)`` number of each word in its record; ``None`` of records.
-    """
+    """A test set: records or words with what a model reads of them."""
 
     __test__ = False  # not a class of tests
 
     row: Int64
     ids: Sequence[str]
-    group: Int64
-    target: Target
-    features: Any
-    content: TestSetContent | None = None
-    word: Int64 | None = None
+    group: Int64  # sampling unit: records of the same text have the same
+    target: Target  # by the classes of the training records; empty without labels
+    features: Any  # (m, width) float32, or a list of texts
+    content: TestSetContent | None = None  # None for the test set of a split
+    word: Int64 | None = None  # number in the record; None of records
 
     @classmethod
     def of_split(
@@ -649,7 +629,7 @@ def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Pr
 
 
 def _problem(p: Predictions) -> str:
-    """What is invalid, or "": values are finite and in range, probabilities sum to 1."""
+    """Return a message if values are not finite or probabilities do not sum to 1, else ""."""
     if len(p.row) and p.row.min() < 0:
         return "row is negative"
     if not p.classes:

@@ -44,17 +44,6 @@ from embedkit.errors import (
     check_counts,
     check_seed,
 )
-from embedkit.storage import (
-    Count,
-    Positive,
-    check_columns,
-    check_files,
-    decode,
-    is_sealed,
-    one_of,
-    parse_json,
-    read_table,
-)
 from embedkit.types import Bool, Int64
 
 logger = logging.getLogger(__name__)
@@ -75,36 +64,28 @@ UNITS = {"text": "distinct texts", "group and text": "groups of records, equal t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSettings:
-    """How a split was made."""
+    """Settings of a split."""
 
     source: tuple[str, ...]  # SHA-256 of the input files, in order
-    folds: Positive  # 1: a fifth of the records is held out, the others are trained on
-    seed: Count
+    folds: storage.Positive  # 1: a fifth of the records is held out, the others are trained on
+    seed: storage.Count
     stratified: bool
     test: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction that was asked for
     grouped: bool = False
     column: str | None = None  # of the corpus, which the folds were taken from
-    unit: Annotated[str, one_of(UNITS)] = "text"  # what is never divided, and resampled
+    unit: Annotated[str, storage.one_of(UNITS)] = "text"  # what is never divided, and resampled
     fingerprint: str = ""  # of the assignment, where it was made
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Split:
-    """Folds of the records of one input, or of words, which go with their record.
+    """Folds of the records of one input, or of words, which go with their record."""
 
-    Attributes:
-        row: ``(n,)`` record numbers, ascending; of words that of each word's record.
-        group: ``(n,)``; records of one number always share a fold.
-        folds: ``(n,)``; :data:`TEST` is the test set and :data:`UNUSED` are records without a
-            label; :data:`TRAIN` are never held out.
-        word: ``(n,)`` number of each word in its record; ``None`` of records.
-    """
-
-    row: Int64
-    group: Int64
-    folds: Int64
+    row: Int64  # (n,) record numbers, ascending
+    group: Int64  # (n,) records of one number always share a fold
+    folds: Int64  # (n,) TEST, UNUSED (without a label), TRAIN (never held out), or a number
     settings: SplitSettings
-    word: Int64 | None = None
+    word: Int64 | None = None  # (n,) number of each word in its record; None of records
 
     def __repr__(self) -> str:
         sizes = f"{len(self.in_folds):,} records in {self.n_folds} folds"
@@ -166,15 +147,15 @@ def read_split(path: Path) -> Split:
     """Read a split and compare it with its fingerprint."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist. Make it with embedkit split.")
-    if is_sealed(path.parent):  # of a run
-        check_files(path.parent, [path.name])
-    table = read_table(path)
+    if storage.is_sealed(path.parent):  # of a run
+        storage.check_files(path.parent, [path.name])
+    table = storage.read_table(path)
     if _KEY not in (table.schema.metadata or {}):
         raise UsageError(f"{path} was not written by embedkit split.")
-    content = parse_json(table.schema.metadata[_KEY], file=path)
-    settings = decode(SplitSettings, content, file=path)
+    content = storage.parse_json(table.schema.metadata[_KEY], file=path)
+    settings = storage.decode(SplitSettings, content, file=path)
     expected = {"row": pa.int64(), "group": pa.int64(), "fold": pa.int16()}
-    check_columns(table, expected, file=path)
+    storage.check_columns(table, expected, file=path)
     split = Split(
         row=table["row"].to_numpy(),
         group=table["group"].to_numpy(),
@@ -338,13 +319,13 @@ def make_split(records: Labelled, *, folds: int = 5, test: float = 0.0, seed: in
     check_counts(folds=folds)
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
         raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
-    known = _labelled(records)
-    some, count = _taken(records, known), int(known.sum())
+    labelled = _labelled(records)
+    taken, count = _taken(records, labelled), int(labelled.sum())
     if count < folds:
         raise UsageError(f"{count} records are too few for {folds} folds.")
-    groups = same_text_groups(some.keys, some.groups, count)
+    groups = same_text_groups(taken.keys, taken.groups, count)
     assigned_to = folds if folds > 1 else _HOLDOUT
-    strata = _strata(some, assigned_to)
+    strata = _strata(taken, assigned_to)
     in_test = np.zeros(count, bool)
     if test:
         part = Fraction(test).limit_denominator(20)
@@ -356,8 +337,8 @@ def make_split(records: Labelled, *, folds: int = 5, test: float = 0.0, seed: in
     assigned[~in_test] = assign_folds(strata[~in_test], groups[~in_test], assigned_to, seed=seed)
     if folds == 1:
         assigned[assigned > 0] = TRAIN
-    result, group = np.full(len(known), UNUSED), np.full(len(known), -1)
-    result[known], group[known] = assigned, groups
+    result, group = np.full(len(labelled), UNUSED), np.full(len(labelled), -1)
+    result[labelled], group[labelled] = assigned, groups
     settings = SplitSettings(
         source=records.source,
         folds=folds,

@@ -53,13 +53,13 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
             indices = pa.array(np.arange(start, start + table.num_rows))
             table = table.append_column(_INDEX, indices)
             try:
-                found = database.from_arrow(table).filter(condition).project(_INDEX).fetchnumpy()
+                matches = database.from_arrow(table).filter(condition).project(_INDEX).fetchnumpy()
             except duckdb.Error as error:
                 raise UsageError(
                     f"where={condition!r}: {first_line(error)}. The columns are "
                     f"{', '.join(columns)}; an example: label = '1'."
                 ) from error
-            chosen[np.asarray(found[_INDEX], np.int64)] = True
+            chosen[np.asarray(matches[_INDEX], np.int64)] = True
             start += table.num_rows
     return chosen
 
@@ -328,19 +328,19 @@ class Searcher:
                 raise UsageError(f"the query{which} is empty.")
         data = self.data
         if self._encode is None:
-            made = encode_as(
+            encoder = encode_as(
                 data.manifest,
                 data.views,
                 owner=str(data.path),
                 device=self._device,
                 model=self._model,
             )
-            settings = made.settings
+            settings = encoder.settings
             if self._prefix is not None:
                 settings = replace(settings, prefix=self._prefix)
             if settings.on_long == "error":  # for the dataset's texts, not for queries
                 settings = replace(settings, on_long="truncate")
-            self._encode = DatasetEncoder(made.encoder, settings, data.views)
+            self._encode = DatasetEncoder(encoder.encoder, settings, data.views)
         self._warn(self._encode, queries)
         return self._answer(list(queries), self._encode(queries), k, {})
 
@@ -408,15 +408,15 @@ class Searcher:
         asked = min(most, k + bool(own) if self._keys is None else 2 * k + 16)
         kept: dict[int, dict[int, float]] = {}
         while waiting := [number for number in range(len(names)) if number not in kept]:
-            found = self._find(queries[waiting], k=asked)
-            for number, scores, indices in zip(waiting, found.scores, found.indices, strict=True):
+            near = self._find(queries[waiting], k=asked)
+            for number, scores, indices in zip(waiting, near.scores, near.indices, strict=True):
                 distinct = self._distinct(scores.tolist(), indices.tolist(), own.get(number))
                 if len(distinct) >= k or asked >= most:
                     kept[number] = dict(distinct[:k])
             asked = min(most, 4 * asked)
-        wanted = sorted({index for hits in kept.values() for index in hits})
-        columns = self.data.reader.pick(np.array(wanted, np.int64), self._columns)
-        records = dict(zip(wanted, zip(*columns.values(), strict=True), strict=True))
+        needed = sorted({index for hits in kept.values() for index in hits})
+        columns = self.data.reader.pick(np.array(needed, np.int64), self._columns)
+        records = dict(zip(needed, zip(*columns.values(), strict=True), strict=True))
         return [
             Answer(
                 name,

@@ -255,13 +255,7 @@ def _trained(
 def open_index(
     data: VectorData, *, kind: str, metric: str = "cosine", whitening: str | None = None
 ) -> AnnIndex:
-    """Open the index of a dataset's chosen view.
-
-    Raises:
-        UsageError: there is no such index.
-        MismatchError: it belongs to another state of the dataset.
-        DamagedError: a file was changed since, or cannot be read.
-    """
+    """Open the index of a dataset's chosen view; an error unless it is of its present state."""
     _check(kind, metric, whitening)
     folder = _folder(data, kind, metric, whitening)
     command = f"embedkit index {data.path} --view {data.views[0]} --kind {kind}"

@@ -1,6 +1,7 @@
 "use strict";
 (() => {
 {% include "page.js" %}
+  document.querySelectorAll("[data-label]").forEach((one) => speak(one, one.textContent));
   // sortable tables: the heading becomes a button
   for (const table of document.querySelectorAll("table.sortable")) {
     const headings = [...table.tHead.rows[0].cells];

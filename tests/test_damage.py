@@ -1,0 +1,342 @@
+"""Damage of datasets, runs, indexes and Parquet files: refused when read, found by verify."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import embedkit
+from embedkit import storage
+from embedkit.comparison.load import read_runs
+from embedkit.dataset.verify import require_ok, verify
+from embedkit.encoding.encoder import Encoder
+from embedkit.errors import DamagedError, OutputExistsError
+from embedkit.predict import Predictor
+from embedkit.storage import check_files, file_sums, read_table, seal
+from tests.finetune_fixtures import corpus_of
+from tests.processes import command
+from tests.store_fixtures import N_ACCEPTED, extract_tiny, manifest_of, run, tree, write_tsv
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+SETTINGS = {"layers": "0,1", "words": "mean", "tokens": True}
+PART = "sentences/part-00000001.parquet"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    return run(write_tsv(folder / "c.tsv"), folder / "out", **SETTINGS).out
+
+
+@pytest.fixture
+def out(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "out"))
+
+
+def again(made: Path, out: Path, **settings: object) -> int:
+    """Run the same command again; number of shards that were kept."""
+    return run(made.with_name("c.tsv"), out, **{**SETTINGS, **settings}).resumed_shards
+
+
+def flip(at: float) -> Callable[[Path], None]:
+    """Change a bit at a fraction of a file."""
+
+    def damage(file: Path) -> None:
+        content = bytearray(file.read_bytes())
+        place = int(at * len(content))
+        content[place] ^= 1 << place % 8
+        file.write_bytes(content)
+
+    return damage
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def test_every_bit_of_a_page_is_refused(out: Path) -> None:
+    shard = out / PART
+    whole = shard.read_bytes()
+    column = pq.read_metadata(shard).row_group(0).column(pq.read_schema(shard).names.index("id"))
+    vectors = pq.read_metadata(shard).row_group(0)
+    last = vectors.column(vectors.num_columns - 1)
+    for chunk, read in ((column, lambda d: d.ids), (last, lambda d: d.X)):
+        end = chunk.data_page_offset + chunk.total_compressed_size
+        for back in (1, 7, 20):
+            damaged = bytearray(whole)
+            damaged[end - back] ^= 1
+            shard.write_bytes(damaged)
+            with pytest.raises(DamagedError, match=r"part-00000001\.parquet"):
+                read(embedkit.load(out, "mean_1"))
+
+
+def test_one_view_does_not_pass_for_another(out: Path) -> None:
+    """One bit of the footer makes ``mean_0`` of ``mean_1``."""
+    shard = out / PART
+    whole = shard.read_bytes()
+    places = [m.end() - 1 for m in re.finditer(rb"mean_[01]", whole)]
+    assert places
+    expected = [embedkit.load(out, name).X.tobytes() for name in ("mean_0", "mean_1")]
+    for at in places:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        shard.write_bytes(damaged)
+        with suppress(DamagedError):
+            vectors = [embedkit.load(out, name).X.tobytes() for name in ("mean_0", "mean_1")]
+            assert vectors == expected
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "SHA256SUMS"])
+def test_every_bit_of_the_manifest_is_refused(out: Path, name: str) -> None:
+    file = out / name if name == "SHA256SUMS" else out / "_embedkit" / name
+    whole = file.read_bytes()
+    places = range(0, min(len(whole), 3_000), 61)
+    if name == "SHA256SUMS":  # the entry of the manifest
+        end = whole.index(b"_embedkit/manifest.json") + 23
+        places = range(end - 89, end, 5)
+    for at in places:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(DamagedError, match=r"manifest\.json|SHA256SUMS"):
+            embedkit.load(out)
+
+
+DAMAGE: dict[str, list[tuple[str, Callable[[Path], object]]]] = {
+    "a data page": [(PART, flip(0.05))],
+    "a footer": [(PART, flip(0.9))],
+    "several": [
+        ("sentences/part-00000000.parquet", cut),
+        ("words/part-00000000.parquet", Path.unlink),
+        ("words/part-00000003.parquet", flip(0.5)),
+    ],
+    "rejects": [("_embedkit/rejects.jsonl", Path.unlink)],
+    "the manifest": [("_embedkit/manifest.json", flip(0.4))],
+    "the job": [(PART, flip(0.9)), ("_embedkit/job.json", flip(0.3))],
+    "a checksum": [("SHA256SUMS", flip(0.999))],
+    "no checksums": [("SHA256SUMS", Path.unlink)],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_the_same_extract_makes_damaged_files_again(
+    made: Path, out: Path, name: str, notes: list[str]
+) -> None:
+    """Damaged shards are made, no others; the result is the undamaged dataset."""
+    for file, damage in DAMAGE[name]:
+        damage(out / file)
+    lost = len({file[-16:-8] for file, _ in DAMAGE[name] if file.endswith(".parquet")})
+    lost = {"a checksum": 1, "no checksums": 4}.get(name, lost)
+    assert not verify(out).ok
+    assert again(made, out) == 4 - lost
+    assert any("damaged files" in note for note in notes)
+    assert tree(out) == tree(made)
+    assert verify(out).ok
+    assert sorted(p.name for p in out.parent.iterdir()) == ["out"]
+
+
+def test_the_index_of_a_repaired_dataset_is_kept(made: Path, out: Path) -> None:
+    embedkit.index(out, kind="flat")
+    index = next((out / "_embedkit/index").iterdir())
+    content = tree(index)
+    flip(0.05)(out / PART)
+    assert again(made, out) == 3
+    assert tree(index) == content
+
+
+def test_a_repair_that_cannot_begin_changes_nothing(made: Path, out: Path) -> None:
+    cut(out / PART)
+    before = tree(out)
+    (out.with_name("out.incomplete") / "mine").mkdir(parents=True)
+    with pytest.raises(OutputExistsError, match=r"out\.incomplete"):
+        again(made, out)
+    with pytest.raises(OutputExistsError, match=r"vectors\.views"):
+        again(made, out, layers="0")
+    assert tree(out) == before
+
+
+# verify
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_flipped_byte_is_found(out: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    part = rng.choice(sorted(out.glob("*/part-*.parquet")))
+    flip(rng.random())(part)
+    found = verify(out)
+    assert not found.ok
+    with pytest.raises(DamagedError, match=part.name) as caught:
+        require_ok(found, out)
+    assert caught.value.exit_code == 5
+
+
+def _sealed(out: Path) -> None:
+    """Write the checksums of files that were edited."""
+    sums = {name: storage.file_sha256(out / name) for name in file_sums(out)}
+    storage.write_sums(out, sums, scratch=out)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [({"accepted": 9}, "accepted"), ({"rejected": 4}, "rejected"), ({"records": 14}, "records")],
+)
+def test_counts_that_do_not_add_up(out: Path, change: dict[str, int], problem: str) -> None:
+    content = manifest_of(out)
+    content["totals"].update(change)
+    (out / "_embedkit/manifest.json").write_text(json.dumps(content), "utf-8")
+    assert "manifest.json is damaged" in verify(out).problems[0]
+    _sealed(out)
+    assert any(problem in p for p in verify(out).problems)
+
+
+@pytest.mark.parametrize("folder", ["sentences", "words", "tokens"])
+def test_missing_extra_and_swapped_parts(out: Path, folder: str) -> None:
+    first, second, extra = (out / folder / f"part-0000000{i}.parquet" for i in (0, 1, 7))
+    shutil.copy(first, extra)
+    assert verify(out).problems == [f"{folder}/part-00000007.parquet is not in SHA256SUMS"]
+    extra.unlink()
+    first.rename(extra)
+    second.rename(first)
+    extra.rename(second)
+    assert len(verify(out).problems) == 2
+    first.unlink()
+    assert any(
+        p.endswith(f"{folder}/part-00000000.parquet is missing") for p in verify(out).problems
+    )
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"row": "x"}'])
+def test_damaged_rejects(out: Path, content: str | None) -> None:
+    rejects = out / "_embedkit/rejects.jsonl"
+    rejects.unlink()
+    if content is not None:
+        rejects.write_text(content)
+        assert any("reject" in p for p in verify(out).problems)
+        _sealed(out)
+    assert any("reject" in p for p in verify(out).problems)
+
+
+def test_a_row_both_embedded_and_rejected(out: Path) -> None:
+    rejects = out / "_embedkit/rejects.jsonl"
+    rejects.write_text(rejects.read_text("utf-8").replace('"row": 5', '"row": 6'), "utf-8")
+    _sealed(out)
+    assert "row 6 is both embedded and rejected" in verify(out).problems
+
+
+def test_vectors_are_made_again_to_the_same_bits(tmp_path: Path) -> None:
+    settings = {"storage": "float16", "on_long": "window", "stride": 2, "pooling": "mean,max"}
+    made = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", **settings).out
+    found = verify(made, recompute=9)
+    assert found.problems == []
+    assert found.recomputed_shards == [0, 1, 2, 3]
+    assert found.recomputed_rows == found.identical_rows == N_ACCEPTED
+    assert found.worst == 0
+
+
+@pytest.mark.parametrize("level", ["sentence", "token"])
+def test_vectors_that_differ_are_found(
+    out: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """Of sentences, or of tokens and of the words that these are in."""
+    genuine = Encoder.start_shard
+
+    def drifted(self: Encoder, texts: Any, **kwargs: Any) -> Any:
+        vectors = genuine(self, texts, **kwargs).result()
+        if len(texts) == 1:  # the last shard
+            stored = vectors.views["mean_1"] if level == "sentence" else vectors.tokens["1"]
+            stored[0 if level == "sentence" else 1] *= np.float32(1.001)
+        return SimpleNamespace(result=lambda: vectors)
+
+    monkeypatch.setattr(Encoder, "start_shard", drifted)
+    found = verify(out, recompute=4)
+    assert [p[:21] for p in found.problems] == ["part-00000003.parquet"]
+    assert found.worst == pytest.approx(1e-3, rel=0.05)
+    assert found.identical_rows == found.recomputed_rows - 1
+
+
+# checksums
+
+
+def test_the_file_is_that_of_sha256sum(tmp_path: Path) -> None:
+    (tmp_path / "모델").mkdir()
+    for name in ("a b.txt", "모델/c", "left/out"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode() * 1_000)
+    seal(tmp_path, leave_out="left")
+    lines = [
+        f"{hashlib.sha256(name.encode() * 1_000).hexdigest()}  {name}\n"
+        for name in ("a b.txt", "모델/c")
+    ]
+    assert (tmp_path / "SHA256SUMS").read_text("utf-8") == "".join(lines)
+    check_files(tmp_path)
+    (tmp_path / "모델/c").write_text("other")
+    check_files(tmp_path, ["a b.txt"])
+    with pytest.raises(DamagedError, match=r"c is damaged.*Build it\."):
+        check_files(tmp_path, advice="Build it.")
+    (tmp_path / "모델/c").unlink()
+    with pytest.raises(DamagedError, match="c is missing"):
+        check_files(tmp_path)
+    with pytest.raises(DamagedError, match="other"):
+        check_files(tmp_path, ["other"])
+    (tmp_path / "SHA256SUMS").write_text(f"{lines[0]}no sum\n", "utf-8")
+    with pytest.raises(DamagedError, match="line 2"):
+        file_sums(tmp_path)
+    assert list(file_sums(tmp_path, torn=True)) == ["a b.txt"]
+    (tmp_path / "SHA256SUMS").write_bytes(b"")
+    assert not verify(tmp_path).ok
+    (tmp_path / "SHA256SUMS").unlink()
+    with pytest.raises(DamagedError, match="SHA256SUMS"):
+        check_files(tmp_path)
+    assert file_sums(tmp_path, torn=True) == {}
+
+
+def test_a_bit_of_a_run(tmp_path: Path) -> None:
+    """Every reader of a file of a run refuses it, and ``verify`` names it."""
+    data = extract_tiny(corpus_of(tmp_path / "c.tsv", count=120), tmp_path / "data").out
+    whole = embedkit.train(data, out=tmp_path / "whole", folds=3).out
+    rng = random.Random(1)
+    readers: list[tuple[str, Callable[[Path], object]]] = [
+        ("run.json", lambda run: read_runs([run])),
+        ("predictions.parquet", lambda run: read_runs([run])),
+        ("model/", lambda run: Predictor(run, device="cpu")),
+        ("", check_files),
+    ]
+    for name in sorted({"SHA256SUMS", *file_sums(whole)}):
+        read = next(read for start, read in readers if name.startswith(start))
+        run = Path(shutil.copytree(whole, tmp_path / "run"))
+        flip(rng.random())(run / name)
+        with pytest.raises(DamagedError):
+            read(run)
+        result = verify(run)
+        assert not result.ok
+        assert name in result.problems[0] or name == "SHA256SUMS"
+        shutil.rmtree(run)
+    assert verify(whole).files == len(file_sums(whole))
+
+
+def test_a_page_of_a_single_parquet_file(tmp_path: Path) -> None:
+    file = tmp_path / "split.parquet"
+    embedkit.split(corpus_of(tmp_path / "c.tsv", count=120), out=file, folds=3)
+    assert verify(file).rows == 120
+    done = command("verify", file, cwd=tmp_path)
+    assert done.returncode == 0
+    chunk = pq.read_metadata(file).row_group(0).column(0)
+    at = chunk.data_page_offset + chunk.total_compressed_size - 5
+    flip(at / file.stat().st_size)(file)
+    with pytest.raises(DamagedError, match=r"split\.parquet"):
+        read_table(file)
+    assert not verify(file).ok
+    assert command("verify", file, cwd=tmp_path).returncode == 5
