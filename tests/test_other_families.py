@@ -32,6 +32,9 @@ ENCODERS: dict[str, dict[str, Any]] = {
              "encoder_attention_heads": 2, "decoder_attention_heads": 2},
     "longformer": {"attention_window": [8, 8, 8], "max_position_embeddings": 162},
     "rembert": {"input_embedding_size": 16},
+    "fnet": {},
+    "convbert": {"embedding_size": 24},
+    "mobilebert": {"embedding_size": 16},
 }  # fmt: skip
 
 
@@ -47,7 +50,7 @@ def build(family: str, folder: Path) -> Path:
             model_max_length=160,
         )
     else:
-        tokenizer = _TOKENIZERS["xlm-roberta" if family in ("t5", "rembert") else "roberta"]()
+        tokenizer = _TOKENIZERS["xlm-roberta" if family in ("t5", "rembert", "fnet") else "roberta"]()
     tokenizer.save_pretrained(folder)
     ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     more = {**DECODERS, **ENCODERS}[family]

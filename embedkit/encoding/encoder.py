@@ -478,7 +478,7 @@ class Encoder:
         """Raise a :class:`ModelError` for a pooling that the checkpoint does not have."""
         asked, name = set(poolings), self.checkpoint.name
         if Pooling.POOLER in asked and not self.has_pooler:
-            raise ModelError(f"pooling='pooler': {name} has no pooler weights. Use cls or mean.")
+            raise ModelError(f"pooling='pooler': {name} has no pooler weights. Use mean.")
         if Pooling.CLS in asked and self.is_causal:
             raise ModelError(
                 f"pooling='cls': {name} is a decoder, whose first token sees no other. Use "
