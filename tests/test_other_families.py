@@ -50,7 +50,7 @@ def build(family: str, folder: Path) -> Path:
             model_max_length=160,
         )
     else:
-        tokenizer = _TOKENIZERS["xlm-roberta" if family in ("t5", "rembert", "fnet") else "roberta"]()
+        tokenizer = _TOKENIZERS["xlm-roberta" if family in ("t5", "rembert") else "roberta"]()
     tokenizer.save_pretrained(folder)
     ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     more = {**DECODERS, **ENCODERS}[family]
