@@ -44,7 +44,7 @@ def everything(encoder: Encoder, layers: str = COMBINATIONS) -> tuple[list[View]
     """Every view of the layers, and the layers."""
     specs = parse_layers(layers, n_layers=encoder.n_layers)
     poolings = [p for p in Pooling if p.has_layer or (p == "pooler" and encoder.has_pooler)]
-    if encoder._is_causal:
+    if encoder.is_causal:
         poolings.remove(Pooling.CLS)
     return list(views_of(specs, poolings, n_layers=encoder.n_layers)), list(specs)
 

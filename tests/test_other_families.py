@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st
 from tokenizers import ByteLevelBPETokenizer
 
+import embedkit
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import describe_model
 from embedkit.errors import ModelError
@@ -31,6 +32,9 @@ ENCODERS: dict[str, dict[str, Any]] = {
              "encoder_attention_heads": 2, "decoder_attention_heads": 2},
     "longformer": {"attention_window": [8, 8, 8], "max_position_embeddings": 162},
     "rembert": {"input_embedding_size": 16},
+    "fnet": {},
+    "convbert": {"embedding_size": 24},
+    "mobilebert": {"embedding_size": 16},
 }  # fmt: skip
 
 
@@ -98,3 +102,6 @@ def test_a_decoder_for_sentences(family: str, tmp_path: Path) -> None:
         ours = encoder.encode(SOME, prompt_name=name)
         wanted = model.encode(SOME, prompt_name=name, batch_size=1)
         assert distance(ours, wanted).max() <= 1e-6
+        out = tmp_path / str(name)
+        embedkit.extract(SOME, out=out, model=str(tmp_path / "model"), prompt=name)
+        assert np.array_equal(embedkit.load(out).X, ours)

@@ -634,7 +634,7 @@ def _own_poolings(
     pooling, normalize = checkpoint.own_view(last_layer=last)
     if settings.normalize is not None:
         normalize = settings.normalize
-    elif last and checkpoint.definition.modules:
+    elif last and (normalize or pooling != Pooling.MEAN):
         logger.info(
             f"vectors as the checkpoint defines them: {checkpoint.definition} (others: pooling=)"
         )

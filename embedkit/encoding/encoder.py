@@ -465,7 +465,7 @@ class Encoder:
         )
 
     @cached_property
-    def _is_causal(self) -> bool:
+    def is_causal(self) -> bool:
         """True if the vector of a first token does not depend on the second one."""
         states: list[torch.Tensor] = []
         for second in (1, 2):
@@ -478,8 +478,8 @@ class Encoder:
         """Raise a :class:`ModelError` for a pooling that the checkpoint does not have."""
         asked, name = set(poolings), self.checkpoint.name
         if Pooling.POOLER in asked and not self.has_pooler:
-            raise ModelError(f"pooling='pooler': {name} has no pooler weights. Use cls or mean.")
-        if Pooling.CLS in asked and self._is_causal:
+            raise ModelError(f"pooling='pooler': {name} has no pooler weights. Use mean.")
+        if Pooling.CLS in asked and self.is_causal:
             raise ModelError(
                 f"pooling='cls': {name} is a decoder, whose first token sees no other. Use "
                 "last_token or mean."

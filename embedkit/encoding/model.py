@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -108,15 +110,32 @@ class PlainModel:
         ``hidden`` is ``(tokens, width)`` on the model's device in its dtype. With ``first_only``
         the highest layer has only the first token of every sequence: ``(sequences, width)``.
         """
+        apart = len(set(batch.lengths)) > 1 and self._sees_padding
+        parts = [self._states(part) for part in (_by_length(batch) if apart else [batch])]
+        for layer in sorted(layers):
+            first = first_only and layer == max(layers)
+            hidden = [s[layer][:, 0] if first else s[layer][mask.bool()] for s, mask in parts]
+            on_layer(layer, hidden[0] if len(hidden) == 1 else torch.cat(hidden))
+
+    def _states(self, batch: PackedBatch) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Hidden states ``(sequences, tokens, width)`` of all layers, and the attention mask."""
         mask = self._padded(torch.ones_like(batch.ids), batch, 0)
         inputs = {"input_ids": self._padded(batch.ids, batch, self._pad_id), "attention_mask": mask}
         if takes_types(self.module):
             inputs["token_type_ids"] = self._padded(batch.type_ids, batch, 0)
         output = self.module(**inputs, output_hidden_states=True)
-        states = *output.hidden_states[:-1], output.last_hidden_state
-        for layer in sorted(layers):
-            first = first_only and layer == max(layers)
-            on_layer(layer, states[layer][:, 0] if first else states[layer][mask.bool()])
+        return (*output.hidden_states[:-1], output.last_hidden_state), mask
+
+    @cached_property
+    def _sees_padding(self) -> bool:
+        """Whether padding changes vectors, as in FNet, or where convolutions run over tokens."""
+        ids = torch.arange(12, device=self.device) % 3
+        padded, alone = (
+            self._states(PackedBatch.of(ids[: sum(n)], ids[: sum(n)] * 0, n))[0][-1][0, :3].float()
+            for n in ([3, 9], [3])
+        )
+        limit = 1e-3 if self.dtype == torch.float32 else 5e-2
+        return bool((padded - alone).norm() > limit * alone.norm())
 
     @torch.inference_mode()
     def pool(self, first: Tensor) -> Tensor:
@@ -127,6 +146,16 @@ class PlainModel:
     def _padded(self, values: Tensor, batch: PackedBatch, fill: int) -> Tensor:
         parts = list(torch.split(values, list(batch.lengths)))
         return pad_sequence(parts, batch_first=True, padding_value=fill)
+
+
+def _by_length(batch: PackedBatch) -> Iterator[PackedBatch]:
+    """Parts of a batch, in its order, that need no padding."""
+    start = 0
+    for _, group in groupby(batch.lengths):
+        lengths = [*group]
+        rows = slice(start, start + sum(lengths))
+        yield PackedBatch.of(batch.ids[rows], batch.type_ids[rows], lengths)
+        start = rows.stop
 
 
 def takes_types(module: Any) -> bool:

@@ -366,7 +366,7 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
     if that does not help, sequences attend one by one.
     """
     if not plain.module._supports_attention_backend and checkpoint.model_type != "mpnet":
-        logger.info("forward: that of transformers, with padding, not compared with ours")
+        logger.info("forward: that of transformers, with padding; not compared layer by layer")
         return plain
     limit = _AGREE if plain.dtype == torch.float32 else _AGREE_IN_HALF
     if any(hasattr(module, "seen") for module in plain.module.modules()):
