@@ -271,13 +271,15 @@ def engines(folder: Folder, threads: int, sample: Sequence[str]) -> dict[str, En
 
 
 def best_batch(run: Callable[[Sequence[str], int], Floats], sample: Sequence[str]) -> int:
-    """The quickest of four batch sizes."""
-    seconds = {}
+    """The quickest of four batch sizes; larger ones are not tried once they take much longer."""
+    seconds: dict[int, float] = {}
     run(sample[:32], 16)
     for batch in BATCHES:
         started = time.perf_counter()
         run(sample, batch)
         seconds[batch] = time.perf_counter() - started
+        if seconds[batch] > 1.2 * min(seconds.values()) or batch >= len(sample):
+            break
     return min(seconds, key=lambda batch: seconds[batch])
 
 
@@ -317,7 +319,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpora", type=Path, default=CORPORA)
     parser.add_argument("--only", default=",".join(TABLES), help="names of tables")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of each table, at most")
+    parser.add_argument("--seconds", type=float, default=100, help="for the rounds of a table")
     parser.add_argument("--chart", type=Path, help="file to draw the bar chart to")
     parser.add_argument("--rates", type=Path, help=argparse.SUPPRESS)  # of the second process
     options = parser.parse_args()
@@ -382,10 +385,12 @@ def _measure(
     tokens, inner = count(encoder, texts), int(encoder.checkpoint.config["intermediate_size"])
     found = engines(folder, threads, texts[:: max(len(texts) // 200, 1)])
     exact = found["transformers, sorted"](texts)
+    started = time.perf_counter()
     distance = {
         name: float(np.linalg.norm(run(texts) - exact) / np.linalg.norm(exact))
         for name, run in found.items()
     }
+    rounds = int(options.seconds / (time.perf_counter() - started)) - 1  # one warms up
     assert all(distance[name] < 1e-4 for name in ("embedkit", *FP32_ENGINES) if name in distance)
     torch.set_num_threads(threads)
     rates: list[float] = []
@@ -393,7 +398,7 @@ def _measure(
         **{name: lambda run=run: run(texts) for name, run in found.items()},  # type: ignore[misc]
         "rate": lambda: rates.append(product_rate(encoder.width, inner)),
     }
-    seconds = in_turn(contestants, options.rounds)
+    seconds = in_turn(contestants, max(min(rounds, options.rounds), 1))
     del seconds["rate"]
     work = tokens * encoder.n_layers * layer_flops(encoder.width, inner)
     seconds["matrix products alone"] = work / statistics.median(rates[1:])

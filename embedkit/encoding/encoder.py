@@ -126,7 +126,8 @@ class Encoder:
             self.model = fastest(plain, checkpoint)
         if self.precision == "int8" and not isinstance(self.model, PackedModel):
             raise UsageError("precision='int8' needs the CPU and the padding-free forward.")
-        self.batch_tokens = batch_tokens or BATCH_TOKENS[where.type]
+        kind = self.precision if self.precision in BATCH_TOKENS else where.type
+        self.batch_tokens = batch_tokens or BATCH_TOKENS[kind]
         self.poolers = dict(POOLERS)
         if not checkpoint.definition.problem:
             self.poolers[Pooling.SENTENCE] = _Sentence(checkpoint)

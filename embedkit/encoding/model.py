@@ -21,8 +21,9 @@ from embedkit.errors import DamagedModelError, ModelError, UsageError, first_lin
 
 logger = logging.getLogger(__name__)
 
-BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}
-"""Tokens per batch by kind of device; on CPU few, so that activations stay in the cache."""
+BATCH_TOKENS = {"int8": 1_024, "cpu": 2_048, "cuda": 65_536}
+"""Tokens per batch by precision or device; on CPU few, so that activations stay in the cache, and
+in int8, which has more of them, so that their memory is not given back after every batch."""
 
 _NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
 """Messages of libraries without a class of errors for lack of memory."""

@@ -96,6 +96,9 @@ CALIBRATION = [*_TEXTS, *(" ".join(_TEXTS[i : i + 6]) for i in range(0, len(_TEX
 _SMOOTH = 0.65
 """How far int8 moves the width of inputs to their weights: 0 not at all, 1 wholly."""
 
+_LARGE = 2.0**23
+"""From here on float32 has no fractions: adding it rounds, and leaves integers in the low bits."""
+
 _NAME = "embedkit"
 """Name of the attention in the registry of transformers."""
 
@@ -590,12 +593,12 @@ class _Int8Product(nn.Module):
         lowest, highest = float((low / factor).min()), float((high / factor).max())
         self._step = max((highest - lowest) / 255, 1e-12)
         self._zero, self._zeros = round(-lowest / self._step), torch.zeros(len(weight)).long()
-        self._shift, self._inverse = torch.tensor(self._zero + 0.5), 1 / (factor * self._step)
+        self._shift, self._inverse = torch.tensor(_LARGE + self._zero), 1 / (factor * self._step)
         self._bias = layer.bias
 
     def forward(self, x: Tensor) -> Any:
-        # conversion cuts off the half that was added, which rounds
-        rounded = torch.addcmul(self._shift, x, self._inverse).clamp_(0, 255).to(torch.uint8)
+        moved = torch.addcmul(self._shift, x, self._inverse).clamp_(_LARGE, _LARGE + 255)
+        rounded = moved.view(torch.int32).to(torch.uint8)
         weights = self._packed, self._steps, self._zeros, self._bias
         return torch.ops.onednn.qlinear_pointwise(
             rounded, self._step, self._zero, *weights, 1.0, 0, torch.float32, "none", [], ""
