@@ -441,10 +441,11 @@ def charts_of(
 
 
 def trained(compared: Compared) -> Iterator[tuple[str, FinetuneRun]]:
-    """Yield the fine-tuned runs with their names."""
+    """Yield the runs that were fine-tuned for several epochs, with their names."""
     for run in compared.runs:
-        if isinstance(run.content, FinetuneRun) and run.content.history:
-            yield run.name, run.content
+        content = run.content
+        if isinstance(content, FinetuneRun) and any(len(e) > 1 for e in content.history.values()):
+            yield run.name, content
 
 
 def styles_of(compared: Compared) -> dict[str, int]:

@@ -431,7 +431,8 @@ def _columns(
 def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str]:
     """Fraction of neighbours with the label of their point, where both have one, and a title.
 
-    A label stands apart if its fraction is at least half way from chance to 1.
+    A label stands apart if its fraction is at least half way from chance to 1; if none does, one a
+    third of the way may overlap least.
     """
     layer = split_view(view)[1]
     title = f"Layer {layer}" if layer.isdigit() else view
@@ -450,12 +451,18 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
 
 
 def _apart_text(ways: Mapping[str, float]) -> str:
-    """Labels that stand apart, in words, from how far each is between chance and 1.
+    """Labels that stand apart, or overlap least, from how far each is between chance and 1.
 
     >>> print(_apart_text({"a": 0.4, "b": 0.6, "c": 0.2}))
     b stands apart, the other labels overlap
+    >>> print(_apart_text({"a": 0.4, "b": 0.3, "c": 0.2}))
+    a overlaps least
     """
-    apart = sorted((name for name in ways if ways[name] >= 1 / 2), key=lambda name: -ways[name])
+    order = sorted(ways, key=lambda name: -ways[name])
+    apart = [name for name in order if ways[name] >= 1 / 2]
+    least = [name for name in order[:2] if ways[name] >= 1 / 3]
+    if not apart and 0 < len(least) < len(ways) - 1:
+        return f"{' and '.join(least)} {'overlaps' if len(least) == 1 else 'overlap'} least"
     if len(apart) in (0, len(ways)):
         return f"the {len(ways)} labels {'stand apart' if apart else 'overlap'}"
     if len(apart) > 3:
@@ -474,12 +481,17 @@ def _chance(label: Column | None) -> float:
 
 def _curve(points: Float32) -> Int64:
     """An order in which points that follow each other lie together, so that they pack well."""
-    low = points.min(axis=0)
-    scaled = (points - low) / max(float((points.max(axis=0) - low).max()), 1e-12)
-    cells = (scaled * 65_535).astype(np.uint64)
+    cells = (_in_square(points) * 65_535).astype(np.uint64)
     for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
         cells = (cells | (cells << np.uint64(shift))) & np.uint64(mask)
     return np.argsort(cells[:, 0] | (cells[:, 1] << np.uint64(1)), kind="stable").astype(np.int64)
+
+
+def _in_square(points: Float32) -> Float32:
+    """Points moved to the middle of the unit square, and as large as it is."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    size = max(float((high - low).max()), 1e-12)
+    return np.asarray((points - (low + high) / 2) / size + 0.5, np.float32)
 
 
 def _page(
@@ -494,13 +506,11 @@ def _page(
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     blocks = {}
-    low = np.min([one.points.min(axis=0) for one in drawn], axis=0)
-    reach = np.max([one.points.max(axis=0) for one in drawn], axis=0) - low
-    size = max(float(reach.max()), 1e-12)
-    content["bounds"] = [0, 0, *(reach / size).tolist()]
+    squares = [_in_square(one.points[order]) for one in drawn]
+    content["bounds"] = [v for end in (np.min, np.max) for v in end(squares, (0, 1)).tolist()]
     content["views"] = []
-    for number, one in enumerate(drawn):
-        cells = np.rint((one.points[order] - low) / size * 65_535).astype(np.uint16)
+    for number, (one, points) in enumerate(zip(drawn, squares, strict=True)):
+        cells = np.rint(points * 65_535).astype(np.uint16)
         blocks[f"points-{number}"] = packed(_planes(cells.ravel(order="F"), 2))
         apart = place[one.near[order]] - np.arange(len(order))[:, None]
         blocks[f"near-{number}"] = packed(_planes((apart << 1) ^ (apart >> 63), 3))
