@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from array import array
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _TRIAL = 1_000
 _EXCERPT = 200
-_COMPARED_IDS = 1_000_000  # 100 MB
+_COMPARED_IDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class CorpusReader:
 
     def __init__(self, plan: CorpusPlan, start: Place | None = None) -> None:
         self.plan, self.counts, self.file_number = plan, ReadCounts(), 0
-        self._ids: set[int] = set()
+        self._ids = array("q")  # hashes
         self.first_row, self.from_start = 0, False  # of the current file; see :meth:`Table.seek`
         self._start = start
         self._table: Table | None = None
@@ -163,6 +164,7 @@ class CorpusReader:
                 if in_file < _TRIAL and kind.text:
                     check_encoding(file.path, self.plan.encoding, undecodable, in_file)
                 self.file_number, self._table = number + 1, None
+        counts.repeated_ids += len(self._ids) - len(np.unique(self._ids))
 
     def _with_span(self, raw: Row, text: str) -> Row:
         """The row with the span that two of its kept columns tell, if they do."""
@@ -211,9 +213,7 @@ class CorpusReader:
             for name in (plan.text, plan.text_pair, plan.id, plan.label, plan.word_label)
         )
         if identifier is not None and len(self._ids) < _COMPARED_IDS:
-            key = hash(identifier)
-            self.counts.repeated_ids += key in self._ids
-            self._ids.add(key)
+            self._ids.append(hash(identifier))
         return Record(
             row=row,
             file=number,
