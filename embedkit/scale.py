@@ -132,11 +132,11 @@ def run_on_ray(
     started = not ray.is_initialized()
     if started:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    running: dict[Any, T] = {}
     try:
         options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_calls": 0}
         begin: Any = ray.remote(max_retries=ATTEMPTS - 1, **options)(_on_ray)
         value, todo = ray.put(shared), deque(tasks)
-        running: dict[Any, T] = {}
         while todo or running:
             while todo and len(running) < workers:
                 task = todo.popleft()
@@ -153,6 +153,8 @@ def run_on_ray(
                 except ray.exceptions.RayError:  # its processes were killed
                     yield task, None
     finally:
+        for reference in running:  # if the caller stops
+            ray.cancel(reference)
         if started:
             ray.shutdown()
 

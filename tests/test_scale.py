@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,11 @@ def killed_always(plan: ExtractPlan, number: int) -> Receipt:
     return run_shard(plan, number)
 
 
+def killed_each_time(*_: Any) -> Receipt:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
 def failing(plan: ExtractPlan, number: int) -> Receipt:
     if number == 2:
         raise EncodeError("planted")
@@ -109,26 +114,45 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(folder / "c.tsv", folder / "out", words="mean", tokens=True).out
 
 
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Ray cluster of two nodes on this machine, each with one processor."""
+    nodes = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the processes that Ray starts
+    cluster = nodes.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    yield
+    cluster.shutdown()
+
+
 def made(golden: Path, out: Path, **settings: Any) -> ExtractResult:
     corpus = golden.with_name("c.tsv")
     return run(corpus, out, words="mean", tokens=True, **settings)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "engine"), [(run_shard, "local"), (killed_once, "local"), (killed_once, "ray")]
-)
+@pytest.mark.parametrize("function", [run_shard, killed_once])
 def test_two_workers_make_the_same_bytes(
-    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, engine: str
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any
 ) -> None:
     """Also if one of them is killed."""
-    if engine == "ray":
-        pytest.importorskip("ray")
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the processes that Ray starts
     monkeypatch.setattr(extract, "run_shard", function)
-    result = made(golden, tmp_path / "out", workers=2, engine=engine)
+    result = made(golden, tmp_path / "out", workers=2)
     assert (result.resumed_shards, result.missing_shards) == (0, 0)
     assert (tmp_path / "mark").exists() == (function is killed_once)
+    assert tree(tmp_path / "out") == tree(golden)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_nodes")
+def test_two_nodes_of_ray_make_the_same_bytes(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker on one of them is killed."""
+    monkeypatch.setattr(extract, "run_shard", killed_once)
+    made(golden, tmp_path / "out", workers=2, engine="ray")
+    assert (tmp_path / "mark").exists()
     assert tree(tmp_path / "out") == tree(golden)
 
 
@@ -147,6 +171,18 @@ def test_a_shard_that_kills_its_workers_is_named_and_the_others_are_finished(
     assert not multiprocessing.active_children()
     assert made(golden, tmp_path / "out").resumed_shards == 3 or function is failing
     assert tree(tmp_path / "out") == tree(golden)
+
+
+@pytest.mark.slow
+def test_a_job_ends_if_no_worker_survives(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extract, "run_shard", killed_each_time)
+    monkeypatch.setattr(extract, "_LOST_IN_A_ROW", 2)
+    with pytest.raises(EncodeError, match=r"shard \d \(records") as caught:
+        made(golden, tmp_path / "out", workers=2)
+    assert str(caught.value).count("records") == 2
+    assert not multiprocessing.active_children()
 
 
 def test_parts_in_any_order_and_repeated(golden: Path, tmp_path: Path) -> None:

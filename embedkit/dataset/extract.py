@@ -90,6 +90,7 @@ _SAMPLE = 1_000
 _LEAST_SECONDS = 2.0
 _TIMED_TOKENS = 8_192
 _REPORTED = 5_000
+_LOST_IN_A_ROW = 5
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -303,9 +304,10 @@ def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) ->
     else:
         results = run_locally(run_shard, workers, numbers, threads=plan.threads)
     receipts, ranges = [], {shard.number: shard for shard in todo}
-    lost: list[str] = []
+    lost, in_a_row = list[str](), 0
     with closing(results):
         for number, receipt in results:
+            in_a_row = in_a_row + 1 if receipt is None else 0
             if receipt is None:
                 shard = ranges[number]
                 lost.append(f"shard {number} (records {shard.row} to {shard.last_row})")
@@ -313,11 +315,14 @@ def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) ->
             else:
                 receipts.append(receipt)
                 meter.finished(receipt)
+            if in_a_row == _LOST_IN_A_ROW:
+                break
     if lost:
+        others = "Finished shards are kept" if in_a_row else "All other shards are finished"
         raise EncodeError(
             f"{', '.join(lost)}: each ended {ATTEMPTS} worker processes, perhaps for lack of "
-            "memory. All other shards are finished. Run the same command again with fewer "
-            "workers or a smaller batch_tokens."
+            f"memory. {others}. Run the same command again with fewer workers or a smaller "
+            "batch_tokens."
         )
     return receipts
 
