@@ -111,16 +111,15 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
     """Apply one ``--set KEY=VALUE`` to a stage or to ``[set]``."""
     key, equals, text = setting.partition("=")
     name, _, option = key.strip().rpartition(".")
-    known = tables if name else values
-    if not equals or (name or option) not in known:
+    known, wanted = (tables, name) if name else (values, option)
+    if not equals or wanted not in known:
         raise UsageError(
             f"--set {setting}: expected KEY=VALUE with {', '.join(known)}"
-            f"{'' if name else ' or STAGE.OPTION'}.{did_you_mean(name or option, known)}"
+            f"{'' if name else ' or STAGE.OPTION'}.{did_you_mean(wanted, known)}"
         )
-    try:  # numbers, truth values and lists as in TOML; everything else is text
+    value: Any = text
+    with suppress(tomllib.TOMLDecodeError):  # numbers, truth values and lists as in TOML
         value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
-        value = text
     chosen = tables[name] if name else values
     chosen[option] = value if isinstance(value, str | int | float | list) else text
 

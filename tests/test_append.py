@@ -205,7 +205,7 @@ def test_an_index_gets_the_new_records(tmp_path: Path, kind: str) -> None:
     tsv(corpus, rows)
     run(corpus, out, shard_rows=50, append=True)
     data = embedkit.load(out)
-    with pytest.raises(MismatchError, match=r"has 120 of the 150 records.*--append"):
+    with pytest.raises(MismatchError, match="--append"):
         open_index(data, kind=kind, whitening="whiten")
     info = embedkit.index(out, kind=kind, whitening="whiten", append=True)
     assert info == embedkit.index(out, kind=kind, whitening="whiten", append=True)

@@ -153,7 +153,7 @@ def test_columns_are_named(folder: Folder) -> None:
         read(folder, row(1, "a"), word_label="pos")
     with pytest.raises(CorpusError, match="label='upos'"):
         read(folder, row(1, "a"), label="upos")
-    with pytest.raises(CorpusError, match=r"is not CoNLL-U: .* columns separated by tabs"):
+    with pytest.raises(CorpusError, match="CoNLL-U"):
         read(folder, "a\tNOUN", "b\tVERB")
 
 

@@ -83,7 +83,7 @@ def test_a_file_in_another_encoding_stops_with_advice(
     folder: Folder, encoding: str, text: str, name: str, head: str, row: str, rows: int
 ) -> None:
     data = (head + "".join(row.format(i, text) for i in range(rows))).encode(encoding)
-    with pytest.raises(CorpusError, match=f"of the first {min(rows, 1_000)} records"):
+    with pytest.raises(CorpusError, match=name):
         folder.read(data, name)
     assert folder.read(data, name, encoding=encoding).texts == [text] * rows
 

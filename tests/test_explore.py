@@ -146,7 +146,7 @@ def test_neighbours_of_many_points_come_from_an_index(monkeypatch: pytest.Monkey
 
 def test_umap_is_an_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
-    with pytest.raises(UsageError, match=r"pip install umap-learn\. Or use method='tsne'"):
+    with pytest.raises(UsageError, match="umap-learn"):
         explore(folder / "data", out=folder / "umap.html", method="umap")
 
 

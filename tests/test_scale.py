@@ -266,9 +266,9 @@ def test_an_object_store_holds_the_same_bytes(golden: Path, tmp_path: Path, stor
         run(corpus, OUT, layers="0")
     without_copy(tmp_path)
     store.rm(OUT + "/_embedkit/manifest.json")
-    with pytest.raises(UsageError, match=r"c\.vectors is not a dataset"):
+    with pytest.raises(UsageError, match=r"c\.vectors"):
         embedkit.load(OUT)
-    with pytest.raises(OutputExistsError, match="holds another dataset, or a part of it"):
+    with pytest.raises(OutputExistsError, match=r"c\.vectors"):
         run(corpus, OUT, layers="0")
     with pytest.raises(UsageError, match="out='s3"):
         run(corpus, OUT, shard_index=0, num_shards=2)
@@ -290,7 +290,7 @@ def test_an_interrupted_upload_is_continued(
     store.clear_instance_cache()
     with pytest.raises(StorageError, match="the network is down"):
         run(corpus, OUT)
-    with pytest.raises(UsageError, match="is not a dataset"):
+    with pytest.raises(UsageError, match=r"c\.vectors"):
         embedkit.load(OUT)
     done = names[:3]
     run(corpus, OUT)

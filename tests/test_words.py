@@ -165,19 +165,19 @@ def test_a_record_may_go_on_in_the_next_row_group(
 def test_words_that_were_cut_off(tmp_path: Path) -> None:
     text = "good " * 40 + "bus"
     encoder = Encoder.load(str(tiny_model()))
-    with pytest.raises(UsageError, match="'bus' occurs only where the sentences are cut"):
+    with pytest.raises(UsageError, match="'bus'.* cut"):
         uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
     made = extract_tiny(
         write_tsv(tmp_path / "c.tsv", [("1", text, "1")]), tmp_path / "d", tokens=True
     )
-    with pytest.raises(UsageError, match=r"'bus' occurs only where the texts of .* were cut"):
+    with pytest.raises(UsageError, match="'bus'.* cut"):
         uses_in_dataset(made.out, "bus")
 
 
 def test_words_that_are_not_there(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"'zoo' does not occur in .*match='start'"):
+    with pytest.raises(UsageError, match="'zoo'.*match='start'"):
         uses_in_dataset(folder / "words", "zoo")
-    with pytest.raises(UsageError, match=r"has no word vectors. Extract it again with words="):
+    with pytest.raises(UsageError, match="words="):
         uses_in_dataset(folder / "neither", "bus")
 
 
