@@ -346,6 +346,8 @@ def _tables(options: argparse.Namespace) -> dict[str, dict[str, float]]:
         with checkpoint(model) as path, tempfile.TemporaryDirectory() as scratch:
             folder = Folder(path, 512, Path(scratch))
             quality = _quality(folder, options.corpora) if model == "minilm" else {}
+            if quality and not options.rates:
+                bars["STS-B"] = quality
             for _, kind, threads in [row for row in chosen if row[0] == model]:
                 title = f"{model}, {kind}, {threads} thread{'s' * (threads > 1)}"
                 title += ", AVX2" if options.rates else ""
@@ -418,28 +420,38 @@ def _measure(
 
 
 def draw(bars: dict[str, dict[str, float]], path: Path) -> None:
-    """Tokens per second of every engine, a group of bars for each table."""
+    """Tokens per second of every engine on all cores: a row for each set of instructions."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(len(bars), 1, figsize=(9, 2.6 * len(bars)), layout="constrained")
-    for axis, (title, found) in zip(np.atleast_1d(axes), bars.items(), strict=True):
-        names = list(found)[::-1]
-        colours = {"matrix products alone": "#d5d8dc"} | {
-            name: "#c0392b" for name in names if name.startswith("embedkit")
-        }
-        axis.barh(
-            names, [found[n] for n in names], color=[colours.get(n, "#5d6d7e") for n in names]
-        )
-        for i, name in enumerate(names):
-            axis.text(found[name], i, f" {found[name]:,.0f}", va="center", fontsize=8)
-        axis.set_title(title, loc="left", fontsize=10)
-        axis.set_xlabel("tokens per second, padding not counted", fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.margins(x=0.12)
-        axis.spines[["top", "right"]].set_visible(False)
+    quality = bars.get("STS-B", {})
+    kinds = {"short": "short texts", "mixed": "10 to 500 tokens", "long": "long texts"}
+    shown = [t for t in bars if t.startswith("minilm") and ", 1 thread" not in t]
+    figure, axes = plt.subplots(
+        -(-len(shown) // len(kinds)),
+        len(kinds),
+        figsize=(10, 5.6),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, title in zip(axes.flat, shown, strict=True):
+        found = dict(reversed(bars[title].items()))
+        for place, (name, rate) in enumerate(found.items()):
+            grey = "#d5d8dc" if name == "matrix products alone" else "#8795a3"
+            axis.barh(place, rate, color="#c0392b" if name.startswith("embedkit") else grey)
+            axis.text(rate, place, f" {rate:,.0f}", va="center", fontsize=7)
+        labels = [f"{n}  {quality[n]:.2f}" if n in quality else n for n in found]
+        axis.set_yticks(range(len(found)), labels, fontsize=8)
+        _, kind, *rest = title.split(", ")
+        axis.set_title(", ".join([kinds[kind], *rest[1:]]), loc="left", fontsize=9)
+        axis.set_xticks([])
+        axis.margins(x=0.2)
+        axis.spines[["top", "right", "bottom"]].set_visible(False)
+    about = "tokens per second, padding not counted; behind the names: STS-B"
+    figure.supxlabel(f"{about}. ONNX Runtime cannot be kept to AVX2.", fontsize=8)
     figure.savefig(path, dpi=110)
 
 
