@@ -165,17 +165,17 @@ def test_a_record_may_go_on_in_the_next_row_group(
 def test_words_that_were_cut_off(tmp_path: Path) -> None:
     text = "good " * 40 + "bus"
     encoder = Encoder.load(str(tiny_model()))
-    with pytest.raises(UsageError, match="'bus'.* cut"):
+    with pytest.raises(UsageError, match=r"'bus'.* cut"):
         uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
     made = extract_tiny(
         write_tsv(tmp_path / "c.tsv", [("1", text, "1")]), tmp_path / "d", tokens=True
     )
-    with pytest.raises(UsageError, match="'bus'.* cut"):
+    with pytest.raises(UsageError, match=r"'bus'.* cut"):
         uses_in_dataset(made.out, "bus")
 
 
 def test_words_that_are_not_there(folder: Path) -> None:
-    with pytest.raises(UsageError, match="'zoo'.*match='start'"):
+    with pytest.raises(UsageError, match=r"'zoo'.*match='start'"):
         uses_in_dataset(folder / "words", "zoo")
     with pytest.raises(UsageError, match="words="):
         uses_in_dataset(folder / "neither", "bus")
