@@ -94,13 +94,11 @@ def measure(rows: int, workers: int, folder: Path) -> tuple[float, list[str]]:
     grown = ["-m", "embedkit", "extract", str(folder / "grown.tsv"), *options, "--append"]
     appended = seconds_of([*grown, "--out", str(out)])
     seconds = (whole, dry, again, half, load, search, appended)
-    row = [f"{rows:,}", str(workers), str(shards), f"{whole / rows * 1e6:,.0f}"]
-    return whole, [
-        *row,
-        *(f"{s:,.1f}" for s in seconds),
-        f"{peak / 1e6:,.0f}",
-        f"{size / 1e6:,.0f}",
-    ]
+    line = [f"{rows:,}", str(workers), str(shards), f"{whole / rows * 1e6:,.0f}"]
+    line += [f"{s:,.1f}" for s in seconds]
+    line += [f"{peak / 1e6:,.0f}", f"{size / 1e6:,.0f}"]
+    print(*line, file=sys.stderr, flush=True)
+    return whole, line
 
 
 def compare_workers(rows: int, rounds: int, folder: Path) -> list[list[str]]:
