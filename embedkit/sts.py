@@ -19,7 +19,7 @@ from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions, hash_inputs, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.read import check_labelled
-from embedkit.display import Shown
+from embedkit.display import Shown, count_text
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import CorpusError, UsageError
 from embedkit.runs.folder import check_free, new_run, versions, write_run
@@ -120,7 +120,7 @@ def similarity(
     if score is not None:
         rows, name = np.array([r.row for r in records]), f"score={score!r}"
         if len(records) < 3:
-            raise UsageError(f"{name}: {len(records)} pairs; a correlation needs 3 or more.")
+            raise UsageError(f"{name}: {count_text(len(records), 'pair')}; a correlation needs 3.")
         labels = [r.label for r in records]
         check_labelled(labels, rows, name=name)
         gold = target_from(labels, rows=rows, name=name, task="regression").y

@@ -113,7 +113,7 @@ def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
                 assert metric_name(name) in text
     manifest = embedkit.load(shared / "data").manifest
     assert f"{N} = {N} embedded + 0 rejected" in text
-    assert f"{manifest.totals.ledger['records_truncated']} texts were cut at 24" in text
+    assert f"{manifest.totals.ledger['records_truncated']} texts cut at 24" in text
     for anchor in ("forest", "cost", "layers-1", "calibration", "matrix", "classes", "cases"):
         assert f'id="{anchor}"' in html
     assert 'id="picture-training-1"' in html

@@ -136,7 +136,9 @@ def test_runs_on_words_are_compared_word_by_word(made: Path, tmp_path: Path) -> 
     write_report(found, tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text("utf-8")
     assert f"{count:,} words" in html
+    assert "record" not in html.partition("<header>")[2].partition('<details class="card fold')[0]
     data = json_block(tmp_path / "page.html", "data")
+    assert data["noun"] == "word"
     words = embedkit.load(made / "vectors", level="word")
     marked = [re.findall(r"\[(.+?)\]", text) for text in data["texts"]]
     assert marked == [[word] for word in words.text]

@@ -260,7 +260,7 @@ def tokens_text(manifest: Manifest) -> str:
         lost = f"{ledger['tokens_cut']:,} tokens left out"
         return f"{text}; {count_text(cut, 'text')} cut at {limit} ({lost})"
     if longer := ledger.get("records_longer_than_limit", 0):
-        return f"{text}; {longer:,} texts of more than {limit} were read in windows"
+        return f"{text}; {count_text(longer, 'text')} of more than {limit} read in windows"
     return f"{text}; no text was cut (limit {limit})"
 
 

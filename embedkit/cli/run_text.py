@@ -71,7 +71,7 @@ def _prediction_finding(content: PredictionRun) -> str:
     if support:
         metric = headline_metric([content], support)
     if metric not in content.scores.get(subset, {}):
-        return f"{count:,} {_rows(content)} with one label only: there is no {metric}"
+        return f"{count:,} {content.noun}s with one label only: there is no {metric}"
     score = content.scores[subset][metric]
     baseline = _against(content, metric, score.majority, score)
     return f"{_score(metric, score)}: {baseline}"
@@ -162,7 +162,7 @@ def _scores(content: PredictionRun) -> Iterator[str]:
             shown = [_score(name, scores[name]) for name in _FIRST if name in scores]
             shown = [text for text in shown if not finding.startswith(text)]
             size = content.records[subset.replace("cross_validation", "folds")]
-            yield f"  {size:,} {_SUBSETS[subset]} {_rows(content)}: {', '.join(shown) or finding}"
+            yield f"  {size:,} {_SUBSETS[subset]} {content.noun}s: {', '.join(shown) or finding}"
     loss = "log_loss" if content.classes else "rmse"
     for subset, scores in content.scores.items():
         if loss in scores and scores[loss].value > scores[loss].majority:
@@ -195,7 +195,7 @@ def _score_tables(content: PredictionRun) -> Iterator[str]:
                     "f1, %": metric_text(row.f1, "f1"),
                     "precision, %": metric_text(row.precision, "f1"),
                     "recall, %": metric_text(row.recall, "f1"),
-                    _rows(content): f"{row.support:,}",
+                    f"{content.noun}s": f"{row.support:,}",
                 }
                 for row in sorted(classes, key=lambda row: row.f1)
             ]
@@ -245,7 +245,7 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
         shown = content.classes if asked_for_all() else content.classes[:_CLASSES]
         more = ", …" if len(shown) < len(content.classes) else ""
         labels = f"; {count_text(len(content.classes), 'label')}: {', '.join(shown)}{more}"
-        data = f"{content.records['folds']:,} {_rows(content)}{test}"
+        data = f"{content.records['folds']:,} {content.noun}s{test}"
         yield "data", data + (labels if content.classes else "")
         source = path / content.dataset.path
         if content.dataset.path and is_dataset(source):
@@ -274,10 +274,6 @@ _KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Iterator[str]]]] =
     "probe": (_probe_finding, _probe_results),
     "similarity": (lambda run: agreement_finding(run.agreement), _agreement_table),
 }
-
-
-def _rows(content: PredictionRun) -> str:
-    return "words" if content.level == "word" else "records"
 
 
 def _cost(content: Run) -> str:

@@ -237,7 +237,7 @@ def _layer(content: ProbeRun) -> Decision:
     listed = ", ".join(f"{view_text(view.name)} in {view.chosen}" for view in chosen)
     highest = metric_text(_best_first(content)[0].score.value, metric, unit=True)
     sentence = (
-        f"Chosen without the scored records: {listed} of {folds} folds; {metric_name(metric)} "
+        f"Chosen without the held-out fold: {listed} of {folds} folds; {metric_name(metric)} "
         f"{score_text(content.nested, metric, unit=True)}. "
         f"The highest of {len(views)} scores, {highest}, is partly luck."
     )
@@ -295,7 +295,7 @@ def _curve(content: ProbeRun) -> Iterator[Decision]:
     change = metric_text(gap.value, content.metric, signed=True)
     why = f"{change} from the last {more - fewer:,}"
     gain = score_text(gap, content.metric, signed=True, unit=True)
-    sentence = f"From {fewer:,} to {more:,} training records: {gain}."
+    sentence = f"From {fewer:,} to {more:,} training {content.noun}s: {gain}."
     yield Decision("More labels", answer, tone, why, sentence)
 
 
@@ -372,11 +372,12 @@ def notices(compared: Compared, cases: Cases) -> Iterator[Notice]:
     yield from run_notices(compared)
     if count := len(cases.lists.get("relabel", ())):
         labels = count_text(count, "label")
-        sentence = f"{labels} that all methods and the nearest records contradict."
+        sentence = f"{labels} that all methods and the nearest {compared.noun}s contradict."
         yield Notice(f"{labels} to check", sentence, "relabel")
     if count := len(cases.lists.get("all_wrong", ())):
         sentence = f"{count:,} of {len(cases):,} are predicted wrongly by every method."
-        yield Notice(f"{count:,} that no method gets right", sentence, "all_wrong")
+        short = f"{count_text(count, compared.noun)} that no method gets right"
+        yield Notice(short, sentence, "all_wrong")
 
 
 def run_notices(compared: Compared) -> Iterator[Notice]:
@@ -399,8 +400,8 @@ def _cut(compared: Compared) -> Iterator[Notice]:
     def notice(name: str, every: int, texts: int, lost: float, limit: int) -> Iterator[Notice]:
         if texts / max(every, 1) >= _CUT:
             percent = f"{texts / every * 100:.2g} %"
-            said = f"{name}: {texts:,} of {every:,} texts ({percent}) were cut at {limit} tokens; "
-            said += f"{lost * 100:.2g} % of all tokens were not read."
+            said = f"{name} cuts {texts:,} of {every:,} texts ({percent}) at {limit} tokens; "
+            said += f"{lost * 100:.2g} % of all tokens are not read."
             yield Notice(f"{percent} of texts cut in {name}", said, "cut")
 
     for dataset in compared.datasets:

@@ -253,11 +253,10 @@ def _facts(compared: Compared) -> str:
     of_runs = [run.content.dataset.names for run in runs]
     of_datasets = [dataset.manifest.names for dataset in compared.datasets] or of_runs
     inputs = dict.fromkeys(Path(file).name for names in of_datasets for file in names.inputs)
-    what = "words" if compared.level == "word" else "records"
     labels = f", {count_text(len(classes), 'label')}" if classes else ""
     parts = [
         ", ".join(inputs),
-        f"{compared.counts['folds']:,} {what}{labels}",
+        f"{count_text(compared.counts['folds'], compared.noun)}{labels}",
         ", ".join(dict.fromkeys(Path(names.model).name for names in of_runs)),
         count_text(runs[0].content.split.folds, "fold"),
     ]
@@ -347,6 +346,7 @@ def _payload(
     return packed_json(
         {
             "labels": classes,
+            "noun": compared.noun,
             "methods": list(cases.methods),
             "rows": records.row.tolist(),
             "ids": records.ids,
@@ -387,13 +387,13 @@ def _ledger(dataset: Dataset) -> str:
     manifest = dataset.manifest
     totals, limit = manifest.totals, manifest.job.vectors.max_length
     ledger = totals.ledger
-    cut, lost = ledger.get("records_truncated", 0), ledger.get("tokens_cut", 0)
+    cut, lost = count_text(ledger.get("records_truncated", 0), "text"), ledger.get("tokens_cut", 0)
     reasons = totals.rejected_by_reason, totals.left_out_by_reason
     lines = [
         f"made for: {', '.join(dataset.runs)}",
         f"model: {model_text(manifest.names.checkpoint)}",
         f"records: {ledger_text(totals.accepted, 'embedded', *reasons)}",
-        f"tokens: {ledger.get('tokens', 0):,}; {cut:,} texts were cut at {limit}, {lost:,} lost",
+        f"tokens: {ledger.get('tokens', 0):,}; {cut} cut at {limit}, {lost:,} lost",
         f"fingerprint: {manifest.fingerprint}",
     ]
     return "\n".join(lines)

@@ -149,6 +149,11 @@ class Compared:
         return self.runs[0].content.level
 
     @property
+    def noun(self) -> str:
+        """The labelled units in words: ``record`` or ``word``."""
+        return self.runs[0].content.noun
+
+    @property
     def tests(self) -> int:
         """Number of pairs of methods that p is corrected for."""
         return len(self.differences) // 2

@@ -156,7 +156,7 @@ def answered(methods: Mapping[str, tuple[int, Predictions]]) -> Scene:
         (0, 1),
         (math.floor(min(every) * 10) / 10, 1),
         title="Answered only when sure",
-        x_name="records that are answered, the surest first",
+        x_name="answered, the surest first",
         y_name="fraction that is right",
         description="; ".join(
             f"{name}: half {line[np.searchsorted([x for x, _ in line], 0.5)][1]:.2f}, "
@@ -257,10 +257,10 @@ def heat_map(
     scene = Scene(
         left + width * len(poolings), 26 + height * len(layers), title=title, description=told
     )
-    if poolings != ["layer"]:  # of words there is one vector for each layer
-        scene.note(left - 10, 16, "layer", anchor="end")
-        for column, pooling in enumerate(poolings):
-            scene.note(left + width * (column + 0.5), 16, shorten(pooling, width / 8))
+    scene.note(left - 10, 16, "layer", anchor="end")
+    for column, pooling in enumerate(poolings):  # of words there is one vector for each layer
+        head = metric_name(metric) if pooling == "layer" else pooling
+        scene.note(left + width * (column + 0.5), 16, shorten(head, width / 8))
     for (pooling, layer), view in cells.items():
         x, y = left + width * poolings.index(pooling), 24 + height * layers.index(layer)
         score, chosen = scores[view], view in framed
@@ -304,8 +304,8 @@ def learning(result: ProbeRun) -> Scene:
     plot = Plot(
         (counts[0], counts[-1]),
         ends,
-        title="Score by number of training records",
-        x_name="training records",
+        title=f"Score by number of training {result.noun}s",
+        x_name=f"training {result.noun}s",
         y_name=f"held-out {result.metric}",
         description="; ".join(
             f"{view.name}: "

@@ -137,6 +137,11 @@ class PredictionRun(Run):
     per_class: dict[str, tuple[ClassScore, ...]] = field(default_factory=dict)  # by subset
     threshold_metric: str | None = None  # that the threshold was chosen by
 
+    @property
+    def noun(self) -> str:
+        """The labelled units in words: ``record`` or ``word``."""
+        return "word" if self.level == "word" else "record"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRun(PredictionRun):

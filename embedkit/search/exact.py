@@ -89,7 +89,7 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
     check_choice(WHITENINGS, whitening=kind)
     if len(data) < 2:
         raise UsageError(
-            f"{data.path} has {len(data)} records; whitening={kind!r} needs 2 or more."
+            f"{data.path} has {count_text(len(data), 'record')}; whitening={kind!r} needs 2."
         )
     total = np.zeros(data.width)
     for block in data.reader.blocks:

@@ -124,7 +124,7 @@
           line.append(tag, " ", named("span", "", textOf(j).slice(0, 300)), " ", make("span", "soft", (cosine / 1000).toFixed(3)));
           list.append(line);
         }
-        box.append(make("p", "soft", `Nearest records (${data.near.view}, cosine)`), list);
+        box.append(make("p", "soft", `Nearest ${data.noun}s (${data.near.view}, cosine)`), list);
         details.append(box);
       }
       const where = [`record ${data.rows[i]}`, `fold ${data.fold[i]}`];
@@ -134,7 +134,7 @@
       details.append(make("p", "where", where.join(" · ")));
     };
     const show = textList({
-      items: matching, total: () => everything.length, draw, noun: "record",
+      items: matching, total: () => everything.length, draw, noun: data.noun,
       head: () => ["row", "id", "true", ...data.methods.flatMap((m) => (isClasses ? [m, `${m} %`] : [m])), ...(state.view ? [state.view.name] : []), "text"],
       row: (i) => [
         data.rows[i], data.ids[i], label(data.y[i]),
