@@ -102,8 +102,6 @@
       return `${shown(model.name)}, ${named(model.layers[at])}${over}`;
     }).join(" · ");
     by("words").querySelectorAll("td").forEach((cell) => cell.classList.toggle("now", cell.parentNode.dataset.word === state.word && Number(cell.dataset.layer) === layer));
-    const now = by("words").querySelector("td.now"), box = by("words").parentNode;
-    if (now) box.scrollLeft = Math.max(Math.min(box.scrollLeft, now.offsetLeft - by("words").querySelector("th").offsetWidth), now.offsetLeft + now.offsetWidth - box.clientWidth);
   };
   const update = () => {
     facts();
@@ -132,6 +130,9 @@
       } else panel.all.replaceChildren(make("p", "soft", "No senses are given (--sense COLUMN)."));
     }
     describe();
+    // last, since points that are measured before they have a place would fly to it
+    const now = by("words").querySelector("td.now"), box = by("words").parentNode;
+    if (now) box.scrollLeft = Math.max(Math.min(box.scrollLeft, now.offsetLeft - by("words").querySelector("th").offsetWidth), now.offsetLeft + now.offsetWidth - box.clientWidth);
   };
   const describe = () => {
     const use = uses()[state.chosen], text = shown(use.before + use.word + use.after);
