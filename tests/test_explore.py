@@ -297,7 +297,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert "x good" in json_block(tmp_path / "m.html", "names")[0][0]
     content = json_block(tmp_path / "m.html", "content")
     assert f"{N} records, 2 views" in result.stdout
-    assert f"keeps {content['views'][1]['kept']:.0%} of the ten nearest" in result.stdout
+    assert f"keeps {100 * content['views'][1]['kept']:.0f} of 100 nearest" in result.stdout
     line = atlas_line(data, read_manifest(data))
     assert line.endswith("/sentences/*.parquet --text text --vector mean_2")
     assert line in invoke("info", data, "--all").output
