@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import tempfile
@@ -46,8 +47,10 @@ def diagnose() -> Diagnosis:
     from embedkit.encoding.checkpoint import find_checkpoint
 
     problems: list[str] = []
-    notes: list[str] = []
-    devices: dict[str, dict[str, Any]] = {"cpu": {"name": f"{usable_cores()} cores"}}
+    load, cores = os.getloadavg()[0], usable_cores()
+    busy = f"other programs are busy (load {load:.1f}): the speed is too low"
+    notes = [busy] if load > cores else []
+    devices: dict[str, dict[str, Any]] = {"cpu": {"name": f"{cores} cores"}}
     code = 0
     try:
         import torch
@@ -94,7 +97,8 @@ def _extract(device: str) -> dict[str, Any]:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="embedkit-doctor-") as scratch:
         out = Path(scratch, "vectors")
-        extract(texts, out=out, offline=True, layers="all", device=device)
+        precision = "fp32" if device == "cpu" else "auto"  # the default, without a note on others
+        extract(texts, out=out, offline=True, layers="all", device=device, precision=precision)
         require_ok(verify(out), out)
     seconds = time.perf_counter() - started
     encoder = Encoder.load(offline=True, device=device)

@@ -96,14 +96,14 @@ def summary(outputs: Path, model: str) -> Iterator[str]:
     )
     for name, title in methods.items():
         one = compared.row(name).scores["accuracy"]
-        interval = f"({100 * one.low:.0f}-{100 * one.high:.0f})"
-        yield f"  {title:31} {one.value:4.0%}  {interval}{'   <- take this' * (name == winner)}"
+        score = f"{100 * one.value:3.0f} %  ({100 * one.low:.0f}-{100 * one.high:.0f})"
+        yield f"  {title:31} {score}{'   <- take this' * (name == winner)}"
     if model == MULTILINGUAL:
-        test = {n: read_run(both / n).scores["test"]["accuracy"] for n in ("frozen", "tfidf")}
-        yield (
-            f"trained on English, asked in Korean: vectors {test['frozen'].value:.0%}, "
-            f"TF-IDF {test['tfidf'].value:.0%}"
+        vectors, tfidf = (
+            f"{100 * read_run(both / name).scores['test']['accuracy'].value:.0f} %"
+            for name in ("frozen", "tfidf")
         )
+        yield f"trained on English, asked in Korean: vectors {vectors}, TF-IDF {tfidf}"
     yield f"report: {path_from(outputs / 'quickstart' / 'report.html', '')}"
     searched = outputs / ("two_languages/asked" if model == MULTILINGUAL else "quickstart/vectors")
     query = "the app crashes when I open it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ def test_it_works_here(tmp_path: Path) -> None:
     assert found["versions"].keys() >= {"embedkit", "python", "system", "torch", "numpy"}
     assert DEFAULT_MODEL in found["models"]
     assert found["free"]["disk"] > 0
+
+
+def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_extract", lambda _: {})
+    for load in (0.0, 1e6):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load,) * 3)
+        assert ("load 1000000.0" in invoke("doctor").stdout) == (load > 0)
 
 
 def test_a_problem_is_named_and_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

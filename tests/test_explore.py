@@ -297,7 +297,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert "x good" in json_block(tmp_path / "m.html", "names")[0][0]
     content = json_block(tmp_path / "m.html", "content")
     assert f"{N} records, 2 views" in result.stdout
-    assert f"keeps {content['views'][1]['kept']:.0%} of the ten nearest" in result.stdout
+    assert f"keeps {100 * content['views'][1]['kept']:.0f} of 100 nearest" in result.stdout
     line = atlas_line(data, read_manifest(data))
     assert line.endswith("/sentences/*.parquet --text text --vector mean_2")
     assert line in invoke("info", data, "--all").output
@@ -392,9 +392,19 @@ def test_every_control_by_mouse(browser: Any, folder: Path) -> None:
         assert numbers.first.inner_text() == "20"
         page.click("#legend .name >> nth=0")
         listed(page, 20)
-        assert numbers.all_inner_texts() == ["20 of 20", "0 of 20", "0 of 20"]
+        assert numbers.all_inner_texts() == ["20", "20", "20"]
         page.click("#legend .name >> nth=1")
         listed(page, 40)
+        page.click("#clear")
+
+        # labels with most of what is found come first
+        page.fill("#find", "id17")
+        listed(page, 1)
+        assert page.locator("#legend .name").first.inner_text().split()[0] == "</style>"
+        assert numbers.all_inner_texts() == ["1 of 20", "0 of 20", "0 of 20"]
+        page.click("#clear")
+        listed(page, N)
+        page.click("#legend .name >> nth=1")
         page.fill("#find", "onerror")
         until(page, "location.hash", lambda text: "find=onerror" in text and "label=" in text)
         page.keyboard.press("Escape")
@@ -516,6 +526,8 @@ def test_the_address_says_what_is_shown(browser: Any, folder: Path) -> None:
     with opened(browser, file) as page:
         page.locator("#layer").fill("0")
         page.fill("#find", "movie")
+        script = "document.getElementById('count').textContent"
+        until(page, script, lambda text: not text.startswith(f"{N} of"))
         page.click("#legend .name >> nth=1")
         page.click("#list button >> nth=1")
         chosen = page.locator("#chosen .whole").inner_text()

@@ -75,9 +75,9 @@ def test_stages_and_summary(
     assert first_look.main(tmp_path) == 0
     assert ("extract.asked" in ran) == (model == MULTILINGUAL)
     printed = capsys.readouterr().out
-    assert all(re.search(rf"{share}%  \(", printed) for share in (66, 26, 67))
-    assert re.search(r"66%.*take this", printed)
-    assert ("57%, TF-IDF 11%" in printed) == (model == MULTILINGUAL)
+    assert all(re.search(rf"{share} %  \(", printed) for share in (66, 26, 67))
+    assert re.search(r"66 %.*take this", printed)
+    assert ("57 %, TF-IDF 11 %" in printed) == (model == MULTILINGUAL)
     tries = [line for line in printed.splitlines() if "  # " in line]
     assert len(tries) == 3
     for line in tries:

@@ -186,7 +186,7 @@ def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
         f"{count_text(cost.shards, 'shard')}",
         f"  records    {ledger_text(cost.accepted, 'to embed', cost.rejected, cost.left_out)}",
         f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts, "
-        f"{cost.truncated:.1%} of them longer than {plan.vectors.max_length})",
+        f"{100 * cost.truncated:.1f} % of them longer than {plan.vectors.max_length})",
     ]
     sizes: dict[str, list[str]] = {}
     for name, size in cost.bytes_per_view.items():
@@ -249,7 +249,9 @@ def _int8_lines(manifest: Manifest, width: int) -> list[str]:
     if not ledger.get("neighbours"):
         return []
     kept = ledger["neighbours_int8"] / ledger["neighbours"]
-    return [f"  {'int8':{width}} {kept:.1%} of the 10 nearest neighbours are those of float32"]
+    return [
+        f"  {'int8':{width}} {100 * kept:.1f} % of the 10 nearest neighbours are those of float32"
+    ]
 
 
 def tokens_text(manifest: Manifest) -> str:
@@ -327,7 +329,8 @@ def _dataset_text(info: DatasetInfo) -> str:
         f"  tokens     {tokens_text(manifest)}",
     ]
     if unknown := ledger.get("tokens_unknown"):
-        lines.append(f"  unknown    {unknown:,} tokens ({unknown / ledger['tokens_kept']:.1%})")
+        share = 100 * unknown / ledger["tokens_kept"]
+        lines.append(f"  unknown    {count_text(unknown, 'token')} ({share:.1f} %)")
     lines += [f"  on disk    {'; '.join(tables)}", *_int8_lines(manifest, 10)]
     if asked_for_all():
         lines += [f"mean cosine of two texts, over {info.health_rows:,} rows:"]

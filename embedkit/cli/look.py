@@ -479,9 +479,10 @@ def _text(found: Explored) -> str:
     lines = [
         f"{found.page}: {count}, {count_text(len(found.views), 'view')}, {bytes_text(found.nbytes)}"
     ]
-    kept = f"the picture keeps {first.kept:.0%} of the ten nearest neighbours"
+    text = f"the picture keeps {100 * first.kept:.0f} of 100 nearest neighbours"
     if not math.isnan(first.same_label):
         best = max(found.views, key=lambda one: one.same_label)
-        kept += f"; {first.same_label:.0%} of them have the label of their text"
-        kept += f" (chance {found.chance:.0%}; most at {best.view}: {best.same_label:.0%})"
-    return "\n".join([*lines, f"  {found.shown}: {kept}"])
+        most = "" if best is first else f"; most at {best.view}: {100 * best.same_label:.0f}"
+        text += f"; {100 * first.same_label:.0f} of 100 have the label of their text"
+        text += f" (by chance {100 * found.chance:.0f}{most})"
+    return "\n".join([*lines, f"  {found.shown}: {text}"])

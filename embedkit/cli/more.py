@@ -107,14 +107,14 @@ def doctor() -> Result:
 
 def _diagnosis_text(found: Diagnosis) -> str:
     speeds = [
-        f"{about['records']} records extracted and verified, {about['tokens_per_second']:,.0f} "
-        f"tokens/s on {device} ({about['name']}, {about['precision']})"
-        for device, about in found.devices.items()
+        f"{about['records']} records extracted, {about['tokens_per_second']:,.0f} tokens/s on "
+        f"{about['name']} ({about['precision']})"
+        for about in found.devices.values()
         if "records" in about
     ]
     gpus = [about["name"] for device, about in found.devices.items() if device != "cpu"]
     free = ", ".join(f"{bytes_text(size)} {name}" for name, size in found.free.items())
-    missing = ", ".join(f"{e} ({', '.join(names)})" for e, names in found.missing.items() if names)
+    missing = ", ".join(name for names in found.missing.values() for name in names)
     lines = ["✓ embedkit works here: " + "; ".join(speeds)] if found.works else []
     lines += [f"✗ embedkit does not work here: {problem}" for problem in found.problems]
     lines += [f"! {note}" for note in found.notes]

@@ -705,6 +705,6 @@ def note_faster_precision(device: torch.device) -> None:
         if torch.cpu._is_amx_tile_supported():
             name, share, far = "bf16", 0.3, 0.01
         logger.info(
-            f"precision: fp32; on processors as this one precision={name!r} takes about {share} of "
-            f"its time, for vectors that differ by about {far}"
+            f"precision: fp32; on processors like this one precision={name!r} takes about {share} "
+            f"of its time, for vectors that differ by about {far}"
         )

@@ -689,9 +689,9 @@ def note_if_spelled_out(
     if (fraction := spelled_out(tokenizer, texts)) >= LIMIT:
         other = f", or model={MULTILINGUAL!r}" if checkpoint.name != MULTILINGUAL else ""
         logger.warning(
-            f"the vocabulary of {checkpoint.name} spells {fraction:.0%} of the words out letter by "
-            "letter or does not know them; its vectors say little about such texts. Use a "
-            f"checkpoint of their language{other}."
+            f"the vocabulary of {checkpoint.name} splits {100 * fraction:.0f} % of the words into "
+            "single letters or [UNK]: expect poor vectors. Use a checkpoint of their "
+            f"language{other}."
         )
 
 

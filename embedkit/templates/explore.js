@@ -58,11 +58,12 @@
   const valueOf = (column, i) => (column.codes ? column.names[column.codes[i]] : written(column, column.values[i]));
 
   // what is marked: a text that matches, a point that is selected, a label that is picked
-  const state = { layer: data.start, color: -1, query: "", chosen: -1, drag: "move", over: -1, picked: new Set() };
+  const state = { layer: data.start, color: -1, chosen: -1, drag: "move", over: -1, picked: new Set() };
   let records = null, texts = null, searched = null, byRow = null, order = null, colors = null, match = null, selected = null;
   const current = new Float32Array(2 * n);
   let spots = [];
-  const marked = (i) => (!match || match[i]) && (!selected || selected[i]) && (!state.picked.size || state.picked.has(colors[i]));
+  const within = (i) => (!match || match[i]) && (!selected || selected[i]);
+  const marked = (i) => within(i) && (!state.picked.size || state.picked.has(colors[i]));
 
   // the view: points are in the unit square
   let scale = 1, moveX = 0, moveY = 0, width = 0, height = 0, fit = 1, whole = true, waiting = false, frame = null;
@@ -122,6 +123,11 @@
       pen.closePath();
     } else { pen.moveTo(x + radius, y); pen.arc(x, y, radius, 0, 7); }
   };
+  const countsOf = (holds) => {
+    const counts = new Uint32Array(columns[state.color].names.length);
+    for (let i = 0; i < n; i++) if (holds(i)) counts[colors[i]]++;
+    return counts;
+  };
   // where a label has most points, and few others have any: the middle of its points in nine cells of a grid
   const spotsOf = (points) => {
     const column = columns[state.color], GRID = 16;
@@ -130,15 +136,18 @@
     const all = new Float32Array((GRID + 2) ** 2), every = (a, b, use) => {
       for (let x = a; x < a + 3; x++) for (let y = b; y < b + 3; y++) use(x * (GRID + 2) + y);
     };
-    const own = Array.from({ length: Math.min(NAMED, Math.round(width / 40), column.names.length) }, () => ({ counts: all.slice(), list: [] }));
+    // the labels of most points have names
+    const sizes = countsOf(marked), own = Array(sizes.length).fill(null), most = [...sizes.keys()].sort((a, b) => sizes[b] - sizes[a]);
+    for (const number of most.slice(0, Math.min(NAMED, Math.round(width / 40)))) own[number] = { counts: all.slice(), list: [] };
     for (let i = 0; i < n; i++) {
       if (!marked(i)) continue;
       const mine = own[colors[i]], [a, b] = cellOf(i);
       mine?.list.push(i);
       every(a, b, (at) => { all[at]++; if (mine) mine.counts[at]++; });
     }
-    return own.map(({ counts, list }) => {
-      if (!list.length) return null;
+    return own.map((one) => {
+      if (!one?.list.length) return null;
+      const { counts, list } = one;
       let best = 0;
       counts.forEach((value, at) => { if (value ** 2 * (all[best] || 1) > counts[best] ** 2 * (all[at] || 1)) best = at; });
       const x = Math.floor(best / (GRID + 2)) - 1, y = (best % (GRID + 2)) - 1;
@@ -330,6 +339,7 @@
     const i = state.chosen;
     repaint();
     by("picked").hidden = i < 0;
+    if (i < 0) by("chosen").replaceChildren();
     if (i < 0 || !nears[state.layer]) return;
     const text = textOf(i), body = make("div", "whole", text), values = make("p", "soft");
     body.tabIndex = 0;
@@ -360,13 +370,19 @@
   const list = () => {
     if (!texts) return;
     showTexts();
-    const column = columns[state.color], counts = column?.codes ? new Uint32Array(column.names.length) : [];
-    const all = !match && !selected && !state.picked.size;
-    if (column?.codes) for (const i of found()) counts[colors[i]]++;
-    by("legend").querySelectorAll(".name").forEach((button, number) => {
-      button.setAttribute("aria-pressed", String(state.picked.has(number)));
-      button.querySelector(".num").replaceChildren(...(all ? [] : [make("b", "", count(counts[number])), " of "]), count(column.counts[number]));
-    });
+    const column = columns[state.color], labels = by("legend").querySelector("ul");
+    if (labels) {
+      // how many texts of each label match or are selected; most first, whatever labels are picked
+      const counts = countsOf(within), all = !match && !selected;
+      const before = (one, other) => (all ? 0 : counts[other.dataset.label] - counts[one.dataset.label]) || one.dataset.label - other.dataset.label;
+      const lines = [...labels.children].sort(before);
+      if (lines.some((line, place) => line !== labels.children[place])) labels.replaceChildren(...lines);
+      for (const { dataset, firstChild: button } of lines) {
+        const number = Number(dataset.label);
+        button.setAttribute("aria-pressed", String(state.picked.has(number)));
+        button.querySelector(".num").replaceChildren(...(all ? [] : [make("b", "", count(counts[number])), " of "]), count(column.counts[number]));
+      }
+    }
     spots = spotsOf(current);
     hover.hidden = true;
     repaint();
@@ -374,7 +390,6 @@
   };
   const search = () => {
     const query = normal(by("find").value.trim());
-    state.query = query;
     match = null;
     if (query) {
       const label = columns[labelColumn];
@@ -390,7 +405,7 @@
     const parts = new URLSearchParams(), column = columns[state.color];
     if (state.layer !== data.start) parts.set("layer", names[state.layer]);
     if (state.chosen >= 0) parts.set("row", records.rows[state.chosen]);
-    if (state.query) parts.set("find", by("find").value.trim());
+    if (by("find").value.trim()) parts.set("find", by("find").value.trim());
     if (state.color !== begin) parts.set("color", column.name);
     for (const number of state.picked) parts.append("label", column.names[number]);
     history.replaceState(null, "", `#${parts}`);
@@ -445,6 +460,7 @@
     column.names.slice(0, limit).forEach((name, number) => {
       const row = make("li"), button = make("button", "name"), text = shown(name);
       const over = (here) => { state.over = here; repaint(); };
+      row.dataset.label = number;
       button.type = "button";
       button.append(symbol(cornersOf(number), colorOf(number)), speak(make("span", "", text), text), make("span", "num"));
       button.addEventListener("click", () => { if (!state.picked.delete(number)) state.picked.add(number); list(); });

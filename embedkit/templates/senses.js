@@ -95,7 +95,7 @@
     const [verdict, numbers] = own.said.split(": ");
     by("heading").textContent = shown(`${state.word}: ${verdict || `${count(list.length)} uses`}`);
     const at = known(same, other) ? `: mean cosine ${same.toFixed(3)} of uses with the same sense, ${other.toFixed(3)} with other senses (${signed(same - other)})` : "";
-    by("at").textContent = `${numbers ? `${numbers[0].toUpperCase()}${numbers.slice(1)}. ` : ""}At ${named(first.layers[layer])}${at}`;
+    by("at").textContent = `${numbers ? `${numbers[0].toUpperCase()}${numbers.slice(1)}. ` : ""}At ${named(first.layers[layer])}${at}.`;
     by("facts").textContent = data.models.map((model) => {
       const at = layerOf(model), [value, low, high] = model.all[at];
       const over = known(value) ? `: nearest other use with the same sense in ${percent(value)} (${percent(low)} to ${percent(high)}), chance ${percent(model.chance)}` : "";
@@ -107,9 +107,14 @@
     facts();
     for (const panel of panels) {
       const { model } = panel, at = layerOf(model), own = model.words[state.word];
+      const taken = [];
       panel.points.forEach((group, i) => {
-        const [x, y] = place(panel, i, at);
+        const [x, y] = place(panel, i, at), name = group.querySelector("text");
         group.style.transform = `translate(${x}px,${y}px)`;
+        if (!name) return;
+        const long = name.textContent.length * 7 + 15;
+        name.style.display = taken.some(([left, top, other]) => Math.abs(y - top) < 14 && x < left + other && left < x + long) ? "none" : "";
+        if (!name.style.display) taken.push([x, y, long]);
       });
       const go = (number) => jump(Math.round((number / Math.max(1, model.layers.length - 1)) * (first.layers.length - 1)));
       const values = [...own.same, ...own.other].filter((value) => known(value));
@@ -125,6 +130,9 @@
       } else panel.all.replaceChildren(make("p", "soft", "No senses are given (--sense COLUMN)."));
     }
     describe();
+    // last, since points that are measured before they have a place would fly to it
+    const now = by("words").querySelector("td.now"), box = by("words").parentNode;
+    if (now) box.scrollLeft = Math.max(Math.min(box.scrollLeft, now.offsetLeft - by("words").querySelector("th").offsetWidth), now.offsetLeft + now.offsetWidth - box.clientWidth);
   };
   const describe = () => {
     const use = uses()[state.chosen], text = shown(use.before + use.word + use.after);
