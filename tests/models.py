@@ -68,6 +68,7 @@ FAMILIES: tuple[str, ...] = (
     "eurobert",
     "qwen3",
     "gemma3_text",
+    "embedding_gemma",
 )
 if version("transformers").startswith("5.0."):
     newer = ("modernbert", "nomic_bert", "jina_embeddings_v3", "gte", "eurobert")
@@ -110,8 +111,9 @@ def build(family: str, folder: Path) -> Path:
     """Write the tiny checkpoint of a family into ``folder`` and return it."""
     tokenizer = _TOKENIZERS.get(family, _wordpiece)()
     tokenizer.save_pretrained(folder)
-    berts = dict.fromkeys(("bert_left", "bert_mlm", "japanese"), "bert")
-    kind = {**berts, "roberta_wordpiece": "roberta"}.get(family, family)
+    kinds = dict.fromkeys(("bert_left", "bert_mlm", "japanese"), "bert")
+    kinds |= {"roberta_wordpiece": "roberta", "embedding_gemma": "gemma3_text"}
+    kind = kinds.get(family, family)
     ids = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -133,6 +135,7 @@ def build(family: str, folder: Path) -> Path:
         "eurobert": {**grouped, "mask_token_id": tokenizer.mask_token_id},
         "qwen3": grouped,
         "gemma3_text": {**grouped, "sliding_window": 8},
+        "embedding_gemma": {**grouped, "sliding_window": 8, "use_bidirectional_attention": True},
         "deberta-v2": {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["c2p"]},
         "modernbert": {
             "cls_token_id": tokenizer.cls_token_id,

@@ -22,6 +22,7 @@ from tests.models import _TOKENIZERS, TEXTS, distance, save_model
 SOME = [text for text in TEXTS if text]
 DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {},
+    "gemma2": {"num_key_value_heads": 1, "head_dim": 12, "sliding_window": 8},
     "llama": {"num_key_value_heads": 1},
     "mistral": {"num_key_value_heads": 1, "sliding_window": 8, "head_dim": 12},
     "qwen3": {"num_key_value_heads": 1, "head_dim": 12},
@@ -32,21 +33,27 @@ ENCODERS: dict[str, dict[str, Any]] = {
              "encoder_attention_heads": 2, "decoder_attention_heads": 2},
     "longformer": {"attention_window": [8, 8, 8], "max_position_embeddings": 162},
     "rembert": {"input_embedding_size": 16},
+    "roformer": {"embedding_size": 24},
+    "xlm": {"emb_dim": 24, "n_layers": 3, "n_heads": 2},
     "fnet": {},
     "convbert": {"embedding_size": 24},
     "mobilebert": {"embedding_size": 16},
+    "squeezebert": {"embedding_size": 24},
 }  # fmt: skip
+
+PACKED = ("gpt2", "llama", "mistral", "qwen3")
+WHY_PADDED = {"gemma2": "softcap", "mobilebert": "differs from the plain one"}
 
 
 def build(family: str, folder: Path) -> Path:
-    """A random model of 3 layers; the tokenizers of decoders add nothing and pad on the left."""
+    """A random model of 3 layers; tokenizers of decoders add nothing, and pad on either side."""
     if family in DECODERS:
         trained = ByteLevelBPETokenizer()
         trained.train_from_iterator(TEXTS, 360, special_tokens=["<pad>"], show_progress=False)
         tokenizer: Any = transformers.PreTrainedTokenizerFast(
             tokenizer_object=trained._tokenizer,
-            pad_token="<pad>",
-            padding_side="left",
+            pad_token=None if family == "gpt2" else "<pad>",
+            padding_side="right" if family == "mistral" else "left",
             model_max_length=160,
         )
     else:
@@ -59,9 +66,12 @@ def build(family: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
-def test_every_layer_of_every_token(family: str, tmp_path: Path) -> None:
+def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str]) -> None:
     folder = build(family, tmp_path)
     encoder = Encoder(folder, device="cpu")
+    assert encoder.model.pads == (family not in PACKED)
+    reason = WHY_PADDED.get(family, "not compared layer by layer")
+    assert [reason in note for note in notes] == [True] * encoder.model.pads
     ours = encoder.encode_tokens(SOME, layers="all")
     plain = transformers.AutoModel.from_pretrained(folder).eval()
     if plain.config.is_encoder_decoder:
@@ -89,8 +99,8 @@ def test_every_layer_of_every_token(family: str, tmp_path: Path) -> None:
         assert not encoder.encode("").any()  # no tokens at all
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
-def test_a_decoder_for_sentences(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "t5"])
+def test_sentences(family: str, tmp_path: Path) -> None:
     """As Qwen3-Embedding: the last token, padding on the left, a prompt."""
     transformer = st.Transformer(str(build(family, tmp_path / "plain")))
     steps = [transformer, st.Pooling(24, "lasttoken"), st.Normalize()]

@@ -32,7 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "dense": {"family": "bert", "pooling": "mean", "dense": [(40, torch.nn.Tanh(), True)]},
     "gemma": {
-        "family": "roberta",
+        "family": "embedding_gemma",
         "pooling": "mean",
         "dense": [(40, torch.nn.Identity(), False), (24, torch.nn.Identity(), False)],
         "unit": True,
@@ -47,6 +47,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "default": "topic",
     },
     "modernbert": {"family": "modernbert", "pooling": "mean", "unit": True, "prompts": PROMPTS},
+    "lower_case": {"family": "bert", "pooling": "cls", "lower": True},
 }
 
 
@@ -68,6 +69,9 @@ def made(kind: str, tiny: Callable[[str], Path], folder: Path) -> SentenceTransf
         device="cpu",
     )
     model.save(str(folder))
+    if given.get("lower"):
+        stated = folder / "sentence_bert_config.json"
+        stated.write_text(json.dumps(json.loads(stated.read_text()) | {"do_lower_case": True}))
     return SentenceTransformer(str(folder), device="cpu")
 
 
@@ -85,6 +89,8 @@ def test_vectors_are_those_of_sentence_transformers(
     (view,) = stored.manifest.job.vectors.views
     assert (view == "sentence") == ("dense" in KINDS[kind])
     assert sum("defines them" in note for note in notes) == 1
+    lower_cased = [note for note in notes if "sentence_bert_config.json" in note]
+    assert bool(lower_cased) == ("lower" in KINDS[kind])
     for name in KINDS[kind].get("prompts", ()):
         ours = encoder.encode(SOME, prompt_name=name)
         assert distance(ours, theirs.encode(SOME, prompt_name=name)).max() <= 1e-6
@@ -133,7 +139,6 @@ UNKNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "cls and mean": ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}),
     "prompt": ("1_Pooling/config.json", {"include_prompt": False}),
     "2_Normalize": ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}),
-    "lower case": ("sentence_bert_config.json", {"do_lower_case": True}),
 }
 
 

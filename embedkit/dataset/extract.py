@@ -567,7 +567,7 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> 
         encoder = load_encoder(**load)
         environment = environment_of(encoder)
     if settings.precision is None:
-        note_faster_precision(encoder.device)
+        note_faster_precision(encoder)
     load["precision"] = encoder.precision
     checkpoint = encoder.checkpoint
     specs = parse_layers(settings.layers, n_layers=encoder.n_layers)

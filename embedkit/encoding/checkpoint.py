@@ -65,7 +65,7 @@ FAMILIES = (
 """Families that are tested layer by layer; others are run as transformers runs them."""
 
 _N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "encoder_layers", "num_layers")
-_WIDTH = ("hidden_size", "dim", "n_embd", "d_model")
+_WIDTH = ("hidden_size", "dim", "n_embd", "d_model", "emb_dim")
 
 _POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}
 """Poolings by their names in sentence-transformers; earlier ones end in ``_token``."""
@@ -281,9 +281,7 @@ def _definition(folder: Path) -> Definition:
             ours = str(config.get("activation_function", "torch.nn.")).startswith("torch.nn.")
             if at != "sentence_embedding" or config.get("use_residual") or not ours:
                 problem = where
-        elif kind == "Transformer":
-            problem = f"{where} in lower case" if config.get("do_lower_case") else ""
-        elif kind != "Dropout":
+        elif kind not in ("Transformer", "Dropout"):
             problem = where
         problems += [problem] if problem else []
     if pooling is None and not problems:

@@ -698,9 +698,9 @@ def choose_precision(name: str | None, device: torch.device) -> str:
     return "fp32" if device.type == "cpu" else "fp16"
 
 
-def note_faster_precision(device: torch.device) -> None:
+def note_faster_precision(encoder: Encoder) -> None:
     """Log what another precision than fp32 brings on this processor, by measured instructions."""
-    if device.type == "cpu":
+    if encoder.device.type == "cpu" and not encoder.model.pads:
         name, share, far = "int8", 0.7, 0.1
         if torch.cpu._is_amx_tile_supported():
             name, share, far = "bf16", 0.3, 0.01

@@ -175,7 +175,7 @@ def load_model(
     if checkpoint.config.get("is_encoder_decoder"):
         model = model.get_encoder()
     if (pooler := getattr(model, "pooler", None)) is not None:
-        model.pooler = None  # applied on request, not in every forward
+        model.pooler = nn.Identity()  # applied on request, not in every forward
     if isinstance(pooler, nn.Linear):  # ALBERT's forward has the other steps
         pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
     # transformers fills a missing one with random numbers
@@ -186,12 +186,12 @@ def load_model(
         token = torch.zeros(1, dtype=torch.int64, device=device)
         plain.forward(PackedBatch.of(token, token, [1]), [0], lambda *_: None)
         return plain
-    except RuntimeError as error:
-        if dtype == torch.float32 or is_out_of_memory(error):
+    except Exception as error:  # of the models of transformers
+        if is_out_of_memory(error):
             raise
-        raise ModelError(  # as DeBERTa in transformers 5.23
-            f"{checkpoint.name} cannot run in half precision ({first_line(error)}). Use "
-            "precision='fp32'."
+        remedy = "" if dtype == torch.float32 else " Use precision='fp32'."  # as for DeBERTa
+        raise ModelError(
+            f"{checkpoint.name} cannot run in {dtype} ({first_line(error)}).{remedy}"
         ) from error
 
 
@@ -199,9 +199,7 @@ def _loader(checkpoint: Checkpoint) -> str:
     """Class of transformers that holds the encoder, without a decoder if there is one."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
-    alone = checkpoint.config.get("is_encoder_decoder") and (
-        checkpoint.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
-    )
+    alone = checkpoint.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
     return "AutoModelForTextEncoding" if alone else "AutoModel"
 
 

@@ -107,6 +107,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
                 )
             if whole and "do_lower_case" not in stated:
                 _restore_case(tokenizer, checkpoint, file)
+            sentences = checkpoint.side_json("sentence_bert_config.json")
+            if sentences.get("do_lower_case") and tokenizer.is_fast:
+                _lower_case(tokenizer, checkpoint)
             pad, padding = tokenizer.pad_token_id, checkpoint.config.get("pad_token_id")
             ours = TextTokenizer(
                 tokenizer,
@@ -260,6 +263,17 @@ def _restore_case(tokenizer: Any, checkpoint: Checkpoint, file: Path) -> None:
             backend.normalizer = own
             lowers = own is not None and own.normalize_str("A") == "a"
             _note_case(checkpoint, "tokenizer.json states", lowers=lowers)
+
+
+def _lower_case(tokenizer: Any, checkpoint: Checkpoint) -> None:
+    """Lower-case texts first, as sentence-transformers does unless the tokenizer does it."""
+    from tokenizers import normalizers
+
+    own = tokenizer.backend_tokenizer.normalizer
+    if own is None or own.normalize_str("A") == "A":
+        steps = [normalizers.Lowercase(), *([] if own is None else [own])]
+        tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(steps)
+        logger.info(f"{checkpoint.name}: texts are lower-cased (sentence_bert_config.json)")
 
 
 def _note_case(checkpoint: Checkpoint, why: str, *, lowers: bool) -> None:
