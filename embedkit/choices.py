@@ -68,6 +68,7 @@ WHITENINGS = ("center", "whiten")
 INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")
 LAYOUT_METHODS = ("tsne", "umap", "pca")
 MATCHES = ("word", "start", "anywhere")
+_SYNONYMS = {"avg": "mean", "average": "mean"}
 
 
 def check_choice(known: Sequence[str], **given: object) -> None:
@@ -79,5 +80,5 @@ def check_choice(known: Sequence[str], **given: object) -> None:
     """
     for name, value in given.items():
         if value not in known:
-            hint = did_you_mean(str(value), known)
+            hint = did_you_mean(_SYNONYMS.get(str(value), str(value)), known)
             raise UsageError(f"{name}={value!r}: expected {', '.join(known) or 'none'}.{hint}")
