@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 from embedkit.errors import UsageError
 
+logger = logging.getLogger(__name__)
+
 S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -135,6 +137,10 @@ def run_on_ray(
     running: dict[Any, T] = {}
     try:
         options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_calls": 0}
+        needed = {"CPU": threads, "GPU": gpus}
+        nodes = [node["Resources"] for node in ray.nodes()]
+        if not any(all(node.get(k, 0) >= n for k, n in needed.items()) for node in nodes):
+            logger.warning(f"no machine of the Ray cluster has {needed} yet; waiting for one")
         begin: Any = ray.remote(max_retries=ATTEMPTS - 1, **options)(_on_ray)
         value, todo = ray.put(shared), deque(tasks)
         while todo or running:

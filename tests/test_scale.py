@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,13 +148,18 @@ def test_two_workers_make_the_same_bytes(
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_nodes")
 def test_two_nodes_of_ray_make_the_same_bytes(
-    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
-    """A worker on one of them is killed."""
+    """A worker on one of them is killed; a note tells what no node has."""
     monkeypatch.setattr(extract, "run_shard", killed_once)
     made(golden, tmp_path / "out", workers=2, engine="ray")
     assert (tmp_path / "mark").exists()
     assert tree(tmp_path / "out") == tree(golden)
+    assert "GPU" not in str(notes)
+    monkeypatch.setattr("ray.wait", sys.exit)  # it would wait for ever
+    with pytest.raises(SystemExit):
+        made(golden, tmp_path / "none", workers=2, engine="ray", gpus_per_worker=0.5)
+    assert "'GPU': 0.5" in str(notes)
 
 
 @pytest.mark.slow
