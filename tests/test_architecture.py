@@ -23,7 +23,7 @@ BUDGET = {
     "lines in embedkit/": 27_710,
     "modules in embedkit/": 90,
     "lines in the longest module": 900,
-    "options of all commands": 219,
+    "options of all commands": 220,
     "lines in tests/": 18_930,
     "# fmt: skip": 60,
 }

@@ -104,6 +104,11 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     ),
     "--prefix",
     option("--prompt", help="Name of a prompt of the checkpoint, as the prefix: see info MODEL."),
+    option(
+        "--normalize/--no-normalize",
+        default=None,
+        help="Scale vectors to length 1. [set by the checkpoint]",
+    ),
     option("--dims", type=int, help="Keep the first N coordinates, scaled to length 1."),
     "--precision",
     option(
