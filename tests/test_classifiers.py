@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,14 @@ def run(X: Any, target: Target, name: str = "logreg", **options: Any) -> CrossVa
     made = options.pop("split", None) or split_of(target.y)
     task = "classification" if target.classes else "regression"
     return cross_validate(X, target, made, EstimatorSettings(name, task=task, **options), **more)
+
+
+def test_the_cost_is_no_more_than_the_time_that_passes() -> None:
+    """The times of folds that run side by side add up to more."""
+    X, target = two_classes(1_000)
+    started = time.perf_counter()
+    result = run(X, target, threads=4)
+    assert 0 < result.fit_seconds + result.predict_seconds <= time.perf_counter() - started
 
 
 # what is chosen

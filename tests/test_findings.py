@@ -24,9 +24,9 @@ from embedkit.comparison.cases import (
 from embedkit.comparison.recommendation import Recommendation, notices, recommend
 from embedkit.comparison.report import charts_of
 from embedkit.comparison.table import Compared, compare
-from embedkit.drawing import Shape
+from embedkit.drawing import Shape, Text
 from embedkit.errors import MismatchError, UsageError
-from embedkit.runs.figures import reliability_bins
+from embedkit.runs.figures import confusion, reliability_bins
 from embedkit.runs.predictions import Predictions
 from embedkit.storage import seal
 from tests.processes import invoke
@@ -373,6 +373,15 @@ def test_pairs_are_the_cells_beside_the_diagonal(compared: Compared) -> None:
     np.fill_diagonal(cells, 0)
     assert [count for *_, count in pairs] == sorted(cells[cells > 0], reverse=True)
     assert all(count == cells[true, predicted] for true, predicted, count in pairs)
+
+
+def test_names_of_classes_stand_at_their_columns(compared: Compared) -> None:
+    names = tuple(f"a turned name {letter}" for letter in "abcd")
+    items = confusion(replace(held_out(compared, "c"), classes=names)).items
+    cells = [np.mean(i.points, axis=0)[0] for i in items if isinstance(i, Shape)]
+    columns = [i for i in items if isinstance(i, Text) and i.turned and i.text in names]
+    assert [i.text for i in columns] == list(names)
+    assert [i.x for i in columns] == pytest.approx(sorted(set(cells)), abs=columns[0].size / 2)
 
 
 def test_reliability_bins_hold_all_records(compared: Compared) -> None:

@@ -100,4 +100,5 @@ def test_the_first_run(tmp_path: Path, first_look: ModuleType, capfd: Any) -> No
         if "  # " in line:
             done = command(*shlex.split(line, comments=True)[1:], cwd=Path.cwd())
             assert done.returncode == 0, (line, done.stderr)
+            assert " search " not in line or "app_problem" in done.stdout
     assert (tmp_path / "quickstart/report.html").is_file()

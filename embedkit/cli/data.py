@@ -319,13 +319,14 @@ def _dataset_text(info: DatasetInfo) -> str:
     suitable = "suitable" if good == len(info.health) else f"{good} of them suitable"
     findings = health_findings(info.health)
     tables = [
-        f"{folder} {rows:,} rows, {bytes_text(size)}" for folder, _, rows, size in info.tables
+        f"{folder} {count_text(rows, 'row')}, {bytes_text(size)}"
+        for folder, _, rows, size in info.tables
     ]
     records = ledger_text(
         totals.accepted, "embedded", totals.rejected_by_reason, totals.left_out_by_reason
     )
     lines = [
-        f"{info.path}: {totals.accepted:,} texts × {views}, {suitable} for search",
+        f"{info.path}: {count_text(totals.accepted, 'text')} × {views}, {suitable} for search",
         f"  model      {names.checkpoint}, {model.n_layers} layers, {model.width} wide, "
         f"{manifest.job.vectors.precision}",
         f"  input      {', '.join(names.inputs)}",
@@ -409,7 +410,7 @@ def verify(out: Path) -> Result:
 
     found = check(out)
     counts = [count_text(found.files, "file")]
-    counts += [f"{found.rows:,} rows"] * bool(found.rows)
+    counts += [count_text(found.rows, "row")] * bool(found.rows)
     text = f"{out}: {', '.join(counts)}: undamaged"
     return Result(found, lambda: text, check=lambda: require_ok(found, out))
 
