@@ -55,10 +55,9 @@ def test_commands_run(workplace):
 @pytest.mark.slow
 def test_the_shown_answers_are_printed(workplace):
     _, results = workplace
-    shown = blocks("")[0].splitlines()
-    for expected, line in zip(shown, blocks("bash")[0].strip().splitlines(), strict=True):
-        said, printed = (re.sub(r"[\d.,]+", "N", text) for text in (expected, results[line].stdout))
-        assert said == printed.splitlines()[0]
+    lines = blocks("bash")[0].splitlines()
+    printed = "".join(results[line].stdout.splitlines(keepends=True)[0] for line in lines)
+    assert re.sub(r"[\d.,]+", "N", blocks("")[0]) == re.sub(r"[\d.,]+", "N", printed)
 
 
 @pytest.mark.slow
