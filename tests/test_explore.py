@@ -332,8 +332,7 @@ def alone(points: Any) -> int:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (800, "dark"), (390, "light")])
 def test_the_page_fits_the_screen(browser: Any, folder: Path, width: int, scheme: str) -> None:
-    file = folder / "page.html"
-    with opened(browser, file, width=width, scheme=scheme, bypass_csp=True) as page:
+    with opened(browser, folder / "page.html", width=width, scheme=scheme, bypass_csp=True) as page:
         page.click("#list button >> nth=0")
         page.wait_for_selector("#chosen .found button")
         check_fit(page, width, scheme)
@@ -345,8 +344,7 @@ def test_every_control_by_mouse(browser: Any, folder: Path) -> None:
     text_of = dict(zip(data.row.tolist(), data.text, strict=True))
     with opened(browser, file) as page:
         listed(page, N)
-        content = json_block(file, "content")
-        view = content["views"][2]
+        view = json_block(file, "content")["views"][2]
         assert page.inner_text("#heading") == view["title"]
         for fraction in (view["same"], view["kept"]):
             assert f"{int(100 * fraction + 0.5)} of 100 " in page.inner_text("#dek")
