@@ -51,9 +51,7 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
             yield f"| **{heading}** | | |"
         yield from rows
     yield ""
-    examples = inspect.cleandoc(command.epilog or "").replace("\b\n", "").replace("\b", "").strip()
-    if examples:
-        examples = examples.removeprefix("Examples:").removeprefix("Example:")
+    if examples := (command.epilog or "").removeprefix("Examples:"):
         yield f"```\n{inspect.cleandoc(examples)}\n```\n"
 
 

@@ -127,7 +127,6 @@ def tab_stops(page: Any, name: str, ring: str = "") -> dict[str, bool]:
     return reached
 
 
-def heading(page: Any, start: str) -> str:
-    """Wait until the heading of the page begins so; the whole of it."""
-    script = "document.getElementById('heading').textContent"
-    return str(until(page, script, lambda text: text.startswith(start)))
+def heading(page: Any, start: str) -> None:
+    """Wait until the heading of the page begins so."""
+    page.wait_for_selector(f"#heading:text-matches('^{start}')")

@@ -29,9 +29,8 @@ def test_it_works_here(tmp_path: Path) -> None:
 
 def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_extract", lambda _: {})
-    for load in (0.0, 1e6):
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load,) * 3)
-        assert ("load 1000000.0" in invoke("doctor").stdout) == (load > 0)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 0, 0))
+    assert "load 1000000.0" in invoke("doctor").stdout
 
 
 def test_a_problem_is_named_and_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ from tests.store_fixtures import extract_tiny
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"
 DECOMPOSED = "여행 home"  # as the file has it: composed
 N = 60
+COUNT = "document.getElementById('count').textContent"
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +65,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def float32(values: Any) -> Any:
-    return np.asarray(values, np.float32)
-
-
 def clusters(n: int = 150, width: int = 24, seed: int = 0) -> Any:
     random = np.random.default_rng(seed)
     centres = random.normal(size=(6, width)) * 2
-    return unit_rows(float32(centres[np.arange(n) % 6] + random.normal(size=(n, width))))
+    return unit_rows(
+        (centres[np.arange(n) % 6] + random.normal(size=(n, width))).astype(np.float32)
+    )
 
 
 # layouts
@@ -110,7 +109,7 @@ def test_the_axes_are_those_of_a_pca(folder: Path) -> None:
 
 def test_the_fraction_of_neighbours_that_a_layout_keeps() -> None:
     """Against distances in full."""
-    unit = unit_rows(float32(np.random.default_rng(0).normal(size=(80, 12))))
+    unit = unit_rows(np.random.default_rng(0).normal(size=(80, 12)).astype(np.float32))
     points = unit[:, :2]
     cosines = cosine_similarity(unit) - 9 * np.eye(80)
     distances = euclidean_distances(points) + 9 * np.eye(80)
@@ -130,7 +129,9 @@ def test_copies_of_a_point_do_not_crowd_it_out_of_its_own_list() -> None:
 
 def test_neighbours_of_many_points_come_from_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = np.random.default_rng(1).normal(size=(12, 80))
-    unit = unit_rows(float32(clusters(3_000, 12) @ wide + 3))  # far from the origin, as they are
+    unit = unit_rows(
+        (clusters(3_000, 12) @ wide + 3).astype(np.float32)
+    )  # far from the origin, as they are
     exact = nearest_points(unit, 5)
     assert exact.recall == 1
     monkeypatch.setattr(layout, "_EXACT", 2_000)
@@ -309,7 +310,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 def listed(page: Any, count: int) -> None:
     """Wait until so many texts are found."""
     wanted = f"{count} of {N} texts" if count else "No text matches."
-    until(page, "document.getElementById('count').textContent", lambda text: text == wanted)
+    until(page, COUNT, lambda text: text == wanted)
 
 
 def screen(page: Any, file: Path, layer: int) -> tuple[Any, list[int]]:
@@ -331,8 +332,7 @@ def alone(points: Any) -> int:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (800, "dark"), (390, "light")])
 def test_the_page_fits_the_screen(browser: Any, folder: Path, width: int, scheme: str) -> None:
-    file = folder / "page.html"
-    with opened(browser, file, width=width, scheme=scheme, bypass_csp=True) as page:
+    with opened(browser, folder / "page.html", width=width, scheme=scheme, bypass_csp=True) as page:
         page.click("#list button >> nth=0")
         page.wait_for_selector("#chosen .found button")
         check_fit(page, width, scheme)
@@ -344,8 +344,7 @@ def test_every_control_by_mouse(browser: Any, folder: Path) -> None:
     text_of = dict(zip(data.row.tolist(), data.text, strict=True))
     with opened(browser, file) as page:
         listed(page, N)
-        content = json_block(file, "content")
-        view = content["views"][2]
+        view = json_block(file, "content")["views"][2]
         assert page.inner_text("#heading") == view["title"]
         for fraction in (view["same"], view["kept"]):
             assert f"{int(100 * fraction + 0.5)} of 100 " in page.inner_text("#dek")
@@ -382,29 +381,21 @@ def test_every_control_by_mouse(browser: Any, folder: Path) -> None:
         listed(page, sum("여행 home" in text for text in data.text))
         page.fill("#find", "id17")
         listed(page, 1)
+        numbers = page.locator("#legend .num")  # of labels, most of what is found first
+        assert numbers.all_inner_texts() == ["1 of 20", "0 of 20", "0 of 20"]
+        assert page.locator("#legend .name").first.inner_text().split()[0] == "</style>"
         page.fill("#find", "</style>")
         listed(page, N // 3)
         page.click("#clear")
         listed(page, N)
 
         # labels are picked, and counted among what is found
-        numbers = page.locator("#legend .num")
         assert numbers.first.inner_text() == "20"
         page.click("#legend .name >> nth=0")
         listed(page, 20)
         assert numbers.all_inner_texts() == ["20", "20", "20"]
         page.click("#legend .name >> nth=1")
         listed(page, 40)
-        page.click("#clear")
-
-        # labels with most of what is found come first
-        page.fill("#find", "id17")
-        listed(page, 1)
-        assert page.locator("#legend .name").first.inner_text().split()[0] == "</style>"
-        assert numbers.all_inner_texts() == ["1 of 20", "0 of 20", "0 of 20"]
-        page.click("#clear")
-        listed(page, N)
-        page.click("#legend .name >> nth=1")
         page.fill("#find", "onerror")
         until(page, "location.hash", lambda text: "find=onerror" in text and "label=" in text)
         page.keyboard.press("Escape")
@@ -415,15 +406,12 @@ def test_every_control_by_mouse(browser: Any, folder: Path) -> None:
         box = page.locator("#map").bounding_box()
         left, top = box["x"] + 2, box["y"] + 2
         right, bottom = left + box["width"] - 4, top + box["height"] - 4
+        corners = ((right, top), (right, bottom), (left, bottom))
         for drag in ("box", "lasso"):
             page.click(f"button[data-drag={drag}]")
             page.mouse.move(left, top)
             page.mouse.down()
-            for x, y in (
-                ((right, top), (right, bottom), (left, bottom))
-                if drag == "lasso"
-                else ((right, bottom),)
-            ):
+            for x, y in corners if drag == "lasso" else corners[1:2]:
                 page.mouse.move(x, y)
             page.mouse.up()
             listed(page, N)
@@ -434,11 +422,7 @@ def test_every_control_by_mouse(browser: Any, folder: Path) -> None:
         for _ in range(4):
             page.click("#closer")
         page.click("#sight")
-        seen = until(
-            page,
-            "document.getElementById('count').textContent",
-            lambda text: not text.startswith(f"{N} of"),
-        )
+        seen = until(page, COUNT, lambda text: not text.startswith(f"{N} of"))
         page.click("#farther")
         page.click("#home")
         page.click("#sight")
@@ -454,11 +438,7 @@ def test_layers_and_colours(browser: Any, folder: Path) -> None:
         page.locator("#layer").fill("0")
         points, rows = screen(page, file, 0)
         heading(page, "Layer 0: ")
-        until(
-            page,
-            "document.querySelector('#chosen h3').textContent",
-            lambda text: text.endswith("layer 0"),
-        )
+        page.wait_for_selector("#chosen h3:has-text('layer 0')")
         page.mouse.move(*points[(at := alone(points))])
         assert f"row {rows[at]} " in page.inner_text("#hover")
         page.locator(".hit").nth(1).click()
@@ -475,11 +455,7 @@ def test_layers_and_colours(browser: Any, folder: Path) -> None:
         page.wait_for_selector("#legend .ramp")
         assert page.locator("#legend .ends span").all_inner_texts() == ["0", "44.25", "88.5"]
         page.select_option("#color", kinds["day"][0])
-        until(
-            page,
-            "document.querySelector('#legend .ends').textContent",
-            lambda text: text[:10] == "2024-02-27" and text[-10:] == "2024-04-26",
-        )
+        page.wait_for_selector("#legend .ends:has-text('2024-02-27'):has-text('2024-04-26')")
 
 
 def test_keyboard_alone(browser: Any, folder: Path) -> None:
@@ -526,8 +502,7 @@ def test_the_address_says_what_is_shown(browser: Any, folder: Path) -> None:
     with opened(browser, file) as page:
         page.locator("#layer").fill("0")
         page.fill("#find", "movie")
-        script = "document.getElementById('count').textContent"
-        until(page, script, lambda text: not text.startswith(f"{N} of"))
+        listed(page, sum("movie" in text for text in json_block(file, "texts")))
         page.click("#legend .name >> nth=1")
         page.click("#list button >> nth=1")
         chosen = page.locator("#chosen .whole").inner_text()

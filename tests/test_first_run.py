@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 import shlex
 from dataclasses import replace
@@ -27,13 +27,9 @@ ACCURACIES = {
 
 
 @pytest.fixture
-def first_look() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("first_look", ROOT / "pipelines/first_look.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def first_look(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "pipelines")
+    return importlib.import_module("first_look")
 
 
 @pytest.mark.parametrize("model", [MULTILINGUAL, DEFAULT_MODEL])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -78,19 +79,18 @@ def test_cosines_and_neighbours_are_those_of_the_definition(folder: Path) -> Non
     tokens = embedkit.load(folder / "data", level="token", view="2")
     special = np.array(tokens.column("special"))
     words = embedkit.load(folder / "data", level="word", view="2")
-    uses = [(i, use) for i, use in enumerate(report.uses)]
     vectors = []
-    for _, use in uses:
+    for use in report.uses:
         mine = (tokens.row == use.row) & (tokens.start < use.end) & (tokens.end > use.start)
         vectors.append(tokens.X[mine & ~special].mean(axis=0))
     cosines = cosine_similarity(np.array(vectors) - words.X.mean(axis=0))
     same, other, right, chances = [], [], [], []
-    for i, _ in uses:
+    for i in range(len(vectors)):
         if report.senses[i] is None:
             continue
         pool = [
             j
-            for j, _ in uses
+            for j in range(len(vectors))
             if j != i and report.words[j] == report.words[i] and report.senses[j] is not None
         ]
         agree = [report.senses[j] == report.senses[i] for j in pool]
@@ -349,3 +349,9 @@ def test_the_page_fits_the_screen(
     file = folder / f"{name}.html"
     with opened(browser, file, width=width, scheme=scheme, bypass_csp=True) as page:
         check_fit(page, width, scheme)
+        names = [one.bounding_box() for one in page.locator(".uses text:visible").all()]
+        assert names
+        for a, b in itertools.combinations(names, 2):
+            across = min(a["x"] + a["width"], b["x"] + b["width"]) - max(a["x"], b["x"])
+            down = min(a["y"] + a["height"], b["y"] + b["height"]) - max(a["y"], b["y"])
+            assert min(across, down) < 2, (a, b)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedkit.cli.options import FIRST_HEADING, HEADINGS, progress_bar
-from embedkit.cli.text import json_text, say
+from embedkit.cli.text import fitted, json_text, say
 from embedkit.errors import EmbedkitError, StorageError
 from embedkit.types import no_progress
 
@@ -157,6 +157,11 @@ class Command(click.Command):
         self.format_epilog(ctx, formatter)
         self.format_options(ctx, formatter)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, divided so that they fit the terminal and can be pasted."""
+        lines = [part for line in (self.epilog or "").splitlines() for part in fitted(f"  {line}")]
+        formatter.write("\n" + "\n".join(lines) + "\n")
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, each under its heading of :data:`HEADINGS`."""
         sections: dict[str, list[tuple[str, str]]] = {h: [] for h in (FIRST_HEADING, *HEADINGS)}
@@ -215,7 +220,7 @@ def command(
             return result.code
 
         bar = "progress" in parameters
-        epilog = "\n  ".join(["\b\nExamples:", *examples]) + "\n"
+        epilog = "\n  ".join(["Examples:", *examples])
         names = {"help_option_names": ["-h", "--help"]}
         made = click.command(cls=Command, epilog=epilog, context_settings=names)(run)
         flags = [

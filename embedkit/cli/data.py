@@ -358,8 +358,8 @@ def _dataset_text(info: DatasetInfo) -> str:
         lines += ["look at it:", f"  {atlas_line(info.path, manifest)}"]
     else:
         more = len(findings) - 2
-        lines += [f"  cosine     {line}" for line in findings[:2]]
-        lines += [f"  cosine     {count_text(more, 'more finding')} (--all)"] if more > 0 else []
+        lines += [f"  views      {line}" for line in findings[:2]]
+        lines += [f"  views      {count_text(more, 'more finding')} (--all)"] if more > 0 else []
         lines.append(f"open it: data = embedkit.load({str(info.path)!r}); data.X, data.text")
     lines.append(f"look at it: embedkit explore {path}")
     return "\n".join(lines)

@@ -298,7 +298,7 @@ def words(
         written = [str(settings[name]) for name in ("out", "figure") if settings[name] is not None]
         return Result(
             {"models": [_senses_data(report) for report in found], "files": written},
-            lambda: "\n\n".join([_senses_text(r) for r in found] + written),
+            lambda: "\n".join([_senses_text(r) for r in found] + written),
             asked_for=True,
         )
     data = {**asdict(found), "cosines": found.cosines.tolist(), "clusters": found.clusters.tolist()}
@@ -310,14 +310,10 @@ def _senses_text(report: SenseReport) -> str:
     from embedkit.contexts.senses import sense_text
 
     count = f"{len(report.by_word)} words" if len(report.by_word) > 1 else report.words[0]
-    found = f"{report.model}: {count}, {count_text(len(report.uses), 'use')}"
-    if report.scored:
-        found = f"{report.model}, {count}: {sense_text(report)}"
-    skipped = f"\n{report.skipped:,} more are in parts of texts that were cut" * bool(
-        report.skipped
-    )
+    skipped = f"\n{report.skipped:,} more are in parts of texts that were cut"
+    skipped *= report.skipped > 0
     if not report.scored:
-        return found + skipped
+        return f"{report.model}: {count}, {count_text(len(report.uses), 'use')}{skipped}"
     if asked_for_all():
         rows: list[dict[str, Any]] = [
             {
@@ -337,7 +333,8 @@ def _senses_text(report: SenseReport) -> str:
             | {one.layer: f"{100 * one.nearest.value:.0f}" for one in report.layers}
         ]
         note = "cosines and intervals: --all"
-    return f"{found}{skipped}\n{table_text(rows, gap=2 if asked_for_all() else 1)}\n{note}"
+    table = table_text(rows, gap=2 if asked_for_all() else 1)
+    return f"{report.model}, {count}: {sense_text(report)}{skipped}\n{table}\n{note}"
 
 
 def _senses_data(report: SenseReport) -> dict[str, Any]:
@@ -367,15 +364,12 @@ def _words_text(report: WordReport) -> str:
     everything = asked_for_all()
     small = len(report.uses) <= (_MATRIX if everything else _FEW)
     if small:
-        lines.append(
-            table_text(
-                [
-                    {"use": i, "text": _snippet(use)}
-                    | {str(j): number_text(float(c)) for j, c in enumerate(report.cosines[i])}
-                    for i, use in enumerate(report.uses)
-                ]
-            )
-        )
+        cosines = [
+            {"use": i, "text": _snippet(use)}
+            | {str(j): number_text(float(c)) for j, c in enumerate(report.cosines[i])}
+            for i, use in enumerate(report.uses)
+        ]
+        lines.append(table_text(cosines))
     clusters = report.examples if len(report.examples) > 1 or everything else []
     for c, examples in enumerate(clusters if everything else clusters[: 0 if small else _FEW]):
         size = int((report.clusters == c).sum())
@@ -398,8 +392,7 @@ def _words_text(report: WordReport) -> str:
         for one in report.layers
     ]
     names = [n for n in rows[0] if n == "mean cosine" or any(row[n] != "–" for row in rows)]
-    lines.append(table_text([{name: row[name] for name in names} for row in rows]))
-    return "\n".join(lines)
+    return "\n".join([*lines, table_text([{name: row[name] for name in names} for row in rows])])
 
 
 def _words_finding(report: WordReport) -> str:
@@ -411,10 +404,9 @@ def _words_finding(report: WordReport) -> str:
         if not known:
             return f"{count}: nothing to compare it with"
         least = min(known, key=lambda one: one.cosine)
-        text = f"{count} cannot be grouped; their cosine is {number_text(chosen.cosine)} at layer "
-        text += chosen.layer
         more = f" (least at layer {least.layer}: {number_text(least.cosine)})"
-        return text + more * (least is not chosen)
+        at = f"{number_text(chosen.cosine)} at layer {chosen.layer}{more * (least is not chosen)}"
+        return f"{count} cannot be grouped; their cosine is {at}"
     number = len(report.examples)
     if number < 2:
         return f"{count}, layer {report.layer}: one group; the senses are not separated"
@@ -458,10 +450,9 @@ def explore(
 ) -> Result:
     """Write a page that shows texts as points, layer by layer.
 
-    The page is one HTML file with search, colours, selections and nearest neighbours. Layouts are
-    openTSNE's, each of which begins where that of the next layer ended. Above 20,000 records
-    neighbours are found by an index, whose recall the page states, as it does for each layer the
-    fraction of nearest neighbours that the picture keeps.
+    The page is one HTML file with search, colours, selections and nearest neighbours. It states the
+    fraction of neighbours that the picture keeps and, above 20,000 records, the recall of the index
+    that finds them. Layouts are openTSNE's; each begins where that of the next layer ended.
     """
     from embedkit.maps.map import explore as write
     from embedkit.predict import parse_label_names
@@ -473,16 +464,13 @@ def explore(
 
 def _text(found: Explored) -> str:
     first = next(one for one in found.views if one.view == found.shown)
-    count = count_text(found.points, "record")
-    if found.points < found.records:
-        count += f" of {found.records:,}"
-    lines = [
-        f"{found.page}: {count}, {count_text(len(found.views), 'view')}, {bytes_text(found.nbytes)}"
-    ]
+    whole = f" of {found.records:,}" * (found.points < found.records)
+    count = f"{count_text(found.points, 'record')}{whole}"
+    size = f"{count_text(len(found.views), 'view')}, {bytes_text(found.nbytes)}"
     text = f"the picture keeps {100 * first.kept:.0f} of 100 nearest neighbours"
     if not math.isnan(first.same_label):
         best = max(found.views, key=lambda one: one.same_label)
         most = "" if best is first else f"; most at {best.view}: {100 * best.same_label:.0f}"
         text += f"; {100 * first.same_label:.0f} of 100 have the label of their text"
         text += f" (by chance {100 * found.chance:.0f}{most})"
-    return "\n".join([*lines, f"  {found.shown}: {text}"])
+    return f"{found.page}: {count}, {size}\n  {found.shown}: {text}"

@@ -57,7 +57,7 @@ def _stopped(how: str) -> str:
         "max_content_width": 100,
         "show_default": True,
     },
-    epilog="\b\nBegin with a table of texts and labels (TSV, CSV, JSONL, Parquet, Arrow):\n"
+    epilog="\b\nBegin with a table of texts and labels (TSV, CSV, JSON, Parquet, Excel):\n"
     "  embedkit extract corpus.tsv --out vectors\n"
     "  embedkit train vectors --out runs/vectors\n"
     "  embedkit train vectors --features tfidf --out runs/tfidf\n"

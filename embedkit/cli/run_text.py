@@ -165,10 +165,9 @@ def _scores(content: PredictionRun) -> Iterator[str]:
             yield f"  {size:,} {_SUBSETS[subset]} {content.noun}s: {', '.join(shown) or finding}"
     loss = "log_loss" if content.classes else "rmse"
     for subset, scores in content.scores.items():
-        if loss in scores and scores[loss].value > scores[loss].majority:
-            found, guess = (
-                metric_text(x, loss) for x in (scores[loss].value, scores[loss].majority)
-            )
+        one = scores.get(loss)
+        if one and one.value > one.majority:
+            found, guess = metric_text(one.value, loss), metric_text(one.majority, loss)
             if found != guess:
                 yield (
                     f"warning: {loss} is worse than a constant guess ({found} against {guess}, "

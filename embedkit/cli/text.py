@@ -66,19 +66,17 @@ def terminal_width() -> int:
 
 _COMMAND = re.compile(r"(?P<before>(?:[a-z ]+: )? *)(?P<command>embedkit [a-z]+ .*)")
 _WORDS = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")
+_BREAK = re.compile(rf" (?!%|(?:to )?[\d.{MINUS}]+\))")  # units and intervals stay whole
 
 
 def fitted(line: str) -> list[str]:
-    """Divide a line at words to fit the terminal; East Asian characters take two columns.
-
-    A command is divided by backslashes, so that it can be pasted.
-    """
+    """Divide a line at words, commands by backslashes, to fit the terminal."""
     width = terminal_width()
     if columns(line) <= width or "\t" in line:  # tab-separated values are for programs
         return [line]
     command = _COMMAND.fullmatch(line)
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    words, end = line.split(" "), ""
+    words, end = _BREAK.split(line), ""
     if command:
         words, end = _WORDS.findall(command["command"]), " \\"
         words[0] = command["before"] + words[0]

@@ -112,7 +112,7 @@
         const [x, y] = place(panel, i, at), name = group.querySelector("text");
         group.style.transform = `translate(${x}px,${y}px)`;
         if (!name) return;
-        const long = name.textContent.length * 7 + 15;
+        const long = [...name.textContent].reduce((sum, sign) => sum + (sign > "\u1100" ? 13 : 7), 15);
         name.style.display = taken.some(([left, top, other]) => Math.abs(y - top) < 14 && x < left + other && left < x + long) ? "none" : "";
         if (!name.style.display) taken.push([x, y, long]);
       });
