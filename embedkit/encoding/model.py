@@ -308,7 +308,8 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
     encoder, report = load_module(
         checkpoint, _loader(checkpoint), dtype=torch.float32, device="meta"
     )
-    pooler = None if check_complete(checkpoint, report) else getattr(encoder, "pooler", None)
+    if check_complete(checkpoint, report):
+        encoder.pooler = None
     model, report = load_module(checkpoint, kind, dtype=torch.float32, device="meta")
     labels = (model.config.id2label or {}) if kind.endswith("Classification") else {}
     same = ("name", "source", "revision", "model_type", "n_layers", "width", "positions")
@@ -319,7 +320,7 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
         max_length=choose_max_length(checkpoint, tokenizer, None),
         vocabulary=len(tokenizer.hf),
         tokenizer=type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.is_fast else " (slow)"),
-        has_pooler=pooler is not None,
+        has_pooler=getattr(encoder, "pooler", None) is not None,
         sentence=str(checkpoint.definition),
         prompts=checkpoint.definition.prompts,
         labels=tuple(str(labels[number]) for number in sorted(labels)),
