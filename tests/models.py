@@ -21,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from embedkit.choices import Pooling
+from embedkit.encoding.checkpoint import _FROM_PADDING
+from embedkit.encoding.checkpoint import FAMILIES as KNOWN
 from embedkit.encoding.views import LayerSpec, View
 
 Floats = NDArray[np.float32]
@@ -43,33 +45,8 @@ TEXTS = (
 )
 """Korean, Japanese, English, emoji; from nothing to about a hundred tokens."""
 
-FAMILIES: tuple[str, ...] = (
-    "bert",
-    "bert_left",
-    "bert_mlm",
-    "roberta",
-    "roberta_wordpiece",
-    "xlm-roberta",
-    "camembert",
-    "electra",
-    "distilbert",
-    "albert",
-    "mpnet",
-    "deberta",
-    "deberta-v2",
-    "modernbert",
-    "japanese",
-    "ernie",
-    "data2vec-text",
-    "xlm-roberta-xl",
-    "nomic_bert",
-    "jina_embeddings_v3",
-    "gte",
-    "eurobert",
-    "qwen3",
-    "gemma3_text",
-    "embedding_gemma",
-)
+VARIANTS = ("bert_left", "bert_mlm", "roberta_wordpiece", "japanese", "embedding_gemma")
+FAMILIES: tuple[str, ...] = (*KNOWN, *VARIANTS)
 if version("transformers").startswith("5.0."):
     newer = ("modernbert", "nomic_bert", "jina_embeddings_v3", "gte", "eurobert")
     FAMILIES = tuple(family for family in FAMILIES if family not in newer)
@@ -123,15 +100,10 @@ def build(family: str, folder: Path) -> Path:
     one_segment = {"type_vocab_size": 1, "max_position_embeddings": 162}
     grouped = {"num_key_value_heads": 1, "head_dim": 12}
     by_family: dict[str, dict[str, Any]] = {
+        **dict.fromkeys((*_FROM_PADDING, "roberta_wordpiece"), one_segment),
         "electra": {"embedding_size": 16, "initializer_range": 0.3},
         "albert": {"embedding_size": 16},
-        "roberta": one_segment,
-        "xlm-roberta": one_segment,
-        "camembert": one_segment,
-        "roberta_wordpiece": one_segment,
-        "data2vec-text": one_segment,
-        "xlm-roberta-xl": one_segment,
-        "mpnet": {"max_position_embeddings": 162},
+        "longformer": {**one_segment, "attention_window": [8, 8, 8]},
         "eurobert": {**grouped, "mask_token_id": tokenizer.mask_token_id},
         "qwen3": grouped,
         "gemma3_text": {**grouped, "sliding_window": 8},
@@ -240,6 +212,7 @@ _TOKENIZERS: dict[str, Callable[[], Any]] = {
         wordpiece_vocabulary(("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"))
     ),
     "roberta": _byte_level,
+    "longformer": _byte_level,
     "xlm-roberta": _unigram,
     "camembert": _unigram,
     "japanese": _mecab,

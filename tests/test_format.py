@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.neighbors import NearestNeighbors
 
 import embedkit
 from embedkit.choices import STORAGES
@@ -20,7 +21,9 @@ from embedkit.dataset.format import (
     Footer,
     cast_for_storage,
     in_column_order,
+    kept_neighbours,
     read_footer,
+    scaled,
     shard_bytes,
     text_column,
 )
@@ -157,6 +160,19 @@ def test_pages_of_vectors(storage: str) -> None:
     assert dictionary == (storage == "int8")
     assert storage != "int8" or vector.total_compressed_size < 1.2 * 8_192 * 4
     assert (row.statistics.min, row.statistics.max, row.compression) == (0, 8_191, "ZSTD")
+
+
+def test_neighbours_that_int8_keeps() -> None:
+    vectors = np.random.default_rng(3).normal(size=(300, 8)).astype(np.float32)
+    vectors[0] *= 30  # the steps of all others become wide
+    small, scale = scaled(vectors)
+    exact, kept = (
+        NearestNeighbors(n_neighbors=11, metric="cosine").fit(rows).kneighbors(rows[:200])[1][:, 1:]
+        for rows in (vectors, small * scale)
+    )
+    common = sum(len(np.intersect1d(*pair)) for pair in zip(exact, kept, strict=True))
+    assert kept_neighbours([vectors]) == {"neighbours": 2_000, "neighbours_int8": common}
+    assert 0 < common < 1_900
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "t5": {"d_kv": 12, "d_ff": 40, "decoder_start_token_id": 0},
     "bart": {"encoder_layers": 3, "decoder_layers": 1, "d_model": 24, "encoder_ffn_dim": 40,
              "encoder_attention_heads": 2, "decoder_attention_heads": 2},
-    "longformer": {"attention_window": [8, 8, 8], "max_position_embeddings": 162},
     "rembert": {"input_embedding_size": 16},
     "roformer": {"embedding_size": 24},
     "xlm": {"emb_dim": 24, "n_layers": 3, "n_heads": 2},

@@ -20,7 +20,7 @@ from embedkit.encoding.views import parse_view
 from embedkit.errors import ModelError
 from tests.models import FAMILIES, TEXTS, save_model
 
-PADDED = ("deberta", "deberta-v2")
+PADDED = ("deberta", "deberta-v2", "longformer")
 """Families whose attention transformers does not let others compute."""
 LENGTHS: list[Sequence[int]] = [
     (1,),

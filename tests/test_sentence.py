@@ -16,38 +16,26 @@ from sentence_transformers.sentence_transformer import modules as st
 import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import describe_model
 from embedkit.errors import ModelError, UsageError
 from tests.models import TEXTS, distance
 from tests.processes import invoke
 
 SOME = [*TEXTS[:9], *TEXTS[10:]]
-PROMPTS = {"query": "search: ", "document": "text: "}
+USUAL = {"unit": True, "prompts": {"query": "search: ", "document": "text: "}}
 KINDS: dict[str, dict[str, Any]] = {
-    "bge": {"family": "bert", "pooling": "cls", "unit": True, "prompts": PROMPTS},
-    "e5": {
-        "family": "xlm-roberta",
-        "pooling": "mean",
-        "unit": True,
-        "prompts": PROMPTS,
-        "default": "query",
-    },
+    "bge": {"family": "bert", "pooling": "cls", **USUAL},
+    "e5": {"family": "xlm-roberta", "pooling": "mean", "default": "query", **USUAL},
     "dense": {"family": "bert", "pooling": "mean", "dense": [(40, torch.nn.Tanh(), True)]},
     "gemma": {
         "family": "embedding_gemma",
         "pooling": "mean",
         "dense": [(40, torch.nn.Identity(), False), (24, torch.nn.Identity(), False)],
-        "unit": True,
-        "prompts": PROMPTS,
+        **USUAL,
     },
     "max": {"family": "electra", "pooling": "max"},
-    "last": {
-        "family": "bert",
-        "pooling": "lasttoken",
-        "unit": True,
-        "prompts": {"topic": "about: "},
-        "default": "topic",
-    },
-    "modernbert": {"family": "modernbert", "pooling": "mean", "unit": True, "prompts": PROMPTS},
+    "last": {"family": "bert", "pooling": "lasttoken", "prompts": {"own": "a: "}, "default": "own"},
+    "modernbert": {"family": "modernbert", "pooling": "mean", **USUAL},
     "lower_case": {"family": "bert", "pooling": "cls", "lower": True},
 }
 
@@ -161,13 +149,13 @@ def test_what_is_not_computed_is_refused_by_name(
     else:
         content |= change
     path.write_text(json.dumps(content))
-    encoder = Encoder(tmp_path / "model")
-    assert name in encoder.checkpoint.definition.problem
+    encoder, model = Encoder(tmp_path / "model"), str(tmp_path / "model")
+    assert f"needs {encoder.checkpoint.definition.problem}" in describe_model(model).sentence
     for call in (encoder.encode, lambda texts: encoder.encode_views(texts, ["sentence"])):
         with pytest.raises(ModelError, match=name):
             call(SOME)
     with pytest.raises(ModelError, match=name):
-        embedkit.extract(SOME, out=tmp_path / "out", model=str(tmp_path / "model"))
+        embedkit.extract(SOME, out=tmp_path / "out", model=model)
     assert encoder.encode(SOME, pooling="mean").shape == (len(SOME), 24)
 
 
@@ -190,6 +178,10 @@ def test_fewer_dimensions(tiny: Callable[[str], Path], tmp_path: Path, notes: li
     assert distance(encoder.encode(SOME, dims=8), wanted).max() <= 1e-6
     embedkit.extract(SOME, out=tmp_path / "out", dims=8, **options)
     assert distance(embedkit.load(tmp_path / "out").X, wanted).max() <= 1e-6
+    assert sum("Matryoshka" in note for note in notes) == 1
+    stated = tmp_path / "model/config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_text()) | {"matryoshka_dimensions": [8]}))
+    embedkit.extract(SOME, out=tmp_path / "declared", dims=8, **options)
     assert sum("Matryoshka" in note for note in notes) == 1
     with pytest.raises(UsageError, match="dims=41"):
         embedkit.extract(SOME, out=tmp_path / "x", dims=41, **options)

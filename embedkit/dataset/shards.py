@@ -359,7 +359,7 @@ def layer_columns(
 def ledger_of(texts: TokenizedTexts, tokenizer: TextTokenizer, *, limit: int) -> dict[str, int]:
     """Counts of a shard: tokens kept, cut and unknown, texts that spell special tokens."""
     special = np.zeros(len(tokenizer.hf), bool)
-    special[tokenizer.special_ids] = True
+    special[list({*tokenizer.hf.all_special_ids} - {tokenizer.unknown_id})] = True
     spelled = ends_of(special[texts.ids] & ~texts.special)[texts.ends]
     tokens, kept = int(texts.n_tokens.sum()), len(texts.ids)
     return {

@@ -95,6 +95,8 @@ class Definition:
 
     def __str__(self) -> str:
         """Describe it, such as ``cls of the last layer, normalized``."""
+        if self.problem:
+            return f"needs {self.problem}, which is not computed here"
         steps = [f"{self.pooling} of the last layer"]
         for module in self.modules:
             into, out = (module.config.get(name) for name in ("in_features", "out_features"))
@@ -138,8 +140,8 @@ class Checkpoint:
             return own.pooling, False
         if own.problem:
             raise ModelError(
-                f"{self.name}: its sentence vector needs {own.problem}, which is not computed "
-                "here. Choose another one, such as pooling='mean'."
+                f"{self.name}: its sentence vector {own}. Choose another one, such as "
+                "pooling='mean'."
             )
         if any(module.kind == "Dense" for module in own.modules):
             return Pooling.SENTENCE, False

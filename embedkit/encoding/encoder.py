@@ -401,9 +401,6 @@ class Encoder:
             [(0, 'A', 0), (0, 'ship', 2), (0, 'sails.', 7), (1, 'No.', 0)]
             >>> {layer: vectors.shape for layer, vectors in words.vectors.items()}
             {'0': (4, 384), '6': (4, 384)}
-            >>> same = encoder.encode_words(words=[["A", "ship", "sails."], ["No."]])
-            >>> bool((same.X == words.vectors["6"]).all())
-            True
         """
         if (texts is None) == (words is None):
             raise UsageError("give either texts or words=.")
@@ -448,10 +445,6 @@ class Encoder:
         once (from the window with most context); ``cls`` and ``pooler`` are means over windows.
         ``special_tokens``: ``mean`` and ``max`` count special tokens. ``on_tokens`` is called with
         the number of tokens after each batch.
-
-        Raises:
-            EncodeError: memory is insufficient for a single sequence.
-            ModelError: the checkpoint does not have the pooling of a view.
         """
         self.check_poolings({view.pooling for view in views})
         return PendingShard(
@@ -701,9 +694,8 @@ def choose_precision(name: str | None, device: torch.device) -> str:
 def note_faster_precision(encoder: Encoder) -> None:
     """Log what another precision than fp32 brings on this processor, by measured instructions."""
     if encoder.device.type == "cpu" and not encoder.model.pads:
-        name, share, far = "int8", 0.7, 0.1
-        if torch.cpu._is_amx_tile_supported():
-            name, share, far = "bf16", 0.3, 0.01
+        has_amx = torch.cpu._is_amx_tile_supported()
+        name, share, far = ("bf16", 0.3, 0.01) if has_amx else ("int8", 0.7, 0.1)
         logger.info(
             f"precision: fp32; on processors like this one precision={name!r} takes about {share} "
             f"of its time, for vectors that differ by about {far}"

@@ -321,7 +321,7 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
         vocabulary=len(tokenizer.hf),
         tokenizer=type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.is_fast else " (slow)"),
         has_pooler=getattr(encoder, "pooler", None) is not None,
-        sentence=checkpoint.definition.problem or str(checkpoint.definition),
+        sentence=str(checkpoint.definition),
         prompts=checkpoint.definition.prompts,
         labels=tuple(str(labels[number]) for number in sorted(labels)),
         parameters=sum(p.numel() for p in model.parameters()),

@@ -102,9 +102,6 @@ _LARGE = 2.0**23
 _NAME = "embedkit"
 """Name of the attention in the registry of transformers."""
 
-_UNKNOWN = ("softcap", "s_aux")
-"""Settings of the attention of Gemma 2 and gpt-oss, which are not computed here."""
-
 _running = threading.local()
 """``now`` is the forward that runs in this thread."""
 
@@ -222,8 +219,8 @@ def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Any = None, **settings: Any
 ) -> tuple[Tensor, None]:
     """The attention that transformers calls, ``(1, heads, tokens, size)``."""
-    if any(settings.get(name) is not None for name in _UNKNOWN):
-        raise NotImplementedError(f"{' and '.join(_UNKNOWN)} are not supported")
+    if settings.get("softcap") or settings.get("s_aux") is not None:  # of Gemma 2 and gpt-oss
+        raise NotImplementedError("softcap and s_aux are not supported")
     causal, scale = settings.get("is_causal"), settings.get("scaling")
     limits = Limits(
         query.shape[-1] ** -0.5 if scale is None else scale,

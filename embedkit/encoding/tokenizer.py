@@ -269,10 +269,10 @@ def _lower_case(tokenizer: Any, checkpoint: Checkpoint) -> None:
     """Lower-case texts first, as sentence-transformers does unless the tokenizer does it."""
     from tokenizers import normalizers
 
-    own = tokenizer.backend_tokenizer.normalizer
-    if own is None or own.normalize_str("A") == "A":
-        steps = [normalizers.Lowercase(), *([] if own is None else [own])]
-        tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(steps)
+    backend = tokenizer.backend_tokenizer
+    own = normalizers.Sequence([backend.normalizer] if backend.normalizer else [])
+    if own.normalize_str("A") == "A":
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), own])
         logger.info(f"{checkpoint.name}: texts are lower-cased (sentence_bert_config.json)")
 
 
@@ -421,11 +421,6 @@ class TextTokenizer:
             tokenizer.backend_tokenizer.no_padding()
         self._templates = (self._template("one"), self._template("one", "two"))
         self._check_against_own()
-
-    @property
-    def special_ids(self) -> list[int]:
-        """Ids of special tokens without [UNK]; a text can also contain them literally."""
-        return sorted(i for i in self.hf.all_special_ids if i != self.unknown_id)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Vocabulary entries of ids."""
