@@ -129,25 +129,23 @@ def ledger_text(
 
 
 class Shown:
-    """A result as one line, and as a table in a notebook: its first field of several records."""
+    """A result as one line, and as a table in a notebook."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        shown = [f"{name}={_cell(value)}" for name, value in values.items() if _is_plain(value)]
+        shown = [f"{name}={_cell(value)}" for name, value in _values(self) if _is_plain(value)]
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    def _rows(self) -> list[dict[str, Any]]:
-        """Rows of the table."""
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Rows of the table: the first field of several records, or all fields."""
+        for _, value in _values(self):
             if isinstance(value, tuple | list) and value and is_dataclass(value[0]):
-                return [{f.name: getattr(row, f.name) for f in fields(row)} for row in value]
-        return []
+                return [dict(_values(row)) for row in value]
+        return [{"field": name, "value": value} for name, value in _values(self)]
 
     def _repr_html_(self) -> str:
-        rows = self._rows()[:_HTML_ROWS]
+        rows = self.as_rows()[:_HTML_ROWS]
         names = [n for n in (rows[0] if rows else ()) if any(_is_plain(row[n]) for row in rows)]
         head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
         lines = ["".join(f"<td>{escape(_cell(row[name]))}</td>" for name in names) for row in rows]
@@ -162,6 +160,10 @@ class ShownFolder(Shown):
 
     def __fspath__(self) -> str:
         return str(self.out)  # type: ignore[attr-defined]
+
+
+def _values(record: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(record, field.name)) for field in fields(record)]
 
 
 def _is_plain(value: Any) -> bool:

@@ -42,7 +42,7 @@ from embedkit.runs.folder import (
 from embedkit.runs.predictions import decide, invalid_proba
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.storage import read_table
-from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Predictor:
 
     def __init__(
         self,
-        run: str | Path,
+        run: AnyPath,
         *,
         label_names: Mapping[str, str] | None = None,
         device: str = "auto",
@@ -214,7 +214,7 @@ class Predictor:
             raise UsageError(f"{self.run} labels {what}. Use {use}().")
 
     def predict_stored(
-        self, dataset: str | Path, *, progress: ProgressCallback = no_progress
+        self, dataset: AnyPath, *, progress: ProgressCallback = no_progress
     ) -> tuple[VectorData, list[Prediction]]:
         """Return a dataset and the prediction for each of its records, or of its words.
 
@@ -429,7 +429,7 @@ def write_prediction_file(
 
 
 def predict_file(
-    run: str | Path,
+    run: AnyPath,
     corpus: str | Path,
     *,
     label_names: Mapping[str, str] | None = None,

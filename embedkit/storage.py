@@ -43,6 +43,7 @@ from embedkit.errors import (
     first_line,
 )
 from embedkit.machine import usable_cores
+from embedkit.types import AnyPath
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -421,9 +422,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
 
 
-def address_of(path: str | Path) -> str:
+def address_of(path: AnyPath) -> str:
     """The address, such as ``s3://bucket/name``, that a path spells; empty for a local path."""
-    match = _ADDRESS.fullmatch(str(path))  # of which pathlib has removed a slash
+    match = _ADDRESS.fullmatch(os.fspath(path))  # of which pathlib has removed a slash
     return "" if match is None else f"{match[1]}:{'///' if match[1] == 'file' else '//'}{match[2]}"
 
 
@@ -495,6 +496,8 @@ def store_of(
         raise error(f"{address}: {first_line(problem)}.") from problem
     except EmbedkitError:
         raise
+    except FileNotFoundError as problem:
+        raise error(f"{address} does not exist.") from problem
     except Exception as problem:  # every file system has errors of its own
         raise error(f"{address} cannot be reached: {first_line(problem)}.") from problem
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
+from embedkit import storage
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions, hash_inputs, plan_corpus
@@ -51,6 +53,11 @@ class PairSimilarity(Shown):
     truncated: int  # texts that were cut
     model: str
     seconds: float
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Rows of the agreement with the scores, or of the records."""
+        rows = [{"view": view} | scores for view, scores in self.agreement.items()]
+        return rows or Shown.as_rows(self)
 
 
 def similarity(
@@ -160,8 +167,18 @@ def similarity(
             cost=Cost(seconds=pairs.seconds),
             versions=versions(),
         )
+        columns: dict[str, Any] = {"row": pa.array([r.row for r in records], pa.int64())}
+        columns["id"] = pa.array([r.id for r in records], pa.string())
+        if gold is not None:
+            columns["score"] = gold
+        columns |= {f"cosine_{name}": values for name, values in cosines.items()}
         with new_run(Path(out), overwrite=overwrite) as folder:
-            _write(folder, pairs)
+            storage.write_parquet(folder / "pairs.parquet", pa.table(columns))
+            if agreement:
+                from embedkit.runs.figures import heat_map, save
+
+                scores = {view: one["spearman"] for view, one in agreement.items()}
+                save(folder, layers=heat_map("spearman", scores))
             write_run(folder, content)
     return pairs
 
@@ -190,23 +207,3 @@ def _cosines(
         )
         progress(Progress("comparing", start + len(some), len(records), "pairs"))
     return {v.name: np.concatenate([part[v.name] for part in parts]) for v in views}, truncated
-
-
-def _write(folder: Path, pairs: PairSimilarity) -> None:
-    """Write ``pairs.parquet``, and the figure."""
-    import pyarrow as pa
-
-    from embedkit import storage
-    from embedkit.runs.figures import heat_map, save
-
-    columns: dict[str, Any] = {
-        "row": pa.array([r.row for r in pairs.records], pa.int64()),
-        "id": pa.array([r.id for r in pairs.records], pa.string()),
-    }
-    if pairs.gold is not None:
-        columns["score"] = pairs.gold
-    columns |= {f"cosine_{name}": values for name, values in pairs.cosines.items()}
-    storage.write_parquet(folder / "pairs.parquet", pa.table(columns))
-    if pairs.agreement:
-        scores = {view: one["spearman"] for view, one in pairs.agreement.items()}
-        save(folder, layers=heat_map("spearman", scores))

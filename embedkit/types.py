@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -13,6 +14,8 @@ Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
+AnyPath = str | os.PathLike[str]
+"""A path, or a result that can be passed as one."""
 
 
 @dataclass(frozen=True, slots=True)

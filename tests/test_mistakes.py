@@ -51,6 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train rare --out m --folds 2 --task multilabel", 2, "by --label-separator |"),
         ("extract rare.tsv --model models/nothere", 2, "no such folder"),
         ("extract rare.tsv --batch-size 2 --dry-run", 0, "would write"),
+        ("extract rare.tsv --pooling avg", 2, "Did you mean 'mean'?"),
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
         ("extract rare.tsv --layrs 1", 2, "embedkit: No such option"),
         ("extract", 2, "See embedkit extract --help."),
@@ -147,8 +148,8 @@ def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
     import faiss
     import lance
 
-    data, out = embedkit.load(partly), tmp_path / f"out.{to}"
-    done = command("export", partly, "--to", to, "--out", out, cwd=tmp_path)
+    data, out = embedkit.load(partly), tmp_path / f"partly.{to}"
+    done = command("export", partly, "--to", to, cwd=tmp_path)
     assert "40 rows × 16" in done.stdout
     if to == "npy":
         found = np.load(out)
@@ -164,8 +165,8 @@ def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
         index = faiss.read_index(str(out))
         found = np.stack([index.reconstruct(row) for row in data.row.tolist()])
     assert np.allclose(found, data.X, rtol=1e-6)
-    with pytest.raises(OutputExistsError, match="out"):
+    with pytest.raises(OutputExistsError, match="partly"):
         data.export(out, to=to)
-    data.export(out, to=to, overwrite=True)
+    assert embedkit.export(partly, out=out, to=to, overwrite=True) == out
     with pytest.raises(UsageError, match="to='xlsx'"):
         data.export(tmp_path / "other", to="xlsx")

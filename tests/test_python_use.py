@@ -42,7 +42,7 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
     probe = embedkit.probe(data, split=split)
     names = [str(run.out) for run in (*runs, probe)]
     assert names == [f"runs/dataframe-{n}" for n in ("logreg", "tfidf", "cls", "probe")]
-    table = embedkit.compare([*runs, probe])  # type: ignore[list-item]
+    table = embedkit.compare([*runs, probe])
     assert len(table.rows) >= 3
     assert [p.label for p in embedkit.Predictor(runs[0], device="cpu").predict(["bad"])]
     with pytest.raises(OutputExistsError, match="logreg"):
@@ -51,26 +51,17 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
         embedkit.finetune(frame, out="no", epoch=1)
 
 
-def test_a_corpus_is_extracted_before_it_is_fitted(
-    frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
     """Its run is that of the dataset with the same name, and the options of reading count."""
     extracted(frame.drop(columns="label").assign(stars=frame["label"]), label="stars")
-    made: list[Any] = []
-    real = embedkit.extract
-
-    def tiny(*arguments: Any, **options: Any) -> Any:
-        made.append(real(*arguments, model=str(tiny_model()), **options))
-        return made[-1]
-
-    monkeypatch.setattr("embedkit.dataset.extract.extract", tiny)
     renamed = frame.rename(columns={"label": "stars"})[["text", "id", "stars"]]
-    reading = embedkit.CorpusOptions(label="stars")
-    first = embedkit.train(renamed, reading=reading, folds=3)
-    assert made[0].was_complete
+    options: dict[str, Any] = {"label": "stars", "model": str(tiny_model())}
+    first = embedkit.train(renamed, folds=3, **options)
     again = embedkit.train("dataframe.vectors", out="again", folds=3)
     pd.testing.assert_frame_equal(predictions(first.out), predictions(again.out))
-    assert embedkit.probe(renamed, reading=reading, folds=3).content.views
+    assert embedkit.probe(renamed, folds=3, **options).content.views
+    with pytest.raises(TypeError, match=r"'label'.*dataframe\.vectors"):
+        embedkit.train("dataframe.vectors", out="no", label="stars")
     tuned = embedkit.finetune(renamed, label="stars", **{**TINY, "epochs": 1})
     assert len(tuned.content.classes) == 2
     with pytest.raises(TypeError, match=r"finetune\(\).*'lable'"):
@@ -88,15 +79,17 @@ def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
     run = embedkit.train(data, folds=3)
     shown = [data, run, embedkit.split(data), embedkit.probe(data, folds=3)]
     shown += embedkit.Searcher(data, device="cpu").texts(["good"], k=2)
-    shown += [embedkit.info(data), embedkit.index(data, kind="flat")]
+    shown += [embedkit.info(data), embedkit.index(data, kind="flat"), embedkit.verify(data)]
+    shown += [embedkit.info(run), embedkit.info(str(tiny_model()))]
     shown += [embedkit.words(data, "good"), embedkit.explore(data, method="pca")]
     shown += embedkit.words(data, "good", sense="label")  # type: ignore[arg-type]
     for result in shown:
         assert "\n" not in repr(result)
         assert len(repr(result)) < 600, type(result)
+        assert hasattr(result, "_repr_html_"), type(result)
     score = run.content.scores["cross_validation"]["accuracy"].value
     assert f"{100 * score:.1f}" in repr(run)
-    assert f"{len(frame)} records" in repr(data)
+    assert f"{len(frame)} records, text text, label label" in repr(data)
     assert data._repr_html_().count("<tr>") == 1 + len(data.manifest.job.vectors.views)
     page = run._repr_html_()
     assert page.count("<tr>") == 1 + len(run.content.scores["cross_validation"])
@@ -104,7 +97,7 @@ def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
     hits = embedkit.Searcher(data, device="cpu").texts(["<b>good"], k=2)[0]._repr_html_()
     assert hits.count("<tr>") == 3
     assert "<b>" not in hits
-    assert embedkit.info(run) == embedkit.info(run.out)  # type: ignore[arg-type]
+    assert embedkit.info(run) == embedkit.info(run.out)
     assert Path("dataframe.vectors.explore.html").is_file()
     two = embedkit.words(["the movie was good", "good bus"], "good", model=str(tiny_model()))
     assert np.shape(two.cosines) == (2, 2)  # type: ignore[union-attr]

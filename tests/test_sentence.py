@@ -172,8 +172,11 @@ def test_damaged_weights_of_a_module(tiny: Callable[[str], Path], tmp_path: Path
 def test_fewer_dimensions(tiny: Callable[[str], Path], tmp_path: Path, notes: list[str]) -> None:
     theirs = made("dense", tiny, tmp_path / "model")
     wanted = theirs.encode(SOME, truncate_dim=8)
-    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     encoder = Encoder(tmp_path / "model")
+    assert distance(encoder.encode(SOME, truncate_dim=8, device="cpu"), wanted).max() <= 1e-6
+    with pytest.raises(UsageError, match="device='cuda'"):
+        encoder.encode(SOME, device="cuda")
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     options: dict[str, Any] = {"model": str(tmp_path / "model")}
     assert distance(encoder.encode(SOME, dims=8), wanted).max() <= 1e-6
     embedkit.extract(SOME, out=tmp_path / "out", dims=8, **options)

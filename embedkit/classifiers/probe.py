@@ -21,7 +21,6 @@ from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.train import side_by_side, target_of
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
-from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.read import VectorData, load, records_of_words, stored_texts, word_spans_of
 from embedkit.dataset.settings import DatasetEncoder
 from embedkit.dataset.texts import dataset_of
@@ -59,7 +58,6 @@ def probe(
     dataset: CorpusLike,
     *,
     out: str | Path | None = None,
-    reading: CorpusOptions | None = None,
     view: str | Sequence[str] | None = None,
     level: str = "sentence",
     estimator: str | None = None,
@@ -73,6 +71,7 @@ def probe(
     seed: int = 0,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
+    **extraction: Any,
 ) -> RunResult[ProbeRun]:
     """Score every stored view on the same folds.
 
@@ -82,7 +81,6 @@ def probe(
         dataset: folder that ``extract`` wrote, with a label column, or a corpus, as in
             :func:`~embedkit.classifiers.train.train`.
         out: new folder for the table and the figures; by default ``runs/<dataset>-probe``.
-        reading: how a corpus is read.
         view: name of a stored view, or several in a list; by default all. Of words layers.
         level: ``sentence``: records are labelled, or ``word``: the words of records.
         estimator: fitted on each view, as in :func:`~embedkit.classifiers.train.train`.
@@ -100,6 +98,7 @@ def probe(
         seed: of folds, control tasks and estimators.
         overwrite: replace an earlier probe.
         progress: receives the number of fits that are done.
+        extraction: options of ``extract`` for a corpus.
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
@@ -116,7 +115,7 @@ def probe(
     check_choice(RUN_LEVELS, level=level)
     out = default_out(dataset, "probe") if out is None else Path(out)
     check_free(out, overwrite=overwrite)
-    dataset = dataset_of(dataset, reading, level=level, progress=progress)
+    dataset = dataset_of(dataset, extraction, level=level, progress=progress)
     data = load(dataset, level=level)
     if view is None:
         names = list(data.manifest.columns_of("sentences" if level == "sentence" else "words"))

@@ -19,7 +19,6 @@ from embedkit.choices import RUN_LEVELS, check_choice
 from embedkit.classifiers.estimators import EstimatorSettings, save_model
 from embedkit.classifiers.tuning import Fitted, fit, predict_proba, take
 from embedkit.corpus.memory import CorpusLike
-from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import (
     VectorData,
@@ -239,7 +238,6 @@ def train(
     dataset: CorpusLike,
     *,
     out: str | Path | None = None,
-    reading: CorpusOptions | None = None,
     view: str | Sequence[str] | None = None,
     level: str = "sentence",
     estimator: str | None = None,
@@ -256,14 +254,14 @@ def train(
     seed: int = 0,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
+    **extraction: Any,
 ) -> RunResult[TrainRun]:
     """Cross-validate a classifier or regressor on stored vectors, and fit it on all folds.
 
     Args:
         dataset: folder that ``extract`` wrote, with a label column; or a corpus as ``extract``
-            takes it, which is extracted first, with default settings.
+            takes it, which is extracted first.
         out: new folder; by default ``runs/<dataset>-<estimator>``, and the view if it is given.
-        reading: how a corpus is read.
         view: a stored view, or several to put side by side; by default the last mean. Of words a
             layer, such as ``6``; by default the last one.
         level: ``sentence``: records are labelled, or ``word``: the words of records, which stay
@@ -288,6 +286,7 @@ def train(
         seed: of folds, estimators and intervals.
         overwrite: replace a run.
         progress: called with the number of fits that are done.
+        extraction: options of ``extract`` for a corpus (``label="stars"``, ``model=...``).
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
@@ -310,7 +309,7 @@ def train(
         method = "tfidf" if features == "tfidf" else settings.estimator
         out = default_out(dataset, method, *([view] if isinstance(view, str) else view or ()))
     check_free(Path(out), overwrite=overwrite)
-    dataset = dataset_of(dataset, reading, level=level, progress=progress)
+    dataset = dataset_of(dataset, extraction, level=level, progress=progress)
     data = load(dataset, view, level=level)
     target = target_of(data, task, label_separator)
     shown = data.X if features == "vectors" else stored_texts(data, separator=" ")

@@ -83,12 +83,7 @@ def split(
 
     out = out or Path(f"{source.stem}.split.parquet")
     result = make(source, out=out, label=label, seed=seed, reading=reading, **settings)
-    sizes = {str(fold): int((result.folds == fold).sum()) for fold in range(result.n_folds)}
-    if result.n_folds == 1:
-        sizes["train"] = len(result.in_folds) - sizes["0"]
-    if len(result.test):
-        sizes["test"] = len(result.test)
-    records, groups = len(result.row), len(np.unique(result.group))
+    sizes, records, groups = result.sizes, len(result.row), len(np.unique(result.group))
 
     def text() -> str:
         names = [f"{'fold ' if n.isdigit() else ''}{n} {size:,}" for n, size in sizes.items()]
@@ -596,12 +591,12 @@ def _cost_cells(name: str, cost: MethodCost, level: str) -> dict[str, str]:
 )
 @click.argument("what", type=FILE)
 @options(
-    option("--out", type=FILE, required=True, help="New file or folder to write."),
+    option("--out", type=FILE, help="New file or folder; by default <run>.checkpoint."),
     option("--fold", default="best", help="Number of the fold; best: the lowest validation loss."),
     option("--to", **choice(EXPORTS), help="Format for the vectors of a dataset."),
     "--view",
 )
-def export(what: Path, out: Path, fold: str, to: str | None, view: str | None) -> Result:
+def export(what: Path, out: Path | None, fold: str, to: str | None, view: str | None) -> Result:
     """Write a fine-tuned model for transformers, or the vectors of a dataset for other tools.
 
     WHAT is a folder that finetune or extract wrote. With --head pooler on a family whose classifier
@@ -612,9 +607,9 @@ def export(what: Path, out: Path, fold: str, to: str | None, view: str | None) -
         from embedkit.dataset.read import load
 
         data = load(what, view)
-        data.export(out, to=to)
-        found = {"out": str(out), "rows": len(data), "width": data.width, "views": data.views}
-        return Result(found, lambda: f"wrote {out}: {len(data):,} rows × {data.width}")
+        path = data.export(out, to=to)
+        found = {"out": str(path), "rows": len(data), "width": data.width, "views": data.views}
+        return Result(found, lambda: f"wrote {path}: {len(data):,} rows × {data.width}")
     from embedkit.finetuning.checkpoint import export as write
 
     result = write(what, out=out, fold=fold)

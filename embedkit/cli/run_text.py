@@ -15,7 +15,6 @@ from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.display import bytes_text, count_text, duration_text, reasons_text
 from embedkit.encoding.views import layer_rank, split_view, view_ranges
 from embedkit.errors import EXIT_REJECTS
-from embedkit.runs.folder import score_rows
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
 from embedkit.runs.predictions import headline_metric
 from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, Run, SimilarityRun, as_json
@@ -184,7 +183,7 @@ def _scores(content: PredictionRun) -> Iterator[str]:
 
 
 def _score_tables(content: PredictionRun) -> Iterator[str]:
-    yield table_text(score_rows(content))
+    yield table_text(content.as_rows())
     for subset, classes in content.per_class.items():
         yield table_text(
             [
@@ -215,7 +214,7 @@ def grid_text(cells: Mapping[str, str]) -> str:
 def _probe_results(content: ProbeRun) -> Iterator[str]:
     metric, views = content.metric, content.view_scores
     if asked_for_all():
-        yield table_text(score_rows(content))
+        yield table_text(content.as_rows())
     else:
         yield grid_text({view.name: metric_text(view.score.value, metric) for view in views})
     controls = [view.control for view in views]

@@ -21,7 +21,7 @@ from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Predictions, read_predictions
 from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun
 from embedkit.runs.split import TEST
-from embedkit.types import Int64, ProgressCallback, no_progress, steps
+from embedkit.types import AnyPath, Int64, ProgressCallback, no_progress, steps
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def with_models(runs: Sequence[LoadedRun]) -> tuple[LoadedRun, ...]:
 
 
 def read_runs(
-    paths: Sequence[str | Path], *, progress: ProgressCallback = no_progress
+    paths: Sequence[AnyPath], *, progress: ProgressCallback = no_progress
 ) -> list[LoadedRun]:
     """Read runs that were made under the same split, those of probes after the others.
 

@@ -67,7 +67,7 @@ from embedkit.runs.predictions import Predictions, fold_names
 from embedkit.runs.run import FinetuneRun, ProbeRun
 from embedkit.runs.split import UNITS
 from embedkit.storage import write_files
-from embedkit.types import Int64, ProgressCallback, no_progress, steps
+from embedkit.types import AnyPath, Int64, ProgressCallback, no_progress, steps
 
 _MOST_BYTES = 5_000_000
 _FIRST_CLASSES, _FIRST_METHODS = 15, 8
@@ -204,7 +204,7 @@ class CompareResult(Compared):
 
 
 def compare(
-    runs: Sequence[str | Path],
+    runs: Sequence[AnyPath],
     *,
     baseline: str | None = None,
     metric: str | None = None,

@@ -33,7 +33,7 @@ from embedkit.runs.intervals import Score, difference_interval, influences, inte
 from embedkit.runs.metrics import LOWER_IS_BETTER, Threshold, beta_of, is_percent, row_of
 from embedkit.runs.predictions import Predictions, headline_metric, metrics_of
 from embedkit.runs.run import Cost, ProbeRun
-from embedkit.types import ProgressCallback, no_progress, steps
+from embedkit.types import AnyPath, ProgressCallback, no_progress, steps
 
 MAJORITY = "majority"
 """Name of the baseline that predicts by class frequencies alone."""
@@ -244,7 +244,7 @@ class Selection:
 
 
 def compare(
-    runs: Sequence[str | Path],
+    runs: Sequence[AnyPath],
     *,
     baseline: str | None = None,
     metric: str | None = None,

@@ -25,7 +25,7 @@ from embedkit.errors import UsageError
 from embedkit.runs.intervals import Metric, Score
 from embedkit.runs.intervals import scored as intervals
 from embedkit.search.exact import unit_rows
-from embedkit.types import Bool, Float32, Float64, Int64, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Bool, Float32, Float64, Int64, ProgressCallback, no_progress
 
 _LISTED = 5
 _NAN = float("nan")
@@ -70,7 +70,7 @@ class SenseReport(Shown):
 
 
 def compare_senses(
-    dataset: str | Path,
+    dataset: AnyPath,
     word: str | None = None,
     *,
     sense: str | None = None,

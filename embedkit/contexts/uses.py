@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, compress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from embedkit.display import Shown, count_text
 from embedkit.encoding.views import LayerSpec
 from embedkit.errors import UsageError
 from embedkit.search.exact import unit_rows
-from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
@@ -105,7 +104,7 @@ class UseVectors:
     data: VectorData | None = None
 
 
-def uses_in_dataset(dataset: str | Path, word: str, *, match: str = "word") -> UseVectors:
+def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseVectors:
     """Find the uses of a word in a dataset with word or token vectors; of many uses a sample."""
     data = _with_words(dataset)
     records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
@@ -114,7 +113,7 @@ def uses_in_dataset(dataset: str | Path, word: str, *, match: str = "word") -> U
 
 
 def uses_of_spans(
-    dataset: str | Path, span: tuple[str, str], *, word: str | None = None
+    dataset: AnyPath, span: tuple[str, str], *, word: str | None = None
 ) -> tuple[UseVectors, tuple[str, ...]]:
     """Take uses from columns of the corpus, and the word of each; empty spans are skipped.
 
@@ -159,7 +158,7 @@ def _folded(text: str) -> str:
     return unicodedata.normalize("NFC", str(text)).casefold().strip()
 
 
-def _with_words(dataset: str | Path) -> VectorData:
+def _with_words(dataset: AnyPath) -> VectorData:
     """The dataset; an error if it has no word vectors or texts."""
     data = load(dataset)
     if not any(Layout(data.path).shard_files(kind) for kind in ("tokens", "words")):

@@ -119,13 +119,6 @@ def _settled_encoding(encoding: str) -> str:
     raise UsageError(f"encoding={encoding!r}: not an encoding that can be read; {usual}.")
 
 
-def check_test_reading(test: object, *, sample: int | None, min_chars: int) -> None:
-    """Raise a :class:`UsageError` for options of a test set that is not given."""
-    for name, value in (("test_sample", sample), ("test_min_chars", min_chars or None)):
-        if test is None and value is not None:
-            raise UsageError(f"{name}={value}: there is no test set; name one with test=.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusPlan(CorpusSettings):
     """Everything that determines the records of a corpus."""

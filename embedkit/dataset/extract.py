@@ -107,10 +107,13 @@ class ExtractResult(ShownFolder):
     def __repr__(self) -> str:
         if not self.out.exists():
             return f"dataset {self.out}, {count_text(self.missing_shards, 'shard')} missing"
-        rows, views = self.manifest.totals.accepted, [row["view"] for row in self._rows()]
-        return f"dataset {self.out}: {count_text(rows, 'record')}, {', '.join(views)}"
+        manifest, views = self.manifest, ", ".join(row["view"] for row in self.as_rows())
+        read = manifest.job.input
+        columns = f"text {read.text}, " + (f"label {read.label}" if read.label else "no label")
+        return f"dataset {self.out}: {manifest.totals.accepted:,} records, {columns}; {views}"
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Rows of its views."""
         views = self.manifest.job.vectors.views if self.out.exists() else {}
         return [{"view": name, "width": width} for name, width in views.items()]
 

@@ -36,7 +36,7 @@ from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import l2_normalize, split_view
 from embedkit.errors import EncodeError, UsageError, check_counts, did_you_mean
 from embedkit.storage import Count, Positive, check_files, decode, incomplete, one_of, read_json
-from embedkit.types import Float32
+from embedkit.types import AnyPath, Float32
 
 FORMAT_VERSION = 1
 """Raised when the files of a dataset change their meaning."""
@@ -485,7 +485,7 @@ def _layer_order(name: str) -> tuple[int, int, str]:
     return max(numbers, default=0), len(numbers), name
 
 
-def local_dataset(path: str | Path, *, new: bool = False) -> Path:
+def local_dataset(path: AnyPath, *, new: bool = False) -> Path:
     """The folder of a dataset; of one in an object store a local copy of its present state.
 
     It must be complete there, that is, have a manifest, unless it may be ``new``.
@@ -559,15 +559,6 @@ class Footer:
     rows: int
     ledger: Mapping[str, int]
     job: Mapping[str, Any]
-
-    def to_metadata(self) -> dict[bytes, bytes]:
-        """As Parquet key-value metadata; every key starts with ``embedkit.``."""
-        return {
-            _PREFIX + name.encode(): json.dumps(
-                getattr(self, name), ensure_ascii=False, sort_keys=True
-            ).encode()
-            for name in self.__slots__
-        }
 
 
 def vector_column(vectors: NDArray[Any]) -> pa.Array:
@@ -668,7 +659,11 @@ def shard_bytes(
         column = vector_column(values)
         fields.append(pa.field(name, column.type, nullable=False, metadata=metadata))
         columns.append(column)
-    schema = pa.schema(fields, metadata=footer.to_metadata())
+    facts = {
+        _PREFIX + name.encode(): json.dumps(value, ensure_ascii=False, sort_keys=True).encode()
+        for name, value in asdict(footer).items()
+    }
+    schema = pa.schema(fields, metadata=facts)
     table = pa.Table.from_arrays(columns, schema=schema)
     leaves = [f"{name}.list.element" for name in vectors]
     compression = dict.fromkeys(scalars, "zstd")

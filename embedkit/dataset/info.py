@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from embedkit.dataset.format import TABLES, Manifest, read_manifest
-from embedkit.dataset.read import VectorData, load, text_keys
+from embedkit.dataset.read import load, text_keys
 from embedkit.display import Shown
 from embedkit.encoding.views import view_ranges
 from embedkit.types import Float32
@@ -63,12 +63,14 @@ def describe_dataset(path: Path) -> DatasetInfo:
             tables.append((folder, len(files), rows, size))
     keys = text_keys(load(path))
     duplicates = len(keys) - len(np.unique(keys))
-    health, rows = [], 0
-    for name, width in manifest.views.items():
-        vectors = _sample(load(path, name))
-        rows = len(vectors)
-        health.append(_health(name, width, vectors))
-    return DatasetInfo(path, manifest, tuple(tables), tuple(health), rows, duplicates)
+    blocks = load(path).reader.blocks  # evenly spaced row groups of them are read
+    count = -(-_HEALTH_ROWS // max([1, *(block.rows for block in blocks)]))
+    chosen = np.unique(np.linspace(0, len(blocks) - 1, min(count, len(blocks))).astype(int))
+    parts = [np.arange(blocks[i].start, blocks[i].stop) for i in chosen.tolist()]
+    sample = np.concatenate(parts)[:_HEALTH_ROWS]
+    views = manifest.views.items()
+    health = [_health(name, w, load(path, name).reader.vectors_at(sample)) for name, w in views]
+    return DatasetInfo(path, manifest, tuple(tables), tuple(health), len(sample), duplicates)
 
 
 def health_findings(health: Sequence[ViewHealth]) -> list[str]:
@@ -134,15 +136,6 @@ def atlas_line(path: Path, manifest: Manifest) -> str:
     where = shlex.quote(f"{path}/sentences")
     view = manifest.default_view("sentences")
     return f"embedding-atlas {where}/*.parquet{text} --vector {view}"
-
-
-def _sample(data: VectorData) -> Float32:
-    """Up to 20,000 vectors, from evenly spaced row groups."""
-    blocks = data.reader.blocks
-    count = -(-_HEALTH_ROWS // max([1, *(block.rows for block in blocks)]))
-    chosen = np.unique(np.linspace(0, len(blocks) - 1, min(count, len(blocks))).astype(int))
-    rows = [np.arange(blocks[i].start, blocks[i].stop) for i in chosen.tolist()]
-    return data.reader.vectors_at(np.concatenate(rows)[:_HEALTH_ROWS])
 
 
 def _health(name: str, width: int, vectors: Float32) -> ViewHealth:

@@ -51,6 +51,7 @@ from embedkit.dataset.format import (
     read_manifest,
 )
 from embedkit.dataset.read import TableReader
+from embedkit.display import count_text
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.types import Progress, ProgressCallback
 
@@ -89,7 +90,9 @@ def existing_output(out: Path, job: Job, *, overwrite: bool, growth: Growth | No
         return f"{layout.root} has other settings; it is replaced only with overwrite=True"
     if overwrite and not free:
         return f"{out} is complete, and would be replaced"
-    return f"{layout.root} has {kept} finished shards of this job, which would be kept"
+    return (
+        f"{layout.root} has {count_text(kept, 'finished shard')} of this job, which would be kept"
+    )
 
 
 def recorded_precision(out: Path) -> str:

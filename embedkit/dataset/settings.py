@@ -162,16 +162,8 @@ def encode_as(
 
     ``made`` is the manifest of the dataset, or what a run knows of it; ``views`` are as for
     :class:`DatasetEncoder`; messages name the ``owner`` of the vectors. ``model`` is the hub id or
-    folder of the checkpoint, if it is not under the name it had.
-
-    Raises:
-        MismatchError: the checkpoint is not the one that made the dataset.
-
-    Example:
-        >>> data = embedkit.load("vectors", view="mean_-1")
-        >>> encode = encode_as(data.manifest, data.views)
-        >>> float(np.abs(encode(data.text) - data.X).max())
-        0.0
+    folder of the checkpoint, if it is not under the name it had; another checkpoint is a
+    :class:`MismatchError`.
     """
     settings, name = made.vector_settings, model or made.names.model
     revision = None if model else made.names.revision

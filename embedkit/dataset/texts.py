@@ -203,17 +203,17 @@ def labels_of_words(
 
 def dataset_of(
     source: CorpusLike,
-    reading: CorpusOptions | None = None,
+    options: dict[str, Any],
     *,
     level: str = "sentence",
     progress: ProgressCallback = no_progress,
 ) -> Path:
-    """Return the folder of a dataset; a corpus is extracted first, with default settings."""
+    """Return the folder of a dataset; a corpus is extracted first, with the options."""
     if isinstance(source, str | os.PathLike) and not Path(source).is_file() and str(source) != "-":
+        if options:
+            raise TypeError(f"unexpected keyword argument {min(options)!r}: {source} is a dataset")
         return local_dataset(Path(source))
     from embedkit.dataset.extract import extract
 
-    options = {name: getattr(reading, name) for name in (reading.given if reading else ())}
-    if level == "word":
-        options["words"] = "mean"
-    return extract(source, progress=progress, **options).out
+    words = {"words": "mean"} if level == "word" else {}
+    return extract(source, progress=progress, **{**words, **options}).out

@@ -22,15 +22,16 @@ from embedkit.dataset.format import (
 )
 from embedkit.dataset.read import TableReader, by_record
 from embedkit.dataset.settings import DatasetEncoder, encode_as
+from embedkit.display import Shown
 from embedkit.errors import DamagedError, UsageError
 from embedkit.storage import differing_files, file_sums, is_sealed, read_table
-from embedkit.types import Float32, Progress, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
 _TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3, "int8": 2e-2}
 
 
-@dataclass(slots=True)
-class Verification:
+@dataclass(slots=True, repr=False)
+class Verification(Shown):
     """Result of :func:`verify`; without ``problems`` (one sentence each) all is well."""
 
     files: int = 0
@@ -48,7 +49,7 @@ class Verification:
 
 
 def verify(
-    path: str | Path,
+    path: AnyPath,
     *,
     recompute: int = 0,
     model: str | None = None,

@@ -175,6 +175,7 @@ class Encoder:
         pooling: str | None = None,
         layer: int = -1,
         dims: int | None = None,
+        truncate_dim: int | None = None,
         batch_size: int | None = None,
         normalize_embeddings: bool | None = None,
         convert_to_tensor: bool = False,
@@ -182,6 +183,7 @@ class Encoder:
         max_length: int | None = None,
         prefix: str | None = None,
         prompt_name: str | None = None,
+        device: str | None = None,
         workers: int = 1,
     ) -> Any:
         """Vectors of texts: ``(n, width)`` float32 in input order; of one text ``(width,)``.
@@ -195,8 +197,8 @@ class Encoder:
                 default that of the checkpoint.
             layer: 0 is the embedding output, negative numbers count from the end; ``pooler`` and
                 ``sentence`` ignore it.
-            dims: keep only so many of the first coordinates, and scale to length 1; what
-                ``truncate_dim`` with ``normalize_embeddings`` is in sentence-transformers.
+            dims: keep only so many of the first coordinates, and scale to length 1.
+            truncate_dim: keep them without scaling, as in sentence-transformers.
             batch_size: maximum number of texts in memory and per batch; by default 4,096, in
                 batches of ``batch_tokens``.
             normalize_embeddings: scale every vector to length 1 (L2); by default if neither pooling
@@ -207,6 +209,7 @@ class Encoder:
             prefix: put before every text, such as ``"query: "``; by default that of the checkpoint
                 (``multilingual`` has one), ``""`` for none.
             prompt_name: name of one of the checkpoint's prompts, instead of a prefix.
+            device: an error unless it is that of the encoder, which it is loaded on.
             workers: processes that share the texts, and on CPU the cores; each loads the model. A
                 script that passes two or more needs ``if __name__ == "__main__":``.
 
@@ -224,6 +227,9 @@ class Encoder:
             (384,)
         """
         own = False
+        if device is not None and choose_device(device).type != self.device.type:
+            advice = f"this encoder is on {self.device}; load it with Encoder(model, device=...)"
+            raise UsageError(f"device={device!r}: {advice}.")
         if pooling is None:
             chosen, own = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:
@@ -238,9 +244,13 @@ class Encoder:
             prefix=self.checkpoint.prefix_or_own(prefix, prompt_name),
             workers=workers,
         )
-        vectors = next(iter(views.values()))[:, :dims]
-        if unit or dims is not None:
+        vectors = next(iter(views.values()))
+        if unit:
             vectors = l2_normalize(vectors)
+        if size := dims or truncate_dim:
+            vectors = vectors[:, :size]
+            if dims or normalize_embeddings:
+                vectors = l2_normalize(vectors)
         result = torch.from_numpy(vectors).to(self.device) if convert_to_tensor else vectors
         return result[0] if isinstance(texts, str) else result
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from embedkit.display import Shown
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
 from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line
@@ -263,8 +264,8 @@ def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
     return missing
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelInfo(Shown):
     """A checkpoint, its numbers of weights and its modules."""
 
     name: str
@@ -288,6 +289,10 @@ class ModelInfo:
     modules: str  # as torch prints them
     missing: tuple[str, ...]  # or misshapen; transformers would fill in random numbers
     unused: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        size = f"{self.n_layers} layers, width {self.width}, {self.parameters:,} parameters"
+        return f"checkpoint {self.name}: {self.model_type}, {size}"
 
 
 def describe_model(name: str, *, revision: str | None = None, offline: bool = False) -> ModelInfo:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from embedkit import storage
+from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
 from embedkit.encoding.model import choose_device, load_module, mismatched_keys
@@ -41,7 +42,7 @@ from embedkit.finetuning.model import (
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import FinetuneRun
 from embedkit.storage import check_files, finish_swap, new_folder
-from embedkit.types import Float64, Int64
+from embedkit.types import AnyPath, Float64, Int64
 
 
 class FinetunedRun:
@@ -159,9 +160,15 @@ class ExportResult(Shown):
 
 
 def export(
-    run: str | Path, *, out: str | Path, fold: int | str = "best", overwrite: bool = False
-) -> ExportResult:
-    """Write a model of a fine-tuned run as a folder that transformers reads by itself.
+    what: AnyPath,
+    *,
+    out: str | Path | None = None,
+    fold: int | str = "best",
+    to: str | None = None,
+    view: str | None = None,
+    overwrite: bool = False,
+) -> Any:
+    """Write a model of a fine-tuned run for transformers, or the vectors of a dataset.
 
     With the ``pooler`` head on BERT, RoBERTa, XLM-R, CamemBERT, ALBERT or MPNet it is a model for
     ``AutoModelForSequenceClassification`` with the same probabilities, of words for
@@ -169,26 +176,31 @@ def export(
     the encoder alone.
 
     Args:
-        run: folder that ``finetune`` wrote.
-        out: folder to make.
+        what: folder that ``finetune`` wrote, or with ``to`` a dataset.
+        out: folder to make, by default ``<run>.checkpoint``; or file, ``<dataset>.<to>``.
         fold: number of the fold, name of the model (``fold-0``), or ``best``: the lowest
             validation loss.
+        to: ``npy``, ``csv``, ``faiss`` or ``lance``, as in
+            :meth:`~embedkit.dataset.read.VectorData.export`, whose path is returned.
+        view: stored view of a dataset; by default the last mean.
         overwrite: replace a folder that holds a checkpoint.
 
     Raises:
-        UsageError: it is not a fine-tuned run, or has no such model, or no validation records to
-            choose the best by.
+        UsageError: it has no such model, or no validation records to choose the best by.
         OutputExistsError: ``out`` exists.
         DamagedError: the model cannot be read.
 
     Example:
         >>> settings = {"head": "pooler", "epochs": 1, "max_length": 16}
         >>> run = embedkit.finetune("corpus.tsv", out="runs/pooler", folds=2, **settings)
-        >>> result = embedkit.export("runs/pooler", fold=0, out="plain")
+        >>> result = embedkit.export(run, fold=0, out="plain")
         >>> result.model, result.has_head
         ('fold-0', True)
     """
-    source, target = Path(run), Path(out)
+    if to is not None:
+        return load(what, view).export(out, to=to, overwrite=overwrite)
+    source = Path(what)
+    target = Path(f"{source.name}.checkpoint" if out is None else out)
     content = read_run(source)
     if not isinstance(content, FinetuneRun):
         raise UsageError(f"{source} is a {content.kind} run, not one of embedkit finetune.")
@@ -202,9 +214,11 @@ def export(
     finish_swap(target, lambda _: True, private=_PRIVATE)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         if not overwrite:
-            raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
+            raise OutputExistsError(
+                f"{target} exists. Choose another out=, or pass overwrite=True."
+            )
         if not (target / "config.json").is_file():
-            raise OutputExistsError(f"{out} is not a checkpoint, so it is not replaced.")
+            raise OutputExistsError(f"{target} is not a checkpoint, so it is not replaced.")
     with new_folder(target, sealed=False, private=_PRIVATE) as work:
         with storage.storage_errors(work, SafetensorError):
             own = shutil.ignore_patterns(HEAD_FILE, WEIGHTS)

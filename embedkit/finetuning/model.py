@@ -500,7 +500,10 @@ def write_model(
     if plain and model.config.problem == "one_logit":
         for name in (kernel, bias):
             weights[name] = torch.cat([torch.zeros_like(weights[name]), weights[name]])
-    save_weights({name: _halved(value) for name, value in weights.items()}, folder)
+    for name, value in weights.items():  # in half precision if it holds the same numbers
+        if (half := value.half()).to(value.dtype).equal(value):
+            weights[name] = half
+    save_weights(weights, folder)
     _write_json(folder / "config.json", _config(model, classes, plain=plain))
     in_weights = {"target_mean", "target_scale"} if scaled else set()
     names = inspect.get_annotations(HeadConfig).keys() - {"encoder"} - in_weights
@@ -547,12 +550,6 @@ def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write weights by name into a folder that exists."""
     own = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
-
-
-def _halved(value: Tensor) -> Tensor:
-    """The same numbers, in half precision if it holds them."""
-    half = value.half()
-    return half if half.to(value.dtype).equal(value) else value
 
 
 def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> dict[str, Any]:

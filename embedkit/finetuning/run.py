@@ -25,7 +25,7 @@ import transformers
 from embedkit import storage
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus.memory import CorpusLike
-from embedkit.corpus.plan import CorpusOptions, check_test_reading
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.fold_models import FoldModels, SeenRecords
 from embedkit.dataset.format import ModelSettings, Names
 from embedkit.dataset.texts import TextData, labelled_words, read_more_texts, read_texts
@@ -168,7 +168,9 @@ def finetune(
     out = default_out(corpus, options.head_name) if out is None else Path(out)
     check_free(out, overwrite=overwrite)
     storage.check_place(out)
-    check_test_reading(test, sample=test_sample, min_chars=test_min_chars)
+    for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
+        if test is None and value:
+            raise UsageError(f"{name}={value}: there is no test set; name one with test=.")
     reading = replace(reading or CorpusOptions(), **columns)
     reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
     data = read_texts(corpus, reading)

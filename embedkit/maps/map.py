@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -293,7 +294,7 @@ class Explored(Shown):
 
 
 def explore(
-    dataset: str | Path,
+    dataset: str | os.PathLike[str],
     *,
     out: str | Path | None = None,
     view: str | None = None,

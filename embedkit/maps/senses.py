@@ -21,7 +21,7 @@ from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps.map import aligned, first_axes
 from embedkit.pages import in_context, page_file, render_page
 from embedkit.storage import write_files
-from embedkit.types import Float32, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Float32, ProgressCallback, no_progress
 
 _PANEL, _GAP, _LEFT = 150.0, 14.0, 110.0
 _FIGURE_WORDS = 8
@@ -38,7 +38,7 @@ class _Word:
 
 
 def words(
-    source: str | Path | Sequence[str],
+    source: AnyPath | Sequence[str],
     word: str | None = None,
     *,
     match: str = "word",
@@ -48,7 +48,7 @@ def words(
     span: tuple[str, str] | None = None,
     out: str | Path | None = None,
     figure: str | Path | None = None,
-    against: str | Path | None = None,
+    against: AnyPath | None = None,
     overwrite: bool = False,
     model: str = DEFAULT_MODEL,
     device: str = "auto",

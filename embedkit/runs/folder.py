@@ -18,11 +18,10 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -46,7 +45,7 @@ from embedkit.errors import (
     UsageError,
 )
 from embedkit.machine import __version__
-from embedkit.runs.metrics import Threshold, metric_name, metric_text, score_text
+from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import (
     Predictions,
     TestSet,
@@ -60,12 +59,11 @@ from embedkit.runs.run import (
     DatasetContent,
     FinetuneRun,
     PredictionRun,
-    ProbeRun,
     Run,
     as_json,
 )
 from embedkit.runs.split import Split
-from embedkit.types import Int64
+from embedkit.types import AnyPath, Int64
 
 if TYPE_CHECKING:  # imports torch
     from embedkit.encoding.model import ModelInfo
@@ -83,35 +81,12 @@ class RunResult(ShownFolder, Generic[_Predicted]):
     rejected: int = 0
 
     def __repr__(self) -> str:
-        scores = self.content.scores
-        subset = "test" if "test" in scores else "cross_validation"
-        name, score = next(iter(scores[subset].items()))
-        return f"{self.content.kind} run {self.out}: {metric_name(name)} {score_text(score, name)}"
+        kind, _, score = repr(self.content).partition(":")
+        return f"{kind} {self.out}:{score}"
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return score_rows(self.content)
-
-
-def score_rows(content: PredictionRun) -> list[dict[str, Any]]:
-    """Return the scores of a run as rows of a table; of a probe those of its views."""
-    if not isinstance(content, ProbeRun):
-        return [
-            {"metric": name, "on": subset.replace("_", " ")}
-            | {"score": score_text(score, name, unit=True)}
-            | {"majority": metric_text(score.majority, name, unit=True)}
-            for subset, scores in content.scores.items()
-            for name, score in scores.items()
-        ]
-    metric, rows = content.metric, []
-    for view in content.view_scores:
-        row = {"view": view.name, metric: score_text(view.score, metric, unit=True)}
-        row |= {"control": metric_text(view.control, metric), "chosen": str(view.chosen)}
-        if content.random_weights:
-            values = content.random_weights.get(view.name, ())  # none of a pooler
-            known = (fmean(values), stdev(values)) if values else (None, 0.0)
-            row["never trained"] = " ±".join(metric_text(one, metric) for one in known)
-        rows.append(row)
-    return rows
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Rows of its scores."""
+        return self.content.as_rows()
 
 
 def default_out(source: object, *names: str) -> Path:
@@ -121,8 +96,7 @@ def default_out(source: object, *names: str) -> Path:
     return Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
 
 
-@contextmanager
-def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def new_run(out: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
     """A folder to fill, which becomes ``out`` when the block ends without an error."""
     check_free(out, overwrite=overwrite)
     work = storage.incomplete(out)
@@ -131,8 +105,7 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
             f"{work} holds an unfinished run of another kind. Finish it, choose another out=, or "
             "pass overwrite=True to discard it."
         )
-    with storage.new_folder(out) as work:
-        yield work
+    return storage.new_folder(out)
 
 
 @contextmanager
@@ -266,7 +239,7 @@ def read_run(path: Path) -> Run:
     return content
 
 
-def info(what: str | Path) -> Run | DatasetInfo | ModelInfo:
+def info(what: AnyPath) -> Run | DatasetInfo | ModelInfo:
     """Return the description of a run, a dataset or a checkpoint.
 
     Args:

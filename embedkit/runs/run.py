@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from statistics import fmean, stdev
 from typing import Annotated, Any
 
 from embedkit.choices import FEATURES, RUN_LEVELS, STORAGES, TASKS
 from embedkit.dataset.format import ModelSettings, Names, VectorOptions, VectorSettings
-from embedkit.display import without_nan
+from embedkit.display import Shown, without_nan
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.errors import DamagedError
 from embedkit.runs.intervals import Score
+from embedkit.runs.metrics import metric_name, metric_text, score_text
 from embedkit.runs.split import SplitSettings
 from embedkit.storage import one_of
 
@@ -106,8 +108,8 @@ class ViewScore:
     curve: tuple[tuple[int, Score], ...] = ()  # by mean number of training records
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Run(Shown):
     """The content of ``run.json``, of any kind of run."""
 
     kind: str  # a key of KINDS
@@ -117,7 +119,7 @@ class Run:
     cost: Cost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PredictionRun(Run):
     """A run that fits an estimator to labels in the folds of a split, with its predictions."""
 
@@ -142,8 +144,23 @@ class PredictionRun(Run):
         """The labelled units in words: ``record`` or ``word``."""
         return "word" if self.level == "word" else "record"
 
+    def __repr__(self) -> str:
+        subset = "test" if "test" in self.scores else "cross_validation"
+        name, score = next(iter(self.scores[subset].items()))
+        return f"{self.kind} run: {metric_name(name)} {score_text(score, name)}"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    def as_rows(self) -> list[dict[str, Any]]:
+        """The scores as rows of a table; of a probe those of its views."""
+        return [
+            {"metric": name, "on": subset.replace("_", " ")}
+            | {"score": score_text(score, name, unit=True)}
+            | {"majority": metric_text(score.majority, name, unit=True)}
+            for subset, scores in self.scores.items()
+            for name, score in scores.items()
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrainRun(PredictionRun):
     """A run of ``train``; the last choice is the model of all folds."""
 
@@ -151,7 +168,7 @@ class TrainRun(PredictionRun):
     choices: tuple[Choice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FinetuneRun(PredictionRun):
     """A run of ``finetune``."""
 
@@ -169,7 +186,7 @@ class FinetuneRun(PredictionRun):
     """By model and epoch: means over its training steps, and validation scores (macro-F1, R²)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ProbeRun(PredictionRun):
     """A run of ``probe``; its predictions and scores are of the view chosen inside each fold."""
 
@@ -177,6 +194,19 @@ class ProbeRun(PredictionRun):
     metric: str
     view_scores: tuple[ViewScore, ...]
     random_weights: dict[str, tuple[float, ...]]  # by view: scores of encoders without training
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """The scores of the views as rows of a table."""
+        metric, rows = self.metric, []
+        for view in self.view_scores:
+            row = {"view": view.name, metric: score_text(view.score, metric, unit=True)}
+            row |= {"control": metric_text(view.control, metric), "chosen": str(view.chosen)}
+            if self.random_weights:
+                values = self.random_weights.get(view.name, ())  # none of a pooler
+                known = (fmean(values), stdev(values)) if values else (None, 0.0)
+                row["never trained"] = " ±".join(metric_text(one, metric) for one in known)
+            rows.append(row)
+        return rows
 
     @property
     def nested(self) -> ReportedScore:
@@ -189,7 +219,7 @@ class ProbeRun(PredictionRun):
         return max(self.view_scores, key=lambda view: view.chosen)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SimilarityRun(Run):
     """Results of ``similarity``; ``records`` counts ``pairs``, ``rejected`` and ``truncated``."""
 

@@ -35,6 +35,7 @@ from embedkit.dataset.read import (
     text_keys,
 )
 from embedkit.dataset.texts import read_texts
+from embedkit.display import Shown
 from embedkit.errors import (
     CorpusError,
     DamagedError,
@@ -78,7 +79,7 @@ class SplitSettings:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Split:
+class Split(Shown):
     """Folds of the records of one input, or of words, which go with their record."""
 
     row: Int64  # (n,) record numbers, ascending
@@ -90,6 +91,18 @@ class Split:
     def __repr__(self) -> str:
         sizes = f"{len(self.in_folds):,} records in {self.n_folds} folds"
         return f"Split({sizes}, {len(self.test):,} records in the test set)"
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Rows of the sizes."""
+        return [{"fold": name, "records": size} for name, size in self.sizes.items()]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of records in each fold and in ``test``; with one fold those of ``train`` too."""
+        sizes = {str(fold): int((self.folds == fold).sum()) for fold in range(self.n_folds)}
+        if self.n_folds == 1:
+            sizes["train"] = len(self.in_folds) - sizes["0"]
+        return sizes | ({"test": len(self.test)} if len(self.test) else {})
 
     @property
     def fingerprint(self) -> str:
@@ -197,7 +210,10 @@ def split_for(
         result = split_by_column(
             labelled(), records.column(column), column=column, folds=folds, seed=seed
         )
-        if leaking := leaking_records(result):
+        used = result.folds != UNUSED
+        fold, group = result.folds[used], result.group[used]
+        groups, n_folds = np.unique(np.unique([group, fold], axis=1)[0], return_counts=True)
+        if leaking := int(np.isin(group, groups[n_folds > 1]).sum()):
             logger.warning(
                 "%s records have duplicates in another fold of column %r; scores may be inflated "
                 "by leakage",
@@ -445,14 +461,6 @@ def same_text_groups(
     graph = coo_array((np.ones(len(to), bool), edges), shape=(count, count))
     _, component = connected_components(graph, directed=False)
     return np.asarray(component, np.int64)
-
-
-def leaking_records(split: Split) -> int:
-    """Return how many records have one of their group in another fold."""
-    used = split.folds != UNUSED
-    fold, group = split.folds[used], split.group[used]
-    groups, folds = np.unique(np.unique([group, fold], axis=1)[0], return_counts=True)
-    return int(np.isin(group, groups[folds > 1]).sum())
 
 
 def records_of(data: VectorData, label: str | None = None, group: str | None = None) -> Labelled:

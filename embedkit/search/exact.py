@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import Shown, count_text
 from embedkit.errors import UsageError, check_counts, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
-from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
@@ -272,7 +271,7 @@ class Searcher:
 
     def __init__(
         self,
-        dataset: str | Path,
+        dataset: AnyPath,
         *,
         view: str | None = None,
         metric: str = "cosine",

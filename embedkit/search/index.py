@@ -25,7 +25,7 @@ from embedkit.errors import DamagedError, MismatchError, OutputExistsError, Usag
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.search.exact import Neighbours, Whitening, fit_whitening, nearest, unit_rows
 from embedkit.storage import decode, read_json
-from embedkit.types import Float32, Progress, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
 RECALL_K = 10  # recall is the fraction of the ten nearest records that are found
 _HELD_OUT = 500
@@ -98,7 +98,7 @@ class AnnIndex:
 
 
 def build_index(
-    dataset: str | Path,
+    dataset: AnyPath,
     *,
     kind: str = "hnsw",
     view: str | None = None,
