@@ -101,9 +101,8 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
                 with suppress(BlockingIOError, FileNotFoundError), left.open("rb") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     left.unlink(missing_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            descriptor = _new_locked(temporary)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that nobody takes it for a leftover
                 _write_all(descriptor, memoryview(data))
                 _sync(descriptor)
                 os.replace(temporary, path)  # noqa: PTH105 - kept beside the calls it belongs to
@@ -113,6 +112,16 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
             temporary.unlink(missing_ok=True)
             raise
         _sync_path(path.parent)
+
+
+def _new_locked(path: Path) -> int:
+    """Descriptor of a new file, locked so that no process takes it for a leftover."""
+    while True:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists():
+            return descriptor
+        os.close(descriptor)  # one did, before it was locked
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
@@ -462,9 +471,9 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
                 return existing
             return None
 
-        there = {n[len(root) + 1 :]: d["size"] for n, d in store.find(root, detail=True).items()}
-        before: dict[str, str] = {}  # what is known of the files that are there
         existing = create(first)
+        there = {n[len(root) + 1 :]: d["size"] for n, d in store.find(root, detail=True).items()}
+        before = {first: sums[first]} if existing is None else {}  # what is known to be there
         if existing == (folder / first).read_bytes():
             before = {name: sums[name] for name in there if name in sums}
         elif existing is not None and SUMS in there:

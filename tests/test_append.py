@@ -15,7 +15,7 @@ import pytest
 
 import embedkit
 from embedkit.dataset.format import read_manifest
-from embedkit.errors import MismatchError, UsageError
+from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.search.index import open_index
 from tests.processes import invoke
 from tests.store_fixtures import run, tiny_model, tree, write_tsv
@@ -109,6 +109,8 @@ def test_a_grown_dataset_equals_one_made_at_once(tmp_path: Path, name: str, furt
         write(files[1], NEW)
     else:
         write(files[0], [*OLD, *NEW])
+    with pytest.raises(OutputExistsError, match="append"):
+        run(files, out, **OPTIONS)
     result = run(files, out, append=True, **OPTIONS)
     assert result.resumed_shards == len(embedkit.load(out).reader.blocks) - 2
     after = shard_bytes(out)

@@ -301,6 +301,7 @@ def test_an_interrupted_upload_is_continued(
     done = names[:3]
     run(corpus, OUT)
     assert not set(done) & set(names[4:])
+    assert "job.json" not in str(names)  # which was created only where there is none
     without_copy(tmp_path)
     assert embedkit.verify(OUT).ok
 

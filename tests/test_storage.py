@@ -52,6 +52,23 @@ def test_writers_of_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.Mon
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
+def test_a_file_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a second writer, who takes it for that of a killed one."""
+    real = fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", real)
+        storage.write_durably(tmp_path / "x", b"second", scratch=tmp_path)
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    storage.write_durably(tmp_path / "x", b"first", scratch=tmp_path)
+    assert (tmp_path / "x").read_bytes() == b"first"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
 def test_publishing_never_replaces_a_filled_folder(tmp_path: Path) -> None:
     for name in ("new", "full"):
         (tmp_path / name).mkdir()

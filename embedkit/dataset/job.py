@@ -535,9 +535,10 @@ def existing_dataset(
     except DamagedError as error:
         damaged = {"SHA256SUMS": str(error)}
     if differences := difference(_known(layout, damaged)[0], asdict(settings)):
+        grown = "append=True if its corpus has grown, " * ("input.files" in differences)
         raise OutputExistsError(
-            f"{out} already exists with different settings. Pass another out=, or replace it with "
-            f"overwrite=True. It differs in:\n{differences}"
+            f"{out} already exists with different settings. Pass another out=, {grown}or replace "
+            f"it with overwrite=True. It differs in:\n{differences}"
         )
     if damaged:
         shown = "; ".join(list(damaged.values())[:3])
