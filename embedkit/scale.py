@@ -138,7 +138,7 @@ def run_on_ray(
     try:
         options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_calls": 0}
         needed = {"CPU": threads, "GPU": gpus}
-        nodes = [node["Resources"] for node in ray.nodes()]
+        nodes = [node["Resources"] for node in ray.nodes()]  # type: ignore[no-untyped-call]
         if not any(all(node.get(k, 0) >= n for k, n in needed.items()) for node in nodes):
             logger.warning(f"no machine of the Ray cluster has {needed} yet; waiting for one")
         begin: Any = ray.remote(max_retries=ATTEMPTS - 1, **options)(_on_ray)

@@ -103,9 +103,9 @@ def test_options_override_the_definition(tiny: Callable[[str], Path], tmp_path: 
         out = tmp_path / min(options)
         embedkit.extract(SOME, out=out, **given, **options)
         assert pytest.approx(plain.encode(SOME), abs=1e-6) == embedkit.load(out, "mean_-1").X
-    corpus, options = tmp_path / "c.json", ("--model", tmp_path / "model", "--no-normalize")
+    corpus, own = tmp_path / "c.json", ("--model", tmp_path / "model", "--no-normalize")
     corpus.write_text(json.dumps([{"text": text} for text in SOME]))
-    assert invoke("extract", corpus, "--out", out, "--overwrite", "--prefix", "", *options).output
+    assert invoke("extract", corpus, "--out", out, "--overwrite", "--prefix", "", *own).output
     assert pytest.approx(plain.encode(SOME), abs=1e-6) == embedkit.load(out, "mean_-1").X
     with pytest.raises(UsageError, match="prompt='query'"):
         embedkit.extract(SOME, out=tmp_path / "x", **given, prompt="query")
