@@ -105,12 +105,9 @@ def test_a_blend_that_is_proven_better_is_recommended(tmp_path: Path) -> None:
     paths = []
     for name in ("a", "b", "c", "d"):
         score = (2 * y - 1) * 0.7 + random.normal(size=600)
-        proba = 1 / (1 + np.exp(-2 * score))
+        proba = 1 / (1 + np.exp(np.outer(score, [2, -2])))
         folds = [i % 5 for i in range(600)]
-        labels = [str(one) for one in y]
-        paths.append(
-            write_fake_run(tmp_path / name, labels, np.stack([1 - proba, proba], 1), folds)
-        )
+        paths.append(write_fake_run(tmp_path / name, y, proba, folds))
     advice = recommend(compare(paths))
     assert advice.method.kind == "blend"
     assert advice.title.startswith("Blend the 4 runs")
@@ -248,7 +245,7 @@ def test_the_same_winner_everywhere(tmp_path: Path, kind: str) -> None:
     assert f"{advice.title} <small>{before}{name}</small>" in page
     said = invoke("compare", *paths, "--write-blend", tmp_path / "b.csv", "--blend", "best")
     assert said.exit_code == 0, said.output
-    assert f"({name})" in said.output.splitlines()[0]
+    assert said.output.splitlines()[0] == f"{advice.title} ({name})"
     assert f"  → {name} " in said.output
     data = json.loads(invoke("compare", *paths, "--json").output)
     assert data["recommendation"]["method"]["name"] == name
@@ -274,6 +271,11 @@ def test_nothing_is_better_than_the_majority(tmp_path: Path) -> None:
     assert not advice.useful
     assert "majority class" in advice.title
     assert "noise" in advice.reason
+    # by the metric alone: weights and thresholds may make probabilities worse
+    better = compare(predicting(tmp_path, {"sharp": 0.62}))
+    sharp, guess = (better.row(name).scores["log_loss"] for name in ("sharp", "majority"))
+    assert sharp.value > guess.value
+    assert recommend(better).useful
 
 
 def test_decisions_name_what_was_not_tried(compared: Compared, tmp_path: Path) -> None:
@@ -378,10 +380,9 @@ def test_pairs_are_the_cells_beside_the_diagonal(compared: Compared) -> None:
 def test_names_of_classes_stand_at_their_columns(compared: Compared) -> None:
     names = tuple(f"a turned name {letter}" for letter in "abcd")
     items = confusion(replace(held_out(compared, "c"), classes=names)).items
-    cells = [np.mean(i.points, axis=0)[0] for i in items if isinstance(i, Shape)]
-    columns = [i for i in items if isinstance(i, Text) and i.turned and i.text in names]
-    assert [i.text for i in columns] == list(names)
-    assert [i.x for i in columns] == pytest.approx(sorted(set(cells)), abs=columns[0].size / 2)
+    cells = {np.mean(i.points, axis=0)[0] for i in items if isinstance(i, Shape)}
+    columns = {i.text: i.x for i in items if isinstance(i, Text) and i.turned and i.text in names}
+    assert columns == pytest.approx(dict(zip(names, sorted(cells), strict=True)), abs=6)
 
 
 def test_reliability_bins_hold_all_records(compared: Compared) -> None:

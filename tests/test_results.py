@@ -538,7 +538,8 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     assert set(content.random_weights) == {v.name for v in content.view_scores}
     assert read_run(tmp_path / "probe") == replace(content, command=None)
     assert (tmp_path / "probe/figures/layers.png").stat().st_size > 5_000
-    told = run_info_text(tmp_path / "probe", content).splitlines()[1]
+    finding, told, *_ = run_info_text(tmp_path / "probe", content).splitlines()
+    assert best.name not in finding.removeprefix(best.name)  # as one of the others
     assert f"accuracy {100 * content.nested.value:.1f} %" in told
     single = train(shared / "data", out=tmp_path / "run", view="mean_1", tune=True, **same)
     accuracy = single.content.scores["cross_validation"]["accuracy"].value

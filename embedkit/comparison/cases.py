@@ -265,7 +265,7 @@ def find_texts(
         if not whole and not path.is_file():
             raise UsageError(f"texts={str(path)!r} does not exist. Give a dataset or corpus.")
         if (source_of(load(path)) if whole else (file_sha256(path),)) != source:
-            raise MismatchError(f"texts={str(path)!r} is another corpus than that of these runs.")
+            raise MismatchError(f"texts={str(path)!r} is not the corpus of these runs.")
         return _stored(path, rows) if whole else _of_corpus(path, rows, reading)
     for dataset in datasets:
         if dataset.manifest.job.storage.text:
@@ -279,7 +279,7 @@ def find_texts(
 def shown_texts(
     records: Predictions, texts: Texts, datasets: Sequence[Dataset]
 ) -> list[str | None]:
-    """Return the text of each record; of each word what is around it, the word in brackets."""
+    """Return the text of each record, or the context of each word, which stands in brackets."""
     by_record = [texts.get(int(row)) for row in records.row]
     for dataset in datasets if records.of_words else ():
         data = load(dataset.path, level="word")

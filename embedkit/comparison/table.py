@@ -62,13 +62,6 @@ def judge(difference: Difference, metric: str, margin: float) -> str:
 
     The methods are equivalent if the whole interval lies within the ``margin``, the smallest
     difference that matters; otherwise the one is better or worse if the corrected p is below 0.05.
-
-    >>> judge(Difference(0.03, 0.01, 0.05, p_corrected=0.001), "accuracy", 0.01)
-    'better'
-    >>> judge(Difference(0.002, -0.003, 0.007, p_corrected=0.4), "accuracy", 0.01)
-    'equivalent'
-    >>> judge(Difference(0.02, -0.01, 0.05, p_corrected=0.4), "accuracy", 0.01)
-    'not proven'
     """
     if max(-difference.low, difference.high) <= margin:
         return "equivalent"

@@ -7,6 +7,7 @@ truncation, windows and pairs can be counted; at load texts are compared with it
 from __future__ import annotations
 
 import logging
+import random
 import re
 import unicodedata
 from array import array
@@ -707,10 +708,10 @@ def note_if_spelled_out(
 def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float:
     """Fraction of words with a token for every letter, or an unknown token.
 
-    Whitespace words of three or more letters are counted in 200 texts at equal distances; of fewer
-    than 20 words it is 0.
+    Whitespace words of three or more letters are counted in 200 random texts; of fewer than 20
+    words it is 0.
     """
-    chosen = list(texts[:: -(-len(texts) // 200) or 1])
+    chosen = random.Random(0).sample(list(texts), min(len(texts), 200))
     encoded = tokenizer.encode(chosen, settings=TokenizerSettings(max_length=512), offsets=True)
     flags = []
     for text, tokens in zip(chosen, encoded, strict=True):
