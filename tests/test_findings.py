@@ -85,11 +85,17 @@ def probed(folder: Path, accuracy: float, *, n: int = 400, **probe: Any) -> Path
 # the recommendation
 
 
-def test_the_cheapest_of_those_that_are_not_proven_worse(tmp_path: Path) -> None:
+def test_the_cheapest_of_those_that_are_not_proven_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = predicting(tmp_path, {"good": 0.80, "same": 0.79, "bad": 0.60})
     cheap = costing(paths, good=(9.0, 1.0), same=(1.0, 9.0), bad=(0.1, 0.1))
     assert cheap.method.name == "same"
     assert "+1.0" in cheap.reason
+    assert "a text in" in cheap.reason
+    monkeypatch.setattr(Compared, "level", "word")
+    assert "a word in" in recommend(compare(paths)).reason
+    monkeypatch.undo()
     dear = costing(paths, good=(1.0, 9.0), same=(9.0, 1.0), bad=(0.1, 0.1))
     assert dear.method.name == "good"
     # times that differ in their third digit are the same: then training decides

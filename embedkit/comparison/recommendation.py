@@ -165,8 +165,9 @@ def _reason(compared: Compared, chosen: Row) -> str:
     ahead = metric_text(gap.value, metric, signed=True)
     equivalent = compared.judge(gap) == "equivalent"
     said = f"{best.name} is {'equivalent' if equivalent else 'not proven better'} ({ahead})"
+    unit = "text" if compared.level == "sentence" else "word"
     for verb, mine, theirs in (
-        ("predicts a text in", cost_text(chosen), cost_text(best)),
+        (f"predicts a {unit} in", cost_text(chosen), cost_text(best)),
         ("trains in", fit_text(chosen), fit_text(best)),
     ):
         if mine and theirs and mine != theirs:

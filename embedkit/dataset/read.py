@@ -583,7 +583,6 @@ class VectorData:
             batch_size: rows of a batch; only the last one has fewer.
             columns: further columns; null becomes an empty string.
             shuffle_seed: shuffle by this seed; another one for each epoch gives another order.
-                ``None`` keeps the order of the input.
             worker: number of this worker, and the number of workers.
 
         Yields:

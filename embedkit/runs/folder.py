@@ -251,9 +251,8 @@ def info(what: AnyPath) -> Run | DatasetInfo | ModelInfo:
         UsageError: it is a file.
         ModelError: there is no such folder, and no such checkpoint.
 
-    Example:
-        >>> embedkit.info("vectors").manifest.totals.accepted
-        12
+    >>> embedkit.info("vectors").manifest.totals.accepted
+    12
     """
     path = local_dataset(what)
     if path.is_file():
