@@ -141,8 +141,9 @@ def run_on_ray(
         nodes = [node["Resources"] for node in ray.nodes()]  # type: ignore[no-untyped-call]
         if not any(all(node.get(k, 0) >= n for k, n in needed.items()) for node in nodes):
             logger.warning(f"no machine of the Ray cluster has {needed} yet; waiting for one")
-        begin: Any = ray.remote(max_retries=ATTEMPTS - 1, **options)(_on_ray)
-        value, todo = ray.put(shared), deque(tasks)
+        # Ray itself would repeat a task without end that was killed for lack of memory
+        begin: Any = ray.remote(max_retries=0, **options)(_on_ray)
+        value, todo, ends = ray.put(shared), deque(tasks), Counter[T]()
         while todo or running:
             while todo and len(running) < workers:
                 task = todo.popleft()
@@ -156,8 +157,12 @@ def run_on_ray(
                     raise error.cause from error
                 except ray.exceptions.RaySystemError:
                     raise
-                except ray.exceptions.RayError:  # its processes were killed
-                    yield task, None
+                except ray.exceptions.RayError:  # its process was killed
+                    ends[task] += 1
+                    if ends[task] < ATTEMPTS:
+                        todo.append(task)
+                    else:
+                        yield task, None
     finally:
         for reference in running:  # if the caller stops
             ray.cancel(reference)

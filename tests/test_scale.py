@@ -150,12 +150,16 @@ def test_two_workers_make_the_same_bytes(
 def test_two_nodes_of_ray_make_the_same_bytes(
     golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
-    """A worker on one of them is killed; a note tells what no node has."""
+    """One worker is killed; then each that gets a certain shard; a note tells what is missing."""
     monkeypatch.setattr(extract, "run_shard", killed_once)
     made(golden, tmp_path / "out", workers=2, engine="ray")
     assert (tmp_path / "mark").exists()
     assert tree(tmp_path / "out") == tree(golden)
     assert "GPU" not in str(notes)
+    monkeypatch.setattr(extract, "run_shard", killed_always)
+    with pytest.raises(EncodeError, match="shard 2"):
+        made(golden, tmp_path / "lost", workers=2, engine="ray")
+    assert len(list((tmp_path / "lost.incomplete/sentences").iterdir())) == 3
     monkeypatch.setattr("ray.wait", sys.exit)  # it would wait for ever
     with pytest.raises(SystemExit):
         made(golden, tmp_path / "none", workers=2, engine="ray", gpus_per_worker=0.5)
