@@ -25,7 +25,7 @@ from embedkit.machine import __version__, set_wait_policy
 def main() -> NoReturn:
     """Run the command line and exit with the code that the README lists."""
     set_wait_policy()  # before the libraries that read it are loaded
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     stdout = sys.stdout
     if isinstance(stdout, TextIOWrapper):  # file names may be unprintable
         stdout.reconfigure(errors="backslashreplace")
@@ -39,10 +39,6 @@ def main() -> NoReturn:
         if code == EXIT_TERMINATED:
             complain(_stopped("terminated"))
     sys.exit(code)
-
-
-def _terminate(_signal: int, _frame: object) -> NoReturn:
-    sys.exit(EXIT_TERMINATED)
 
 
 def _stopped(how: str) -> str:
