@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from embedkit.dataset.read import VectorData
 from embedkit.dataset.settings import encode_as
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.folder import dataset_content
+from tests.processes import ROOT
 from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
 
 
@@ -139,19 +140,13 @@ def test_the_seed_decides_the_order(made: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_example_for_pytorch_runs(made: Path, workers: int) -> None:
-    example = inspect.cleandoc(VectorData.iter_batches.__doc__ or "").split("Example:\n")[1]
-    lines = [line.strip() for line in example.splitlines() if line.strip()[:4] in (">>> ", "... ")]
-    code = "\n".join(line[4:].split("# doctest")[0].rstrip() for line in lines)
-    code = code.replace('"vectors"', repr(str(made)))
-    code = code.replace("num_workers=2", f"num_workers={workers}")
-    *statements, result = code.splitlines()
-    names: dict[str, Any] = {"embedkit": embedkit}
-    exec("\n".join(statements), names)
-    assert eval(result, names)
-    import torch
-
-    batch = next(iter(names["loader"]))
-    assert isinstance(batch["X"], torch.Tensor)
+    section = (ROOT / "docs/extract.md").read_text("utf-8").partition("of PyTorch")[2]
+    code = section.split("```")[1].removeprefix("python").replace('"vectors"', repr(str(made)))
+    names: dict[str, Any] = {}
+    exec(code.replace("num_workers=2", f"num_workers={workers}"), names)
+    batches = list(names["loader"])
+    assert isinstance(batches[0]["X"], torch.Tensor)
+    assert sum(len(batch["X"]) for batch in batches) == len(names["data"])
 
 
 # new texts
