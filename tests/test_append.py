@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit.dataset.format import read_manifest
+from embedkit.dataset.format import TABLES, read_manifest
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.search.index import open_index
 from tests.processes import invoke
@@ -231,6 +231,3 @@ def test_a_run_tells_that_its_dataset_has_grown(tmp_path: Path) -> None:
     write_tsv(corpus, rows)
     run(corpus, out, append=True)
     assert "its dataset has 40 records since" in invoke("info", tmp_path / "run").output
-
-
-TABLES = ("sentences", "words", "tokens")

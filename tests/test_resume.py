@@ -12,7 +12,7 @@ import pytest
 
 from embedkit.dataset import extract as planning
 from embedkit.dataset import shards
-from embedkit.dataset.format import read_footer
+from embedkit.dataset.format import TABLES, read_footer
 from embedkit.dataset.job import JobFolder
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
 from embedkit.types import Progress
@@ -217,9 +217,6 @@ def test_another_environment_is_refused_unless_allowed(
 
 
 # Damage to an unfinished job
-
-
-TABLES = ("sentences", "words", "tokens")
 
 
 @pytest.mark.parametrize("folder", TABLES)

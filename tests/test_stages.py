@@ -13,7 +13,7 @@ from embedkit.dataset import shards
 
 
 def shard_of(number: int) -> Any:
-    return SimpleNamespace(number=number, records=[], texts=[])
+    return SimpleNamespace(number=number, records=[], texts=SimpleNamespace(ids=[]))
 
 
 def plan_of(nbytes: int) -> Any:
@@ -30,11 +30,11 @@ def test_one_shard_is_read_ahead_and_no_more() -> None:
         one_more.release()
         return shard_of(number)
 
-    def begun(shard: Any) -> None:
-        for _ in range({0: 2, 4: 0}.get(shard.number, 1)):
+    def begun(number: int, *_counts: int) -> None:
+        for _ in range({0: 2, 4: 0}.get(number, 1)):
             one_more.acquire()
         time.sleep(0.01)  # in which another one could be read
-        assert made == list(range(min(shard.number + 2, 5)))
+        assert made == list(range(min(number + 2, 5)))
 
     maker: Any = SimpleNamespace(
         read=read, plan=plan_of(nbytes=1), write=lambda shard, _: shard.number
@@ -58,5 +58,5 @@ def test_bytes_waiting_to_be_written_are_bounded(monkeypatch: pytest.MonkeyPatch
 
     maker: Any = SimpleNamespace(read=shard_of, plan=plan_of(nbytes=100), write=write)
     todo: Any = range(20)
-    assert shards.run_shards(maker, todo, lambda _: None, lambda _: None) == [*range(20)]
+    assert shards.run_shards(maker, todo, lambda *_: None, lambda _: None) == [*range(20)]
     assert most[0] <= 2

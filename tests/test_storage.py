@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,38 +33,21 @@ def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "x").read_bytes() == b"0123456789" * 10
 
 
-def test_writers_of_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second writer has its own temporary file; that of a killed one is deleted."""
-    (tmp_path / f"{tmp_path.name}-x.0123.partial").write_bytes(b"torn")
-    real = os.replace
-    names: list[str] = []
-
-    def late(source: Path, target: Path) -> None:
-        monkeypatch.setattr(os, "replace", real)
-        names.extend(p.name for p in tmp_path.iterdir())
-        storage.write_durably(tmp_path / "x", b"second", scratch=tmp_path)
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", late)
-    storage.write_durably(tmp_path / "x", b"first", scratch=tmp_path)
-    assert len(names) == 1
-    assert "0123" not in names[0]
-    assert (tmp_path / "x").read_bytes() == b"first"
-    assert [p.name for p in tmp_path.iterdir()] == ["x"]
-
-
-def test_a_file_that_is_removed_before_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("module", "call"), [(fcntl, "flock"), (os, "replace")])
+def test_writers_of_one_file_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, call: str
 ) -> None:
-    """By a second writer, who takes it for that of a killed one."""
-    real = fcntl.flock
+    """A second one comes before the first has locked, or renamed, its temporary file."""
+    real = getattr(module, call)
 
-    def late(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", real)
+    def late(*arguments: Any) -> None:
+        monkeypatch.setattr(module, call, real)
+        (tmp_path / f"{tmp_path.name}-x.0123.partial").write_bytes(b"of a killed one")
         storage.write_durably(tmp_path / "x", b"second", scratch=tmp_path)
-        real(descriptor, operation)
+        assert (tmp_path / "x").read_bytes() == b"second"
+        real(*arguments)
 
-    monkeypatch.setattr(fcntl, "flock", late)
+    monkeypatch.setattr(module, call, late)
     storage.write_durably(tmp_path / "x", b"first", scratch=tmp_path)
     assert (tmp_path / "x").read_bytes() == b"first"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]

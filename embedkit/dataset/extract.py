@@ -62,14 +62,7 @@ from embedkit.dataset.job import (
     recorded_inputs,
     recorded_precision,
 )
-from embedkit.dataset.shards import (
-    ExtractPlan,
-    Shard,
-    ShardMaker,
-    environment_of,
-    run_shard,
-    run_shards,
-)
+from embedkit.dataset.shards import ExtractPlan, ShardMaker, environment_of, run_shard, run_shards
 from embedkit.display import ShownFolder, count_text
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.tokenizer import TokenizedTexts, note_if_spelled_out
@@ -343,12 +336,12 @@ class _Meter:
         self.fresh = 0
         self._report()
 
-    def start(self, shard: Shard) -> None:
+    def start(self, number: int, tokens: int, records: int) -> None:
         """Report that a shard begins."""
         self._done = self._seen  # repeated texts ran once, and windows overlap
-        self._seen += len(shard.texts.ids)
-        self._rows += len(shard.records)
-        self._stage = f"shard {shard.number + 1}"
+        self._seen += tokens
+        self._rows += records
+        self._stage = f"shard {number + 1}"
         self._report()
 
     def tokens(self, count: int) -> None:
@@ -359,11 +352,8 @@ class _Meter:
 
     def finished(self, receipt: Receipt) -> None:
         """Report a shard that another process has made."""
-        tokens = receipt.ledger["tokens_kept"]
-        self._seen += tokens
-        self._rows += receipt.ledger["records"]
-        self._stage = f"shard {receipt.shard + 1}"
-        self.tokens(tokens)
+        self.start(receipt.shard, receipt.ledger["tokens_kept"], receipt.ledger["records"])
+        self.tokens(receipt.ledger["tokens_kept"])
 
     def _report(self) -> None:
         total = self._seen * self._accepted // self._rows if self._rows else None
@@ -478,11 +468,7 @@ def _speed(plan: ExtractPlan, records: Sequence[Record], texts: TokenizedTexts) 
     started = time.perf_counter()
     first = True
     while time.perf_counter() - started < _LEAST_SECONDS:
-        pending = plan.start_shard(
-            records, texts, on_tokens=lambda count: done.update(tokens=count)
-        )
-        result = pending.result()
-        del pending, result
+        plan.start_shard(records, texts, on_tokens=lambda count: done.update(tokens=count)).result()
         if first:  # the first pass warms up
             started, first = time.perf_counter(), False
             done.clear()

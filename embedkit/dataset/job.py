@@ -165,16 +165,13 @@ class ShardPlan:
         counts, ledger = self.counts, Counter[str]()
         for receipt in receipts:
             ledger.update(receipt.ledger)
+        same = ("records", "accepted", "blank_lines", "fields_with_quotes", "fields_csv_quoted")
         return Totals(
-            records=counts.records,
-            accepted=counts.accepted,
+            **{name: getattr(counts, name) for name in same},
             rejected=counts.n_rejected,
             rejected_by_reason=dict(sorted(counts.rejected.items())),
             left_out=sum(counts.left_out.values()),
             left_out_by_reason=dict(sorted(counts.left_out.items())),
-            blank_lines=counts.blank_lines,
-            fields_with_quotes=counts.fields_with_quotes,
-            fields_csv_quoted=counts.fields_csv_quoted,
             ledger=dict(ledger),
         )
 

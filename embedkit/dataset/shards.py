@@ -225,7 +225,7 @@ class ShardMaker:
 def run_shards(
     maker: ShardMaker,
     todo: Sequence[ShardRange],
-    on_start: Callable[[Shard], None],
+    on_start: Callable[[int, int, int], None],
     on_tokens: Callable[[int], None],
 ) -> list[Receipt]:
     """Make shards in this process, one after the other; an error waits for those begun.
@@ -242,7 +242,7 @@ def run_shards(
         reads = (reader.submit(maker.read, shard) for shard in todo)
         for read, _ in pairwise(chain(reads, [Future[Shard]()])):  # one is read ahead
             shard = read.result()
-            on_start(shard)
+            on_start(shard.number, len(shard.texts.ids), len(shard.records))
             pending = maker.plan.start_shard(shard.records, shard.texts, on_tokens=on_tokens)
             while waiting and (
                 waiting[0][1].done()
