@@ -51,11 +51,6 @@ class Difference(Score):
     p: float | None = None
     p_corrected: float | None = None
 
-    @property
-    def significant(self) -> bool:
-        """True if the corrected p is below 0.05."""
-        return self.p_corrected is not None and self.p_corrected < 0.05
-
 
 def judge(difference: Difference, metric: str, margin: float) -> str:
     """Return the verdict on a difference.
@@ -65,7 +60,7 @@ def judge(difference: Difference, metric: str, margin: float) -> str:
     """
     if max(-difference.low, difference.high) <= margin:
         return "equivalent"
-    if not difference.significant:
+    if difference.p_corrected is None or difference.p_corrected >= 0.05:
         return "not proven"
     return "better" if (difference.value > 0) != (metric in LOWER_IS_BETTER) else "worse"
 
