@@ -66,7 +66,7 @@ from embedkit.dataset.shards import ExtractPlan, ShardMaker, environment_of, run
 from embedkit.display import ShownFolder, count_text
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.tokenizer import TokenizedTexts, note_if_spelled_out
-from embedkit.encoding.views import LayerSpec, parse_layers, parse_poolings, views_of
+from embedkit.encoding.views import LayerSpec, parse_layers, parse_poolings, view_ranges, views_of
 from embedkit.errors import CorpusError, EncodeError, UsageError
 from embedkit.machine import usable_cores
 from embedkit.scale import ATTEMPTS, run_locally, run_on_ray, threads_limited
@@ -100,7 +100,7 @@ class ExtractResult(ShownFolder):
     def __repr__(self) -> str:
         if not self.out.exists():
             return f"dataset {self.out}, {count_text(self.missing_shards, 'shard')} missing"
-        manifest, views = self.manifest, ", ".join(row["view"] for row in self.as_rows())
+        manifest, views = self.manifest, view_ranges([row["view"] for row in self.as_rows()])
         read = manifest.job.input
         columns = f"text {read.text}, " + (f"label {read.label}" if read.label else "no label")
         return f"dataset {self.out}: {manifest.totals.accepted:,} records, {columns}; {views}"
