@@ -285,22 +285,21 @@ def _make(
 
 def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) -> list[Receipt]:
     """Make shards in other processes; an error at the end if some of them killed their workers."""
-    options, numbers = plan.options, [shard.number for shard in todo]
+    options, ranges = plan.options, {shard.number: shard for shard in todo}
     workers = [plan.of_worker(i) for i in range(options.n_workers)]
     if options.engine == "ray":
         results = run_on_ray(
             run_shard,
             workers[0],
-            numbers,
+            ranges,
             workers=options.n_workers,
             threads=plan.threads,
             address=options.address,
             gpus=options.gpus_per_worker,
         )
     else:
-        results = run_locally(run_shard, workers, numbers, threads=plan.threads)
-    receipts, ranges = [], {shard.number: shard for shard in todo}
-    lost, in_a_row = list[str](), 0
+        results = run_locally(run_shard, workers, ranges, threads=plan.threads)
+    receipts, lost, in_a_row = list[Receipt](), list[str](), 0
     with closing(results):
         for number, receipt in results:
             in_a_row = in_a_row + 1 if receipt is None else 0
