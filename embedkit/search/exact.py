@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 _INDEX = "embedkit_index"
-_FITTED, _SMALLEST = 50_000, 1e-6
+_FITTED, _VARIANCE = 50_000, 0.99
 _TILE = 1 << 21  # scores that a thread holds at once: 8 MB
 _BLOCKS = 4  # row groups that a thread works on before the results are merged
 _MOST_OF_INDEX = 2_048  # beyond that exact search is faster
@@ -79,11 +79,10 @@ class Whitening:
 def fit_whitening(data: VectorData, kind: str) -> Whitening:
     """Fit a map; whitening to a random sample of up to 50,000 records.
 
-    The covariance is shrunk (Ledoit and Wolf 2004): of fewer records than dimensions the inverse of
-    the plain one makes all records equally distant. Directions of less than a millionth of the
-    largest variance are rounding noise and are mapped to zero.
+    Whitening keeps the principal components with 99 % of the variance: of fewer records than
+    dimensions, all components would make all records equally distant.
     """
-    from sklearn.covariance import ledoit_wolf
+    from sklearn.decomposition import PCA
 
     check_choice(WHITENINGS, whitening=kind)
     if len(data) < 2:
@@ -98,12 +97,12 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
         return Whitening(mean, None)
     random = np.random.default_rng(0)
     sample = np.sort(random.choice(len(data), min(len(data), _FITTED), replace=False))
-    moved = data.reader.vectors_at(sample).astype(np.float64) - mean
-    values, directions = np.linalg.eigh(ledoit_wolf(moved, assume_centered=True)[0])
-    scale = np.zeros_like(values)
-    real = values > _SMALLEST * values[-1]
-    scale[real] = values[real] ** -0.5
-    return Whitening(mean, (directions * scale).astype(np.float32))
+    vectors = data.reader.vectors_at(sample).astype(np.float64)
+    matrix = np.zeros((data.width, data.width), np.float32)
+    if (vectors != vectors[0]).any():
+        pca = PCA(_VARIANCE, svd_solver="covariance_eigh").fit(vectors)
+        matrix[:, : pca.n_components_] = pca.components_.T * pca.explained_variance_**-0.5
+    return Whitening(mean, matrix)
 
 
 @dataclass(frozen=True, slots=True)
