@@ -16,7 +16,7 @@ from tests.processes import ROOT, program
 @pytest.mark.parametrize(
     ("scenarios", "sample"),
     [
-        (("extract", "extract --append", "train", "index"), 197),
+        (("extract", "extract --append", "train", "index"), 397),
         pytest.param(("extract --overwrite", "finetune"), 41, marks=pytest.mark.slow),
     ],
 )

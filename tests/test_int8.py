@@ -32,7 +32,7 @@ def wrong_sums(width: int) -> int:
     return int((~result.isclose((x @ steps.T).float(), rtol=1e-6, atol=0.5)).sum())
 
 
-@pytest.mark.parametrize("isa", ["", "AVX2", "SSE41"])
+@pytest.mark.parametrize("isa", ["", "AVX2", pytest.param("SSE41", marks=pytest.mark.slow)])
 def test_no_sum_of_the_full_range_overflows(isa: str) -> None:
     """Without VNNI pairs of products are added in 16 bits."""
     code = "from tests.test_int8 import wrong_sums; print(*map(wrong_sums, (64, 384, 1536)))"

@@ -14,8 +14,6 @@ import pytest
 
 from embedkit import machine
 
-# the wait policy
-
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
 def test_what_the_user_set_stays(name):

@@ -266,7 +266,7 @@ def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
 
 PRINTING = ("search", "words")  # leave no file, run every time
 RECIPES = sorted((ROOT / "pipelines").glob("*.toml"))
-LONG = ("medical_papers", "nsmc_finetuning", "nsmc_layers", "reviews")
+LONG = ("medical_papers", "nsmc_finetuning", "nsmc_layers", "reviews", "two_languages")
 
 
 def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:

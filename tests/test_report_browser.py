@@ -84,7 +84,9 @@ OVERLAPS = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) =
 })"""
 
 
-@pytest.mark.parametrize("name", ["vectors", "many", "values"])
+@pytest.mark.parametrize(
+    "name", ["many", *(pytest.param(n, marks=pytest.mark.slow) for n in ("vectors", "values"))]
+)
 @pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (800, "dark"), (390, "light")])
 def test_the_page_fits_the_screen(opened: Any, name: str, width: int, scheme: str) -> None:
     """No words of a picture lie on each other."""

@@ -76,7 +76,10 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     ("number", "code", "word"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+    [
+        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.slow),
+        (signal.SIGTERM, 143, "terminated"),
+    ],
 )
 def test_signals_end_the_job_at_once(tmp_path: Path, number: int, code: int, word: str) -> None:
     write_tsv(tmp_path / "c.tsv", [(str(i), "the movie was good " * 4, "1") for i in range(6_000)])
