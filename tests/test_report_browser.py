@@ -87,7 +87,10 @@ OVERLAPS = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) =
 @pytest.mark.parametrize(
     "name", ["many", *(pytest.param(n, marks=pytest.mark.slow) for n in ("vectors", "values"))]
 )
-@pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (800, "dark"), (390, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(1_400, "light"), (390, "light"), pytest.param(800, "dark", marks=pytest.mark.slow)],
+)
 def test_the_page_fits_the_screen(opened: Any, name: str, width: int, scheme: str) -> None:
     """No words of a picture lie on each other."""
     page = opened(name, width=width, scheme=scheme, bypass_csp=True)
