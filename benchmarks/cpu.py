@@ -55,7 +55,20 @@ from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import View, parse_view
 
 SHORT_TEXTS = 1_000
-FAMILIES = ("bert", "roberta", "electra", "albert", "mpnet", "modernbert", "nomic_bert", "qwen3")
+FAMILIES = (
+    *(
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "electra",
+        "distilbert",
+        "albert",
+        "nomic_bert",
+    ),
+    *("jina_embeddings_v3", "ernie", "data2vec-text", "modernbert", "xlm-roberta-xl", "qwen3"),
+    *("gemma3_text", "mpnet"),
+)
 
 
 @dataclass
@@ -126,6 +139,10 @@ def families(options: argparse.Namespace, findings: Findings) -> None:
             layers = {"num_hidden_layers": 2, "hidden_size": 768, "num_attention_heads": 12}
             if kind in ("qwen3", "gemma3_text"):  # their defaults are of another width
                 layers |= {"num_key_value_heads": 4, "head_dim": 64}
+            if kind == "distilbert":
+                layers = {"n_layers": 2, "dim": 768, "n_heads": 12}
+            if kind == "xlm-roberta-xl":
+                layers |= {"intermediate_size": 3_072}
             save_checkpoint(Path(scratch, kind), kind, layers)
             runs = {}
             for forward in ("auto", "transformers"):
@@ -188,7 +205,7 @@ def avoided(options: argparse.Namespace, findings: Findings) -> None:
     for name, most in (
         ("cls_-1", 0.92),
         ("pooler", 0.92),
-        ("cls + mean of all layers + pooler", 1.15),
+        ("cls + mean of all layers + pooler", 1.05),
     ):
         ratio = seconds[name] / whole
         findings.goal(

@@ -1,7 +1,7 @@
 """Growth: what a row costs in corpora of 10,000 to 10,000,000 rows; what workers bring.
 
     python -m benchmarks.scale [--rows 10000,100000,1000000] [--workers 1,2] [--folder DIR]
-    python -m benchmarks.scale --only workers            # 32,768 short texts; needs ray
+    python -m benchmarks.scale --only workers            # 8,192 short texts; needs ray
 
 A model of one layer and width 32 with random weights encodes texts of 12 made-up words, so that
 everything else than the forward pass weighs as much as it can. Each row of the table is one corpus:
@@ -11,15 +11,16 @@ of a search, and of ``--append`` with one per cent more rows; and peak memory of
 exponent is the slope of log seconds over log rows, after the seconds of a corpus of 100 rows, which
 are start-up, are taken off.
 
-The second table is about processes: the built-in English model encodes 32,768 texts of 14 tokens
-with one worker of one thread, one process of all threads, a worker for each core, and the same
-through Ray. Medians of rounds in turn, of whole commands; the last column has the start-up (the
-seconds of 100 texts) taken off.
+The second table is about processes: the built-in English model encodes 8,192 texts of 14 words in
+two shards with one worker of one thread, one process of all threads, a worker for each core, and
+the same through Ray. Medians of rounds in turn, of whole processes; the last column has the
+start-up (the seconds of 100 texts in two shards) taken off.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +45,11 @@ TINY = {
     "intermediate_size": 64,
     "max_position_embeddings": 512,
 }
+EXTRACT = """
+import json, pathlib, sys, embedkit
+corpus, out, options = sys.argv[1:]
+embedkit.extract(pathlib.Path(corpus), out=out, overwrite=True, **json.loads(options))
+"""
 LOAD = "import sys, embedkit; d = embedkit.load(sys.argv[1]); print(d.X.sum(), len(d.ids))"
 
 
@@ -105,18 +112,19 @@ def compare_workers(rows: int, rounds: int, folder: Path) -> list[list[str]]:
     """Lines of the table of processes, on the machine's cores."""
     cores = str(len(os.sched_getaffinity(0)))
     one = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-    kinds: dict[str, tuple[list[str], dict[str, str]]] = {
-        "1 worker, 1 thread": ([], one),
-        f"1 process, {cores} threads": ([], {}),
-        f"{cores} workers, 1 thread each": (["--workers", cores], {}),
-        f"{cores} workers by Ray": (["--workers", cores, "--engine", "ray"], {}),
+    shared = {"workers": int(cores)}
+    kinds: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+        "1 worker, 1 thread": ({}, one),
+        f"1 process, {cores} threads": ({}, {}),
+        f"{cores} workers, 1 thread each": (shared, {}),
+        f"{cores} workers by Ray": (shared | {"engine": "ray"}, {}),
     }
 
     def extract(size: int, name: str) -> None:
         options, environment = kinds[name]
-        words = ["extract", str(folder / f"{size}.tsv"), "--overwrite", "-q", *options]
-        words += ["--model", DEFAULT_MODEL, "--out", str(folder / "out")]
-        command = [sys.executable, "-m", "embedkit", *words]
+        options = options | {"model": DEFAULT_MODEL, "shard_rows": size // 2}
+        words = [str(folder / f"{size}.tsv"), str(folder / "out"), json.dumps(options)]
+        command = [sys.executable, "-c", EXTRACT, *words]
         subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment})
 
     seconds = {}
@@ -148,8 +156,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         folder = Path(scratch)
         if options.only == "workers":
-            lines = compare_workers(32_768, 1, folder)
-            header = ["32,768 texts", "s", "speed", "start-up s", "speed without start-up"]
+            lines = compare_workers(8_192, 2, folder)
+            header = ["8,192 texts", "s", "speed", "start-up s", "speed without start-up"]
             print(table(header, lines))
             return
         save_checkpoint(folder / "tiny", "bert", TINY)

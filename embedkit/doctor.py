@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import tempfile
 import time
 from contextlib import suppress
@@ -13,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, distributions, metadata, re
 from pathlib import Path
 from typing import Any
 
-from embedkit import storage
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.errors import EmbedkitError, EncodeError, first_line
 from embedkit.machine import __version__, usable_cores
@@ -39,7 +37,6 @@ class Diagnosis:
     devices: dict[str, dict[str, Any]]  # device → its name, and the figures of an extraction
     models: list[str]  # checkpoints that load without network
     missing: dict[str, list[str]]  # extra → packages that are not installed
-    free: dict[str, int]  # bytes of ``disk`` and, where it is known, ``memory``
 
 
 def diagnose() -> Diagnosis:
@@ -79,11 +76,7 @@ def diagnose() -> Diagnosis:
             missing[extra] = [name for name, known in _versions(extra).items() if known is None]
         if lacking := [name for name, known in needed.items() if known is None]:
             notes.append(f"required, but not installed: {', '.join(lacking)}")
-    free = {"disk": storage.free_bytes(Path.cwd())}
-    if Path("/proc/meminfo").is_file():
-        available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
-        free |= {"memory": 1024 * int(available[1])} if available else {}
-    return Diagnosis(not problems, code, problems, notes, versions, devices, models, missing, free)
+    return Diagnosis(not problems, code, problems, notes, versions, devices, models, missing)
 
 
 def _extract(device: str) -> dict[str, Any]:

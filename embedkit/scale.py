@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -133,7 +134,8 @@ def run_on_ray(
         raise UsageError("engine='ray' needs Ray: pip install 'ray>=2.40'") from error
     started = not ray.is_initialized()
     if started:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+        _check_reached(address or os.environ.get("RAY_ADDRESS", ""))
+        ray.init(address, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     running: dict[Any, T] = {}
     try:
         options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_calls": 0}
@@ -168,6 +170,16 @@ def run_on_ray(
             ray.cancel(reference)
         if started:
             ray.shutdown()
+
+
+def _check_reached(address: str) -> None:
+    """Raise if nothing listens at ``HOST:PORT``, for which Ray would wait for minutes."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    try:
+        if port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"address={address!r}: no Ray cluster can be reached: {error}.") from error
 
 
 def _on_ray(function: Callable[[S, T], R], shared: S, task: T, threads: int) -> R:

@@ -12,19 +12,12 @@ import pytest
 from tests.durable import Disk, Tree, in_child, install, states_of
 from tests.processes import ROOT, program
 
+QUICK, SLOW = ["extract --append"], ["extract", "extract --overwrite", "train", "finetune", "index"]
 
-@pytest.mark.parametrize(
-    "scenarios",
-    [
-        ("extract --append",),
-        pytest.param(
-            ("extract", "extract --overwrite", "train", "finetune", "index"), marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_a_sample_of_faults_and_power_cuts(scenarios: tuple[str, ...]) -> None:
-    typed = (sys.executable, "-m", "tests.durable", *scenarios, "--sample", "41")
-    done = program(*typed, cwd=ROOT)
+
+@pytest.mark.parametrize("names", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)])
+def test_a_sample_of_faults_and_power_cuts(names: list[str]) -> None:
+    done = program(sys.executable, "-m", "tests.durable", *names, "--sample", "41", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -57,5 +50,4 @@ def test_a_missing_fsync_is_noticed(
     tmp_path: Path, sync_file: bool, sync_folder: bool, possible: set[bytes]
 ) -> None:
     action = partial(states_of_a_write, tmp_path, sync_file=sync_file, sync_folder=sync_folder)
-    states = in_child(action)
-    assert {tree["name"] for tree in states} == possible
+    assert {tree["name"] for tree in in_child(action)} == possible

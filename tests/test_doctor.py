@@ -24,7 +24,6 @@ def test_it_works_here(tmp_path: Path) -> None:
     assert found["devices"]["cpu"]["tokens_per_second"] > 0
     assert found["versions"].keys() >= {"embedkit", "python", "system", "torch", "numpy"}
     assert DEFAULT_MODEL in found["models"]
-    assert found["free"]["disk"] > 0
 
 
 def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,12 @@ def test_two_nodes_of_ray_make_the_same_bytes(
     assert "'GPU': 0.5" in str(notes)
 
 
+def test_an_address_without_a_cluster_is_refused(golden: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(UsageError, match=r"address='127\.0\.0\.1:9'"):
+        made(golden, tmp_path / "out", workers=2, engine="ray", address="127.0.0.1:9")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "message"), [(killed_always, r"shard 2 \(records 8 to 10\)"), (failing, "planted")]

@@ -11,7 +11,6 @@ import click
 from embedkit.cli.command import Commands, Result, command
 from embedkit.cli.options import FILE, option, options
 from embedkit.cli.text import json_text, say
-from embedkit.display import bytes_text
 from embedkit.errors import EXIT_REJECTS
 
 if TYPE_CHECKING:
@@ -113,14 +112,12 @@ def _diagnosis_text(found: Diagnosis) -> str:
         if "records" in about
     ]
     gpus = [about["name"] for device, about in found.devices.items() if device != "cpu"]
-    free = ", ".join(f"{bytes_text(size)} {name}" for name, size in found.free.items())
     missing = ", ".join(name for names in found.missing.values() for name in names)
     lines = ["✓ embedkit works here: " + "; ".join(speeds)] if found.works else []
     lines += [f"✗ embedkit does not work here: {problem}" for problem in found.problems]
     lines += [f"! {note}" for note in found.notes]
     lines.append(
-        f"  models here: {', '.join(found.models) or 'none'}; GPU: {', '.join(gpus) or 'none'}; "
-        f"free: {free}"
+        f"  models here: {', '.join(found.models) or 'none'}; GPU: {', '.join(gpus) or 'none'}"
     )
     lines += [f"  optional, not installed: {missing}"] if missing else []
     return "\n".join([*lines, "everything checked, all versions: embedkit doctor --json"])

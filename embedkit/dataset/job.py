@@ -635,8 +635,9 @@ def check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, A
     """Raise a :class:`MismatchError` if versions, device or arithmetic differ."""
     if environment := difference(before, now):
         raise MismatchError(
-            f"{path} was begun in another environment, whose bits could differ. Pass "
-            f"allow_env_change=True, or start over with overwrite=True. Differences:\n{environment}"
+            f"{path} was begun in another environment, whose bits could differ. Start over with "
+            "overwrite=True, or continue in Python with allow_env_change=True. Differences:\n"
+            f"{environment}"
         )
 
 
