@@ -20,11 +20,11 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "lines in embedkit/": 27_710,
+    "lines in embedkit/": 27_709,
     "modules in embedkit/": 90,
     "lines in the longest module": 900,
     "options of all commands": 220,
-    "lines in tests/": 18_902,
+    "lines in tests/": 18_900,
     "# fmt: skip": 60,
 }
 """No number may be larger, and none of these goes up: what comes in replaces something."""

@@ -74,12 +74,10 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
 # Real processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "word"),
-    [
-        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.slow),
-        (signal.SIGTERM, 143, "terminated"),
-    ],
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 def test_signals_end_the_job_at_once(tmp_path: Path, number: int, code: int, word: str) -> None:
     write_tsv(tmp_path / "c.tsv", [(str(i), "the movie was good " * 4, "1") for i in range(6_000)])
