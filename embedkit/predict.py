@@ -359,7 +359,6 @@ _ROUNDING = 1e-6
 _COLUMNS = {"word": "int64", "text": "string", "fold": "string"}
 _FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
-
 PredictedRecord = tuple[dict[str, Any], Prediction]
 """A row of a prediction file: ``row`` and ``id`` of a record, of words ``word`` and ``text``, of
 folds ``fold``; and the prediction."""

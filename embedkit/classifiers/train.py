@@ -60,7 +60,6 @@ from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progre
 
 logger = logging.getLogger(__name__)
 
-
 T = TypeVar("T")
 
 

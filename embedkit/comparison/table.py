@@ -378,19 +378,20 @@ def _scores(
             value = one.value(len(taken.row))
             scores[name][m] = Score(value, *interval(value, moved[m], one, taken.group))
         influence.append(moved[metric])
+        units = shown[metric].units(taken.group)
         step()
     values = np.array([found[metric].value for found in scores.values()])
     if metric != "calibration_error" and "calibration_error" in scores[MAJORITY]:
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
     pairs = list(combinations(range(len(scores)), 2))
-    tests = paired_tests(values, np.stack(influence, axis=1), pairs)
+    tests = paired_tests(values, np.stack(influence, axis=1), pairs, units)
     names = list(scores)
     differences: dict[tuple[str, str], Difference] = {}
     for pair, *p_values in zip(pairs, *tests, strict=True):
         p, corrected = (None if np.isnan(one) else float(one) for one in p_values)
         for a, b in (pair, pair[::-1]):
             gap = float(values[a] - values[b])
-            ends = difference_interval(gap, influence[a] - influence[b])
+            ends = difference_interval(gap, influence[a] - influence[b], units)
             differences[names[a], names[b]] = Difference(gap, *ends, p, corrected)
     return scores, differences
 

@@ -32,7 +32,6 @@ from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCall
 
 logger = logging.getLogger(__name__)
 
-
 _FEW = 8
 _MISSING = "(none)"
 _EPOCH, _DAY = datetime(1970, 1, 1, tzinfo=UTC), timedelta(days=1)

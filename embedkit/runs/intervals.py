@@ -108,19 +108,18 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
 
     It is symmetric on a scale on which estimates are nearly normal: log-odds of fractions, the
     power -2/3 of errors (E. B. Wilson and M. M. Hilferty 1931, "The Distribution of Chi-Square",
-    PNAS 17) and of the error that an R² leaves, Fisher's z of correlations. Of a fraction that is 0
-    or 1, which no unit has an influence on, it is Wilson's. NaN where the metric is undefined.
+    PNAS 17) and of the error that an R² leaves, Fisher's z of correlations. Where no unit has an
+    influence (a perfect score) it is Wilson's of fractions, else NaN, as of an undefined metric.
     """
     error, freedom = _error(value, influence)
-    if not np.isfinite(value) or np.isnan(error):
+    least, most = sorted((metric.worst, 0.0 if metric.scale == "error" else 1.0))
+    if metric.scale == "fraction" and not (influence.any() and 0 < value < 1):
+        n = max(metric.units(unit), 1)
+        middle, spread = value + _Z**2 / n / 2, value * (1 - value) / n + (_Z / n / 2) ** 2
+        ends = ((middle + sign * _Z * spread**0.5) / (1 + _Z**2 / n) for sign in (-1, 1))
+        return max(next(ends), 0.0), min(next(ends), 1.0)
+    if np.isnan(error) or not influence.any() or not least < value < most:
         return float("nan"), float("nan")
-    best = 0.0 if metric.scale == "error" else 1.0
-    least, most = sorted((metric.worst, best))
-    if metric.scale == "fraction" and not 0 < value < 1:
-        reach = _Z**2 / (max(metric.units(unit), 1) + _Z**2)
-        return (0.0, reach) if value <= 0 else (1 - reach, 1.0)
-    if not influence.any() or not least < value < most:
-        return value, value
     low, high = _SCALES[metric.scale](value, _quantile(freedom) * error)
     return float(np.clip(low, least, value)), float(np.clip(high, value, most))
 
@@ -156,21 +155,23 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
 _SCALES = {"fraction": _log_odds, "correlation": _fisher, "error": _power, "explained": _explained}
 
 
-def difference_interval(value: float, influence: Float64) -> tuple[float, float]:
-    """Return the 95 % interval of a difference of scores, by the difference of influences."""
-    error, freedom = _error(value, influence)
+def difference_interval(
+    value: float, influence: Float64, units: float = np.inf
+) -> tuple[float, float]:
+    """Return the 95 % interval of a difference, by that of influences; arguments as for tests."""
+    error, freedom = _error(value, influence, units)
     margin = _quantile(freedom) * error
     return value - margin, value + margin
 
 
 def paired_tests(
-    values: Float64, influence: Float64, pairs: Sequence[tuple[int, int]]
+    values: Float64, influence: Float64, pairs: Sequence[tuple[int, int]], units: float = np.inf
 ) -> tuple[Float64, Float64]:
     """Return p of every pair by Student's t, and corrected by Holm for all of them.
 
     The errors are those of :func:`difference_interval`. NaN where a value is undefined.
     ``values`` ``(methods,)`` are of all records, ``influence`` is ``(blocks, methods)``, ``pairs``
-    are all pairs where the best is chosen by the same records.
+    are all pairs where the best is chosen by the same records, ``units`` are :meth:`Metric.units`.
     """
     from scipy.special import stdtr
 
@@ -178,7 +179,7 @@ def paired_tests(
     size = np.sqrt((influence**2).sum(0))
     for number, (one, other) in enumerate(pairs):
         value = values[one] - values[other]
-        error, freedom = _error(value, influence[:, one] - influence[:, other])
+        error, freedom = _error(value, influence[:, one] - influence[:, other], units)
         if np.isnan(value) or np.isnan(error):
             continue
         same = error <= 1e-9 * max(size[one], size[other]) and abs(value) <= 1e-9 * max(
@@ -204,17 +205,19 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-def _error(value: float, influence: Float64) -> tuple[float, float]:
+def _error(value: float, influence: Float64, units: float = np.inf) -> tuple[float, float]:
     """Standard error of a value, and its degrees of freedom; NaN where influences are undefined.
 
     The degrees of freedom are Satterthwaite's of a sum of squares, by the kurtosis without bias:
     fewer for long tails. Where no unit has an influence, as where one method is right and the other
-    wrong on every record, the error is that of one further unit without a difference.
+    wrong on every record, the error is that of one further unit without a difference, and p, with a
+    degree for every four units, about that of a sign test.
     """
     n = len(influence)
     error = float(np.sqrt((influence**2).sum()))
     if error == 0:
-        return abs(value) / n, 1.0
+        count = min(n, units)
+        return abs(value) / count, max(count / 4, 1.0)
     if n < 4 or np.isnan(error):
         return error, max(n - 1.0, 1.0)
     squares = (influence / np.abs(influence).max()) ** 2
