@@ -18,10 +18,6 @@ from embedkit.errors import UsageError, check_counts
 
 @click.command()
 @click.option("--max-length", type=int)
-@click.option("--pooling", "pooling")
-@click.option("--text-pair")
-@click.option("--header/--no-header", default=True)
-@click.option("--overwrite", is_flag=True)
 @click.option("-q", "--quiet", is_flag=True, callback=quiet_notes)
 def example(**_: object) -> None:
     logging.getLogger("embedkit.somewhere").warning("3 texts\x1b[2J were cut")

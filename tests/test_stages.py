@@ -1,4 +1,4 @@
-"""Stages beside each other: order and bounds."""
+"""Stages of shards beside each other: their order and bounds."""
 
 from __future__ import annotations
 
@@ -21,31 +21,15 @@ def plan_of(nbytes: int) -> Any:
     return SimpleNamespace(start_shard=lambda *_, **__: SimpleNamespace(nbytes=nbytes))
 
 
-def test_one_shard_is_read_ahead_and_no_more() -> None:
-    made: list[int] = []
-    one_more = threading.Semaphore(0)
-
-    def read(number: int) -> Any:
-        made.append(number)
-        one_more.release()
-        return shard_of(number)
+def test_shards_read_ahead_and_bytes_to_be_written_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "_BYTES_WAITING", 250)
+    lock, flying, most, read = threading.Lock(), [0], [0], list[int]()
 
     def begun(number: int, *_counts: int) -> None:
-        for _ in range({0: 2, 4: 0}.get(number, 1)):
-            one_more.acquire()
-        time.sleep(0.01)  # in which another one could be read
-        assert made == list(range(min(number + 2, 5)))
-
-    maker: Any = SimpleNamespace(
-        read=read, plan=plan_of(nbytes=1), write=lambda shard, _: shard.number
-    )
-    todo: Any = range(5)
-    assert shards.run_shards(maker, todo, begun, lambda _: None) == [*todo]
-
-
-def test_bytes_waiting_to_be_written_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_BYTES_WAITING", 250)
-    lock, flying, most = threading.Lock(), [0], [0]
+        time.sleep(0.005)  # in which further ones could be read
+        assert len(read) <= number + 2
 
     def write(shard: Any, _: Any) -> Any:
         with lock:
@@ -56,7 +40,11 @@ def test_bytes_waiting_to_be_written_are_bounded(monkeypatch: pytest.MonkeyPatch
             flying[0] -= 1
         return shard.number
 
-    maker: Any = SimpleNamespace(read=shard_of, plan=plan_of(nbytes=100), write=write)
+    def reading(number: int) -> Any:
+        read.append(number)
+        return shard_of(number)
+
+    maker: Any = SimpleNamespace(read=reading, plan=plan_of(nbytes=100), write=write)
     todo: Any = range(20)
-    assert shards.run_shards(maker, todo, lambda *_: None, lambda _: None) == [*range(20)]
+    assert shards.run_shards(maker, todo, begun, lambda _: None) == [*range(20)]
     assert most[0] <= 2

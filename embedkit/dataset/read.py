@@ -549,11 +549,7 @@ class VectorData:
         return list(self.reader.column(name).to_pylist())
 
     def to_pandas(self) -> pd.DataFrame:
-        """All columns as a ``pandas.DataFrame``, each chosen view as a column of rows of ``X``.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """All columns as a ``pandas.DataFrame``, each chosen view as a column of rows of ``X``."""
         import pandas as pd
 
         frame = pd.DataFrame({name: self.column(name) for name in self.columns})
