@@ -297,7 +297,7 @@ def test_tokenizer_json_decides_where_its_configuration_does_not(
     made.backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "vocab.txt").unlink()
     assert old_tokens(folder, "배를 여행을 Movies A") == [*SPLIT, *tokens]
-    assert [says in note for note in notes] == [True]
+    assert [says in note for note in notes] in ([True], [])  # transformers 5.0 does it by itself
 
 
 @pytest.mark.parametrize("family", ["bert", "japanese"])

@@ -376,8 +376,8 @@ def split_by_column(
     as ``train``, its records are assigned to ``folds`` folds.
     """
     given = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
-    if not given.all():
-        row = records.row[int(np.argmin(given.astype(bool)))]
+    if (given == "").any():
+        row = records.row[int(np.argmax(given == ""))]
         raise UsageError(f"split_column={column!r}: row {row} has no value there.")
     in_test = given == "test"
     used = ~in_test & _labelled(records)
