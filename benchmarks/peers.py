@@ -62,12 +62,11 @@ AVX2 = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     "CT2_FORCE_CPU_ISA": "AVX2",
 }
-"""Forces an older processor's instructions on all but ONNX Runtime, which has no such setting: see
-:func:`limit_onnxruntime`."""
+"""Forces an older processor's instructions, as far as engines can be told; see :func:`limit`."""
+ASK_THEMSELVES = ("onnxruntime", "openvino")
+"""Packages whose products (MLAS) have no such setting."""
 _ASKS_REGISTERS = re.compile(rb"(\x31\xc9|\x89\xd5)\x0f\x01\xd0")
-_TESTS_VNNI = re.compile(
-    rb"(\xb9\x01\x00\x00\x00\x0f\xa2\xa8)\x10(.{,200}?\xf6\xc2)\x10(?=\x74)", re.DOTALL
-)
+_TESTS_VNNI = re.compile(rb"\xb9\x01\x00\x00\x00\x0f\xa2\xa8\x10.{,200}", re.DOTALL)
 FP32_ENGINES = ("transformers, sorted", "ONNX Runtime", "OpenVINO", "CTranslate2")
 """Whose vectors have to be those of transformers."""
 
@@ -320,23 +319,31 @@ def checkpoint(kind: str) -> Iterator[Path]:
         yield folder
 
 
-def limit_onnxruntime(folder: Path) -> None:
-    """Copy ONNX Runtime to a folder so that it finds AVX2 and neither AVX-512 nor VNNI.
+def limit(package: str, folder: Path) -> None:
+    """Copy an installed package to a folder so that its libraries find neither AVX-512 nor VNNI.
 
-    It asks the processor which registers the system saves (``xor ecx, ecx; xgetbv``), where the
-    copy has the answer of one without AVX-512 (``push 7; pop rax``); and tests two bits of the
-    leaf 7.1 of ``cpuid`` for AVX-VNNI (``test al, 16``, ``test dl, 16``), where it tests none.
+    They ask the processor which registers the system saves (``xgetbv``, with 0 in ``ecx``), where
+    the copy has the answer of one without AVX-512 (``lea eax, [rcx+7]``); and test two bits of leaf
+    7.1 of ``cpuid`` for AVX-VNNI (``test al, 16``, ``test dl, 16``), where it tests none.
     """
-    name = "onnxruntime"
-    source = Path(str(find_spec(name).origin)).parent  # type: ignore[union-attr]
-    shutil.copytree(source, folder / name)
-    for library in (folder / name / "capi").glob("*.so*"):
-        code = library.read_bytes()
-        code, asked = _ASKS_REGISTERS.subn(b"\\1\x6a\x07\x58", code)
-        code, tested = _TESTS_VNNI.subn(b"\\1\x00\\2\x00", code)
-        if not (asked and tested) and "providers" not in library.name:
-            raise SystemExit(f"{library.name} asks for instructions in another way")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return
+    shutil.copytree(Path(spec.origin).parent, folder / package)
+    counts = [0, 0]
+    for library in (folder / package).rglob("*.so*"):
+        code, asked = _ASKS_REGISTERS.subn(b"\\1\x8d\x41\x07", library.read_bytes())
+        code, tested = _TESTS_VNNI.subn(_tests_nothing, code)
+        counts = [counts[0] + asked, counts[1] + tested]
         library.write_bytes(code)
+    if not all(counts):
+        raise SystemExit(f"{package} asks for instructions in another way")
+
+
+def _tests_nothing(code: re.Match[bytes]) -> bytes:
+    """``test al, 16`` right after ``cpuid``, and ``test dl, 16; je``, as tests of no bit."""
+    tested = code[0].replace(b"\xa2\xa8\x10", b"\xa2\xa8\x00")
+    return tested.replace(b"\xf6\xc2\x10\x74", b"\xf6\xc2\x00\x74")
 
 
 def main() -> None:
@@ -356,7 +363,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         rates = Path(scratch, "rates.json")
-        limit_onnxruntime(Path(scratch))
+        for package in ASK_THEMSELVES:
+            limit(package, Path(scratch))
         command = [sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--rates", str(rates)]
         env = {**os.environ, **AVX2, "PYTHONPATH": scratch}
         subprocess.run(command, env=env, check=True)

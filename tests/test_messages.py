@@ -24,12 +24,7 @@ def example(**_: object) -> None:
     raise UsageError("max_length=0: expected 1 or more")
 
 
-@click.group(cls=Commands)
-def group() -> None:
-    pass
-
-
-group.add_command(example)
+group = Commands(commands=[example])
 
 
 def test_a_command_shows_notes_and_its_options() -> None:

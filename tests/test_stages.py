@@ -21,15 +21,18 @@ def plan_of(nbytes: int) -> Any:
     return SimpleNamespace(start_shard=lambda *_, **__: SimpleNamespace(nbytes=nbytes))
 
 
-def test_shards_read_ahead_and_bytes_to_be_written_are_bounded(
+def test_one_shard_is_read_ahead_and_bytes_to_be_written_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shards, "_BYTES_WAITING", 250)
     lock, flying, most, read = threading.Lock(), [0], [0], list[int]()
+    one_more = threading.Semaphore(0)
 
     def begun(number: int, *_counts: int) -> None:
-        time.sleep(0.005)  # in which further ones could be read
-        assert len(read) <= number + 2
+        for _ in range({0: 2, 19: 0}.get(number, 1)):
+            assert one_more.acquire(timeout=10)  # the next one is being read
+        time.sleep(0.005)  # in which further ones could be
+        assert read == list(range(min(number + 2, 20)))
 
     def write(shard: Any, _: Any) -> Any:
         with lock:
@@ -42,6 +45,7 @@ def test_shards_read_ahead_and_bytes_to_be_written_are_bounded(
 
     def reading(number: int) -> Any:
         read.append(number)
+        one_more.release()
         return shard_of(number)
 
     maker: Any = SimpleNamespace(read=reading, plan=plan_of(nbytes=100), write=write)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -297,7 +298,8 @@ def test_tokenizer_json_decides_where_its_configuration_does_not(
     made.backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "vocab.txt").unlink()
     assert old_tokens(folder, "배를 여행을 Movies A") == [*SPLIT, *tokens]
-    assert [says in note for note in notes] in ([True], [])  # transformers 5.0 does it by itself
+    by_itself = transformers.__version__ == "5.0.0" and not normalizer["do_lower_case"]
+    assert [says in note for note in notes] == [True] * (not by_itself)
 
 
 @pytest.mark.parametrize("family", ["bert", "japanese"])

@@ -378,12 +378,12 @@ def _scores(
             value = one.value(len(taken.row))
             scores[name][m] = Score(value, *interval(value, moved[m], one, taken.group))
         influence.append(moved[metric])
-        units = shown[metric].units(taken.group)
         step()
     values = np.array([found[metric].value for found in scores.values()])
     if metric != "calibration_error" and "calibration_error" in scores[MAJORITY]:
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
     pairs = list(combinations(range(len(scores)), 2))
+    units = shown[metric].units(taken.group)  # the same for all methods
     tests = paired_tests(values, np.stack(influence, axis=1), pairs, units)
     names = list(scores)
     differences: dict[tuple[str, str], Difference] = {}
