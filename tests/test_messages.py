@@ -46,12 +46,10 @@ def test_usage_errors_are_value_errors() -> None:
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_the_help_shows_examples_first_and_every_option_once(name: str) -> None:
     command = cli.commands[name]
-    text = CliRunner().invoke(cli, [name, "--help"]).stdout
-    _, _, text = text.partition("Examples:")
+    text = CliRunner().invoke(cli, [name, "--help"]).stdout.partition("Examples:")[2]
     assert "Running and printing:" in text
     for param in command.params:
         if isinstance(param, click.Option):
             option = re.escape(max(param.opts, key=len))
-            assert len(re.findall(rf"^  (?:-\w, )?{option}(?= |$)", text, re.MULTILINE)) == 1, (
-                option
-            )
+            found = re.findall(rf"^  (?:-\w, )?{option}(?= |$)", text, re.MULTILINE)
+            assert len(found) == 1, option

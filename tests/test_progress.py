@@ -47,7 +47,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"reading": (100, 100), "timing the model": (0, None)},
         ),
     ],
-    ids=["predict", "predict-dataset", "compare", "dry-run"],
 )
 def test_progress_is_reported(
     place: Path,

@@ -231,7 +231,6 @@ def test_a_difference_that_every_unit_has_is_that_of_a_sign_test(count: int) -> 
     values, none = np.array([1.0, 0.0]), np.zeros((count, 2))
     p = paired_tests(values, none, [(0, 1)])[0][0]
     assert 1 < p / stats.binomtest(count, count).pvalue < 4
-    assert paired_tests(values, none, [(0, 1)], units=3)[0][0] > 0.2  # recall of three positives
 
 
 def test_undefined_scores_are_not_tested() -> None:

@@ -367,6 +367,9 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
     texts = pd.Series([text_key(line.split("\t")[0]) for line in lines[1:]])
     shared_texts = parts.groupby(texts).transform("nunique") > 1
     assert [message.split()[0] for message in notes] == [str(shared_texts.sum())]
+    corpus.write_text(corpus.read_text("utf-8").replace("\ttest\n", "\t\n"), "utf-8")
+    with pytest.raises(UsageError, match="split_column='part': row 2 "):
+        train(vectors_of(corpus, tmp_path / "gaps", keep=["part"]), split_column="part")
     given: dict[str, Any] = {"split_column": "part", "split": shared / "split.parquet"}
     with pytest.raises(UsageError, match="split_column="):
         train(tmp_path / "named", out=tmp_path / "r", **given)

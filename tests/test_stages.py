@@ -12,21 +12,17 @@ import pytest
 from embedkit.dataset import shards
 
 
-def shard_of(number: int) -> Any:
-    return SimpleNamespace(number=number, records=[], texts=SimpleNamespace(ids=[]))
-
-
-def plan_of(nbytes: int) -> Any:
-    """A plan whose shards have so many bytes of vectors."""
-    return SimpleNamespace(start_shard=lambda *_, **__: SimpleNamespace(nbytes=nbytes))
-
-
 def test_one_shard_is_read_ahead_and_bytes_to_be_written_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shards, "_BYTES_WAITING", 250)
     lock, flying, most, read = threading.Lock(), [0], [0], list[int]()
     one_more = threading.Semaphore(0)
+
+    def reading(number: int) -> Any:
+        read.append(number)
+        one_more.release()
+        return SimpleNamespace(number=number, records=[], texts=SimpleNamespace(ids=[]))
 
     def begun(number: int, *_counts: int) -> None:
         for _ in range({0: 2, 19: 0}.get(number, 1)):
@@ -43,12 +39,8 @@ def test_one_shard_is_read_ahead_and_bytes_to_be_written_are_bounded(
             flying[0] -= 1
         return shard.number
 
-    def reading(number: int) -> Any:
-        read.append(number)
-        one_more.release()
-        return shard_of(number)
-
-    maker: Any = SimpleNamespace(read=reading, plan=plan_of(nbytes=100), write=write)
+    plan = SimpleNamespace(start_shard=lambda *_, **__: SimpleNamespace(nbytes=100))
+    maker: Any = SimpleNamespace(read=reading, plan=plan, write=write)
     todo: Any = range(20)
     assert shards.run_shards(maker, todo, begun, lambda _: None) == [*range(20)]
     assert most[0] <= 2
