@@ -589,7 +589,8 @@ def _with_nan(kind: Any, value: Any) -> Any:
         hints = _hints(kind)
         return {k: _with_nan(hints[k], v) if k in hints else v for k, v in value.items()}
     if origin is tuple and isinstance(value, list):
-        return [_with_nan(arguments[0], item) for item in value]
+        kinds = arguments[:1] * len(value) if ... in arguments else arguments
+        return [_with_nan(kind, item) for kind, item in zip(kinds, value, strict=True)]
     if origin is dict and isinstance(value, dict):
         return {key: _with_nan(arguments[1], item) for key, item in value.items()}
     if len(arguments) == 1 and value is not None:  # X | None

@@ -141,7 +141,7 @@ def test_the_smallest_difference_that_matters(tmp_path: Path) -> None:
 def test_a_perfect_recall_rests_on_positives(tmp_path: Path, count: int, verdict: str) -> None:
     """No record has an influence on it, nor on that of the majority."""
     y = (np.random.default_rng(0).permutation(60) < count).astype(int)
-    run = write_fake_run(tmp_path / "a", y, np.eye(2)[y], np.arange(60) % 5)
+    run = write_fake_run(tmp_path / "a", y, np.eye(2)[y], [i % 5 for i in range(60)])
     row = row_of(compare([run], metric="recall"), "a")
     assert (row.verdict, row.to_baseline.low > 0) == (verdict, verdict == "better")
 

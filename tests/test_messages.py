@@ -9,7 +9,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-import embedkit
 from embedkit.choices import check_choice
 from embedkit.cli.command import Commands, quiet_notes
 from embedkit.cli.main import cli
@@ -39,7 +38,7 @@ def test_a_command_shows_notes_and_its_options() -> None:
 def test_usage_errors_are_value_errors() -> None:
     with pytest.raises(ValueError, match="words=True"):
         check_choice(("first", "mean"), words=True)
-    with pytest.raises(embedkit.errors.UsageError, match="sample=0"):
+    with pytest.raises(UsageError, match="sample=0"):
         check_counts(sample=0)
 
 

@@ -17,9 +17,7 @@ from embedkit.dataset.read import copy_vectors
 
 def write(path: Path, vectors: dict[str, Any], **options: Any) -> pq.FileMetaData:
     columns = [vector_column(v) for v in vectors.values()]
-    schema = pa.schema(
-        [pa.field(n, c.type, nullable=False) for n, c in zip(vectors, columns, strict=True)]
-    )
+    fields = [pa.field(n, c.type, nullable=False) for n, c in zip(vectors, columns, strict=True)]
     settings: dict[str, Any] = {
         "compression": "none",
         "use_dictionary": False,
@@ -30,7 +28,7 @@ def write(path: Path, vectors: dict[str, Any], **options: Any) -> pq.FileMetaDat
         "data_page_size": 1_024,
         **options,
     }
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema), path, **settings)
+    pq.write_table(pa.Table.from_arrays(columns, schema=pa.schema(fields)), path, **settings)
     return pq.read_metadata(path)
 
 

@@ -14,8 +14,11 @@ from embedkit.classifiers import probe as probing
 from embedkit.classifiers import tuning
 from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import side_by_side
+from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Target, growing_order
+from embedkit.runs.run import as_json
 from embedkit.runs.split import Split, split_for, write_split
+from tests.run_fixtures import edit_run
 from tests.store_fixtures import extract_tiny
 from tests.test_report import corpus_of
 
@@ -72,6 +75,10 @@ def test_a_curve_ends_at_the_score_of_the_view(data: Path, tmp_path: Path) -> No
         )
         for point in few:
             assert point.low <= point.value <= point.high
+    scores = as_json(content)["view_scores"]
+    scores[0]["curve"][0][1]["value"] = None  # as of a correlation with a constant
+    edit_run(tmp_path / "p", view_scores=scores)
+    assert as_json(read_run(tmp_path / "p"))["view_scores"] == scores
 
 
 def test_the_majority_is_that_of_the_training_records(data: Path, tmp_path: Path) -> None:

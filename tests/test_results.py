@@ -370,9 +370,8 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
     corpus.write_text(corpus.read_text("utf-8").replace("\ttest\n", "\t\n"), "utf-8")
     with pytest.raises(UsageError, match="split_column='part': row 2 "):
         train(vectors_of(corpus, tmp_path / "gaps", keep=["part"]), split_column="part")
-    given: dict[str, Any] = {"split_column": "part", "split": shared / "split.parquet"}
     with pytest.raises(UsageError, match="split_column="):
-        train(tmp_path / "named", out=tmp_path / "r", **given)
+        train(tmp_path / "named", split_column="part", split=shared / "split.parquet")
 
 
 # predictions of new texts

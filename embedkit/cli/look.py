@@ -229,9 +229,10 @@ def _similarity_text(found: PairSimilarity) -> str:
         grid_text({view: number_text(score.value) for view, score in scores.items()}),
     ]
     known = [score for score in scores.values() if math.isfinite(score.value)]
-    if widths := [(score.high - score.low) / 2 for score in known if math.isfinite(score.low)]:
+    if known:
+        width = max((score.high - score.low) / 2 for score in known)
         lines.append(
-            f"95 % intervals: ±{number_text(max(widths))} at most; Pearson: --json, or "
+            f"95 % intervals: ±{number_text(width)} at most; Pearson: --json, or "
             "embedkit info of --out"
         )
     if len(known) < len(scores):

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -59,7 +60,6 @@ from embedkit.runs.folder import (
     check_free,
     check_one_test_set,
     default_out,
-    path_from,
     resumable_run,
     write_results,
 )
@@ -657,10 +657,11 @@ def _history(log: Sequence[dict[str, Any]]) -> tuple[dict[str, float], ...]:
 
 def _dataset_content(job: _Job, folder: Path) -> DatasetContent:
     data, checkpoint = job.units.data, job.checkpoint
+    source = Path(data.name).resolve()
     shaping = json.dumps({"source": data.source, "reading": data.reading}, sort_keys=True)
     return DatasetContent(
         fingerprint=hashlib.sha256(shaping.encode()).hexdigest(),
-        path=path_from(folder, Path(data.name)) if Path(data.name).exists() else "",
+        path=os.path.relpath(source, folder.resolve()) if source.exists() else "",
         source=data.source,
         model=ModelSettings(
             type=checkpoint.model_type,

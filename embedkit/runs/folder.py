@@ -212,11 +212,6 @@ def write_results(
     return run
 
 
-def path_from(folder: Path, target: Path) -> str:
-    """Return ``target`` relative to a run's folder, so that both can be moved together."""
-    return os.path.relpath(target.resolve(), folder.resolve())
-
-
 def read_run(path: Path) -> Run:
     """Read ``run.json``; errors name its field."""
     file = path / "run.json"
@@ -313,7 +308,7 @@ def dataset_content(data: VectorData, folder: Path | None = None) -> DatasetCont
     return DatasetContent(
         fingerprint=manifest.fingerprint,
         source=source_of(data),
-        path="" if folder is None else path_from(folder, data.path),
+        path="" if folder is None else os.path.relpath(data.path.resolve(), folder.resolve()),
         model=job.model,
         names=manifest.names,
         pairs=job.input.text_pair is not None,

@@ -24,7 +24,6 @@ BLOCKS = 200
 """More units than these are put together at random, so that the time does not grow with them."""
 
 _AT_ONCE = 1 << 20
-_Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +108,26 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
     It is symmetric on a scale on which estimates are nearly normal: log-odds of fractions, the
     power -2/3 of errors (E. B. Wilson and M. M. Hilferty 1931, "The Distribution of Chi-Square",
     PNAS 17) and of the error that an R² leaves, Fisher's z of correlations. Where no unit has an
-    influence (a perfect score) it is Wilson's of fractions, else NaN, as of an undefined metric.
+    influence (a perfect score), it is Wilson's; NaN where the metric is undefined.
     """
     error, freedom = _error(value, influence)
-    least, most = sorted((metric.worst, 0.0 if metric.scale == "error" else 1.0))
-    if metric.scale == "fraction" and not (influence.any() and 0 < value < 1):
-        n = max(metric.units(unit), 1)
-        middle, spread = value + _Z**2 / n / 2, value * (1 - value) / n + (_Z / n / 2) ** 2
-        ends = ((middle + sign * _Z * spread**0.5) / (1 + _Z**2 / n) for sign in (-1, 1))
-        return max(next(ends), 0.0), min(next(ends), 1.0)
-    if np.isnan(error) or not influence.any() or not least < value < most:
+    if not np.isfinite(value) or np.isnan(error):
         return float("nan"), float("nan")
+    least, most = sorted((metric.worst, 0.0 if metric.scale == "error" else 1.0))
+    if not influence.any() or not least < value < most:
+        from scipy.stats import binomtest  # scipy takes longer to import than a prediction
+
+        if metric.scale in ("error", "explained"):
+            return value, value
+        n, size = round(max(metric.units(unit), 1)), most - least
+        part = binomtest(round((value - least) / size * n), n).proportion_ci(method="wilson")
+        return min(least + size * part.low, value), max(least + size * part.high, value)
     low, high = _SCALES[metric.scale](value, _quantile(freedom) * error)
     return float(np.clip(low, least, value)), float(np.clip(high, value, most))
 
 
 def _log_odds(value: float, margin: float) -> tuple[float, float]:
-    from scipy.special import expit, logit  # scipy takes longer to import than a prediction
+    from scipy.special import expit, logit
 
     reach = margin / (value * (1 - value))
     return expit(logit(value) - reach), expit(logit(value) + reach)
