@@ -35,14 +35,14 @@ PACKAGES = (
 
 
 def in_turn(
-    contestants: Mapping[str, Callable[[], object]], rounds: int = ROUNDS
+    contestants: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, *, warm: bool = False
 ) -> dict[str, float]:
     """Median seconds of each contestant; they run one after the other, round after round.
 
-    A first round warms up and does not count.
+    A first round warms up and does not count, unless they are ``warm``.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(rounds + 1):
+    for number in range(warm, rounds + 1):
         for name, run in contestants.items():
             started = time.perf_counter()
             run()
