@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import io
 import subprocess
 import sys
 import threading
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -20,14 +22,17 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "lines in embedkit/": 27_705,
-    "modules in embedkit/": 90,
-    "lines in the longest module": 900,
+    "code lines of embedkit/": 20_500,
+    "modules of embedkit/": 110,
+    "code lines of the longest module": 700,
+    "functions of more than 80 code lines": 6,
+    "functions that use more than 25 names of the package": 11,
+    "dataclasses": 144,
     "options of all commands": 220,
-    "lines in tests/": 18_900,
-    "# fmt: skip": 60,
+    "code lines of tests/": 15_500,
 }
-"""No number may be larger, and none of these goes up: what comes in replaces something."""
+"""Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is
+free. Limits have air on purpose and are not set to what there is."""
 
 MODULES_ON_THE_WAY = 30
 """In how many modules ``extract`` may call functions."""
@@ -76,23 +81,91 @@ def imports_of(module: str) -> Iterator[str]:
 GRAPH = {module: set(imports_of(module)) - {module} for module in FILES}
 
 
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+"""Tokens that are no code."""
+
+Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def code_lines(source: str) -> set[int]:
+    """Numbers of the lines with a token that is neither comment nor docstring."""
+    lines = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in LAYOUT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        # a string that stands alone: of a module, class or function, or below an attribute
+        for statement in getattr(node, "body", ()) if isinstance(node, Definition) else ():
+            match statement:
+                case ast.Expr(ast.Constant(str())):
+                    assert statement.end_lineno is not None
+                    lines.difference_update(range(statement.lineno, statement.end_lineno + 1))
+    return lines
+
+
+def names_of_the_package(tree: ast.Module) -> set[str]:
+    """Names that a module takes from the package or defines at its top."""
+    names = set[str]()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("embedkit"):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.ClassDef | Function):
+            names.add(node.name)
+    return names
+
+
 def test_budgets() -> None:
-    lengths = {m: len(path.read_text("utf-8").splitlines()) for m, path in FILES.items()}
+    lengths, functions, dataclasses = {}, {}, 0
+    for module, path in FILES.items():
+        source = path.read_text("utf-8")
+        code, tree = code_lines(source), ast.parse(source)
+        lengths[module] = len(code)
+        package = names_of_the_package(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                inside = code.intersection(range(node.lineno, (node.end_lineno or 0) + 1))
+                used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & package
+                functions[f"{module}.{node.name}"] = len(inside), len(used)
+            elif isinstance(node, ast.ClassDef):
+                decorators = map(ast.unparse, node.decorator_list)
+                dataclasses += any(d.startswith("dataclass") for d in decorators)
     tests = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")]
-    sources = [path.read_text("utf-8") for path in FILES.values()]
     options = [p for c in cli.commands.values() for p in c.params if isinstance(p, click.Option)]
+    long = sorted(name for name, (lines, _) in functions.items() if lines > 80)
+    busy = sorted(name for name, (_, names) in functions.items() if names > 25)
     numbers = {
-        "lines in embedkit/": sum(lengths.values()),
-        "modules in embedkit/": len(FILES),
-        "lines in the longest module": max(lengths.values()),
+        "code lines of embedkit/": sum(lengths.values()),
+        "modules of embedkit/": len(FILES),
+        "code lines of the longest module": max(lengths.values()),
+        "functions of more than 80 code lines": len(long),
+        "functions that use more than 25 names of the package": len(busy),
+        "dataclasses": dataclasses,
         "options of all commands": len(options),
-        "lines in tests/": sum(len(text.splitlines()) for text in tests),
-        "# fmt: skip": sum(text.count("# fmt: " + "skip") for text in (*sources, *tests)),
+        "code lines of tests/": sum(len(code_lines(text)) for text in tests),
     }
-    table = [f"{name:30} {number:6,} of {BUDGET[name]:6,}" for name, number in numbers.items()]
-    table.append(f"{'longest modules':30} {sorted(lengths, key=lengths.__getitem__)[:-5:-1]}")
+    assert numbers.keys() == BUDGET.keys()
+    table = [f"{name:54} {number:6,} of {BUDGET[name]:6,}" for name, number in numbers.items()]
+    table.append(f"longest modules: {sorted(lengths, key=lengths.__getitem__)[:-5:-1]}")
+    table += [f"long: {', '.join(long)}", f"busy: {', '.join(busy)}"]
     print("", *table, sep="\n")
     assert all(number <= BUDGET[name] for name, number in numbers.items()), "\n".join(table)
+
+
+def test_explanations_are_free() -> None:
+    bare = "def f(x):\n    return x\n"
+    explained = '"""A module."""\n\n# why\ndef f(x):\n    """The same."""\n\n    return x  # it\n'
+    assert len(code_lines(bare)) == len(code_lines(explained)) == 2
+    assert len(code_lines('x = 1\n"""What x is."""\n')) == 1
+    assert len(code_lines('x = """\n# text\n"""\n')) == 3
 
 
 def test_no_ring() -> None:
