@@ -3,8 +3,9 @@
     python -m benchmarks.gpu [--only packed,forward] [--out FOLDER]
     python -m benchmarks.gpu --device cpu --quick        # runs every line on a small scale
 
-Needs torch, transformers, tokenizers, safetensors and numpy, and nothing else: models have random
-weights and a vocabulary of made-up words. What an environment lacks is skipped by name. Each row is
+Needs torch, transformers, tokenizers, safetensors, numpy and msgspec, and for the section
+``extract`` what ``embedkit.extract`` needs. Models have random weights and a vocabulary of made-up
+words: nothing is downloaded. What an environment lacks is skipped by name. Each row is
 printed when it is measured, and ``FOLDER/gpu.json`` is written after every section; the sections
 stand in the order of what they tell per second.
 """
@@ -15,31 +16,34 @@ import argparse
 import contextlib
 import copy
 import json
+import math
 import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from benchmarks.made_up import WORDS, lengths_around, made_up_texts, save_checkpoint
-from benchmarks.measure import describe, in_turn, layer_flops, product_rate, table
+from benchmarks.measure import describe, in_turn, product_rate, table
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder, choose_precision
-from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel
+from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel
 from embedkit.encoding.packed import PackedModel
 from embedkit.encoding.shard import cut_batches
 from embedkit.encoding.tokenizer import TokenizedTexts, TokenizerSettings
 from embedkit.encoding.views import View, parse_view
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sentence-transformers", "pyarrow")
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "bert-base": {
         "hidden_size": 768,
         "num_hidden_layers": 12,
@@ -52,7 +56,24 @@ SHAPES = {
         "num_attention_heads": 12,
         "intermediate_size": 1_536,
     },
+    "24 x 1,024": {
+        "hidden_size": 1_024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4_096,
+    },
+    "Qwen3-0.6B": {
+        "kind": "qwen3",
+        "hidden_size": 1_024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3_072,
+    },
 }
+PEERS = ("bert-base", "MiniLM")
+"""Shapes that are compared with other libraries."""
 _WIDE = {"hidden_size": 768, "num_attention_heads": 12}
 FAMILIES = {
     "distilbert": _WIDE,
@@ -62,11 +83,10 @@ FAMILIES = {
     "deberta-v2": {**_WIDE, "intermediate_size": 3_072},
 }
 """Others than BERT, of bert-base's width."""
-GOALS = {"forward": 2.4e6, "text": 1.9e6}
-"""Tokens per second of bert-base at length 128 on an H200 in bf16."""
+GOALS = {"H100": {"forward": 2.2e6, "text": 1.7e6}, "H200": {"forward": 2.4e6, "text": 1.9e6}}
+"""Tokens per second of bert-base at length 128 in bf16, by a part of the card's name."""
 
 Rows = Iterator[dict[str, Any]]
-Model = PlainModel | PackedModel
 
 
 class Skipped(Exception):  # noqa: N818 - nothing went wrong
@@ -93,7 +113,7 @@ class Bench:
         self.dtype = PRECISIONS[self.precision]
         self.tokens = 512 if quick else 65_536 if self.cuda else 2_048
         self.texts = 40 if quick else 24_000
-        self.rounds = 2 if quick else 7
+        self.rounds = 1 if quick else 7
         self._encoders: dict[tuple[str, str, str], Encoder] = {}
 
     def encoder(self, shape: str, *, forward: str = "auto", precision: str = "") -> Encoder:
@@ -105,19 +125,26 @@ class Bench:
         key = (shape, forward, precision or self.precision)
         if key not in self._encoders:
             encoder = Encoder.load(
-                self._folder(shape), device=self.device, precision=key[2], forward=forward
+                self.folder(shape), device=self.device, precision=key[2], forward=forward
             )
             if shape in SHAPES and forward == "auto" and not isinstance(encoder.model, PackedModel):
                 raise RuntimeError(f"{shape}, {key[2]}: the plain forward; the log says why")
             self._encoders[key] = encoder
         return self._encoders[key]
 
+    def plain(self, shape: str) -> PlainModel:
+        """The model of a shape as transformers runs it."""
+        model = self.encoder(shape, forward="transformers").model
+        assert isinstance(model, PlainModel)
+        return model
+
     def settings(self, shape: str) -> dict[str, int]:
-        """Configuration of a model; on a small scale two layers of a sixth of the width."""
+        """Configuration of a model; on a small scale two layers of an eighth of the width."""
         settings = {**SHAPES, **FAMILIES}[shape]
+        settings = {key: size for key, size in settings.items() if key != "kind"}
         if not self.quick:
             return settings
-        return {**{key: size // 6 for key, size in settings.items()}, "num_hidden_layers": 2}
+        return {**{key: size // 8 for key, size in settings.items()}, "num_hidden_layers": 2}
 
     def seconds(self, contestants: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         """Median seconds of each, in turn; all work of the device is waited for."""
@@ -137,6 +164,13 @@ class Bench:
         out = torch.empty_like(a)
         return 2 * size**3 / self.seconds({"": lambda: torch.mm(a, a, out=out)})[""]
 
+    def products(self, shape: str) -> int:
+        """Floating-point operations of a token in the matrix products of all layers."""
+        with safe_open(self.folder(shape) / "model.safetensors", "pt") as file:
+            names = [n for n in file.keys() if "layer" in n and "embed" not in n]  # noqa: SIM118
+            shapes = [file.get_slice(name).get_shape() for name in names]
+        return sum(2 * math.prod(shape) for shape in shapes if len(shape) == 2)
+
     def mixes(self) -> dict[str, list[int]]:
         """Lengths of the sequences of one batch, longest first, by name."""
         random = np.random.default_rng(0)
@@ -149,10 +183,12 @@ class Bench:
         ids = torch.randint(1_000, WORDS, (sum(lengths),), device=self.device)
         return PackedBatch.of(ids, torch.zeros_like(ids), list(lengths))
 
-    def _folder(self, shape: str) -> Path:
+    def folder(self, shape: str) -> Path:
+        """The checkpoint of a shape or family, which is made first."""
         folder = self.scratch / shape
         if not folder.exists():
-            save_checkpoint(folder, shape if shape in FAMILIES else "bert", self.settings(shape))
+            kind = shape if shape in FAMILIES else SHAPES[shape].get("kind", "bert")
+            save_checkpoint(folder, kind, self.settings(shape))
         return folder
 
 
@@ -162,7 +198,7 @@ class Bench:
 def packed(bench: Bench) -> Rows:
     """Packed against plain: equality layer by layer, and tokens per second."""
     wrong = []
-    for shape in SHAPES:
+    for shape in PEERS:
         ours = bench.encoder(shape).model
         plain = bench.encoder(shape, forward="transformers").model
         for name, lengths in bench.mixes().items():
@@ -187,7 +223,7 @@ def correctness(bench: Bench) -> Rows:
     """fp32 against transformers; half precision by its distance from fp32."""
     wrong = []
     batch = bench.batch((128, 64, 64, 31, 17, 16, 5, 1))
-    for shape in SHAPES:
+    for shape in (*PEERS, "Qwen3-0.6B"):
         exact = bench.encoder(shape, forward="transformers", precision="fp32").model
         ours = layer_distances(bench.encoder(shape, precision="fp32").model, exact, batch)
         rows = [("fp32 from transformers", max(ours), 1e-5)]
@@ -214,7 +250,7 @@ def correctness(bench: Bench) -> Rows:
 def ceilings(bench: Bench) -> Rows:
     """What the machine reaches without embedkit."""
     yield {"what": "large matrix product", "rate": f"{bench.peak / 1e12:,.2f} TFLOP/s"}
-    for shape in SHAPES:
+    for shape in ("MiniLM", "bert-base", "24 x 1,024"):
         config = bench.settings(shape)
         rate = product_rate(
             config["hidden_size"],
@@ -250,7 +286,7 @@ def forward(bench: Bench) -> Rows:
     """The forward alone: share of the matrix rate, what more views cost, waits for the device."""
     for shape in SHAPES:
         model, config = bench.encoder(shape).model, bench.settings(shape)
-        top = model.n_layers
+        top, products = model.n_layers, bench.products(shape)
         for name, lengths in bench.mixes().items():
             batch, tokens = bench.batch(lengths), sum(lengths)
             cases = {
@@ -259,8 +295,9 @@ def forward(bench: Bench) -> Rows:
                 "all layers": partial(run, model, batch, range(top + 1)),
             }
             spent = {case: tokens / s for case, s in bench.seconds(cases).items()}
-            inner = 4 * config["hidden_size"] * sum(n * n for n in lengths) / tokens
-            work = top * (layer_flops(config["hidden_size"], config["intermediate_size"]) + inner)
+            heads = config["num_attention_heads"]
+            across = heads * config.get("head_dim", config["hidden_size"] // heads)
+            work = products + top * 4 * across * sum(n * n for n in lengths) / tokens
             waits = waits_of(bench, cases["all layers"])
             yield {
                 "model": shape,
@@ -305,7 +342,7 @@ def memory(bench: Bench) -> Rows:
     """Most memory of the device, the weights among it."""
     if not bench.cuda:
         raise Skipped("only a CUDA device counts its memory")
-    for shape in SHAPES:
+    for shape in PEERS:
         encoder = bench.encoder(shape)
         for name in ("mean_-1", "all"):
             texts = tokenized(encoder, lengths_around(128, 2_048))
@@ -326,7 +363,7 @@ def memory(bench: Bench) -> Rows:
 def host(bench: Bench) -> Rows:
     """What the host alone could feed: everything but the forward, which does nothing here."""
     loaded = bench.encoder("bert-base")
-    nothing: Any = NoModel(loaded.model)
+    nothing: Model = NoModel(loaded.model)
     encoder = copy.copy(loaded)
     encoder.model, encoder.max_length = nothing, 512
     settings = TokenizerSettings(512)
@@ -357,7 +394,7 @@ def host(bench: Bench) -> Rows:
 
 def shards(bench: Bench) -> Rows:
     """From ids to vectors in shards as large as ``extract`` makes them, one started ahead."""
-    for shape in SHAPES:
+    for shape in PEERS:
         encoder = bench.encoder(shape)
         for length in (128, 16):
             texts = tokenized(encoder, lengths_around(length, bench.texts))
@@ -376,7 +413,7 @@ def shards(bench: Bench) -> Rows:
 
 def text(bench: Bench) -> Rows:
     """End to end, from text to mean vectors on the host, beside the peers."""
-    for shape in SHAPES:
+    for shape in PEERS:
         encoder = bench.encoder(shape)
         for length in (128, 16):
             texts = made_up_texts(lengths_around(length, bench.texts))
@@ -432,27 +469,70 @@ def extract(bench: Bench) -> Rows:
                 **options,
             )
 
-    for shape in SHAPES:
-        encoder = bench.encoder(shape)
-        texts = made_up_texts(lengths_around(128, bench.texts))
-        corpus = bench.scratch / "corpus.txt"
+    mean: dict[str, Any] = {"pooling": "mean"}
+    layers: dict[str, Any] = {"layers": "all", "pooling": ["cls", "mean"]}
+    lengths = (128,) if bench.quick else (16, 128, 512)
+    cases = [(shape, length, mean) for shape in SHAPES for length in lengths]
+    cases += [(shape, 128, layers) for shape in PEERS]
+    few = bench.scratch / "few.txt"
+    few.write_text("a text\n" * 64, "utf-8")
+    starts = {shape: duration(partial(to_files, few, bench.folder(shape))) for shape in SHAPES}
+    for shape, length, options in cases:
+        size = {"MiniLM": 4, "bert-base": 2}.get(shape, 1) * bench.texts * 64
+        texts = made_up_texts(lengths_around(length, size // length))
+        corpus = bench.scratch / f"corpus-{length}.txt"
         corpus.write_text("\n".join(texts) + "\n", "utf-8")
-        tokens = len(encoder.tokenizer.encode(texts, settings=TokenizerSettings(512)).ids)
-        cases: dict[str, dict[str, Any]] = {
-            "mean of the last layer": {},
-            "cls and mean of all layers": {"layers": "all", "pooling": ["cls", "mean"]},
+        tokens = sum(text.count(" ") + 3 for text in texts)
+        spent = duration(partial(to_files, corpus, bench.folder(shape), **options))
+        yield {
+            "model": shape,
+            "length": length,
+            "views": "all layers, cls and mean" if options is layers else "mean",
+            "texts": f"{len(texts):,}",
+            "s": f"{spent:.1f}",
+            "start-up, s": f"{starts[shape]:.1f}",
+            "tokens/s without start-up": f"{tokens / (spent - starts[shape]):,.0f}",
         }
-        for name, options in cases.items():
-            started = time.perf_counter()
-            to_files(corpus, encoder.checkpoint.folder, **options)
-            spent = time.perf_counter() - started
-            yield {
-                "model": shape,
-                "length": 128,
-                "what": name,
-                "with loading, s": f"{spent:.1f}",
-                "tokens/s": f"{tokens / spent:,.0f}",
-            }
+
+
+def bits(bench: Bench) -> Rows:
+    """Texts whose vectors have the same bits again, alone, and among other texts."""
+    for shape, precision in product(PEERS, dict.fromkeys(("fp32", bench.precision))):
+        encoder = bench.encoder(shape, precision=precision)
+        texts = made_up_texts(lengths_around(60, 30 if bench.quick else 300))
+        together = encoder.encode_views(texts, ["mean_-1", "cls_-1"])
+        views = list(together)
+
+        def same(
+            others: Mapping[str, Any],
+            order: Any = slice(None),
+            together: Mapping[str, Any] = together,
+        ) -> str:
+            """Share of texts with the same bits in all views."""
+            equal = [(together[name][order] == values).all(1) for name, values in others.items()]
+            return f"{np.logical_and.reduce(equal).mean():.1%}"
+
+        few = len(texts) // 3
+        alone = [encoder.encode_views([text], views) for text in texts[:few]]
+        order = np.random.default_rng(0).permutation(len(texts))
+        half = order[: len(texts) // 2]
+        yield {
+            "model": shape,
+            "precision": precision,
+            "again": same(encoder.encode_views(texts, views)),
+            "shuffled": same(encoder.encode_views([texts[i] for i in order], views), order),
+            "among half of them": same(encoder.encode_views([texts[i] for i in half], views), half),
+            "alone": same(
+                {name: np.concatenate([each[name] for each in alone]) for name in views}, slice(few)
+            ),
+        }
+
+
+def duration(action: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
 
 
 SECTIONS: dict[str, Callable[[Bench], Rows]] = {
@@ -469,6 +549,7 @@ SECTIONS: dict[str, Callable[[Bench], Rows]] = {
         correctness,
         families,
         memory,
+        bits,
         extract,
     )
 }
@@ -565,13 +646,19 @@ def tokenized(encoder: Encoder, lengths: Sequence[int]) -> TokenizedTexts:
 class NoModel:
     """A model that takes no time: it calls back with nothing."""
 
+    name, pads, one_thread = "nothing", False, False
+    pooler: nn.Module | None = None
+
     def __init__(self, model: Model) -> None:
-        self.name, self.pads, self.pooler = "nothing", False, None
         self.n_layers, self.width = model.n_layers, model.width
         self.device, self.dtype = model.device, model.dtype
 
     def forward(self, *_: Any, **__: Any) -> None:
         """Nothing."""
+
+    def pool(self, first: Tensor) -> Tensor:
+        """Nothing either."""
+        return first
 
 
 def run(
@@ -588,7 +675,7 @@ def run(
 def forwards(bench: Bench, shape: str, lengths: Sequence[int]) -> dict[str, Callable[[], object]]:
     """The same sequences through embedkit's forward, and padded through transformers' own."""
     model = bench.encoder(shape).model
-    module = bench.encoder(shape, forward="transformers").model.module
+    module = bench.plain(shape).module
     padded = []
     for start, stop in cut_batches(np.array(lengths), bench.tokens, padded=True):
         part = torch.tensor(lengths[start:stop], device=bench.device)
@@ -654,10 +741,10 @@ def waits_of(bench: Bench, action: Callable[[], object]) -> int | None:
     """How often the host waits for the device; ``None`` where there is nothing to wait for."""
     if not bench.cuda:
         return None
-    torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
             action()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -687,8 +774,7 @@ def in_shards(encoder: Encoder, texts: TokenizedTexts, views: Sequence[View], ro
 @torch.inference_mode()
 def transformers_means(bench: Bench, shape: str, texts: Sequence[str]) -> None:
     """Mean vectors as one would write it by hand: sorted by length, padded, batch after batch."""
-    encoder = bench.encoder(shape, forward="transformers")
-    module, tokenizer = encoder.model.module, encoder.tokenizer.hf
+    module, tokenizer = bench.plain(shape).module, bench.encoder(shape).tokenizer.hf
     for start in range(0, len(texts), 16_384):
         ordered = sorted(texts[start : start + 16_384], key=len, reverse=True)
         lengths = np.array([t.count(" ") + 3 for t in ordered])
@@ -728,9 +814,10 @@ def sentence_transformers(
 
 def goal(bench: Bench, section: str, shape: str, length: str, speed: float) -> str:
     """How far the goal is met, where there is one."""
-    if shape != "bert-base" or length != "128" or not bench.cuda:
+    card = next((card for card in GOALS if bench.cuda and card in torch.cuda.get_device_name()), "")
+    if shape != "bert-base" or length != "128" or not card:
         return "–"
-    aim = GOALS[section]
+    aim = GOALS[card][section]
     return f"{aim / 1e6:.1f} M: {'met' if speed >= aim else 'missed'} ({speed / aim:.0%})"
 
 

@@ -45,14 +45,20 @@ def run_locally(
     todo, ends = deque(tasks), Counter[T]()
     running: dict[Future[R], tuple[int, T]] = {}
     idle = list(range(len(pools)))
+
+    def begin() -> None:
+        while idle and todo:
+            place, task = idle.pop(), todo.popleft()
+            running[pools[place].submit(_call, function, task)] = place, task
+
     try:
         while todo or running:
-            while idle and todo:
-                place, task = idle.pop(), todo.popleft()
-                running[pools[place].submit(_call, function, task)] = place, task
+            begin()
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 place, task = running.pop(future)
                 idle.append(place)
+                if future.exception() is None:
+                    begin()  # the caller may take its time with the result
                 try:
                     yield task, future.result()
                 except BrokenProcessPool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,14 @@ import torch
 from embedkit.encoding import packed as packed_module
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
+from embedkit.encoding.model import (
+    PRECISIONS,
+    Model,
+    PackedBatch,
+    PlainModel,
+    load_model,
+    whole_fp32,
+)
 from embedkit.encoding.packed import KERNELS, PackedModel, fastest
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
@@ -31,7 +41,6 @@ LENGTHS: list[Sequence[int]] = [
     (150, 1),
     tuple(range(60, 0, -3)),
 ]
-Forward = PlainModel | PackedModel
 
 
 def both(folder: str, precision: str = "fp32") -> tuple[PackedModel, PlainModel, Checkpoint]:
@@ -50,7 +59,7 @@ def batch_of(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> PackedBa
 
 
 def states(
-    model: Forward, batch: PackedBatch, layers: Sequence[int] = (), *, first_only: bool = False
+    model: Model, batch: PackedBatch, layers: Sequence[int] = (), *, first_only: bool = False
 ) -> dict[int, Any]:
     found: dict[int, Any] = {}
 
@@ -59,6 +68,48 @@ def states(
 
     model.forward(batch, layers or range(model.n_layers + 1), keep, first_only=first_only)
     return found
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet", "qwen3", "gemma3_text"])
+def test_one_product_for_queries_keys_and_values(
+    family: str, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; as near to float64 as the three products are."""
+    checkpoint = find_checkpoint(str(tiny(family)))
+    plain, exact = (
+        load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=dtype)
+        for dtype in (torch.float32, torch.float64)
+    )
+    joining = partial(packed_module.hasten, join=True)
+    monkeypatch.setattr(packed_module, "hasten", lambda module, **_: joining(module))
+    joined = PackedModel(plain, checkpoint)
+    parts = [m for m in joined.module.modules() if isinstance(m, packed_module._Part)]
+    assert len(parts) == 3 * joined.n_layers
+    batch = batch_of((40, 17, 17, 5, 1), int(plain.module.config.vocab_size))
+    for first_only in (False, True):
+        layers = [joined.n_layers] if first_only else ()
+        ours, theirs, truth = (
+            states(model, batch, layers, first_only=first_only) for model in (joined, plain, exact)
+        )
+        for layer, expected in truth.items():
+            reference = max(far(theirs[layer], expected), 4 * torch.finfo(torch.float32).eps)
+            assert far(ours[layer], expected) <= 1.5 * reference
+
+
+def test_fp32_on_cuda_is_whole_and_the_switch_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = SimpleNamespace(fp32_precision="tf32")
+    monkeypatch.setattr(torch.backends.cuda, "matmul", switch)
+    with suppress(ZeroDivisionError), whole_fp32(torch.device("cuda"), torch.float32):
+        assert switch.fp32_precision == "ieee"
+        raise ZeroDivisionError
+    assert switch.fp32_precision == "tf32"
+    with whole_fp32(torch.device("cuda"), torch.bfloat16):
+        assert switch.fp32_precision == "tf32"
+    older = SimpleNamespace(allow_tf32=True)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", older)
+    with whole_fp32(torch.device("cuda"), torch.float32):
+        assert older.allow_tf32 is False
+    assert older.allow_tf32 is True
 
 
 def far(ours: Any, theirs: Any) -> float:

@@ -21,7 +21,7 @@ import embedkit
 from embedkit.corpus.memory import input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.dataset import extract
+from embedkit.dataset import extract, shards
 from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.format import Receipt
 from embedkit.dataset.job import JobFolder, ShardRange, ShardReader
@@ -101,6 +101,15 @@ def killed_each_time(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def killed_once_reading(shared: Any, shard: Any) -> Any:
+    """As ``_read``, after the process has ended once."""
+    mark = shared[0].out.with_name("mark")
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return shards._read(shared, shard)
+
+
 def failing(plan: ExtractPlan, number: int) -> Receipt:
     if number == 2:
         raise EncodeError("planted")
@@ -141,6 +150,22 @@ def test_two_workers_make_the_same_bytes(
     result = made(golden, tmp_path / "out", workers=2)
     assert (result.resumed_shards, result.missing_shards) == (0, 0)
     assert (tmp_path / "mark").exists() == (function is killed_once)
+    assert tree(tmp_path / "out") == tree(golden)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_processes_that_read_make_the_same_bytes(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """They read for a GPU; one that is killed is replaced."""
+    monkeypatch.setitem(shards._READERS, "cpu", 2)
+    for limit in ("_CORES_PER_READER", "_SHARDS_PER_READER"):
+        monkeypatch.setattr(shards, limit, 1)
+    if killed:
+        monkeypatch.setattr(shards, "_read", killed_once_reading)
+    made(golden, tmp_path / "out")
+    assert (tmp_path / "mark").exists() == killed
     assert tree(tmp_path / "out") == tree(golden)
 
 

@@ -15,7 +15,7 @@ from embedkit.dataset import shards
 def test_one_shard_is_read_ahead_and_bytes_to_be_written_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shards, "_BYTES_WAITING", 250)
+    monkeypatch.setitem(shards._BYTES_WAITING, "cpu", 250)
     lock, flying, most, read = threading.Lock(), [0], [0], list[int]()
     one_more = threading.Semaphore(0)
 
@@ -39,7 +39,9 @@ def test_one_shard_is_read_ahead_and_bytes_to_be_written_are_bounded(
             flying[0] -= 1
         return shard.number
 
-    plan = SimpleNamespace(start_shard=lambda *_, **__: SimpleNamespace(nbytes=100))
+    encoder = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    pending = SimpleNamespace(nbytes=100)
+    plan = SimpleNamespace(encoder=encoder, start_shard=lambda *_, **__: pending)
     maker: Any = SimpleNamespace(read=reading, plan=plan, write=write)
     todo: Any = range(20)
     assert shards.run_shards(maker, todo, begun, lambda _: None) == [*range(20)]

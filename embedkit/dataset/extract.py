@@ -431,7 +431,7 @@ def estimate(
         return sum(len(cell.encode()) for cell in cells if cell is not None) + 32
 
     sample = heapq.nlargest(_SAMPLE, accepted(), key=lambda _: random.random())
-    texts = plan.tokenized(sample)
+    texts = plan.tokenized(sample, plan.encoder.tokenizer)
     n = max(len(sample), 1)
     counts = reader.counts
     kept = len(texts.ids)

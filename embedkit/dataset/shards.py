@@ -10,8 +10,9 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -53,13 +54,24 @@ from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
 from embedkit.encoding.tokenizer import TextTokenizer, TokenizedTexts, ends_of
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
-from embedkit.machine import __version__
+from embedkit.errors import EncodeError
+from embedkit.machine import __version__, usable_cores
+from embedkit.scale import ATTEMPTS, run_locally
 from embedkit.storage import incomplete
 from embedkit.types import Int64
 
 logger = logging.getLogger(__name__)
 
-_BYTES_WAITING = 192 << 20
+_BYTES_WAITING = {"cpu": 192 << 20, "cuda": 2 << 30}
+"""Bytes of vectors that may wait to be written. A GPU would idle while one shard with all layers,
+256 MB, is written; on CPU writers and forward share the cores, and memory is what is scarce."""
+
+_READERS = {"cpu": 0, "cuda": 4}
+"""Most processes that read for one device; none: a thread of this process reads."""
+
+_CORES_PER_READER = 4
+_SHARDS_PER_READER = 4
+
 _SPELLING = frozenset({"text", "token", "token_id"})
 """Columns that reveal the texts."""
 
@@ -108,11 +120,11 @@ class ExtractPlan:
         """Everything that shapes a vector."""
         return self.job.settings.vector_settings
 
-    def tokenized(self, records: Sequence[Record]) -> TokenizedTexts:
+    def tokenized(self, records: Sequence[Record], tokenizer: TextTokenizer) -> TokenizedTexts:
         """Tokenize records, with offsets where words or tokens are wanted."""
         vectors = self.vectors
         marked = [r.words.spans or () for r in records if r.words is not None]
-        return self.encoder.tokenizer.encode(
+        return tokenizer.encode(
             [r.text for r in records],
             [str(r.text_pair) for r in records] if self.corpus.text_pair else None,
             settings=tokenizer_settings(vectors),
@@ -162,7 +174,8 @@ class ShardMaker:
     def read(self, shard: ShardRange) -> Shard:
         """Read and tokenize the records of a shard."""
         records = self._reader.read(shard)
-        return Shard(shard.number, records, self.plan.tokenized(records))
+        texts = self.plan.tokenized(records, self.plan.encoder.tokenizer)
+        return Shard(shard.number, records, texts)
 
     def write(self, shard: Shard, pending: PendingShard) -> Receipt:
         """Build the files of a shard and make them durable."""
@@ -230,27 +243,66 @@ def run_shards(
 ) -> list[Receipt]:
     """Make shards in this process, one after the other; an error waits for those begun.
 
-    So many bytes may wait to be written; more than one shard only within.
+    More than one shard waits to be written only within :data:`_BYTES_WAITING`.
     """
+    limit = _BYTES_WAITING[maker.plan.encoder.device.type]
     receipts: list[Receipt] = []
     waiting = deque[tuple[int, Future[Receipt]]]()
     threads = min(4, max(2, (os.cpu_count() or 2) // 2))
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="embedkit-write") as writers,
-        ThreadPoolExecutor(1, thread_name_prefix="embedkit-read") as reader,
+        closing(_read_ahead(maker, todo)) as shards,
     ):
-        reads = (reader.submit(maker.read, shard) for shard in todo)
-        for read, _ in pairwise(chain(reads, [Future[Shard]()])):  # one is read ahead
-            shard = read.result()
+        for shard in shards:
             on_start(shard.number, len(shard.texts.ids), len(shard.records))
             pending = maker.plan.start_shard(shard.records, shard.texts, on_tokens=on_tokens)
             while waiting and (
-                waiting[0][1].done()
-                or sum(size for size, _ in waiting) + pending.nbytes > _BYTES_WAITING
+                waiting[0][1].done() or sum(size for size, _ in waiting) + pending.nbytes > limit
             ):
                 receipts.append(waiting.popleft()[1].result())
             waiting.append((pending.nbytes, writers.submit(maker.write, shard, pending)))
     return receipts + [future.result() for _, future in waiting]
+
+
+def _read_ahead(maker: ShardMaker, todo: Sequence[ShardRange]) -> Generator[Shard]:
+    """Yield shards, read and tokenized while the one before is encoded.
+
+    On CPU a thread suffices. A GPU takes short texts ten times as fast as one interpreter reads
+    them, and each of its kernels is launched by the interpreter that a reading thread holds: for a
+    GPU processes of their own read, as soon as there is more to do than they take to start. Their
+    shards come in the order in which they are done, which changes no byte of any.
+    """
+    plan, readers = maker.plan, 0
+    if len(todo) >= _SHARDS_PER_READER:
+        cores = usable_cores() // _CORES_PER_READER
+        readers = min(_READERS[plan.encoder.device.type], len(todo) // _SHARDS_PER_READER, cores)
+    if not readers:
+        with ThreadPoolExecutor(1, thread_name_prefix="embedkit-read") as thread:
+            reads = (thread.submit(maker.read, shard) for shard in todo)
+            for read, _ in pairwise(chain(reads, [Future[Shard]()])):  # one is read ahead
+                yield read.result()
+        return
+    shared = [(plan.of_worker(0), plan.encoder.tokenizer)] * readers
+    for shard_range, shard in run_locally(_read, shared, todo, threads=_CORES_PER_READER):
+        if shard is None:
+            raise EncodeError(
+                f"the process that reads shard {shard_range.number} was killed {ATTEMPTS} times; "
+                "memory may not suffice. Free some, or give workers=2 or more, which read alone."
+            )
+        yield shard
+
+
+_READING: dict[int, ShardReader] = {}
+"""The reader of this process, by the plan that it got."""
+
+
+def _read(shared: tuple[ExtractPlan, TextTokenizer], shard: ShardRange) -> Shard:
+    """Read and tokenize a shard in a process that has no model."""
+    plan, tokenizer = shared
+    if id(plan) not in _READING:
+        _READING[id(plan)] = ShardReader(plan.corpus)
+    records = _READING[id(plan)].read(shard)
+    return Shard(shard.number, records, plan.tokenized(records, tokenizer))
 
 
 _MAKERS: dict[tuple[Path, str], tuple[ShardMaker, ShardPlan]] = {}
@@ -286,7 +338,7 @@ def environment_of(encoder: Encoder) -> dict[str, Any]:
         **{lib.__name__: lib.__version__ for lib in (np, pa, tokenizers, torch, transformers)},
         "forward": encoder.model.name,
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
-        **({} if cuda else {"arithmetic": arithmetic_of(encoder)}),
+        "arithmetic": arithmetic_of(encoder),
     }
 
 

@@ -23,8 +23,8 @@ from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.model import (
     BATCH_TOKENS,
     PRECISIONS,
+    Model,
     PackedBatch,
-    PlainModel,
     choose_device,
     computes_bf16,
     load_model,
@@ -117,7 +117,7 @@ class Encoder:
         self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
         plain = load_model(checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype)
-        self.model: PlainModel | PackedModel = plain
+        self.model: Model = plain
         if self.precision == "int8":
             settings = TokenizerSettings(self.max_length, prefix=checkpoint.prefix)
             with threads_limited(1):  # ranges must not depend on the number of threads

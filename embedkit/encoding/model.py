@@ -6,14 +6,14 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
@@ -26,7 +26,13 @@ BATCH_TOKENS = {"int8": 1_024, "cpu": 2_048, "cuda": 65_536}
 """Tokens per batch by precision or device; on CPU few, so that activations stay in the cache, and
 in int8, which has more of them, so that their memory is not given back after every batch."""
 
-_NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
+_NO_MEMORY = (
+    "can't allocate memory",
+    "std::bad_alloc",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",  # of pinned memory of the host too
+)
 """Messages of libraries without a class of errors for lack of memory."""
 
 
@@ -80,6 +86,73 @@ class PackedBatch:
         return cls(ids, type_ids, ends, tuple(lengths))
 
 
+class Model(Protocol):
+    """What runs batches: the packed forward, the plain one, or a stand-in."""
+
+    name: str
+    pads: bool
+    one_thread: bool  # for each batch
+    n_layers: int
+    width: int
+    device: torch.device
+    dtype: torch.dtype
+    pooler: nn.Module | None
+
+    def forward(
+        self,
+        batch: PackedBatch,
+        layers: Collection[int],
+        on_layer: OnLayer,
+        *,
+        first_only: bool = False,
+    ) -> None:
+        """Run the batch and call ``on_layer(layer, hidden)`` for each requested layer, ascending.
+
+        ``hidden`` is ``(tokens, width)`` on the model's device in its dtype. With ``first_only``
+        the highest layer has only the first token of every sequence: ``(sequences, width)``.
+        """
+
+    def pool(self, first: Tensor) -> Tensor:
+        """The checkpoint's pooler on the last layer's first tokens, ``(sequences, width)``."""
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def computing(method: Method) -> Method:
+    """Decorate a method of a model that computes: without gradients, and fp32 as IEEE has it."""
+
+    @wraps(method)
+    def computed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(), whole_fp32(self.device, self.dtype):
+            return method(self, *args, **kwargs)
+
+    return cast("Method", computed)
+
+
+@contextmanager
+def whole_fp32(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Keep products in fp32 from TF32, which rounds inputs to 10 bits, on CUDA.
+
+    Some containers switch TF32 on for all processes, and vectors said to be fp32 would be off in
+    the third digit. The switch is the process's own, hence set for a forward and set back.
+    """
+    if device.type != "cuda" or dtype != torch.float32:
+        yield
+        return
+    matmul: Any = torch.backends.cuda.matmul
+    # the older name is the only one before torch 2.9; there, both at once are an error
+    name, whole = "fp32_precision", "ieee"
+    if not hasattr(matmul, name):
+        name, whole = "allow_tf32", False  # type: ignore[assignment]
+    before = getattr(matmul, name)
+    setattr(matmul, name, whole)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)
+
+
 class PlainModel:
     """The transformers forward, with padding added and removed inside."""
 
@@ -98,7 +171,7 @@ class PlainModel:
         self.dtype = next(model.parameters()).dtype
         self._pad_id = pad_id
 
-    @torch.inference_mode()
+    @computing
     def forward(
         self,
         batch: PackedBatch,
@@ -107,26 +180,37 @@ class PlainModel:
         *,
         first_only: bool = False,
     ) -> None:
-        """Run the batch and call ``on_layer(layer, hidden)`` for each requested layer, ascending.
-
-        ``hidden`` is ``(tokens, width)`` on the model's device in its dtype. With ``first_only``
-        the highest layer has only the first token of every sequence: ``(sequences, width)``.
-        """
+        """As :meth:`Model.forward`."""
         apart = len(set(batch.lengths)) > 1 and self._sees_padding
         parts = [self._states(part) for part in (_by_length(batch) if apart else [batch])]
         for layer in sorted(layers):
             first = first_only and layer == max(layers)
-            hidden = [s[layer][:, 0] if first else s[layer][mask.bool()] for s, mask in parts]
+            hidden = [s[layer][:, 0] if first else _real(s[layer], places) for s, places in parts]
             on_layer(layer, hidden[0] if len(hidden) == 1 else torch.cat(hidden))
 
     def _states(self, batch: PackedBatch) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Hidden states ``(sequences, tokens, width)`` of all layers, and the attention mask."""
-        mask = self._padded(torch.ones_like(batch.ids), batch, 0)
-        inputs = {"input_ids": self._padded(batch.ids, batch, self._pad_id), "attention_mask": mask}
+        """Hidden states ``(sequences, tokens, width)`` of all layers, and where tokens stand.
+
+        The places are numbers of rows of all sequences, made on the device: to select by a mask,
+        the host would have to wait for the number of tokens.
+        """
+        sequences, longest = len(batch.lengths), max(batch.lengths)
+        starts, lengths, tokens = batch.offsets[:-1], batch.offsets.diff(), len(batch.ids)
+        column = torch.arange(longest, device=self.device)
+        mask = column < lengths[:, None]
+        source = (starts[:, None] + column).clamp_(max=max(tokens - 1, 0))
+        moved = torch.arange(sequences, device=self.device) * longest - starts
+        places = torch.arange(tokens, device=self.device)
+        places += torch.repeat_interleave(moved, lengths, output_size=tokens)
+
+        def padded(values: Tensor, fill: int) -> Tensor:
+            return values[source].masked_fill_(~mask, fill)
+
+        inputs = {"input_ids": padded(batch.ids, self._pad_id), "attention_mask": mask.long()}
         if takes_types(self.module):
-            inputs["token_type_ids"] = self._padded(batch.type_ids, batch, 0)
+            inputs["token_type_ids"] = padded(batch.type_ids, 0)
         output = self.module(**inputs, output_hidden_states=True)
-        return (*output.hidden_states[:-1], output.last_hidden_state), mask
+        return (*output.hidden_states[:-1], output.last_hidden_state), places
 
     @cached_property
     def _sees_padding(self) -> bool:
@@ -139,15 +223,16 @@ class PlainModel:
         limit = 1e-3 if self.dtype == torch.float32 else 5e-2
         return bool((padded - alone).norm() > limit * alone.norm())
 
-    @torch.inference_mode()
+    @computing
     def pool(self, first: Tensor) -> Tensor:
-        """The checkpoint's pooler on the last layer's first tokens, ``(sequences, width)``."""
+        """As :meth:`Model.pool`."""
         assert self.pooler is not None
         return self.pooler(first.unsqueeze(1)).float()  # type: ignore[no-any-return]
 
-    def _padded(self, values: Tensor, batch: PackedBatch, fill: int) -> Tensor:
-        parts = list(torch.split(values, list(batch.lengths)))
-        return pad_sequence(parts, batch_first=True, padding_value=fill)
+
+def _real(states: Tensor, places: Tensor) -> Tensor:
+    """Rows ``(tokens, width)`` of the tokens among ``(sequences, longest, width)``."""
+    return states.reshape(-1, states.shape[-1]).index_select(0, places)
 
 
 def _by_length(batch: PackedBatch) -> Iterator[PackedBatch]:

@@ -16,13 +16,14 @@ import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import cached_property, lru_cache
+from inspect import signature
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention
 from torch.utils._pytree import tree_map
 
 from embedkit.encoding.checkpoint import Checkpoint
@@ -31,6 +32,7 @@ from embedkit.encoding.model import (
     PackedBatch,
     PlainModel,
     computes_bf16,
+    computing,
     is_out_of_memory,
     takes_types,
 )
@@ -144,7 +146,7 @@ class Forward:
         self._layers, self._highest, self._on_layer = layers, max(layers), on_layer
         self._first_only, self._keeps = first_only, False
         self._number = 0  # of layers that were entered
-        self._offsets = batch.offsets.int()
+        self.products: dict[_Joined, tuple[Tensor, Tensor]] = {}  # of an input, three in one
         self.kept: tuple[Tensor, Tensor] | None = None
         self.last: Tensor | None = None
 
@@ -209,10 +211,15 @@ class Forward:
     @property
     def ends(self) -> tuple[Tensor, Tensor, int, int]:
         """Offsets of queries and of keys, and their longest sequences, for CUDA kernels."""
-        ends, longest = self._offsets, max(self.batch.lengths)
+        ends, longest = self._ends
         if self.kept:
             return torch.arange(len(ends), dtype=ends.dtype, device=ends.device), ends, 1, longest
         return ends, ends, longest, longest
+
+    @cached_property
+    def _ends(self) -> tuple[Tensor, int]:
+        # once per batch: the maximum goes through all sequences, and every layer asks
+        return self.batch.offsets.int(), max(self.batch.lengths)
 
 
 def _attend(
@@ -250,6 +257,7 @@ def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: L
     place = 0
     for start, count, length in forward.runs:
         keys = length
+        alone = limits.causal and limits.bias is None and (limits.window or length) >= length
         if forward.widen and not first and length >= 5 and length % 16 >= 3:
             # up to twice as fast; the mask removes the following tokens at no cost
             keys = -(-length // 16) * 16
@@ -257,7 +265,11 @@ def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: L
         asked = _block(query, place, count, queries, queries)
         if first and device.type == "cpu":
             asked = asked.expand(-1, -1, _QUERIES, -1)
-        mask = _mask(length, keys, limits.causal, limits.window, query.dtype, device)
+        # a dense mask keeps CUDA from FlashAttention; is_causal hides following tokens as well
+        causal = alone and not first
+        mask = None
+        if not causal:
+            mask = _mask(length, keys, limits.causal, limits.window, query.dtype, device)
         if limits.bias is not None:
             bias = limits.bias[:, :, :queries, :length]
             mask = pad(bias, (0, keys - length), value=-math.inf).to(query.dtype)
@@ -266,6 +278,7 @@ def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: L
             _block(key, start, count, length, keys),
             _block(value, start, count, length, keys),
             attn_mask=mask,
+            is_causal=causal,
             scale=limits.scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
@@ -328,14 +341,14 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits:
 
     if limits.bias is not None:
         raise NotImplementedError("biases are not supported")
-    settings: dict[str, Any] = {}  # torch 2.11 knows none of them
+    settings: dict[str, Any] = {}
     if limits.causal or limits.window is not None:
         reach = -1 if limits.window is None else limits.window - 1
         settings["window_size"] = reach, 0 if limits.causal else reach
     if limits.scale != query.shape[-1] ** -0.5:
         settings["scale"] = limits.scale
-    if query.shape[1] != key.shape[1]:
-        settings["enable_gqa"] = True
+    if query.shape[1] != key.shape[1] and "enable_gqa" in signature(varlen_attn).parameters:
+        settings["enable_gqa"] = True  # torch before 2.12 has no such word, and takes them unasked
     context = varlen_attn(query, key, value, *forward.ends, **settings)
     assert isinstance(context, Tensor)  # a tuple is returned only on request
     return context
@@ -387,6 +400,8 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
                 break
         else:
             if worst <= limit:
+                if plain.device.type == "cuda":
+                    packed.name = f"packed, {kind}"  # kernels differ in bits
                 if plain.device.type != "cpu" or plain.dtype != torch.float32:
                     return packed
                 batch = _trial(checkpoint, plain, 100)
@@ -427,7 +442,8 @@ class PackedModel:
         both: Any = nn.ModuleList([plain.module, plain.pooler or nn.Identity()])
         weights = {id(t): t for t in (*both.parameters(), *both.buffers())}
         both = copy.deepcopy(both, weights)  # modules, with the same weights
-        hasten(both)
+        # on CPU products of three times the width are no faster
+        hasten(both, join=self.device.type == "cuda")
         self.module, self.pooler = both[0], plain.pooler and both[1]
         if checkpoint.model_type == "mpnet":
             _open_mpnet(self.module)
@@ -442,7 +458,7 @@ class PackedModel:
         counts = checkpoint.counts_from_padding
         self._padding = self.module.get_input_embeddings().padding_idx if counts else None
 
-    @torch.inference_mode()
+    @computing
     def forward(
         self,
         batch: PackedBatch,
@@ -459,14 +475,17 @@ class PackedModel:
         for widen in (True, False) if self.device.type == "cpu" else (False,):
             forward = Forward(self, batch, layers, on_layer, first_only=first_only, widen=widen)
             _running.now = forward
-            with suppress(_Done):
-                forward.give(self.module(**inputs).last_hidden_state)
+            try:
+                with suppress(_Done):
+                    forward.give(self.module(**inputs).last_hidden_state)
+            finally:
+                del _running.now  # it holds states, hundreds of megabytes on a GPU
             assert forward.last is not None
             # a masked NaN key would affect the preceding sequence
             if not widen or forward.last.sum().isfinite():
                 break
 
-    @torch.inference_mode()
+    @computing
     def pool(self, first: Tensor) -> Tensor:
         """As :meth:`PlainModel.pool <embedkit.encoding.model.PlainModel.pool>`."""
         assert self.pooler is not None
@@ -519,12 +538,30 @@ def _filled(values: Tensor) -> Tensor:
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
 
 
-def hasten(module: nn.Module) -> None:
-    """Replace the products and activations in a module by faster equal ones."""
+_QKV = (
+    ("query", "key", "value"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("q", "k", "v"),
+)
+"""Names of the products of an attention in the families of transformers."""
+
+
+def hasten(module: nn.Module, *, join: bool = False) -> None:
+    """Replace products, norms and activations in a module by faster equal ones.
+
+    ``join`` computes queries, keys and values in one product.
+    """
     from transformers.activations import ACT2FN
 
     gelu = {type(ACT2FN[name]): form for name, form in GELU.items()}
     for parent in list(module.modules()):
+        children = dict(parent.named_children())
+        for names in _QKV if join else ():
+            if {*names} <= children.keys() and _joins(linears := [children[n] for n in names]):
+                joined = _Joined(linears)
+                for place, name in enumerate(names):
+                    setattr(parent, name, _Part(joined, place))
         for name, child in list(parent.named_children()):
             if seen := vars(child).get("seen"):
                 setattr(parent, name, _Int8Product(child, *seen))
@@ -532,6 +569,70 @@ def hasten(module: nn.Module) -> None:
                 setattr(parent, name, _Product(child))
             elif type(child) in gelu:
                 setattr(parent, name, _Gelu(gelu[type(child)]))
+            elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "weight"):
+                setattr(parent, name, _RMSNorm(child))
+
+
+def _joins(linears: list[Any]) -> bool:
+    """True if products have one input, and all of them a bias or none."""
+    plain = all(type(each) is nn.Linear for each in linears)
+    return plain and len({(each.in_features, each.bias is None) for each in linears}) == 1
+
+
+class _Joined:
+    """Several products of one input, computed at once: three launches become one.
+
+    The modules of transformers ask for each by itself, with the same tensor. The first that asks
+    computes all; they stay with the forward, not here, since several threads may run one model.
+    """
+
+    def __init__(self, linears: list[Any]) -> None:
+        self.weight = torch.cat([each.weight.detach() for each in linears])
+        biases = [each.bias.detach() for each in linears if each.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+        self.sizes = [each.out_features for each in linears]
+
+    def part(self, x: Tensor, place: int) -> Tensor:
+        """Return one of the products of an input."""
+        products = _running.now.products
+        before, result = products.get(self, (None, None))
+        if before is not x:
+            result = linear(x, self.weight, self.bias)
+            products[self] = x, result
+        if place == len(self.sizes) - 1:  # asked for last: nothing is kept through the layer
+            products.pop(self)
+        part: Tensor = result.split(self.sizes, dim=-1)[place]
+        return part
+
+
+class _Part(nn.Module):
+    """One of the products of a :class:`_Joined`, in the place of a linear layer."""
+
+    def __init__(self, joined: _Joined, place: int) -> None:
+        super().__init__()
+        self._joined, self._place = joined, place
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._joined.part(x, self._place)
+
+
+class _RMSNorm(nn.Module):
+    """Root mean square normalisation in one kernel, where transformers launches six.
+
+    Some families, such as Gemma, store weights less one: a new norm of theirs has zeros. In half
+    precision 1 + weight would lose digits, so that they are multiplied in fp32, as there.
+    """
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self._eps = getattr(norm, "variance_epsilon", None) or norm.eps
+        self._less_one = not type(norm)(1).weight.detach().any()
+        weight = norm.weight.detach()
+        self._weight = 1 + weight.float() if self._less_one else weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        widened = x.float() if self._less_one else x
+        return rms_norm(widened, self._weight.shape, self._weight, self._eps).type_as(x)
 
 
 def _packs(weight: Tensor) -> bool:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedkit.choices import Pooling
-from embedkit.encoding.model import PackedBatch, PlainModel, is_out_of_memory
-from embedkit.encoding.packed import ROWS, PackedModel
+from embedkit.encoding.model import Model, PackedBatch, is_out_of_memory
+from embedkit.encoding.packed import ROWS
 from embedkit.encoding.pooling import PackedTokens, Pooler, combine_layers
 from embedkit.encoding.tokenizer import TokenizedTexts, ends_of, ranges
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
@@ -60,7 +60,7 @@ class PendingShard:
 
     def __init__(
         self,
-        model: PlainModel | PackedModel,
+        model: Model,
         texts: TokenizedTexts,
         *,
         views: Sequence[View],
@@ -76,11 +76,20 @@ class PendingShard:
         self._counts = np.diff(ends_of(counted)[texts.window_ends])
         self._first = _first_equal(texts, counted)
         self._splits = 0
-        self._send(counted)
-        widths = {v.name: v.layer.width(model.width) for v in request.views}
-        self._vectors = _block(len(self._first), widths, model.device)
-        widths = {s.name: s.width(model.width) for s in request.token_layers}
-        self._tokens = _block(len(texts.ids), widths, model.device)
+        try:
+            self._send(counted)
+            widths = {v.name: v.layer.width(model.width) for v in request.views}
+            self._vectors = _block(len(self._first), widths, model.device)
+            widths = {s.name: s.width(model.width) for s in request.token_layers}
+            self._tokens = _block(len(texts.ids), widths, model.device)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # batches can be halved, a shard cannot: its rows decide its bytes
+            raise EncodeError(
+                f"the memory of {model.device} does not suffice for the vectors of a shard of "
+                f"{len(texts):,} texts. Use fewer views or layers, or another device."
+            ) from error
         self.nbytes = sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
         if request.layers:
             self._run_all(batch_tokens)
@@ -123,7 +132,11 @@ class PendingShard:
         # then a text has the same bits in every batch
         exact = here and model.dtype == torch.float32 and not model.pads
         batches = cut_batches(
-            self._lengths, batch_tokens, padded=model.pads, threads=threads if exact else 1
+            self._lengths,
+            batch_tokens,
+            padded=model.pads,
+            threads=threads if exact else 1,
+            multiple=ROWS if here else 1,
         )
         workers = max(min(threads, len(batches)), 1) if here else 1
         with ExitStack() as stack:
@@ -249,14 +262,15 @@ def _first_equal(texts: TokenizedTexts, counted: Bool) -> Int64:
 
 
 def cut_batches(
-    lengths: Int64, budget: int, *, padded: bool, threads: int = 1
+    lengths: Int64, budget: int, *, padded: bool, threads: int = 1, multiple: int = 1
 ) -> list[tuple[int, int]]:
     """Start and stop of batches of at most ``budget`` tokens; a longer sequence is one by itself.
 
     ``lengths`` are longest first. The padded forward pads to the longest sequence of the batch. The
-    packed one pads batches to a multiple of :data:`~embedkit.encoding.packed.ROWS`; among the cuts
-    that use seven eighths of the budget, the one with least padding is chosen. Few batches for
-    several threads are of about equal size instead, a multiple of the threads if tokens suffice.
+    packed one pads batches to a ``multiple`` of rows on CPU; among the cuts that use seven eighths
+    of the budget, the one with least padding is chosen. On a GPU it pads nothing, so that batches
+    do not depend on the processor beside it. Few batches for several threads are of about equal
+    size instead, a multiple of the threads if tokens suffice.
     """
     ends = ends_of(lengths)
     total = int(ends[-1])
@@ -275,7 +289,7 @@ def cut_batches(
         stop = max(stop, start + 1)
         if not padded and stop < len(lengths):
             tokens = ends[start + 1 : stop + 1] - ends[start]
-            waste = (-tokens % ROWS) / tokens
+            waste = (-tokens % multiple) / tokens
             waste[tokens < budget * 7 // 8] = 1
             stop -= int(np.argmin(waste[::-1]))
         batches.append((start, stop))

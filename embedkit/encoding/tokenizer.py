@@ -421,6 +421,7 @@ class TextTokenizer:
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
         self._templates = (self._template("one"), self._template("one", "two"))
+        self._odd_first = self._odd_token()
         self._check_against_own()
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
@@ -534,7 +535,7 @@ class TextTokenizer:
                 "on_long='window'."
             )
         windowed = long & (settings.on_long == "window")
-        kept = _kept(counts, room, fast=self.is_fast)
+        kept = _kept(counts, room, self._odd_first)
         if windowed.any():  # over the longer text; the other one takes at most half of the room
             moving = np.arange(len(sides)) == counts.argmax(axis=1)[:, None]
             kept[windowed] = np.where(moving, counts, np.minimum(counts, room // 2))[windowed]
@@ -599,6 +600,31 @@ class TextTokenizer:
         too_many = self._type_vocab and max(types) >= self._type_vocab
         return [0] * len(types) if too_many else types
 
+    def _odd_token(self) -> tuple[bool, bool]:
+        """True if the first text gets the odd token of a room for two, if it is longer and if not.
+
+        Asked for here, since it is not the same everywhere: tokenizers 0.23.3 gives the token to
+        the longer text, 0.23.2 to the second, slow tokenizers to the first.
+        """
+        settings = TokenizerSettings(max_length=self._templates[1].added + 5)
+        chosen = []
+        for lengths in ((9, 7), (7, 9)):
+            pair = ("a " * lengths[0], "1 " * lengths[1])
+            own = self.hf(*pair, truncation="longest_first", max_length=settings.max_length)
+            if self.is_fast:  # the library keeps the limit
+                self.hf.backend_tokenizer.no_truncation()
+            for self._odd_first in ((True, True), (False, False)):
+                ids = self.encode([pair[0]], [pair[1]], settings=settings).ids
+                if ids.tolist() == list(own["input_ids"]):
+                    chosen.append(self._odd_first[0])
+                    break
+            else:
+                raise ModelError(
+                    f"the tokenizer {type(self.hf).__name__} cuts pairs of long texts in a way "
+                    "that is not reproduced here."
+                )
+        return chosen[0], chosen[1]
+
     def _check_against_own(self) -> None:
         settings = TokenizerSettings(max_length=_HUGE)
         for text, pair in (("Hello, 한국어 텍스트!", None), ("What is it?", "a 日本語 text")):
@@ -621,18 +647,20 @@ def window_starts(length: int, size: int, stride: int) -> list[int]:
     return [*range(0, last, size - stride), last]
 
 
-def _kept(counts: Int64, room: int, *, fast: bool) -> Int64:
+def _kept(counts: Int64, room: int, odd_first: tuple[bool, bool]) -> Int64:
     """Tokens left of each text after truncation of the longer one, ``(texts, sides)``.
 
-    Of an odd room fast tokenizers give one more token to the longer text, slow ones to the first.
+    ``odd_first`` tells whether the first of two long texts gets one token more of an odd room, if
+    it is the longer one and if it is not.
     """
     if counts.shape[1] == 1:
         return np.minimum(counts, room)
     shorter = counts.min(axis=1)
     both_long = shorter > room // 2
     shorter = np.where(both_long, room // 2, shorter)
-    longer_first = (counts[:, 0] > counts[:, 1]) | (both_long & (not fast))
-    first = np.where(longer_first, room - shorter, shorter)
+    longer = counts[:, 0] > counts[:, 1]
+    more_first = np.where(both_long, np.where(longer, *odd_first), longer)
+    first = np.where(more_first, room - shorter, shorter)
     fits = counts.sum(axis=1, keepdims=True) <= room
     return np.where(fits, counts, np.stack([first, room - first], axis=1))
 

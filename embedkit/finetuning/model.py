@@ -33,7 +33,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from embedkit.encoding.model import PlainModel
+from embedkit.encoding.model import PlainModel, whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import (
     Spans,
@@ -354,7 +354,8 @@ def merge_lora(model: EncoderWithHead, added: Any) -> None:
     model.encoder.requires_grad_(True)  # LoRA had frozen it
 
 
-_PREDICT_TOKENS = 4_096
+_PREDICT_TOKENS = {"cpu": 4_096, "cuda": 65_536}
+"""Tokens per batch of predictions by device; a GPU would spend its time on launches of smaller."""
 
 
 def tokenize(
@@ -426,15 +427,19 @@ def predict_logits(
     takes = inspect.signature(model.forward).parameters
     width = getattr(model.config, "n_outputs", None) or model.config.num_labels
     ends = ends_of(np.bincount(labelled_units(texts)[0], minlength=len(texts)))
-    result = torch.zeros(int(ends[-1]), width)
+    result = torch.zeros(int(ends[-1]), width, device=device)  # fetched once, at the end
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    with torch.inference_mode(), torch.autocast(device.type, half, enabled=half is not None):
-        for index in batches_by_length(n_seen(texts), tokens=_PREDICT_TOKENS):
+    with (
+        torch.inference_mode(),
+        whole_fp32(device, half or torch.float32),
+        torch.autocast(device.type, half, enabled=half is not None),
+    ):
+        for index in batches_by_length(n_seen(texts), tokens=_PREDICT_TOKENS[device.type]):
             batch = padded(texts[index], pad_id)
             given = {name: value.to(device) for name, value in batch.items() if name in takes}
             rows = ranges(ends[index], np.diff(ends)[index])
-            result[torch.from_numpy(rows)] = model(**given).logits.float().cpu()
-    return result
+            result[torch.from_numpy(rows).to(device)] = model(**given).logits.float()
+    return result.cpu()
 
 
 def batches_by_length(lengths: Int64, *, tokens: int) -> Iterator[Int64]:

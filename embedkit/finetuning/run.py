@@ -163,6 +163,7 @@ def finetune(
     if precision == "int8" or (precision == "fp16" and where.type == "cpu"):
         raise UsageError(f"precision={precision!r} cannot train here; use fp32 or bf16.")
     if where.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # before, "cuda:0" is no device
         torch.cuda.reset_peak_memory_stats(where)
     quiet_transformers()
     out = default_out(corpus, options.head_name) if out is None else Path(out)

@@ -24,6 +24,7 @@ from torch.utils.data import Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from embedkit import storage
+from embedkit.encoding.model import PRECISIONS, whole_fp32
 from embedkit.encoding.tokenizer import TokenizedTexts, ranges
 from embedkit.errors import EncodeError, UsageError
 from embedkit.finetuning.model import (
@@ -63,6 +64,10 @@ _CHOSEN_BY = "eval_chosen_by"
 _CHECKPOINTING = "activation_checkpointing"
 if _CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # its older name
     _CHECKPOINTING = "gradient_checkpointing"
+
+
+Totals = dict[str, Any]
+"""Sums over the texts of an epoch: numbers, or tensors on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +131,7 @@ def train_fold(
     model.to(fold.device)
     storage.make_folder(fold.work)
     last, earlier, state = _last_checkpoint(fold.work), 0.0, None
-    totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
+    totals: Totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
     if last is not None:
         kept_there = json.loads((last / _COMPLETE).read_text("utf-8"))
         earlier, totals = float(kept_there["seconds"]), kept_there["totals"]
@@ -134,7 +139,9 @@ def train_fold(
     started = time.perf_counter()
     if state is None or (state.global_step < state.max_steps and not _is_stuck(state, options)):
         trainer = _FoldTrainer(fold, model, totals, _Callback(fold, earlier, totals, progress))
-        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        dtype = PRECISIONS[options.precision]
+        with whole_fp32(fold.device, dtype):
+            trainer.train(resume_from_checkpoint=None if last is None else str(last))
         state = trainer.state
     seconds = earlier + time.perf_counter() - started
     kept = int((state.best_global_step if len(fold.valid) else None) or state.global_step)
@@ -164,7 +171,7 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
     control: Any
 
     def __init__(
-        self, fold: Fold, model: EncoderWithHead, totals: dict[str, float], callback: _Callback
+        self, fold: Fold, model: EncoderWithHead, totals: Totals, callback: _Callback
     ) -> None:
         self.fold, self._totals = fold, totals
         validates = len(fold.valid) > 0
@@ -199,9 +206,10 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         if self.fold.target.classes:
             proba = self.model.outputs(outputs.logits.detach())
             right = proba.argmax(1) == labels if labels.ndim == 1 else (proba >= 0.5) == labels
-            totals["right"] += int(right.reshape(len(labels), -1).all(1).sum())
+            totals["right"] += right.reshape(len(labels), -1).all(1).sum(dtype=torch.float64)
         totals["texts"] += len(labels)
-        totals["loss"] += float(loss.detach()) * len(labels)
+        # tensors on the device: as numbers they would make each step wait for it
+        totals["loss"] += loss.detach().double() * len(labels)
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
@@ -324,7 +332,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     """Stops a fold that diverges or does not improve; marks complete checkpoints; reports."""
 
     def __init__(
-        self, fold: Fold, earlier: float, totals: dict[str, float], progress: ProgressCallback
+        self, fold: Fold, earlier: float, totals: Totals, progress: ProgressCallback
     ) -> None:
         self._fold, self._totals, self._progress = fold, totals, progress
         self._started = time.perf_counter() - earlier
@@ -350,9 +358,10 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         totals, means = self._totals, {"epoch": state.epoch, "step": state.global_step}
-        means["epoch_loss"] = totals["loss"] / max(totals["texts"], 1)
+        texts = max(totals["texts"], 1)
+        means["epoch_loss"] = float(totals["loss"] / texts)
         if self._fold.target.classes:
-            means["epoch_accuracy"] = totals["right"] / max(totals["texts"], 1)
+            means["epoch_accuracy"] = float(totals["right"] / texts)
         totals.update(dict.fromkeys(totals, 0.0))
         state.log_history.append(means)
         control.should_log = True
@@ -360,7 +369,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         folder = self._fold.work / f"checkpoint-{state.global_step}"
         storage.sync_tree(folder)
-        content = {"seconds": time.perf_counter() - self._started, "totals": self._totals}
+        totals = {name: float(value) for name, value in self._totals.items()}
+        content = {"seconds": time.perf_counter() - self._started, "totals": totals}
         storage.write_durably(folder / _COMPLETE, json.dumps(content).encode(), scratch=folder)
         kept = {folder.name, f"checkpoint-{state.best_global_step}"}
         for other in self._fold.work.glob("checkpoint-*"):

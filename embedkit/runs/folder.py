@@ -18,9 +18,9 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -297,9 +297,12 @@ def _wrong_field(content: Run) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a number."""
-    libraries = ("numpy", "scikit-learn", "lightgbm")
-    return {"embedkit": __version__} | {name: version(name) for name in libraries}
+    """Versions of what decides a number, of what is installed."""
+    libraries = {"embedkit": __version__}
+    for name in ("numpy", "scikit-learn", "lightgbm"):
+        with suppress(PackageNotFoundError):
+            libraries[name] = version(name)
+    return libraries
 
 
 def dataset_content(data: VectorData, folder: Path | None = None) -> DatasetContent:
