@@ -13,9 +13,16 @@ import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 from embedkit.errors import UsageError
@@ -30,6 +37,14 @@ ATTEMPTS = 3
 """A task that ends so many processes is given up."""
 
 _of_worker: list[Any] = []  # in a worker: what its tasks share
+
+
+def one_ahead(function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
+    """Yield results in the order of the items; a thread works on the next one meanwhile."""
+    with ThreadPoolExecutor(1, thread_name_prefix="embedkit-ahead") as thread:
+        futures = (thread.submit(function, item) for item in items)
+        for future, _ in pairwise(chain(futures, [Future[R]()])):
+            yield future.result()
 
 
 def run_locally(

@@ -28,7 +28,7 @@ from embedkit.encoding.packed import KERNELS, PackedModel, fastest
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from embedkit.errors import ModelError
-from tests.models import FAMILIES, TEXTS, save_model
+from tests.models import FAMILIES, TEXTS, needs_plain_bf16, save_model
 
 PADDED = ("deberta", "deberta-v2", "longformer")
 """Families whose attention transformers does not let others compute."""
@@ -70,15 +70,16 @@ def states(
     return found
 
 
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_plain_bf16)])
 @pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet", "qwen3", "gemma3_text"])
-def test_one_product_for_queries_keys_and_values(
-    family: str, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+def test_products_that_are_joined_on_a_gpu(
+    family: str, precision: str, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU; as near to float64 as the three products are."""
+    """Queries, keys and values at once, and GELU with its product: as near to float64 as apart."""
     checkpoint = find_checkpoint(str(tiny(family)))
     plain, exact = (
         load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=dtype)
-        for dtype in (torch.float32, torch.float64)
+        for dtype in (PRECISIONS[precision], torch.float64)
     )
     joining = partial(packed_module.hasten, join=True)
     monkeypatch.setattr(packed_module, "hasten", lambda module, **_: joining(module))
@@ -92,7 +93,7 @@ def test_one_product_for_queries_keys_and_values(
             states(model, batch, layers, first_only=first_only) for model in (joined, plain, exact)
         )
         for layer, expected in truth.items():
-            reference = max(far(theirs[layer], expected), 4 * torch.finfo(torch.float32).eps)
+            reference = max(far(theirs[layer], expected), 4 * torch.finfo(plain.dtype).eps)
             assert far(ours[layer], expected) <= 1.5 * reference
 
 

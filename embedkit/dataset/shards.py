@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,7 +55,7 @@ from embedkit.encoding.tokenizer import TextTokenizer, TokenizedTexts, ends_of
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.errors import EncodeError
 from embedkit.machine import __version__, usable_cores
-from embedkit.scale import ATTEMPTS, run_locally
+from embedkit.scale import ATTEMPTS, one_ahead, run_locally
 from embedkit.storage import incomplete
 from embedkit.types import Int64
 
@@ -277,10 +276,7 @@ def _read_ahead(maker: ShardMaker, todo: Sequence[ShardRange]) -> Generator[Shar
         cores = usable_cores() // _CORES_PER_READER
         readers = min(_READERS[plan.encoder.device.type], len(todo) // _SHARDS_PER_READER, cores)
     if not readers:
-        with ThreadPoolExecutor(1, thread_name_prefix="embedkit-read") as thread:
-            reads = (thread.submit(maker.read, shard) for shard in todo)
-            for read, _ in pairwise(chain(reads, [Future[Shard]()])):  # one is read ahead
-                yield read.result()
+        yield from one_ahead(maker.read, todo)
         return
     shared = [(plan.of_worker(0), plan.encoder.tokenizer)] * readers
     for shard_range, shard in run_locally(_read, shared, todo, threads=_CORES_PER_READER):

@@ -58,7 +58,7 @@ from embedkit.errors import (
     first_line,
 )
 from embedkit.machine import usable_cores
-from embedkit.scale import ATTEMPTS, run_locally, threads_limited
+from embedkit.scale import ATTEMPTS, one_ahead, run_locally, threads_limited
 from embedkit.types import Float32, Int64
 
 logger = logging.getLogger(__name__)
@@ -504,7 +504,8 @@ class Encoder:
     ) -> Iterator[tuple[int, TokenizedTexts, ShardVectors]]:
         """Yield the number of the first text, tokenized texts and vectors of every shard.
 
-        The next shard is tokenized while the device works.
+        The next shard is tokenized while the device works: on CUDA by a thread, since this one
+        launches kernels meanwhile; on CPU forward and tokenizer would share the cores.
         """
         check_counts(batch_size=batch_size)
         rows = batch_size or _ENCODE_ROWS
@@ -512,11 +513,15 @@ class Encoder:
         length = choose_max_length(self.checkpoint, self.tokenizer, asked)
         settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
         started: deque[tuple[int, TokenizedTexts, PendingShard]] = deque()
+
+        def tokenized_from(first: int) -> TokenizedTexts:
+            some = texts[first : first + rows]
+            return self.tokenizer.encode(some, settings=settings, offsets=bool(token_layers))
+
+        firsts = range(0, max(len(texts), 1), rows)
+        each: Any = one_ahead if self.device.type == "cuda" else map
         with _progress_bar(len(texts), show=show) as advance:
-            for first in range(0, max(len(texts), 1), rows):
-                tokenized = self.tokenizer.encode(
-                    texts[first : first + rows], settings=settings, offsets=bool(token_layers)
-                )
+            for first, tokenized in zip(firsts, each(tokenized_from, firsts), strict=True):
                 shard = self.start_shard(tokenized, views=views, token_layers=token_layers)
                 started.append((first, tokenized, shard))
                 while len(started) > (first + rows < len(texts)):
