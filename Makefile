@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    := outputs
 
-.PHONY: help install run test test-slow test-avx2 test-oldest crashes check format bench simulate clean
+.PHONY: help install run test test-slow test-avx2 test-oldest test-gpu-image crashes check format bench simulate clean
 
 help:
 	@echo "make run       install into $(VENV), then a first run: search, classify and compare in two languages"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-slow  the tests that take long: README, workflows, kills, every instruction set"
 	@echo "make test-avx2  the tests of the encoder with the instructions of an older processor"
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
+	@echo "make test-gpu-image  the encoder on CPU with the versions of a CUDA image (5 GB, Python 3.12)"
 	@echo "make crashes   an error, a kill and a power cut at every write of extract, train, finetune, index"
 	@echo "make check     lint, format and types"
 	@echo "make bench     measure"
@@ -69,6 +70,21 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal \
 	    -m "not network and not gpu and not slow" $(CORE)
+
+# what a machine with a GPU was seen to have; no GPU is needed
+IMAGE := .venv-gpu-image
+PYTHON312 ?= python3.12
+
+$(IMAGE)/.installed: constraints-gpu-image.txt
+	$(PYTHON312) -m venv $(IMAGE)
+	$(IMAGE)/bin/python -m pip install --quiet --no-compile --no-cache-dir \
+	    -c constraints-gpu-image.txt -r constraints-gpu-image.txt
+	touch $@
+
+test-gpu-image: $(IMAGE)/.installed
+	PYTHONPATH=. $(IMAGE)/bin/python -m pytest -p no:cacheprovider -m "not slow and not network" \
+	    tests/test_fake_cuda.py tests/test_gpu.py tests/test_packed.py tests/test_encoder.py
+	PYTHONPATH=. $(IMAGE)/bin/python -m benchmarks.gpu --device cpu --quick
 
 # two at a time
 crashes: install

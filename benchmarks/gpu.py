@@ -147,7 +147,9 @@ class Bench:
             return settings
         return {**{key: size // 8 for key, size in settings.items()}, "num_hidden_layers": 2}
 
-    def seconds(self, contestants: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    def seconds(
+        self, contestants: Mapping[str, Callable[[], object]], *, rounds: int = 0
+    ) -> dict[str, float]:
         """Median seconds of each, in turn; all work of the device is waited for."""
 
         def waiting(action: Callable[[], object]) -> None:
@@ -155,7 +157,8 @@ class Bench:
             if self.cuda:
                 torch.cuda.synchronize()
 
-        return in_turn({n: partial(waiting, a) for n, a in contestants.items()}, self.rounds)
+        each = {name: partial(waiting, action) for name, action in contestants.items()}
+        return in_turn(each, rounds or self.rounds)
 
     @cached_property
     def peak(self) -> float:
@@ -418,14 +421,14 @@ def text(bench: Bench) -> Rows:
         encoder = bench.encoder(shape)
         for length in (128, 16):
             texts = made_up_texts(lengths_around(length, bench.texts))
-            tokens = len(encoder.tokenizer.encode(texts, settings=TokenizerSettings(512)).ids)
+            tokens = sum(text.count(" ") + 3 for text in texts)
             peers = f"transformers {bench.of_peers}, sorted by length"
             systems: dict[str, Callable[[], object]] = {
                 "embedkit": partial(encoder.encode, texts),
                 peers: partial(transformers_means, bench, shape, texts),
                 **sentence_transformers(bench, shape, texts),
             }
-            for system, spent in bench.seconds(systems).items():
+            for system, spent in bench.seconds(systems, rounds=min(bench.rounds, 3)).items():
                 aim = goal(bench, "text", shape, str(length), tokens / spent)
                 yield {
                     "model": shape,
@@ -540,19 +543,19 @@ def duration(action: Callable[[], object]) -> float:
 SECTIONS: dict[str, Callable[[Bench], Rows]] = {
     section.__name__: section
     for section in (
+        bits,
         packed,
         ceilings,
         forward,
         profile,
         text,
+        extract,
         shards,
         host,
         attention,
         correctness,
         families,
         memory,
-        bits,
-        extract,
     )
 }
 
@@ -798,20 +801,22 @@ def sentence_transformers(
     """The peer in the same precision at the best of several batch sizes, if it is installed."""
     try:
         from sentence_transformers import SentenceTransformer
-        from sentence_transformers.models import Pooling, Transformer
     except ImportError:
         return {}
+    try:
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    except ImportError:  # before release 6
+        from sentence_transformers.models import Pooling, Transformer
     encoder = bench.encoder(shape)
     body = Transformer(str(encoder.checkpoint.folder), max_seq_length=512)
     model = SentenceTransformer(modules=[body, Pooling(encoder.width)], device=bench.device)
     model.to(PRECISIONS[bench.of_peers])
     sample = list(texts[: max(len(texts) // 10, 50)])
     sizes = (64, 256, 1_024) if bench.cuda else (32, 128)
-    spent = {
-        size: bench.seconds({"": partial(model.encode, sample, batch_size=size)})[""]
-        for size in sizes
-    }
-    best = min(spent, key=lambda size: spent[size])
+    spent = bench.seconds(
+        {str(size): partial(model.encode, sample, batch_size=size) for size in sizes}, rounds=1
+    )
+    best = int(min(spent, key=lambda size: spent[size]))
     whole = partial(model.encode, list(texts), batch_size=best)
     return {f"sentence-transformers {bench.of_peers}, best batch ({best})": whole}
 

@@ -8,6 +8,9 @@ the device, which a fake tensor cannot do. Kernels' own limits, and numbers, nee
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel, load_model
 from embedkit.encoding.packed import PackedModel, attention_kinds
+from tests.processes import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fake tensors
 
@@ -181,3 +185,14 @@ def test_the_plain_forward_selects_tokens_without_waiting(
     plain.__dict__["_sees_padding"] = False  # which asks for numbers, once
     with fake:
         assert states(plain) == [((sum(LENGTHS), plain.width), "cuda")] * (plain.n_layers + 1)
+
+
+@pytest.mark.slow
+def test_every_section_of_the_benchmark_runs_on_the_cpu(tmp_path: Path) -> None:
+    """A section that fails here would fail on the first GPU, where time is dear."""
+    words = ["-m", "benchmarks.gpu", "--device", "cpu", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
+    sections = json.loads((tmp_path / "gpu.json").read_text("utf-8"))["sections"]
+    assert all(section["rows"] or "skipped" in section for section in sections.values())
+    assert {name for name, section in sections.items() if "skipped" in section} == {"memory"}

@@ -160,7 +160,7 @@ def test_processes_that_read_make_the_same_bytes(
 ) -> None:
     """They read for a GPU; one that is killed is replaced."""
     monkeypatch.setitem(shards._READERS, "cpu", 2)
-    for limit in ("_CORES_PER_READER", "_SHARDS_PER_READER"):
+    for limit in ("_CORES_PER_READER", "_SHARDS_FOR_READERS"):
         monkeypatch.setattr(shards, limit, 1)
     if killed:
         monkeypatch.setattr(shards, "_read", killed_once_reading)
