@@ -34,8 +34,10 @@ import embedkit
 from benchmarks.measure import PACKAGES, describe, table
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.classifiers.estimators import EstimatorSettings
-from embedkit.classifiers.train import cross_validate, target_of
+from embedkit.classifiers.train import Frozen
+from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.split import split_for
+from embedkit.units.units import Units
 
 OWN = Path(__file__).parent.parent / "data"
 PEERS: dict[str, Callable[[], Any]] = {
@@ -99,8 +101,9 @@ def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Any,
 
 def scores(data: Any, seed: int) -> list[tuple[float, float, float]]:
     """Accuracy, log-loss and processor seconds of embedkit and its peers."""
-    target = target_of(data, "classification")
-    split = split_for(data, folds=5, seed=seed)
+    units = Units.of_dataset(data)
+    target, split = units.target(), split_for(units, folds=5, seed=seed)
+    method = Frozen(EstimatorSettings(), threads=1)
     found = []
     with threadpool_limits(1), warnings.catch_warnings():
         for kind in (ConvergenceWarning, FutureWarning, UserWarning):
@@ -108,8 +111,7 @@ def scores(data: Any, seed: int) -> list[tuple[float, float, float]]:
         for make in (None, *PEERS.values()):
             started = time.process_time()
             if make is None:
-                result = cross_validate(data.X, target, split, EstimatorSettings(), threads=1)
-                made = result.predictions
+                made, _ = cross_validate(method, units, target, split)
                 proba = made.proba[np.argsort(made.keys)]
             else:
                 proba = out_of_fold(data.X, target.y, split, make)

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from benchmarks.measure import describe, table
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus.plan import CorpusOptions
-from embedkit.dataset.texts import TextData, read_texts
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
 from embedkit.finetuning.model import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
-from embedkit.runs.predictions import target_from
+from embedkit.units.target import Target
+from embedkit.units.units import Units
 
 LENGTH, BATCH = 512, 8
 
@@ -44,18 +44,18 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
     quiet_transformers()
-    data = read_texts(options.corpus, CorpusOptions(min_chars=6, sample=options.reviews))
+    data = Units.of_corpus(options.corpus, CorpusOptions(min_chars=6, sample=options.reviews))
     checkpoint = find_checkpoint(options.model)
-    y = target_from(data.labels or [], rows=data.row, name=data.name).y
-    _tutorial(checkpoint, TextData(**_first(data, BATCH)), y[:BATCH], 1)  # warm up
+    target = data.target()
+    _tutorial(checkpoint, data.take(np.arange(BATCH)), target.y[:BATCH], 1)  # warm up
     contestants = {
         f"tutorial: padded to {LENGTH}, batch {BATCH}": _tutorial(
-            checkpoint, data, y, options.epochs
+            checkpoint, data, target.y, options.epochs
         )
     }
     for batch in (BATCH, TrainingOptions().batch_size):
         contestants[f"embedkit: batches by length, batch {batch}"] = _ours(
-            checkpoint, data, options.epochs, batch
+            checkpoint, data, target, options.epochs, batch
         )
     slowest = max(contestants.values())
     rows = [
@@ -67,14 +67,7 @@ def main() -> None:
     print(table(["", "seconds", "fraction of the time"], rows))
 
 
-def _first(data: TextData, count: int) -> dict[str, Any]:
-    parts = {name: getattr(data, name) for name in data.__slots__}
-    for name in ("row", "ids", "texts", "labels"):
-        parts[name] = parts[name][:count]
-    return parts
-
-
-def _tutorial(checkpoint: Checkpoint, data: TextData, y: NDArray[Any], epochs: int) -> float:
+def _tutorial(checkpoint: Checkpoint, data: Units, y: NDArray[Any], epochs: int) -> float:
     """Seconds of the plain loop."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -82,7 +75,7 @@ def _tutorial(checkpoint: Checkpoint, data: TextData, y: NDArray[Any], epochs: i
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint.folder, num_labels=2)
     started = time.perf_counter()
     inputs = tokenizer(
-        data.texts, padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt"
+        data.texts(), padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt"
     )
     dataset = torch.utils.data.TensorDataset(
         inputs["input_ids"], inputs["attention_mask"], torch.from_numpy(y)
@@ -98,18 +91,17 @@ def _tutorial(checkpoint: Checkpoint, data: TextData, y: NDArray[Any], epochs: i
     return time.perf_counter() - started
 
 
-def _ours(checkpoint: Checkpoint, data: TextData, epochs: int, batch: int) -> float:
+def _ours(checkpoint: Checkpoint, data: Units, target: Target, epochs: int, batch: int) -> float:
     """Seconds of one fold that trains on everything."""
     tokenizer = load_tokenizer(checkpoint)
     plain = load_model(
         checkpoint, pad_id=tokenizer.pad_id, device=torch.device("cpu"), dtype=torch.float32
     )
     model = build_model(plain, seed=0, head="pooler")
-    target = target_from(data.labels or [], rows=data.row, name=data.name)
     with tempfile.TemporaryDirectory() as work:
         started = time.perf_counter()
         length = min(LENGTH, checkpoint.positions)
-        texts = tokenizer.encode(data.texts, settings=TokenizerSettings(length))
+        texts = tokenizer.encode(data.texts(), settings=TokenizerSettings(length))
         everything = np.arange(len(texts))
         options = TrainingOptions(
             epochs=epochs, batch_size=batch, learning_rate=1e-5, validation=0, precision="fp32"

@@ -26,23 +26,17 @@ from embedkit.corpus.memory import input_files
 from embedkit.corpus.plan import CorpusOptions, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.format import is_dataset
-from embedkit.dataset.read import VectorData, load
+from embedkit.dataset.read import load
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import HARMLESS, json_line, visible
-from embedkit.encoding.tokenizer import Spans, word_spans
+from embedkit.encoding.tokenizer import Spans
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.runs.folder import (
-    check_alike,
-    dataset_content,
-    joined_pairs,
-    marked_spans,
-    read_run,
-    words_of_texts,
-)
+from embedkit.runs.folder import check_alike, dataset_content, read_run
 from embedkit.runs.predictions import decide, invalid_proba
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.storage import read_table
-from embedkit.types import AnyPath, Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, no_progress
+from embedkit.units.units import Units, match
 
 logger = logging.getLogger(__name__)
 
@@ -153,16 +147,10 @@ class Predictor:
             second = None if pairs is None else [str(pairs)]
             one: Float64 = self.predict_proba([texts], second)[0]
             return one
-        if self.content is not None and self.content.dataset.pairs != (pairs is not None):
-            kind, advice = "pairs of texts", "pass second texts as pairs="
-            if pairs is not None:
-                kind, advice = "single texts", "leave out pairs="
-            raise UsageError(f"{self.run} was made on {kind}; {advice}.")
+        self.check_pairs(pairs is not None)
         if not len(texts):
             return np.zeros((0, len(self.names)) if self.names else (0,))
-        return self._checked(
-            self._model.predict_proba(list(texts), None if pairs is None else list(pairs))
-        )
+        return self._checked(self._model.predict(Units.of_texts(texts, pairs))[1])
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Any:
         """Return the prediction for each text, or for one; arguments as for `predict_proba`."""
@@ -191,22 +179,35 @@ class Predictor:
         if isinstance(texts, str):
             return self.predict_words([texts], spans=spans and [spans])[0]  # type: ignore[list-item]
         self._check_level("word")
-        assert self.content is not None
-        if spans is None:
-            marks = self.content.dataset.marked_words
-            spans = [word_spans(text, marks=marks) for text in texts]
-        places, values = self._model.predict_words(texts, spans)
+        units, nothing = Units.of_texts(texts), [None] * len(texts)
+        units = units.words_of(nothing, marks=self.marks) if spans is None else units.words(spans)
         words: list[list[WordPrediction]] = [[] for _ in texts]
-        for place, prediction in zip(places.tolist(), self._predictions(values), strict=True):
-            record, word, start, end = place
-            text = texts[record][start:end]
-            words[record].append(WordPrediction(word, text, start, end, prediction))
+        units, predictions = self.predict_units(units)
+        assert units.word is not None
+        assert units.span is not None
+        places = zip(units.place.tolist(), units.word.tolist(), units.span.tolist(), strict=True)
+        for (place, *word), form, made in zip(places, units.texts(), predictions, strict=True):
+            number, (start, end) = word
+            words[place].append(WordPrediction(number, form, start, end, made))
         return words
 
     @property
     def labels_words(self) -> bool:
         """True for a run that labels the words of texts."""
         return self.content is not None and self.content.level == "word"
+
+    @property
+    def marks(self) -> bool:
+        """True if punctuation marks are words, as a treebank has them."""
+        return self.content is not None and self.content.dataset.marked_words
+
+    def check_pairs(self, pairs: bool) -> None:
+        """Raise a :class:`UsageError` if the run was made on single texts, unlike these, or not."""
+        if self.content is not None and self.content.dataset.pairs != pairs:
+            kind, advice = "pairs of texts", "pass second texts as pairs="
+            if pairs:
+                kind, advice = "single texts", "leave out pairs="
+            raise UsageError(f"{self.run} was made on {kind}; {advice}.")
 
     def _check_level(self, level: str) -> None:
         if self.labels_words != (level == "word"):
@@ -215,8 +216,8 @@ class Predictor:
 
     def predict_stored(
         self, dataset: AnyPath, *, progress: ProgressCallback = no_progress
-    ) -> tuple[VectorData, list[Prediction]]:
-        """Return a dataset and the prediction for each of its records, or of its words.
+    ) -> tuple[Units, list[Prediction]]:
+        """Return the records of a dataset, or its words, and the prediction for each.
 
         A run on vectors reads the stored ones; nothing is encoded again.
 
@@ -225,33 +226,35 @@ class Predictor:
             MismatchError: its vectors were made with other settings than those of the run.
         """
         views = [] if self.content is None else list(self.content.views)
-        level = "sentence" if self.content is None else self.content.level
-        data = load(dataset, views or None, level=level)
+        data = load(dataset, views or None, level="word" if self.labels_words else "sentence")
         if self.content is not None:
-            check_alike(
-                dataset_content(data),
-                self.content.dataset,
-                name=os.fspath(dataset),
-                vectors=bool(views),
-                level=level,
-            )
-        if not views and not data.manifest.job.storage.text:
-            raise UsageError(f"{dataset} stores no texts; give the corpus file itself.")
-        paired = not views and data.manifest.job.input.text_pair is not None
-        pairs = [str(text) for text in data.column("text_pair")] if paired else None
-        X, texts = (data.X, []) if views else (None, data.text)
+            made, expected, name = dataset_content(data), self.content.dataset, os.fspath(dataset)
+            check_alike(made, expected, name=name, vectors=bool(views), level=data.level)
+        units, places, done = Units.of_dataset(data), [np.arange(0)], 0
+        units = units if views else units.with_texts()
         predictions: list[Prediction] = []
-        n = len(data.row)
-        progress(Progress("predicting", 0, n, "records"))
-        for start in range(0, n, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            if X is not None:
-                values = self._model.predict_vectors(X[part])
-            else:
-                values = self._model.predict_proba(texts[part], pairs and pairs[part])
-            predictions += self._predictions(values)
-            progress(Progress("predicting", min(start + _CHUNK, n), n, "records"))
-        return data, predictions
+        progress(Progress("predicting", done, len(units), "records"))
+        for part in units.parts(_CHUNK):
+            seen, made_now = self.predict_units(part, stored=bool(views))
+            places.append(match(seen.keys, units.keys))
+            predictions += made_now
+            done += len(part)
+            progress(Progress("predicting", done, len(units), "records"))
+        return units.take(np.concatenate(places)), predictions
+
+    def predict_units(
+        self, units: Units, *, stored: bool = False
+    ) -> tuple[Units, list[Prediction]]:
+        """Return units and the prediction for each, without words that the model does not see.
+
+        With ``stored`` their inputs are the vectors that the run reads.
+        """
+        if not len(units):
+            return units, []
+        if stored:
+            return units, self._predictions(self._model.apply(units.inputs(np.arange(len(units)))))
+        seen, values = self._model.predict(units)
+        return seen, self._predictions(values)
 
     def _checked(self, values: Any) -> Float64:
         """Check the output of a model: a finite number for each class, or a value."""
@@ -296,7 +299,7 @@ class _Trained:
     def __init__(self, run: Path, content: TrainRun, *, device: str, model: str | None) -> None:
         from embedkit.classifiers.estimators import load_model
 
-        self.predict_vectors = load_model(run)
+        self.apply = load_model(run)
         self._encoder: DatasetEncoder | None = None
         self._nothing = np.zeros((0, len(content.classes)) if content.classes else 0)
         if content.views:
@@ -304,13 +307,11 @@ class _Trained:
                 content.dataset, content.views, owner=str(run), device=device, model=model
             )
 
-    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
-        return self.predict_vectors((self._encoder or joined_pairs)(texts, pairs))
-
-    def predict_words(self, texts: Sequence[str], spans: Spans) -> tuple[Int64, Any]:
-        """Places of words as of :func:`words_of_texts`, and their predictions."""
-        places, features = words_of_texts(texts, spans, self._encoder)
-        return places, self.predict_vectors(features) if len(places) else self._nothing
+    def predict(self, units: Units) -> tuple[Units, Any]:
+        """Return the units that it sees, and their probabilities, or values of a regression."""
+        units = units.with_texts() if self._encoder is None else units.encoded(self._encoder)
+        values = self.apply(units.inputs(np.arange(len(units)))) if len(units) else self._nothing
+        return units, values
 
 
 def _is_checkpoint(name: str) -> bool:
@@ -466,10 +467,7 @@ def predict_file(
             raise UsageError(f"submission= is for runs that label records; {run} labels words.")
         if reader is None:
             data, predictions = predictor.predict_stored(corpus, progress=progress)
-            given = {"row": data.row.tolist(), "id": map(str, data.ids)}
-            if of_words:
-                given |= {"word": data.word.tolist(), "text": data.text}
-            records = with_columns(predictions, **given)
+            records = _rows(data, predictions)
         else:
             records = _predicted(predictor, reader, progress)
         count = write_prediction_file(
@@ -482,7 +480,7 @@ def predict_file(
         )
         done = f"{count:,} {'words' if of_words else 'texts'} predicted"
         if reader is None:
-            return done, data.manifest.totals.rejected_by_reason
+            return done, data.rejected
         for notice in reader.counts.notices:
             logger.warning("%s", notice)
         return done, reader.counts.rejected
@@ -494,17 +492,21 @@ def _predicted(
     """The prediction for every record, in chunks that fill batches."""
     records = (item for item in reader if isinstance(item, Record))
     while chunk := list(islice(records, _CHUNK_OF_TEXTS)):
-        texts = [record.text for record in chunk]
+        units = Units.of_records(chunk, pairs=reader.plan.text_pair is not None)
         if predictor.labels_words:
-            by_text = predictor.predict_words(texts, spans=marked_spans([r.words for r in chunk]))
-            for record, words in zip(chunk, by_text, strict=True):
-                at = {"row": record.row, "id": record.id}
-                yield from ((at | {"word": w.word, "text": w.text}, w.prediction) for w in words)
+            units = units.words_of([r.words for r in chunk], marks=predictor.marks)
         else:
-            pairs = [str(r.text_pair) for r in chunk] if reader.plan.text_pair else None
-            for record, prediction in zip(chunk, predictor.predict(texts, pairs), strict=True):
-                yield {"row": record.row, "id": record.id}, prediction
+            predictor.check_pairs(units.pairs)
+        yield from _rows(*predictor.predict_units(units))
         progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
+
+
+def _rows(units: Units, predictions: Iterable[Prediction]) -> Iterator[PredictedRecord]:
+    """Predictions with the numbers and ids of their records, and with the words."""
+    columns: dict[str, Any] = {"row": units.row.tolist(), "id": map(str, units.ids)}
+    if units.word is not None:
+        columns |= {"word": units.word.tolist(), "text": units.texts()}
+    return with_columns(predictions, **columns)
 
 
 def parse_submission(text: str | None) -> Submission | None:

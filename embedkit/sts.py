@@ -27,10 +27,10 @@ from embedkit.errors import CorpusError, UsageError
 from embedkit.runs.folder import check_free, new_run, versions, write_run
 from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import metrics_for
-from embedkit.runs.predictions import target_from
 from embedkit.runs.run import Cost, SimilarityRun
 from embedkit.search.exact import unit_rows
 from embedkit.types import Float64, Progress, ProgressCallback, no_progress
+from embedkit.units.target import Target
 
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
@@ -111,26 +111,8 @@ def similarity(
     if out is not None:
         check_free(Path(out), overwrite=overwrite)
     reading = replace(reading or CorpusOptions(), text=text, text_pair=text_pair, label=score)
-    with input_files(corpus) as files:
-        try:
-            plan = hash_inputs(plan_corpus(files, reading))
-        except CorpusError as error:  # the score takes the place of the label
-            raise CorpusError(str(error).replace("label=", "score=")) from error
-        reader = CorpusReader(plan)
-        records = reader.records()
-    for notice in plan.notices:
-        if score is not None or not notice.startswith("label"):
-            logger.info(notice)
-    if not records:
-        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
-    gold = None
-    if score is not None:
-        rows, name = np.array([r.row for r in records]), f"score={score!r}"
-        if len(records) < 3:
-            raise UsageError(f"{name}: {count_text(len(records), 'pair')}; a correlation needs 3.")
-        labels = [r.label for r in records]
-        check_labelled(labels, rows, name=name)
-        gold = target_from(labels, rows=rows, name=name, task="regression").y
+    reader, records = _read_pairs(corpus, reading)
+    gold = None if score is None else _gold(records, name=f"score={score!r}")
     kinds = parse_poolings(pooling)
     encoder = Encoder.load(model, device=device, max_length=max_length)
     views = views_of(
@@ -139,11 +121,10 @@ def similarity(
     prefix = encoder.checkpoint.prefix_or_own(prefix)
     cosines, truncated = _cosines(records, encoder, views, prefix, progress)
     agreement = {}
-    if gold is not None:
-        for view, values in cosines.items():
-            metrics = metrics_for(gold, values)
-            both = {name: metrics[name] for name in ("spearman", "pearson")}
-            agreement[view] = scored(both, np.arange(len(gold)))
+    for view, values in cosines.items() if gold is not None else ():
+        metrics = metrics_for(gold, values)
+        both = {name: metrics[name] for name in ("spearman", "pearson")}
+        agreement[view] = scored(both, np.arange(len(records)))
     pairs = PairSimilarity(
         records=tuple(records),
         cosines=cosines,
@@ -155,32 +136,60 @@ def similarity(
         seconds=time.perf_counter() - started,
     )
     if out is not None:
-        counts = {"pairs": len(records), "rejected": pairs.rejected, "truncated": truncated}
         settings = {"prefix": prefix, "special_tokens": True, "max_length": encoder.max_length}
         content = SimilarityRun(
-            corpus=tuple(f.sha256 for f in plan.files),
+            corpus=tuple(f.sha256 for f in reader.plan.files),
             model=pairs.model,
             model_sha256=encoder.checkpoint.sha256,
             settings=settings | {"precision": encoder.precision},
-            records=counts,
+            records={"pairs": len(records), "rejected": pairs.rejected, "truncated": truncated},
             agreement=pairs.agreement,
             cost=Cost(seconds=pairs.seconds),
             versions=versions(),
         )
-        columns: dict[str, Any] = {"row": pa.array([r.row for r in records], pa.int64())}
-        columns["id"] = pa.array([r.id for r in records], pa.string())
-        if gold is not None:
-            columns["score"] = gold
-        columns |= {f"cosine_{name}": values for name, values in cosines.items()}
-        with new_run(Path(out), overwrite=overwrite) as folder:
-            storage.write_parquet(folder / "pairs.parquet", pa.table(columns))
-            if agreement:
-                from embedkit.runs.figures import heat_map, save
-
-                scores = {view: one["spearman"] for view, one in agreement.items()}
-                save(folder, layers=heat_map("spearman", scores))
-            write_run(folder, content)
+        _write(Path(out), pairs, content, overwrite=overwrite)
     return pairs
+
+
+def _read_pairs(corpus: CorpusLike, reading: CorpusOptions) -> tuple[CorpusReader, list[Record]]:
+    with input_files(corpus) as files:
+        try:
+            plan = hash_inputs(plan_corpus(files, reading))
+        except CorpusError as error:  # the score takes the place of the label
+            raise CorpusError(str(error).replace("label=", "score=")) from error
+        reader = CorpusReader(plan)
+        records = reader.records()
+    for notice in plan.notices:
+        if reading.label is not None or not notice.startswith("label"):
+            logger.info(notice)
+    if not records:
+        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
+    return reader, records
+
+
+def _gold(records: Sequence[Record], *, name: str) -> Float64:
+    """The scores of the pairs."""
+    if len(records) < 3:
+        raise UsageError(f"{name}: {count_text(len(records), 'pair')}; a correlation needs 3.")
+    rows, labels = np.array([r.row for r in records]), [r.label for r in records]
+    check_labelled(labels, rows, name=name)
+    return Target.of(labels, rows=rows, name=name, task="regression").y
+
+
+def _write(out: Path, pairs: PairSimilarity, content: SimilarityRun, *, overwrite: bool) -> None:
+    columns: dict[str, Any] = {"row": pa.array([r.row for r in pairs.records], pa.int64())}
+    columns["id"] = pa.array([r.id for r in pairs.records], pa.string())
+    if pairs.gold is not None:
+        columns["score"] = pairs.gold
+    columns |= {f"cosine_{name}": values for name, values in pairs.cosines.items()}
+    with new_run(out, overwrite=overwrite) as folder:
+        storage.write_parquet(folder / "pairs.parquet", pa.table(columns))
+        if pairs.agreement:
+            from embedkit.runs.figures import heat_map, save
+
+            scores = {view: one["spearman"] for view, one in pairs.agreement.items()}
+            save(folder, layers=heat_map("spearman", scores))
+        write_run(folder, content)
 
 
 def _cosines(

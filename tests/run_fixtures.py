@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from embedkit.runs.run import (
 )
 from embedkit.runs.split import Split, SplitSettings, assign_folds
 from embedkit.storage import seal
+from embedkit.units.units import Units
 
 SOURCE = ("ab" * 32,)
 
@@ -44,6 +46,13 @@ def split_of(y: Any, *, row: Any = None, group: Any = None, folds: int = 5) -> S
     strata = y if y.dtype == np.int64 else np.zeros(len(y), np.int64)
     settings = SplitSettings(source=SOURCE, folds=folds, seed=0, stratified=True)
     return Split(row, group, assign_folds(strata, group, folds, seed=0), settings)
+
+
+def units_with(inputs: Any, **fields: Any) -> Units:
+    """Records whose inputs are these rows of a matrix, or texts."""
+    texts = inputs if isinstance(inputs, list) else [str(i) for i in range(len(inputs))]
+    units = Units.of_texts(texts, **fields)
+    return units if texts is inputs else replace(units, inputs=inputs.__getitem__)
 
 
 def scores_of(

@@ -23,12 +23,14 @@ from embedkit.classifiers.estimators import (
     save_model,
 )
 from embedkit.classifiers.probe import control_task, randomize
-from embedkit.classifiers.train import CrossValidation, cross_validate
+from embedkit.classifiers.train import Frozen
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.errors import UsageError
-from embedkit.runs.predictions import Target
+from embedkit.runs.cross_validation import Fits, cross_validate
+from embedkit.runs.predictions import Predictions
 from embedkit.runs.split import inner_folds
-from tests.run_fixtures import split_of
+from embedkit.units.target import Target
+from tests.run_fixtures import split_of, units_with
 
 LINEAR_SVC, RIDGE = "sklearn.svm:LinearSVC", "sklearn.linear_model:RidgeClassifier"
 
@@ -44,11 +46,12 @@ def two_classes(
     return X.astype(np.float32) + 5, Target(y, ("0", "1"))
 
 
-def run(X: Any, target: Target, name: str = "logreg", **options: Any) -> CrossValidation:
+def run(X: Any, target: Target, name: str = "logreg", **options: Any) -> tuple[Predictions, Fits]:
     more = {key: options.pop(key) for key in ("tune", "threads", "threshold") if key in options}
     made = options.pop("split", None) or split_of(target.y)
     task = "classification" if target.classes else "regression"
-    return cross_validate(X, target, made, EstimatorSettings(name, task=task, **options), **more)
+    method = Frozen(EstimatorSettings(name, task=task, **options), **more)
+    return cross_validate(method, units_with(X), target, made)
 
 
 # what is chosen
@@ -57,9 +60,9 @@ def run(X: Any, target: Target, name: str = "logreg", **options: Any) -> CrossVa
 def test_the_kept_model_is_scikit_learns_but_for_the_slope() -> None:
     X, target = two_classes(150, strength=0.3)
     started = time.perf_counter()
-    result = run(X, target, threads=4)  # whose times add up to more than what passes
+    _, result = run(X, target, threads=4)  # whose times add up to more than what passes
     assert result.fit_seconds + result.predict_seconds <= time.perf_counter() - started
-    assert len(result.choices) == 5
+    assert len(result.folds) == 5
     found = result.final
     assert found.choice.slope != 1.0
     kinds = [Normalizer, CommonScaler, LogisticRegression]
@@ -82,7 +85,7 @@ def test_strength_and_slope_have_the_least_loss_of_inner_folds(
     X = (random.normal(size=(250, 15)) + 0.7 * np.eye(15)[y]).astype(np.float32)
     target, made = Target(y, ("a", "b", "c")[:classes]), split_of(y)
     settings = EstimatorSettings(class_weight=weight)
-    found = fit(X, target, made, np.arange(250), settings, tune=True)
+    found = fit(units_with(X), target, made, np.arange(250), settings, tune=True)
     shown = make_pipeline(Normalizer(), CommonScaler()).fit_transform(X)
     weights = compute_sample_weight(weight, y)
     centre = np.average(shown, axis=0, weights=weights)
@@ -111,7 +114,8 @@ def test_a_class_that_inner_folds_lack_has_no_probability_there() -> None:
     y = two.y.copy()
     y[7] = 2
     target, index = Target(y, ("a", "b", "rare")), np.arange(120)
-    found = fit(X, target, split_of(two.y), index, EstimatorSettings(), tune=True)
+    units, settings = units_with(X), EstimatorSettings()
+    found = fit(units, target, split_of(two.y), index, settings, tune=True)
     assert found.inner is not None
     assert np.allclose(found.inner.sum(1), 1)
     assert found.inner[7, 2] < 1e-9
@@ -127,7 +131,8 @@ def test_words_have_their_slope_around_the_mean_text() -> None:
         + (" great" if c and random.random() < 0.4 else "")
         for i, c in enumerate(y)
     ]
-    found = run(texts, Target(y, ("0", "1")), features="tfidf", split=split_of(y)).final
+    target = Target(y, ("0", "1"))
+    found = run(texts, target, features="tfidf", split=split_of(y))[1].final
     assert found.choice.parameters == {"C": 10.0}
     assert found.choice.slope != 1
     shown = found.pipeline[:-1].transform(texts)
@@ -140,7 +145,7 @@ def test_words_have_their_slope_around_the_mean_text() -> None:
 def test_the_number_of_threads_changes_nothing(name: str) -> None:
     X, target = two_classes(80)
     made = split_of(target.y, folds=2)
-    single, double = (run(X, target, name, split=made, threads=n).predictions.proba for n in (1, 2))
+    single, double = (run(X, target, name, split=made, threads=n)[0].proba for n in (1, 2))
     assert np.array_equal(single, double)
 
 
@@ -157,7 +162,8 @@ def test_inner_folds_never_divide_a_group(tune: bool) -> None:
         assert abs(y[test].mean() - 0.5) < 0.1
     for name in ("knn", "logreg", LINEAR_SVC):
         target, settings = Target(y, ("0", "1")), EstimatorSettings(name)
-        found = fit(X, target, made, np.arange(180), settings, tune=tune, held_out=True)
+        units, index = units_with(X), np.arange(180)
+        found = fit(units, target, made, index, settings, tune=tune, held_out=True)
         assert found.inner is not None
         assert (found.inner.argmax(1) == y).mean() < 0.7
 
@@ -171,7 +177,8 @@ def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
     ]
     train, _ = made.subsets()[2]
     settings = EstimatorSettings(features="tfidf")
-    fitted = fit(texts, Target(y, ("0", "1")), made, train, settings, tune=True)
+    target = Target(y, ("0", "1"))
+    fitted = fit(units_with(texts), target, made, train, settings, tune=True)
     words = dict(fitted.pipeline["tfidf"].transformer_list)["words"].vocabulary_
     assert {"only0", "only1", "only3", "only4"} <= set(words)
     assert "only2" not in words
@@ -196,7 +203,7 @@ def test_class_weights_find_rare_positives(name: str, plain: Any) -> None:
         centred = X - X[train].mean(0)
         wanted[test] = plain.fit(centred[train], target.y[train]).predict(centred[test])
     found = {
-        weight: run(X, target, name, split=made, class_weight=weight).predictions.y_pred
+        weight: run(X, target, name, split=made, class_weight=weight)[0].y_pred
         for weight in (None, "balanced")
     }
     recall = {weight: recall_score(target.y, said) for weight, said in found.items()}
@@ -211,7 +218,7 @@ def test_noise_is_no_worse_than_guessing(width: int) -> None:
     """Also where there are as many columns as training records."""
     y = np.arange(200) % 2
     X = np.random.default_rng(0).normal(size=(200, width)).astype(np.float32)
-    tuned, plain = (run(X, Target(y, ("0", "1")), tune=tune).predictions for tune in (True, False))
+    tuned, plain = (run(X, Target(y, ("0", "1")), tune=tune)[0] for tune in (True, False))
     assert log_loss(tuned.y, tuned.proba) < np.log(2) + 0.02 < log_loss(plain.y, plain.proba)
 
 
@@ -223,7 +230,7 @@ def test_a_regression_does_not_depend_on_unit_and_zero(name: str) -> None:
     made = split_of(y, folds=2)
 
     def outputs(values: Any) -> Any:
-        return run(X, Target(values, ()), name, split=made, tune=False).predictions.proba
+        return run(X, Target(values, ()), name, split=made, tune=False)[0].proba
 
     plain = outputs(y)
     for factor, zero in ((100.0, 0.0), (0.01, -3.0)):

@@ -15,9 +15,10 @@ from embedkit.classifiers import tuning
 from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import side_by_side
 from embedkit.runs.folder import read_run
-from embedkit.runs.predictions import Target, growing_order
 from embedkit.runs.run import as_json
 from embedkit.runs.split import Split, split_for, write_split
+from embedkit.units.target import Target, growing_order
+from embedkit.units.units import Units
 from tests.run_fixtures import edit_run
 from tests.store_fixtures import extract_tiny
 from tests.test_report import corpus_of
@@ -49,14 +50,16 @@ def test_every_fit_is_on_training_records(
     fitted: list[set[int]] = []
     honest = tuning.fit
 
-    def recording(X: Any, target: Any, split: Split, train: Any, *rest: Any, **more: Any) -> Any:
+    def recording(
+        units: Any, target: Any, split: Split, train: Any, *rest: Any, **more: Any
+    ) -> Any:
         fitted.append(set(train.tolist()))
-        return honest(X, target, split, train, *rest, **more)
+        return honest(units, target, split, train, *rest, **more)
 
     monkeypatch.setattr(probing, "fit", recording)
     monkeypatch.setattr(probing, "side_by_side", partial(side_by_side, threads=1))
     result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, learning_curve=True)
-    split = split_for(embedkit.load(data), None, folds=3, seed=0)
+    split = split_for(Units.of_dataset(embedkit.load(data)), folds=3, seed=0)
     folds = [set(split.subsets()[fold][0].tolist()) for fold in range(3)]
     assert len(fitted) == 3 * 5
     for number, records in enumerate(fitted):
@@ -84,7 +87,7 @@ def test_a_curve_ends_at_the_score_of_the_view(data: Path, tmp_path: Path) -> No
 def test_the_majority_is_that_of_the_training_records(data: Path, tmp_path: Path) -> None:
     """Each fold has more of the class that the other has less of: the majority is mostly wrong."""
     loaded = embedkit.load(data)
-    made = split_for(loaded, None, folds=2, seed=0)
+    made = split_for(Units.of_dataset(loaded), folds=2, seed=0)
     y = np.asarray(loaded.labels) == "1"
     folds = np.where(np.random.default_rng(0).random(len(y)) < 0.25, ~y, y).astype(np.int64)
     settings = made.settings

@@ -26,7 +26,7 @@ from skops.io import dumps
 import embedkit
 from embedkit.classifiers.estimators import TABLE, CommonScaler, EstimatorSettings
 from embedkit.classifiers.probe import probe
-from embedkit.classifiers.train import cross_validate, target_of
+from embedkit.classifiers.train import Frozen
 from embedkit.cli.run_text import run_info_text
 from embedkit.dataset.format import text_key
 from embedkit.dataset.settings import DatasetEncoder
@@ -38,14 +38,16 @@ from embedkit.predict import (
     predict_file,
     write_prediction_file,
 )
+from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.run import ClassScore, TrainRun
 from embedkit.runs.split import Split, read_split, split, split_for, write_split
 from embedkit.storage import seal
+from embedkit.units.units import Units
 from tests.finetune_fixtures import check_test_set, predictions
 from tests.processes import command
-from tests.run_fixtures import train
+from tests.run_fixtures import train, units_with
 from tests.store_fixtures import extract_tiny
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -105,7 +107,8 @@ def test_every_record_is_held_out_once(shared: Path) -> None:
 def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Path) -> None:
     data = embedkit.load(shared / "data")
     train(shared / "data", out=tmp_path / "run", split=shared / "split.parquet")
-    folds = split_for(data, shared / "split.parquet", folds=0, seed=0).folds
+    units = Units.of_dataset(data)
+    folds = split_for(units, shared / "split.parquet", folds=0, seed=0).folds
     X, y = data.X[folds >= 0], data.y[folds >= 0]
     model = LogisticRegression(max_iter=1_000, tol=1e-8)
     plain = make_pipeline(Normalizer(), CommonScaler(), model)
@@ -150,18 +153,18 @@ def test_the_first_line_of_uneven_classes_is_macro_f1(shared: Path) -> None:
 def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
     """Whether what is decided of half of a fold changes with the vectors of its other half."""
     data = embedkit.load(shared / "data")
-    target = target_of(data, "classification")
+    units = Units.of_dataset(data)
+    target = units.target()
     threshold = options.pop("threshold", None)
-    made = split_for(data, shared / "split.parquet", folds=0, seed=0)
+    made = split_for(units, shared / "split.parquet", folds=0, seed=0)
     tune = options.pop("tune", True)
     held = np.flatnonzero(made.folds == 2)
     changed = data.X.copy()
     changed[held[::2]] = 50 * np.random.default_rng(0).normal(size=changed[held[::2]].shape)
     outputs = []
-    decided: dict[str, Any] = {"threshold": threshold, "tune": tune}
+    method = Frozen(EstimatorSettings(**options), tune=tune, threshold=threshold)
     for X in (data.X, changed):
-        settings = EstimatorSettings(**options)
-        found = cross_validate(X, target, made, settings, **decided).predictions
+        found, _ = cross_validate(method, units_with(X, row=data.row), target, made)
         mine = np.isin(found.row, data.row[held[1::2]])
         outputs.append(np.column_stack([found.proba[mine], found.y_pred[mine]]))
     first, second = outputs
@@ -189,20 +192,21 @@ def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Pa
 def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: Path) -> None:
     """Other labels and vectors of the test set leave every coefficient as it is, to the bit."""
     data = embedkit.load(shared / "data")
-    target = target_of(data, "classification")
-    made = split_for(data, shared / "split.parquet", folds=0, seed=0)
+    units = Units.of_dataset(data)
+    target = units.target()
+    made = split_for(units, shared / "split.parquet", folds=0, seed=0)
     X, y = data.X.copy(), target.y.copy()
     X[made.test] = 50 * np.random.default_rng(0).normal(size=X[made.test].shape)
     y[made.test] = 1 - y[made.test]
     for name in ("logreg", "knn"):
-        settings = EstimatorSettings(name)
+        method = Frozen(EstimatorSettings(name))
         plain, changed = (
-            cross_validate(
-                features, replace(target, y=labels), made, settings, tune=True
-            ).final.pipeline
-            for features, labels in ((data.X, target.y), (X, y))
+            cross_validate(method, units_with(inputs), replace(target, y=labels), made)[1]
+            for inputs, labels in ((data.X, target.y), (X, y))
         )
-        for first, second in zip(plain.steps, changed.steps, strict=True):
+        for first, second in zip(
+            plain.final.pipeline.steps, changed.final.pipeline.steps, strict=True
+        ):
             for key, value in vars(first[1]).items():
                 if isinstance(value, np.ndarray):
                     assert np.array_equal(value, getattr(second[1], key)), (first[0], key)

@@ -18,19 +18,17 @@ from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.folder import RunResult, read_run
 from embedkit.runs.predictions import (
     Predictions,
-    Target,
     class_scores,
     read_predictions,
     reported_scores,
-    target_from,
-    target_like,
     write_predictions,
 )
 from embedkit.runs.run import TrainRun, as_json
 from embedkit.runs.split import TEST
 from embedkit.search import index
 from embedkit.storage import seal
-from tests.run_fixtures import edit_run, random_runs, split_of
+from embedkit.units.target import Target
+from tests.run_fixtures import edit_run, random_runs, units_with
 
 
 def test_tables_have_the_kinds_that_options_offer() -> None:
@@ -99,14 +97,15 @@ def test_the_text_of_a_run_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def some_predictions(classes: tuple[str, ...], labelled: bool) -> Predictions:
     random = np.random.default_rng(0)
     y = random.integers(2, size=12) if classes else random.normal(size=12)
-    records, ids = split_of(np.zeros(12, int), row=np.arange(12) * 3), [f"id{i}" for i in range(12)]
+    row, ids = np.arange(12) * 3, [f"id{i}" for i in range(12)]
+    units = units_with(ids, row=row, ids=ids)
     subsets = []
     for fold in (1, 0, TEST):
         index = np.flatnonzero(np.arange(12) % 3 == fold % 3)
         proba = random.dirichlet([1, 1], size=4) if classes else random.normal(size=4)
         target = Target(y if fold != TEST or labelled else y[:0], classes)
         given: dict[str, Any] = {"target": target, "threshold": 0.3 if classes else None}
-        given |= {"records": records, "ids": ids, "fold": fold}
+        given |= {"units": units, "group": row, "fold": fold}
         subsets.append(Predictions.of_fold(index, proba, **given))
     return Predictions.joined(subsets)
 
@@ -145,8 +144,8 @@ def test_records_without_a_label_have_no_target(
 ) -> None:
     """An empty label of sets is a set without classes."""
     labels = ["1", None, "2", ""]
-    target = target_from(labels, rows=np.arange(4), name="c.tsv", task=task)
+    target = Target.of(labels, rows=np.arange(4), name="c.tsv", task=task)
     assert np.array_equal(target.y, expected, equal_nan=task == "regression")
     assert f"{1 if task == 'multilabel' else 2} of 4 records" in caplog.text
     with pytest.raises(UsageError, match="row 1"):
-        target_like(target, labels, rows=np.arange(4), name="c.tsv")
+        target.like(labels, rows=np.arange(4), name="c.tsv")

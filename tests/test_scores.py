@@ -11,8 +11,9 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 
 from embedkit.runs.metrics import best_threshold, metrics_for
-from embedkit.runs.predictions import Predictions, Target, class_scores, reported_scores
-from tests.run_fixtures import scores_of, split_of
+from embedkit.runs.predictions import Predictions, class_scores, reported_scores
+from embedkit.units.target import Target
+from tests.run_fixtures import scores_of, units_with
 
 
 def problem(count: int, classes: int, seed: int = 0) -> tuple[Any, Any]:
@@ -118,7 +119,7 @@ def test_the_unit_and_zero_of_values_change_nothing(unit: float) -> None:
 def folds_of(target: Target, proba: Any, *, first: int = 0) -> Predictions:
     """Predictions of three folds, of which fold -1 is the test set."""
     row = np.arange(len(proba))
-    about: dict[str, Any] = {"records": split_of(target.y), "ids": row, "target": target}
+    about: dict[str, Any] = {"units": units_with(target.y), "group": row, "target": target}
     parts = (row[row % 3 == i] for i in range(3))
     return Predictions.joined(
         [

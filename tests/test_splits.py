@@ -19,15 +19,9 @@ import embedkit
 from embedkit.dataset.format import text_key
 from embedkit.dataset.read import text_keys
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
-from embedkit.runs.split import (
-    Labelled,
-    Split,
-    make_split,
-    read_split,
-    same_text_groups,
-    split,
-    write_split,
-)
+from embedkit.runs.split import Split, make_split, read_split, same_text_groups, split, write_split
+from embedkit.units.units import Units
+from tests.run_fixtures import units_with
 from tests.store_fixtures import run, write_tsv
 
 LABELS = ["0", "1"] * 40
@@ -35,10 +29,11 @@ LABELS = ["0", "1"] * 40
 
 def records(
     labels: list[str | None] | None = None, texts: list[str] | None = None, groups: Any = None
-) -> Labelled:
+) -> Units:
     count = len(labels or texts or groups)
-    keys = [text_key(text) for text in texts or map("text {}".format, range(count))]
-    return Labelled(("aa",), np.arange(count) * 2, labels, keys, groups)
+    texts = texts or [f"text {i}" for i in range(count)]
+    about: dict[str, Any] = {"source": ("aa",), "row": np.arange(count) * 2}
+    return units_with(texts, label=labels, group=groups, **about)
 
 
 def test_every_record_has_one_fold_and_classes_are_even() -> None:

@@ -19,9 +19,10 @@ from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_layers
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.folder import read_run
-from embedkit.runs.predictions import Predictions, read_predictions, target_from
+from embedkit.runs.predictions import Predictions, read_predictions
 from embedkit.runs.run import ProbeRun, TrainRun
 from embedkit.runs.split import read_split, split_for
+from embedkit.units.units import Units
 from tests.page_checks import json_block
 from tests.run_fixtures import train
 from tests.store_fixtures import run, tiny_model
@@ -117,8 +118,9 @@ def test_labels_that_are_moved_by_one_word_are_noticed(made: Path, tmp_path: Pat
 
 def test_control_task_gives_a_word_one_label(made: Path) -> None:
     words = embedkit.load(made / "vectors", level="word")
-    target = target_from(words.y.tolist(), rows=words.row, name="")
-    split = split_for(words, None, folds=3, seed=0)
+    units = Units.of_dataset(words)
+    target = units.target()
+    split = split_for(units, folds=3, seed=0)
     control = control_task(target, split, 1, words=words.text)
     labels = {word: set(control.y[np.array(words.text) == word]) for word in set(words.text)}
     assert all(len(one) == 1 for one in labels.values())
@@ -172,8 +174,8 @@ def test_each_word_of_a_text_is_labelled(made: Path) -> None:
     forms = embedkit.Predictor(made / "forms").predict_words(["the movie was  good.", ""])
     assert [one.prediction.label for one in forms[0]][:4] == ["DET", "NOUN", "AUX", "ADJ"]
     assert forms[1] == []
-    data, stored = predictor.predict_stored(made / "vectors")
-    assert np.mean([one.label for one in stored] == data.y) > 0.98
+    units, stored = predictor.predict_stored(made / "vectors")
+    assert np.mean([one.label for one in stored] == np.array(units.label)) > 0.98
     with pytest.raises(UsageError, match="predict_words"):
         predictor.predict(["the movie"])
 

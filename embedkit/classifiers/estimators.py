@@ -77,6 +77,18 @@ class EstimatorSettings:
         return result
 
     @property
+    def method(self) -> str:
+        """The name that tells runs apart: of the features if they are no vectors."""
+        return self.estimator if self.features == "vectors" else self.features
+
+    def check_view(self, view: object) -> None:
+        """Raise a :class:`UsageError` if a view is named, and the features are not of vectors."""
+        if self.features != "vectors" and view is not None:
+            raise UsageError(
+                f"view={view!r}: features={self.features!r} are of texts, not of vectors."
+            )
+
+    @property
     def row(self) -> Estimator:
         """The kind of estimator for the task."""
         if ":" in self.estimator:

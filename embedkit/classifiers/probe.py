@@ -14,41 +14,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import clone
 
 from embedkit.choices import RUN_LEVELS, check_choice
 from embedkit.classifiers.estimators import EstimatorSettings
-from embedkit.classifiers.train import side_by_side, target_of
+from embedkit.classifiers.train import side_by_side
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
-from embedkit.dataset.read import VectorData, load, records_of_words, stored_texts, word_spans_of
+from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import DatasetEncoder
-from embedkit.dataset.texts import dataset_of
 from embedkit.errors import UsageError
-from embedkit.runs.folder import (
-    RunResult,
-    check_free,
-    dataset_content,
-    default_out,
-    new_run,
-    versions,
-    write_run,
-)
-from embedkit.runs.intervals import Score, scored
+from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
+from embedkit.runs.figures import draw_probe
+from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
+from embedkit.runs.intervals import Metric, Score, scored
 from embedkit.runs.metrics import beta_of, check_metric, metrics_for
-from embedkit.runs.predictions import (
-    SEPARATOR,
-    Predictions,
-    Target,
-    check_folds,
-    class_prior,
-    decide,
-    growing_order,
-    write_predictions,
-)
-from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
+from embedkit.runs.predictions import Predictions, TestSet, decide, write_predictions
+from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, split_for, write_split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
+from embedkit.units.target import SEPARATOR, Target, class_prior, growing_order
+from embedkit.units.units import Units, load_or_extract
 
 _CURVE = (0.1, 0.2, 0.4, 0.7, 1.0)
 _UNTRAINED = 3
@@ -113,50 +100,30 @@ def probe(
     if control is not None:
         check_choice(("random-weights",), control=control)
     check_choice(RUN_LEVELS, level=level)
-    out = default_out(dataset, "probe") if out is None else Path(out)
-    check_free(out, overwrite=overwrite)
-    dataset = dataset_of(dataset, extraction, level=level, progress=progress)
-    data = load(dataset, level=level)
-    if view is None:
-        names = list(data.manifest.columns_of("sentences" if level == "sentence" else "words"))
-    else:
-        given = [view] if isinstance(view, str) else view
-        names = [load(dataset, name, level=level).views[0] for name in given]
-    target = target_of(data, task, label_separator)
-    sets = target.separator is not None
+    out = free_out(out, dataset, "probe", overwrite=overwrite)
+    data = load_or_extract(dataset, extraction, level=level, progress=progress)
+    names, units = _names(data, view), Units.of_dataset(data)
+    target = units.target(task, label_separator)
     if metric is not None:
-        check_metric(metric, classes=len(target.classes), sets=sets)
-    chosen = split_for(data, split, folds=folds, seed=seed, sets=sets)
-    check_folds(target, chosen)
-    work = _Probe(
-        data=data,
-        target=target,
-        split=chosen,
-        settings=settings,
-        metric=metric or {"regression": "r2", "multilabel": "micro_f1"}.get(task, "accuracy"),
-        folds=chosen.subsets(),
-        curve=_CURVE if learning_curve else (),
-    )
+        check_metric(metric, classes=len(target.classes), sets=target.of_sets)
+    shown = metric or {"regression": "r2", "multilabel": "micro_f1"}.get(task, "accuracy")
+    chosen = split_for(units, split, folds=folds, seed=seed, sets=target.of_sets)
+    chosen.check(target)
     words = data.text if level == "word" else None
     random_labels = control_task(target, chosen, seed, words=words)
+    curve = _CURVE if learning_curve else ()
+    method = _Views(names, _reader(data), settings, random_labels, curve)
     with new_run(out, overwrite=overwrite) as folder:
-        from embedkit.runs.figures import draw_probe
-
-        views, predictions, cost = work.views(names, random_labels, progress)
-        prior = [
-            class_prior(target.y[train], target.classes, len(test)) for train, test in work.folds
-        ]
-        nested = ReportedScore(
-            **asdict(work.score([predictions.proba[test] for _, test in predictions.folds()])),
-            majority=work.score(prior, intervals=False).value,
-        )
-        write_predictions(folder, predictions)
-        write_split(chosen, folder / "split.parquet")
+        predictions, fits = cross_validate(method, units, target, chosen, progress=progress)
+        scorer = _Scorer(predictions, chosen, shown, seed)
+        untrained = {}
+        if control:
+            untrained = _untrained(data, method, units, target, scorer, progress)
         content = ProbeRun(
             estimator=settings.estimator,
             task=task,
-            settings={name: getattr(settings, name) for name in ("class_weight", "seed")}
-            | ({"label_separator": label_separator} if sets else {}),
+            settings={"class_weight": settings.class_weight, "seed": seed}
+            | ({"label_separator": label_separator} if target.of_sets else {}),
             level=level,
             dataset=dataset_content(data, folder),
             split=chosen.record,
@@ -164,154 +131,204 @@ def probe(
             views=tuple(names),
             classes=target.classes,
             records={"folds": len(predictions.row), "test": 0},
-            scores={"cross_validation": {work.metric: nested}},
-            metric=work.metric,
-            view_scores=views,
-            random_weights=work.random_encoders(names, progress) if control else {},
-            cost=replace(cost, seconds=time.perf_counter() - started),
+            scores={"cross_validation": {shown: scorer.nested(fits, target)}},
+            metric=shown,
+            view_scores=tuple(scorer.of_view(name, method, fits) for name in names),
+            random_weights=untrained,
+            cost=fits.cost(seconds=time.perf_counter() - started),
             versions=versions(),
         )
-        draw_probe(folder, content)
-        write_run(folder, content)
+        write_predictions(folder, replace(predictions, views=scorer.decided(fits)))
+        _write(folder, chosen, content)
     return RunResult(out, content)
 
 
-class _FoldResult(NamedTuple):
-    """One view and fold: the inner score, and predictions of the held-out records."""
-
-    inner_score: float
-    proba: Float64
-    fit_seconds: float
-    predict_seconds: float
-    control: Float64
-    curve: tuple[Float64, ...]  # by number of training records
+def _write(folder: Path, split: Split, content: ProbeRun) -> None:
+    write_split(split, folder / "split.parquet")
+    draw_probe(folder, content)
+    write_run(folder, content)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Probe:
-    """The fits of one probe and their scores."""
+def _reader(data: VectorData) -> Callable[[str], Float32]:
+    """Reads views by name; fits of a view follow each other, so that few are in memory."""
+    return lru_cache(maxsize=2)(lambda name: load(data.path, name, level=data.level).X)
 
-    data: VectorData
-    target: Target
-    split: Split
+
+def _names(data: VectorData, view: str | Sequence[str] | None) -> list[str]:
+    """Names of the stored views to score, by default all."""
+    if view is None:
+        return list(data.manifest.columns_of("sentences" if data.level == "sentence" else "words"))
+    views = [view] if isinstance(view, str) else view
+    return [load(data.path, name, level=data.level).views[0] for name in views]
+
+
+class _Probed(NamedTuple):
+    """A view in a fold."""
+
+    view: str
+    score: float  # of inner folds
+    control: Float64  # predictions of the control task
+    curve: tuple[Float64, ...]  # predictions by number of training records
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """A method that fits every view, and keeps in each fold the one with the best inner score."""
+
+    names: Sequence[str]
+    vectors: Callable[[str], Float32]
     settings: EstimatorSettings
-    metric: str
-    folds: list[tuple[Int64, Int64]]  # training and held-out records
+    control: Target
     curve: tuple[float, ...]  # fractions of the training records
 
-    def views(
-        self, names: Sequence[str], control: Target, progress: ProgressCallback
-    ) -> tuple[tuple[ViewScore, ...], Predictions, Cost]:
-        """Return the scores of the views, predictions of the view chosen in each fold, and cost."""
-        data, split, target = self.data, self.split, self.target
-        # fits of a view follow each other, so that few views are in memory
-        vectors = lru_cache(maxsize=2)(lambda name: load(data.path, name, level=data.level).X)
-        tasks = [
-            partial(self._fit_fold, vectors, name, control, train, test)
-            for name in names
-            for train, test in self.folds
-        ]
-        done, part = side_by_side(tasks, progress=progress)
-        count = len(self.folds)
-        results: dict[str, list[_FoldResult]] = {
-            name: done[i * count : (i + 1) * count] for i, name in enumerate(names)
-        }
-        best = [max(names, key=lambda n: results[n][f].inner_score) for f in range(count)]
-        chosen = [results[name][fold] for fold, name in enumerate(best)]
-        about: dict[str, Any] = {"records": split, "ids": data.ids, "target": target}
-        predictions = Predictions.joined(
-            [
-                Predictions.of_fold(test, one.proba, fold=fold, **about)
-                for fold, ((_, test), one) in enumerate(zip(self.folds, chosen, strict=True))
-            ]
-        )
-        order = np.argsort(np.concatenate([test for _, test in self.folds]))
-        sets = target.separator is not None
-        outputs = {
-            name: decide(np.concatenate([fold.proba for fold in folds])[order], sets=sets)
-            for name, folds in results.items()
-        }
-        cost = Cost(
-            fit_seconds=part * sum(one.fit_seconds for one in done),
-            predict_seconds=part * sum(one.predict_seconds for one in chosen),
-        )
-        views = tuple(self._view_score(n, results[n], control, best.count(n)) for n in names)
-        return views, replace(predictions, views=outputs), cost
-
-    def _fit_fold(
+    def fit(
         self,
-        vectors: Callable[[str], Float32],
-        name: str,
-        control: Target,
-        train: Int64,
-        test: Int64,
-    ) -> _FoldResult:
-        X, target = vectors(name), self.target
+        units: Units,
+        target: Target,
+        split: Split,
+        *,
+        test: TestSet | None = None,
+        progress: ProgressCallback = no_progress,
+    ) -> Fits:
+        """Fit every view in every fold; all fits by view are ``final``."""
+        fits = [
+            partial(self._fold, units, target, split, name, *subset)
+            for name in self.names
+            for subset in split.subsets()
+        ]
+        done, part = side_by_side(fits, progress=progress)
+        count = split.n_folds
+        by_view = {name: done[i * count : (i + 1) * count] for i, name in enumerate(self.names)}
+        folds = [
+            max(fits, key=lambda fit: fit.model.score)
+            for fits in zip(*by_view.values(), strict=True)
+        ]
+        return Fits(
+            folds=folds,
+            final=by_view,
+            fit_seconds=part * sum(fold.fit_seconds for fold in done),
+            predict_seconds=part * sum(fold.predict_seconds for fold in folds),
+        )
+
+    def _fold(
+        self, units: Units, target: Target, split: Split, name: str, train: Int64, held_out: Int64
+    ) -> FoldFit:
+        units = replace(units, inputs=self.vectors(name).__getitem__)
         started = time.perf_counter()
-        fitted = fit(X, target, self.split, train, self.settings, tune=True)
+        fitted = fit(units, target, split, train, self.settings, tune=True)
         trained = time.perf_counter()
-        proba = predict_proba(fitted.pipeline, X[test], target)
+        proba = predict_proba(fitted.pipeline, units.inputs(held_out), target)
         predicted = time.perf_counter()
         before = fitted.pipeline[:-1]
         # the same probe: regularisation as for the task
-        again = clone(fitted.pipeline[-1]).fit(before.transform(X[train]), control.y[train])
-        random = predict_proba(again, before.transform(X[test]), control)
+        again = clone(fitted.pipeline[-1])
+        again.fit(before.transform(units.inputs(train)), self.control.y[train])
+        random = predict_proba(again, before.transform(units.inputs(held_out)), self.control)
         curve = []
         order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
         for fraction in self.curve[:-1]:  # each set of training records lies within the next
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
-            curve.append(self._fit_and_predict(X, few, test))
-        times = trained - started, predicted - trained
-        return _FoldResult(fitted.choice.score, proba, *times, random, (*curve, proba))
-
-    def _fit_and_predict(self, X: Float32, train: Int64, test: Int64) -> Float64:
-        fitted = fit(X, self.target, self.split, train, self.settings, tune=True)
-        return predict_proba(fitted.pipeline, X[test], self.target)
-
-    def _view_score(
-        self, name: str, folds: Sequence[_FoldResult], control: Target, chosen: int
-    ) -> ViewScore:
-        score = self.score([fold.proba for fold in folds])
-        random = self.score([fold.control for fold in folds], control, intervals=False).value
-        size = np.mean([len(train) for train, _ in self.folds])
-        curve = tuple(
-            (round(fraction * size), self.score([fold.curve[i] for fold in folds]))
-            for i, fraction in enumerate(self.curve)
+            curve.append(_predicted(units, target, split, self.settings, few, held_out))
+        return FoldFit(
+            proba=proba,
+            model=_Probed(name, fitted.choice.score, random, (*curve, proba)),
+            fit_seconds=trained - started,
+            predict_seconds=predicted - trained,
         )
+
+
+def _predicted(
+    units: Units,
+    target: Target,
+    split: Split,
+    settings: EstimatorSettings,
+    train: Int64,
+    held_out: Int64,
+) -> Float64:
+    fitted = fit(units, target, split, train, settings, tune=True)
+    return predict_proba(fitted.pipeline, units.inputs(held_out), target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scorer:
+    """Scores of outputs for the held-out units, which are given fold after fold."""
+
+    predictions: Predictions  # of the same units, in the order of the input
+    split: Split
+    metric: str
+    seed: int
+
+    @property
+    def held_out(self) -> Int64:
+        """The held-out units, fold after fold."""
+        return np.concatenate([test for _, test in self.split.subsets()])
+
+    def ordered(self, folds: Sequence[Float64]) -> Float64:
+        """Outputs in the order of the input."""
+        return np.concatenate(folds)[np.argsort(self.held_out)]
+
+    def decided(self, fits: Fits) -> dict[str, NDArray[Any]]:
+        """What each view predicts."""
+        sets, views = self.predictions.of_sets, fits.final.items()
+        outputs = {name: self.ordered([fold.proba for fold in folds]) for name, folds in views}
+        return {name: decide(output, sets=sets) for name, output in outputs.items()}
+
+    def score(self, folds: Sequence[Float64]) -> Score:
+        """The score with its interval."""
+        metric = self._metric(folds, self.predictions.y)
+        return scored({"": metric}, self.predictions.group, seed=self.seed)[""]
+
+    def value(self, folds: Sequence[Float64], target: Target) -> float:
+        """The score alone, by the labels of a target."""
+        y = target.y[np.sort(self.held_out)]
+        return self._metric(folds, y).value(len(y))
+
+    def _metric(self, folds: Sequence[Float64], y: NDArray[Any]) -> Metric:
+        return metrics_for(y, self.ordered(folds), beta=beta_of(self.metric))[self.metric]
+
+    def nested(self, fits: Fits, target: Target) -> ReportedScore:
+        """The score of the views that inner folds choose, beside that of the majority."""
+        parts = self.split.subsets()
+        prior = [class_prior(target.y[a], target.classes, len(b)) for a, b in parts]
+        score = self.score([fold.proba for fold in fits.folds])
+        return ReportedScore(**asdict(score), majority=self.value(prior, target))
+
+    def of_view(self, name: str, method: _Views, fits: Fits) -> ViewScore:
+        """The score of a view, beside that of the control task."""
+        folds: list[FoldFit] = fits.final[name]
+        score = self.score([fold.proba for fold in folds])
+        random = self.value([fold.model.control for fold in folds], method.control)
+        size = np.mean([len(train) for train, _ in self.split.subsets()])
+        curve = tuple(
+            (round(fraction * size), self.score([fold.model.curve[i] for fold in folds]))
+            for i, fraction in enumerate(method.curve)
+        )
+        chosen = sum(fold.model.view == name for fold in fits.folds)
         return ViewScore(name, score, random, score.value - random, chosen, curve)
 
-    def random_encoders(
-        self, names: Sequence[str], progress: ProgressCallback
-    ) -> dict[str, tuple[float, ...]]:
-        """Return scores of the views by encoders of the same architecture, never trained."""
-        scores: dict[str, tuple[float, ...]] = {}
-        step = steps(progress, "never trained", len(names) * _UNTRAINED, "views")
-        for number in range(_UNTRAINED):
-            progress(Progress("encoding at random", 0, None, "texts"))
-            seed = self.settings.seed + number
-            for name, X in encode_at_random(self.data, names, seed).items():
-                folds, _ = side_by_side(
-                    [partial(self._fit_and_predict, X, *fold) for fold in self.folds]
-                )
-                score = self.score(folds, intervals=False).value
-                scores[name] = (*scores.get(name, ()), score)
-                step()
-        return scores
 
-    def score(
-        self, folds: Sequence[Float64], target: Target | None = None, *, intervals: bool = True
-    ) -> Score:
-        """Return the score of predictions for the held-out records of every fold."""
-        index, output = np.concatenate([test for _, test in self.folds]), np.concatenate(folds)
-        order = np.argsort(index)
-        index, output = index[order], output[order]
-        y = (target or self.target).y[index]
-        metric = metrics_for(y, output, beta=beta_of(self.metric))[self.metric]
-        if not intervals:
-            return Score(metric.value(len(y)), np.nan, np.nan)
-        group = self.split.group[index]
-        return scored({"": metric}, group, seed=self.settings.seed)[""]
+def _untrained(
+    data: VectorData,
+    method: _Views,
+    units: Units,
+    target: Target,
+    scorer: _Scorer,
+    progress: ProgressCallback,
+) -> dict[str, tuple[float, ...]]:
+    """Scores of the views by encoders of the same architecture, never trained."""
+    scores: dict[str, tuple[float, ...]] = {}
+    step = steps(progress, "never trained", len(method.names) * _UNTRAINED, "views")
+    for number in range(_UNTRAINED):
+        progress(Progress("encoding at random", 0, None, "texts"))
+        views = encode_at_random(data, units, method.names, scorer.seed + number)
+        for name, X in views.items():
+            some = replace(units, inputs=X.__getitem__)
+            once = partial(_predicted, some, target, scorer.split, method.settings)
+            folds, _ = side_by_side([partial(once, *fold) for fold in scorer.split.subsets()])
+            scores[name] = (*scores.get(name, ()), scorer.value(folds, target))
+            step()
+    return scores
 
 
 def control_task(
@@ -331,7 +348,9 @@ def control_task(
     return replace(target, y=y)
 
 
-def encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict[str, Float32]:
+def encode_at_random(
+    data: VectorData, units: Units, names: Sequence[str], seed: int
+) -> dict[str, Float32]:
     """Return views of the stored texts by the same architecture with freshly initialised tensors.
 
     The pooler is left out.
@@ -339,12 +358,12 @@ def encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict[
     from embedkit.encoding.encoder import Encoder
     from embedkit.encoding.model import PlainModel
 
-    texts = stored_texts(records_of_words(data))
-    if texts is None or data.manifest.job.input.text_pair:
+    if not data.manifest.job.storage.text or units.pairs:
         raise UsageError(
             "control='random-weights' encodes the stored texts again, and this dataset has none "
             "or has pairs."
         )
+    texts = units.records.texts()
     checkpoint, vectors = data.manifest.names, data.manifest.vector_settings
     encoder = Encoder.load(
         checkpoint.model,
@@ -356,9 +375,9 @@ def encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict[
     assert isinstance(encoder.model, PlainModel)
     randomize(encoder.model.module, seed)
     encode = DatasetEncoder(encoder, vectors, [name for name in names if name != "pooler"])
-    if data.level == "sentence":
+    if units.level == "sentence":
         return encode.views(texts)
-    words = encode.words(texts, spans=word_spans_of(data))
+    words = encode.words(texts, spans=units.spans)
     return {f"layer_{name}": layer for name, layer in words.vectors.items()}
 
 

@@ -13,50 +13,32 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit.choices import RUN_LEVELS, check_choice
 from embedkit.classifiers.estimators import EstimatorSettings, save_model
-from embedkit.classifiers.tuning import Fitted, fit, predict_proba, take
+from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.format import is_dataset
-from embedkit.dataset.read import (
-    VectorData,
-    load,
-    records_of_words,
-    source_of,
-    stored_texts,
-    text_keys,
-)
+from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import encode_as
-from embedkit.dataset.texts import dataset_of, labels_of_words, read_more_texts, reading_of
 from embedkit.errors import UsageError
 from embedkit.machine import peak_memory_bytes, peak_memory_since
+from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
 from embedkit.runs.folder import (
     RunResult,
     check_alike,
-    check_free,
-    check_one_test_set,
     dataset_content,
-    default_out,
-    joined_pairs,
-    marked_spans,
+    free_out,
     new_run,
-    words_of_texts,
     write_results,
 )
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import (
-    SEPARATOR,
-    Predictions,
-    Target,
-    TestSet,
-    check_folds,
-    target_from,
-)
-from embedkit.runs.run import Choice, Cost, TrainRun
-from embedkit.runs.split import Split, split_for, write_split
-from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.runs.predictions import TestSet
+from embedkit.runs.run import TrainRun
+from embedkit.runs.split import Split, split_for
+from embedkit.types import Int64, Progress, ProgressCallback, no_progress
+from embedkit.units.target import SEPARATOR, Target
+from embedkit.units.units import Units, load_or_extract
 
 logger = logging.getLogger(__name__)
 
@@ -64,70 +46,77 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class CrossValidation:
-    """Results of a cross-validation; seconds are the shares of all folds in the time it took."""
+class Frozen:
+    """An estimator on stored vectors or on TF-IDF: a pipeline for each fold, and one for all.
 
-    predictions: Predictions  # of every held-out record
-    choices: tuple[Choice, ...]  # by fold
-    final: Fitted  # on the records of all folds
-    fit_seconds: float
-    predict_seconds: float
-
-
-def cross_validate(
-    features: Any,
-    target: Target,
-    split: Split,
-    settings: EstimatorSettings,
-    *,
-    ids: Sequence[str] | NDArray[np.str_] | None = None,
-    threshold: Threshold | None = None,
-    tune: bool = True,
-    threads: int | None = None,
-    progress: ProgressCallback = no_progress,
-) -> CrossValidation:
-    """Fit and predict every fold, several at the same time, and fit the records of all folds.
-
-    The features are ``(n, width)`` float32, or a list of texts. The test set of the split is
-    neither fitted nor predicted. A threshold by a metric is chosen on predictions of inner folds.
-    The number of threads, by default one for each core, changes nothing in the results.
+    Fits run at the same time. The number of threads, by default one for each core, changes nothing
+    in the results. A threshold by a metric is chosen on predictions of inner folds.
     """
-    check_folds(target, split)
-    held_out = tune or (threshold is not None and threshold.value is None)
 
-    def one_fold(train: Int64, test: Int64) -> tuple[Fitted, Float64, float, float]:
+    settings: EstimatorSettings
+    tune: bool = True
+    threshold: Threshold | None = None
+    threads: int | None = None
+
+    def check(self, split: Split) -> None:
+        """Raise a :class:`UsageError` for folds that this method cannot judge."""
+        if split.n_folds == 1 and not self.tune:
+            raise UsageError(
+                "folds=1 needs tune=True: inner folds hold the labels of the majority."
+            )
+
+    def fit(
+        self,
+        units: Units,
+        target: Target,
+        split: Split,
+        *,
+        test: TestSet | None = None,
+        progress: ProgressCallback = no_progress,
+    ) -> Fits:
+        """Fit and predict every fold, and fit the units of all folds."""
+        subsets, cut = split.subsets(), None
+        everything = split.in_folds, split.in_folds[:0]
+        fits = [partial(self._fold, units, target, split, *s) for s in (*subsets, everything)]
+        (*folds, last), part = side_by_side(fits, threads=self.threads, progress=progress)
+        final, proba = last.model, None
+        if self.threshold is not None:
+            y = target.y[np.concatenate([held_out for _, held_out in subsets])]
+            cut = self.threshold.choose(y, np.concatenate([fold.proba for fold in folds])[:, 1])
+        if test is not None:
+            proba = predict_proba(final.pipeline, test.units.inputs(test.everything), target)
+        return Fits(
+            folds=folds,
+            final=final,
+            test=proba,
+            threshold=cut,
+            fit_seconds=part * sum(fold.fit_seconds for fold in folds),
+            predict_seconds=part * sum(fold.predict_seconds for fold in folds),
+        )
+
+    def _fold(
+        self, units: Units, target: Target, split: Split, train: Int64, held_out: Int64
+    ) -> FoldFit:
+        threshold = self.threshold
+        by_metric = threshold is not None and threshold.value is None
         started = time.perf_counter()
-        fitted = fit(features, target, split, train, settings, tune=tune, held_out=held_out)
-        trained = time.perf_counter()
-        proba = np.empty(0)
-        if len(test):
-            proba = predict_proba(fitted.pipeline, take(features, test), target)
-        return fitted, proba, trained - started, time.perf_counter() - trained
-
-    subsets = split.subsets()
-    everything = split.in_folds, np.empty(0, np.int64)
-    (*fits, final), part = side_by_side(
-        [partial(one_fold, *subset) for subset in [*subsets, everything]],
-        threads=threads,
-        progress=progress,
-    )
-    predictions = []
-    for fold, ((train, test), (fitted, proba, *_)) in enumerate(zip(subsets, fits, strict=True)):
-        where: dict[str, Any] = {"records": split, "ids": split.row if ids is None else ids}
-        where |= {"target": target, "fold": fold}
-        inner, cut = None, None if threshold is None else threshold.value
-        if fitted.inner is not None:
-            inner = Predictions.of_fold(train, fitted.inner, **where)
-            if threshold is not None:
-                cut = threshold.choose(inner.y, inner.proba[:, 1])
-        predictions.append(Predictions.of_fold(test, proba, threshold=cut, inner=inner, **where))
-    return CrossValidation(
-        Predictions.joined(predictions),
-        tuple(fitted.choice for fitted, *_ in fits),
-        final[0],
-        part * sum(fit_seconds for _, _, fit_seconds, _ in fits),
-        part * sum(predict_seconds for *_, predict_seconds in fits),
-    )
+        held = self.tune or by_metric
+        fitted = fit(units, target, split, train, self.settings, tune=self.tune, held_out=held)
+        trained, proba = time.perf_counter(), np.empty(0)
+        if len(held_out):
+            proba = predict_proba(fitted.pipeline, units.inputs(held_out), target)
+        predicted, cut = time.perf_counter(), None if threshold is None else threshold.value
+        if threshold is not None and fitted.inner is not None:
+            cut = threshold.choose(target.y[train], fitted.inner[:, 1])
+        return FoldFit(
+            proba=proba,
+            model=fitted,
+            inner=train,
+            inner_proba=fitted.inner,
+            threshold=cut,
+            fit_seconds=trained - started,
+            predict_seconds=predicted - trained,
+        )
 
 
 def side_by_side(
@@ -169,68 +158,34 @@ def side_by_side(
     return results, (time.perf_counter() - begun) / busy
 
 
-def load_test_set(
-    test: CorpusLike, data: VectorData, target: Target, *, texts_only: bool
-) -> TestSet:
-    """Load a test set; a corpus file is encoded as the training dataset ``data`` was."""
+def _test_set(
+    test: CorpusLike | None,
+    data: VectorData,
+    units: Units,
+    target: Target,
+    split: Split,
+    *,
+    vectors: bool,
+) -> TestSet | None:
+    """The test set of a split, or another; a corpus is encoded as the dataset ``data`` was."""
+    if test is None:
+        return TestSet.of_split(split, units, target)
+    split.check_test(test)
     if isinstance(test, str | os.PathLike) and is_dataset(Path(test)):
-        fields = _from_dataset(Path(test), data, texts_only)
+        other, name = load(test, list(data.views), level=data.level), str(test)
+        made, expected = dataset_content(other), dataset_content(data)
+        check_alike(made, expected, name=name, vectors=vectors, level=data.level)
+        further = Units.of_dataset(other)
     else:
-        fields = _from_corpus(test, data, texts_only)
-    training = text_keys(records_of_words(data))
-    return TestSet.further(target, training=training, name="the test set", **fields)
-
-
-def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> dict[str, Any]:
-    other = load(test, list(data.views), level=data.level)
-    check_alike(
-        dataset_content(other),
-        dataset_content(data),
-        name=str(test),
-        vectors=not texts_only,
-        level=data.level,
-    )
-    if texts_only and not other.manifest.job.storage.text:
-        raise UsageError(f"{test} stores no texts; give the corpus file itself.")
-    records = records_of_words(other)
-    return {
-        "row": other.row,
-        "ids": [str(i) for i in other.ids],
-        "features": stored_texts(other, separator=" ") if texts_only else other.X,
-        "word": other.word if data.level == "word" else None,
-        "labels": other.column("label") if "label" in other.columns else None,
-        "rows": records.row,
-        "keys": text_keys(records),
-        "source": source_of(other),
-        "rejected": other.manifest.totals.rejected,
-    }
-
-
-def _from_corpus(test: CorpusLike, data: VectorData, texts_only: bool) -> dict[str, Any]:
-    columns, of_words = data.manifest.job.input, data.level == "word"
-    new = read_more_texts(
-        test,
-        reading_of(columns),
-        name=str(data.path),
-        paired=columns.text_pair is not None,
-        word_label=columns.word_label if of_words else None,
-    )
-    encode = None if texts_only else encode_as(data.manifest, data.views, owner=str(data.path))
-    fields: dict[str, Any] = {"row": new.row, "ids": new.ids, "labels": new.labels}
-    if of_words:
-        spans = marked_spans(new.words or ())
-        places, features = words_of_texts(new.texts, spans, encode)
-        record, word = places[:, 0], places[:, 1]
-        labels = labels_of_words(new.words, record, word)
-        ids = [new.ids[i] for i in record]
-        fields = {"row": new.row[record], "ids": ids, "labels": labels, "word": word}
-    else:
-        features = (encode or joined_pairs)(new.texts, new.pairs)
-    if fields["labels"] is None:
-        name = columns.word_label if of_words else columns.label
-        logger.warning("%s has no column %r: it is predicted, not scored", new.name, name)
-    fields |= {"rows": new.row, "keys": new.text_keys(), "source": new.source}
-    return fields | {"features": features, "rejected": sum(new.rejected.values())}
+        further = units.further(test)
+        if further.label is None:
+            column = units.reading["word_label" if units.level == "word" else "label"]
+            message = "%s has no column %r: it is predicted, not scored"
+            logger.warning(message, further.name, column)
+        if vectors:
+            further = further.encoded(encode_as(data.manifest, data.views, owner=str(data.path)))
+    further = further if vectors else further.with_texts()
+    return TestSet.further(further, units, target, name="the test set")
 
 
 def train(
@@ -302,91 +257,52 @@ def train(
         estimator, task=task, features=features, class_weight=class_weight, seed=seed
     )
     check_choice(RUN_LEVELS, level=level)
-    if features == "tfidf" and view is not None:
-        raise UsageError(f"view={view!r}: features='tfidf' are of texts, not of vectors.")
-    if out is None:
-        method = "tfidf" if features == "tfidf" else settings.estimator
-        out = default_out(dataset, method, *([view] if isinstance(view, str) else view or ()))
-    check_free(Path(out), overwrite=overwrite)
-    dataset = dataset_of(dataset, extraction, level=level, progress=progress)
-    data = load(dataset, view, level=level)
-    target = target_of(data, task, label_separator)
-    shown = data.X if features == "vectors" else stored_texts(data, separator=" ")
-    if shown is None:
-        raise UsageError(f"features='tfidf' needs texts, and {data.path} stores none.")
+    settings.check_view(view)
+    named = [view] if isinstance(view, str) else view or ()
+    place = free_out(out, dataset, settings.method, *named, overwrite=overwrite)
     decision = None if threshold is None else Threshold.parse(threshold)
-    if decision is not None and (len(target.classes) != 2 or task == "multilabel"):
-        count = len(target.classes) or "values"
-        raise UsageError(f"threshold={threshold!r} needs two classes; there are {count}.")
-    sets = target.separator is not None
-    chosen = split_for(data, split, column=split_column, folds=folds, seed=seed, sets=sets)
-    if chosen.n_folds == 1 and not tune:
-        raise UsageError("folds=1 needs tune=True: inner folds hold the labels of the majority.")
-    test_set = TestSet.of_split(chosen, data.ids, target, take(shown, chosen.test))
-    if test is not None:
-        check_one_test_set(chosen, test)
-        test_set = load_test_set(test, data, target, texts_only=features == "tfidf")
-    with new_run(Path(out), overwrite=overwrite) as folder:
-        result = cross_validate(
-            shown,
-            target,
-            chosen,
-            settings,
-            ids=data.ids,
-            threshold=decision,
-            tune=tune,
-            progress=progress,
+    where: dict[str, Any] = {"view": view, "level": level, "progress": progress}
+    data = load_or_extract(dataset, extraction, **where)
+    units = Units.of_dataset(data)
+    units = units if features == "vectors" else units.with_texts()
+    target = units.target(task, label_separator)
+    if decision is not None:
+        decision.check(len(target.classes), sets=target.of_sets)
+    sets = target.of_sets
+    chosen = split_for(units, split, column=split_column, folds=folds, seed=seed, sets=sets)
+    method = Frozen(settings, tune, decision)
+    method.check(chosen)
+    tested = _test_set(test, data, units, target, chosen, vectors=features == "vectors")
+    with new_run(place, overwrite=overwrite) as folder:
+        predictions, fits = cross_validate(
+            method, units, target, chosen, test=tested, progress=progress
         )
-        predictions, pipeline, cut = result.predictions, result.final.pipeline, None
-        weights = [getattr(pipeline[-1], name, ()) for name in ("coef_", "intercept_")]
-        if decision is not None:
-            cut = decision.choose(predictions.y, predictions.proba[:, 1])
-        if test_set is not None:
-            proba = predict_proba(pipeline, test_set.features, target)
-            tested = test_set.predictions(proba, threshold=cut)
-            predictions = Predictions.joined([predictions, tested])
+        pipeline = fits.final.pipeline
+        weights = [np.size(getattr(pipeline[-1], n, ())) for n in ("coef_", "intercept_")]
         save_model(folder, pipeline)
-        write_split(chosen, folder / "split.parquet")
+        fitted = {"class_weight": class_weight, "seed": seed, "metric": settings.metric}
         content = write_results(
             folder,
             TrainRun,
             predictions,
             chosen,
-            test_set,
+            tested,
             decision=decision,
             seed=seed,
             estimator=settings.estimator,
             features=features,
             task=task,
             level=level,
-            settings={"class_weight": class_weight, "seed": seed, "metric": settings.metric}
-            | ({"label_separator": label_separator} if sets else {}),
+            settings=fitted | ({"label_separator": label_separator} if sets else {}),
             choices=(
-                *(replace(choice, fold=fold) for fold, choice in enumerate(result.choices)),
-                result.final.choice,
+                *(replace(fold.model.choice, fold=i) for i, fold in enumerate(fits.folds)),
+                fits.final.choice,
             ),
             views=tuple(data.views) if features == "vectors" else (),
-            threshold=cut,
+            threshold=fits.threshold,
             dataset=dataset_content(data, folder),
-            cost=Cost(
-                fit_seconds=result.fit_seconds,
-                predict_seconds=result.predict_seconds,
-                peak_memory_bytes=peak_memory_since(peak_before),
-                parameters=sum(map(np.size, weights)) or None,
-                device="cpu",
+            cost=fits.cost(
+                peak_memory_bytes=peak_memory_since(peak_before), parameters=sum(weights) or None
             ),
         )
-    return RunResult(Path(out), content)
-
-
-def target_of(data: VectorData, task: str, separator: str = SEPARATOR) -> Target:
-    """Return the target of a dataset, of its records or words."""
-    if data.level == "word" and task == "multilabel":
-        raise UsageError("task='multilabel' is for records, not for level='word'.")
-    if data.level == "word" and "label" not in data.columns:
-        raise UsageError(
-            f"{data.path} has no labels of words. Extract it again with their column: embedkit "
-            "extract CORPUS --words --word-label upos (in Python words='mean', word_label='upos')."
-        )
-    about: dict[str, Any] = {"rows": data.row, "name": str(data.path), "separator": separator}
-    return target_from(data.column("label"), task=task, **about)
+    return RunResult(place, content)

@@ -22,10 +22,12 @@ from sklearn.utils.class_weight import compute_sample_weight
 from embedkit.classifiers.estimators import TFIDF_STRENGTH, EstimatorSettings, build_pipeline
 from embedkit.errors import UsageError, first_line
 from embedkit.runs.metrics import LOWER_IS_BETTER, best_threshold, beta_of, metrics_for
-from embedkit.runs.predictions import Target, decide
+from embedkit.runs.predictions import decide
 from embedkit.runs.run import Choice
 from embedkit.runs.split import Split, inner_folds
 from embedkit.types import Float64, Int64
+from embedkit.units.target import Target
+from embedkit.units.units import Units
 
 _INNER_FOLDS, _FEW, _INNER_FOLDS_OF_FEW = 3, 1_000, 5
 _STEEPEST = 4.0
@@ -48,7 +50,7 @@ class Fitted:
 
 
 def fit(
-    features: Any,
+    units: Units,
     target: Target,
     split: Split,
     train: Int64,
@@ -57,17 +59,17 @@ def fit(
     tune: bool,
     held_out: bool = False,
 ) -> Fitted:
-    """Return a pipeline fitted on the records ``train`` alone.
+    """Return a pipeline fitted on the inputs of the units ``train`` alone, vectors or texts.
 
-    The features are ``(n, width)`` float32, or a list of texts. Inner folds, which never divide a
-    group of the split, choose the parameters if ``tune`` is set and each of them has two classes to
-    be trained on. With ``held_out`` they also predict each training record.
+    Inner folds, which never divide a group of the split, choose the parameters if ``tune`` is set
+    and each of them has two classes to be trained on. With ``held_out`` they also predict each
+    training unit.
     """
     y, classes = target.y[train], len(target.classes)
     try:
         *steps, (name, estimator) = build_pipeline(settings).steps
         before = Pipeline(steps or [("nothing", "passthrough")])
-        X = before.fit_transform(take(features, train))
+        X = before.fit_transform(units.inputs(train))
         groups = split.group[train]
         count = _INNER_FOLDS_OF_FEW if len(train) < _FEW else _INNER_FOLDS
         count = min(count, len(np.unique(groups)))
@@ -227,8 +229,3 @@ def inner_score(y: NDArray[Any], output: Float64, settings: EstimatorSettings) -
     weight = compute_sample_weight(settings.class_weight, y) if y.ndim == 1 else np.ones(len(y))
     value = float(metrics_for(y, output, decided, beta=beta)[metric](weight[None])[0])
     return -value if metric in LOWER_IS_BETTER else value
-
-
-def take(features: Any, index: Int64) -> Any:
-    """Return some records of a matrix or of a list of texts."""
-    return features[index] if isinstance(features, np.ndarray) else [features[i] for i in index]

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from embedkit.comparison.load import Dataset, LoadedRun
 from embedkit.comparison.table import Compared
 from embedkit.dataset.format import is_dataset, whole_text
-from embedkit.dataset.read import load, source_of, stored_texts
+from embedkit.dataset.read import load
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import in_context
-from embedkit.runs.predictions import Predictions, keys_of, scores_by_class
+from embedkit.runs.predictions import Predictions, scores_by_class
 from embedkit.runs.run import ClassScore
 from embedkit.search.exact import nearest
 from embedkit.storage import file_sha256
 from embedkit.types import Bool, Float64, Int64
+from embedkit.units.units import Units, match, unit_keys
 
 _LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
 MOST_SUSPICIONS = 20
@@ -193,9 +194,7 @@ def _nearest(
         data = load(dataset.path, list(views) or None, level=level)
     except UsageError:  # a view of another dataset
         data = load(dataset.path, level=level)
-    keys = {int(key): i for i, key in enumerate(records.keys)}
-    stored = keys_of(data.row, data.word if level == "word" else None)
-    place = np.array([keys.get(int(key), -1) for key in stored], np.int64)
+    place = match(unit_keys(data.row, data.word if level == "word" else None), records.keys)
     here = np.flatnonzero(np.isin(place, list(dict.fromkeys(listed))[:_MOST_QUERIES]))
     if not len(here) or len(data) < 2:
         return "", {}
@@ -237,8 +236,8 @@ def find_lengths(
     """
     for dataset in datasets:
         data = load(dataset.path)
-        place = np.searchsorted(data.row, rows)
-        if len(data) and np.array_equal(data.row[np.minimum(place, len(data) - 1)], rows):
+        place = match(rows, data.row)
+        if (place >= 0).all():
             values = np.array(data.column("n_tokens"), np.int64)[place]
             cut = np.array(data.column("truncated"), np.bool_)[place]
             return values, cut if limit is None else values > limit
@@ -264,7 +263,7 @@ def find_texts(
         path, whole = Path(given), is_dataset(Path(given))
         if not whole and not path.is_file():
             raise UsageError(f"texts={str(path)!r} does not exist. Give a dataset or corpus.")
-        if (source_of(load(path)) if whole else (file_sha256(path),)) != source:
+        if (load(path).manifest.source if whole else (file_sha256(path),)) != source:
             raise MismatchError(f"texts={str(path)!r} is not the corpus of these runs.")
         return _stored(path, rows) if whole else _of_corpus(path, rows, reading)
     for dataset in datasets:
@@ -283,9 +282,8 @@ def shown_texts(
     by_record = [texts.get(int(row)) for row in records.row]
     for dataset in datasets if records.of_words else ():
         data = load(dataset.path, level="word")
-        keys = keys_of(data.row, data.word)
-        place = np.minimum(np.searchsorted(keys, records.keys), len(keys) - 1)
-        if np.array_equal(keys[place], records.keys):
+        place = match(records.keys, unit_keys(data.row, data.word))
+        if (place >= 0).all():
             spans = zip(data.start[place].tolist(), data.end[place].tolist(), strict=True)
             return [
                 None
@@ -298,7 +296,7 @@ def shown_texts(
 
 def _stored(path: Path, rows: Collection[int]) -> tuple[Texts, str]:
     data, chosen = load(path), frozenset(rows)
-    both = stored_texts(data, separator="\n") or data.text  # an error where none are stored
+    both = Units.of_dataset(data).texts(separator="\n")
     texts = {row: text for row, text in zip(data.row.tolist(), both, strict=True) if row in chosen}
     names = ", ".join(Path(name).name for name in data.manifest.names.inputs)
     return texts, f"Texts as stored in {path.resolve().name}, made from {names}."

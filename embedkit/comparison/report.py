@@ -109,70 +109,33 @@ def write_report(
     page = page_file(out, overwrite=overwrite, name="report")
     if figures is not None:
         check_choice(FIGURE_FORMATS, figures=figures)
-    names_of_classes = with_names(compared.records.classes, label_names or {})
+    names = with_names(compared.records.classes, label_names or {})
     step = steps(progress, "report", 3, "steps")
-    advice, shown_name = recommend(compared), compared.selection.name
-    records, runs = compared.records, compared.runs
-    rows = records.row[records.out_of_fold]
-    found, note = find_texts(set(rows.tolist()), runs, compared.datasets, texts)
-    content = next((run.content for run in runs if run.name == shown_name), None)
+    chosen, rows = compared.selection.name, compared.records.row[compared.records.out_of_fold]
+    by_row, note = find_texts(set(rows.tolist()), compared.runs, compared.datasets, texts)
+    content = next((run.content for run in compared.runs if run.name == chosen), None)
     limit = content.tokens.max_length if isinstance(content, FinetuneRun) else None
     lengths, cut = find_lengths(rows, compared.datasets, limit)
     step()
     views = () if content is None or isinstance(content, ProbeRun) else content.views
     if not views and compared.probes:
         views = (compared.probes[0][1].chosen.name,)
-    cases = cases_of(compared, shown_name, cut=cut, views=views)
+    cases = cases_of(compared, chosen, cut=cut, views=views)
     step()
-    names = dict.fromkeys([shown_name, compared.baseline])
-    methods = {name: cases.methods[name] for name in names if name != MAJORITY}
+    listed = dict.fromkeys([chosen, compared.baseline])
+    methods = {name: cases.methods[name] for name in listed if name != MAJORITY}
     charts = dict(charts_of(compared, cases, methods))
-    classes = cases.records.classes if cases.of_sets else names_of_classes
-    bins = reliability_bins(cases.records) if classes and not cases.of_sets else ()
-    own = {name: compared.predictions[name].take(records.out_of_fold) for name in methods}
-    other = own.get(compared.baseline) if len(methods) > 1 else None
-    # the reliability curve says more than the calibration error
-    metrics = [m for m in compared.rows[0].scores if m != "calibration_error"]
-    metrics = list(dict.fromkeys([compared.metric, *metrics]))
+    classes = cases.records.classes if cases.of_sets else names
+    by_case = shown_texts(cases.records, by_row, compared.datasets)
     html = render_page(
         "report",
-        filters={
-            "p": p_text,
-            "bytes": bytes_text,
-            "breaks": _breaks,
-            "metric": metric_name,
-            "duration": lambda seconds: duration_text(seconds) or "–",
-            "count": lambda n: f"{n:,}" if n < 1e6 else f"{n / 1e6:.4g} million",
-        },
-        score=partial(metric_text, unit=True),
-        interval=interval_text,
-        number=metric_text,
-        advice=advice,
-        compared=compared,
-        facts=_facts(compared),
-        pairs_text=count_text(compared.tests, "pair"),
-        tiles=list(_tiles(compared, advice, bins)),
-        notices=list(notices(compared, cases)),
+        filters=_FILTERS,
         charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
-        legend=list(_legend(compared, methods)),
-        classes=classes,
-        names_of_classes=names_of_classes,
-        per_class=by_class(own[shown_name], other) if classes else (),
-        pairs=confused_pairs(cases.records) if classes and not cases.of_sets else (),
-        matrix=[] if cases.of_sets else _matrix(cases.records),
-        cases=cases,
         texts_note=note,
-        metrics=metrics,
-        lower=", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
-        unit=UNITS[runs[0].content.split.unit],
-        trained=[name for name, _ in trained(compared)],
-        first_classes=_FIRST_CLASSES,
-        commands=[(one.name, _command(one.content.command or "")) for one in runs],
-        ledgers=[(d.path.resolve().name, _ledger(d)) for d in compared.datasets],
-        version=__version__,
-        data=_payload(
-            compared, cases, classes, shown_texts(cases.records, found, compared.datasets), lengths
-        ),
+        classes=classes,
+        names_of_classes=names,
+        data=_payload(compared, cases, classes, by_case, lengths),
+        **_content(compared, cases, methods, classes),
     )
     step()
     folder = page.with_suffix(".figures")
@@ -183,6 +146,60 @@ def write_report(
     }
     write_files(files | {page: html.encode()}, overwrite=overwrite)
     return folder if files else None
+
+
+def _breaks(text: str) -> Any:
+    """Text that may end a line after the marks inside names, rather than inside their words."""
+    return Markup(re.sub(r"(?<=\w)[_/](?=\w)", r"\g<0><wbr>", str(escape(shown(text)))))
+
+
+_FILTERS = {
+    "p": p_text,
+    "bytes": bytes_text,
+    "breaks": _breaks,
+    "metric": metric_name,
+    "duration": lambda seconds: duration_text(seconds) or "–",
+    "count": lambda n: f"{n:,}" if n < 1e6 else f"{n / 1e6:.4g} million",
+}
+
+
+def _content(
+    compared: Compared, cases: Cases, methods: Mapping[str, Predictions], classes: Sequence[str]
+) -> dict[str, Any]:
+    """What the page shows beside charts and records."""
+    chosen, index, runs = compared.selection.name, compared.records.out_of_fold, compared.runs
+    single = classes if not cases.of_sets else ()
+    bins = reliability_bins(cases.records) if single else ()
+    own = {name: compared.predictions[name].take(index) for name in methods}
+    other = own.get(compared.baseline) if len(methods) > 1 else None
+    # the reliability curve says more than the calibration error
+    metrics = [m for m in compared.rows[0].scores if m != "calibration_error"]
+    metrics = list(dict.fromkeys([compared.metric, *metrics]))
+    advice = recommend(compared)
+    return {
+        "score": partial(metric_text, unit=True),
+        "interval": interval_text,
+        "number": metric_text,
+        "advice": advice,
+        "compared": compared,
+        "facts": _facts(compared),
+        "pairs_text": count_text(compared.tests, "pair"),
+        "tiles": list(_tiles(compared, advice, bins)),
+        "notices": list(notices(compared, cases)),
+        "legend": list(_legend(compared, methods)),
+        "per_class": by_class(own[chosen], other) if classes else (),
+        "pairs": confused_pairs(cases.records) if single else (),
+        "matrix": [] if cases.of_sets else _matrix(cases.records),
+        "cases": cases,
+        "metrics": metrics,
+        "lower": ", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
+        "unit": UNITS[runs[0].content.split.unit],
+        "trained": [name for name, _ in trained(compared)],
+        "first_classes": _FIRST_CLASSES,
+        "commands": [(one.name, _command(one.content.command or "")) for one in runs],
+        "ledgers": [(d.path.resolve().name, _ledger(d)) for d in compared.datasets],
+        "version": __version__,
+    }
 
 
 class CompareResult(Compared):
@@ -397,11 +414,6 @@ def _ledger(dataset: Dataset) -> str:
         f"fingerprint: {manifest.fingerprint}",
     ]
     return "\n".join(lines)
-
-
-def _breaks(text: str) -> Any:
-    """Text that may end a line after the marks inside names, rather than inside their words."""
-    return Markup(re.sub(r"(?<=\w)[_/](?=\w)", r"\g<0><wbr>", str(escape(shown(text)))))
 
 
 # charts

@@ -6,7 +6,6 @@ import heapq
 import inspect
 import json
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -536,19 +535,8 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> 
 
     if settings.pooling is not None:
         parse_poolings(settings.pooling)  # before the model is loaded
-    precision = settings.precision
-    if precision == "auto":
-        precision = recorded_precision(target)
     settings = _with_long_texts(settings, find_fold_models(settings.model))
-    load: dict[str, Any] = {
-        "model": settings.model,
-        "revision": settings.revision,
-        "device": settings.devices[0],
-        "precision": precision,
-        "offline": settings.offline,
-        "max_length": settings.max_length,
-        "batch_tokens": settings.batch_tokens,
-    }
+    load = _arguments_of_load(settings, target)
     threads = max(usable_cores() // settings.n_workers, 1)
     # with as many threads as the workers: trials at loading may depend on them
     with nullcontext() if settings.n_workers == 1 else threads_limited(threads):
@@ -570,18 +558,12 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> 
     seen = _seen_records(settings.model, corpus)
     token_layers = specs if settings.tokens or settings.words else ()
     stride = encoder.max_length // 4 if settings.stride is None else settings.stride
-    narrowest = min(map(encoder.width_of, views))
-    dims = settings.dims or sys.maxsize
-    if settings.dims is not None and dims > narrowest:
-        raise UsageError(f"dims={dims}: the vectors have {narrowest} coordinates.")
-    if settings.dims is not None and not checkpoint.definition.declared_dims:
-        logger.info(
-            f"dims: {checkpoint.name} does not say that its first coordinates are vectors too "
-            "(Matryoshka); compare results with and without"
-        )
+    widths = {view.name: encoder.width_of(view) for view in views}
+    if settings.dims is not None:
+        _check_dims(settings.dims, min(widths.values()), checkpoint)
     vectors = VectorOptions(
         **{f.name: getattr(settings, f.name) for f in fields(VectorChoices)},
-        views={view.name: min(encoder.width_of(view), dims) for view in views},
+        views={name: settings.dims or width for name, width in widths.items()},
         token_layers={spec.name: spec.width(encoder.width) for spec in token_layers},
         max_length=encoder.max_length,
         on_long=str(settings.on_long),
@@ -592,16 +574,30 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> 
         batch_tokens=encoder.batch_tokens,
     )
     encoder.tokenizer.room(tokenizer_settings(vectors), paired=corpus.text_pair is not None)
+    job = Job(_job_settings(corpus, checkpoint, vectors, settings, seen), environment)
+    return ExtractPlan(
+        corpus, encoder, target, views, token_layers, job, settings, load, threads, seen
+    )
+
+
+def _job_settings(
+    corpus: CorpusPlan,
+    checkpoint: Checkpoint,
+    vectors: VectorOptions,
+    settings: ExtractSettings,
+    seen: SeenRecords | None,
+) -> JobSettings:
+    """Everything that shapes a byte of the dataset."""
     reading: dict[str, Any] = {f.name: getattr(corpus, f.name) for f in fields(CorpusSettings)}
     files = tuple(SourceFile(file.sha256, file.size) for file in corpus.files)
-    job_settings = JobSettings(
+    return JobSettings(
         format_version=FORMAT_VERSION,
         input=InputSettings(files=files, **reading),
         model=ModelSettings(
-            type=encoder.checkpoint.model_type,
-            n_layers=encoder.n_layers,
-            width=encoder.width,
-            sha256=dict(encoder.checkpoint.sha256),
+            type=checkpoint.model_type,
+            n_layers=checkpoint.n_layers,
+            width=checkpoint.width,
+            sha256=dict(checkpoint.sha256),
         ),
         vectors=vectors,
         storage=StorageSettings(
@@ -611,10 +607,30 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> 
         ),
         folds=None if seen is None else seen.models.settings,
     )
-    job = Job(job_settings, environment)
-    return ExtractPlan(
-        corpus, encoder, target, views, token_layers, job, settings, load, threads, seen
-    )
+
+
+def _arguments_of_load(settings: ExtractSettings, target: Path) -> dict[str, Any]:
+    """Arguments of :func:`load_encoder`; a job that was begun keeps its precision."""
+    precision = settings.precision
+    return {
+        "model": settings.model,
+        "revision": settings.revision,
+        "device": settings.devices[0],
+        "precision": recorded_precision(target) if precision == "auto" else precision,
+        "offline": settings.offline,
+        "max_length": settings.max_length,
+        "batch_tokens": settings.batch_tokens,
+    }
+
+
+def _check_dims(dims: int, narrowest: int, checkpoint: Checkpoint) -> None:
+    if dims > narrowest:
+        raise UsageError(f"dims={dims}: the vectors have {narrowest} coordinates.")
+    if not checkpoint.definition.declared_dims:
+        logger.info(
+            f"dims: {checkpoint.name} does not say that its first coordinates are vectors too "
+            "(Matryoshka); compare results with and without"
+        )
 
 
 def _own_poolings(

@@ -442,6 +442,11 @@ class Manifest:
         return "" if self.job.vectors.views else "job.vectors.views is empty"
 
     @property
+    def source(self) -> tuple[str, ...]:
+        """SHA-256 of the files that it was made from."""
+        return tuple(file.sha256 for file in self.job.input.files)
+
+    @property
     def views(self) -> dict[str, int]:
         """Width of every sentence view, by column name, in the order of the columns."""
         return in_column_order(self.job.vectors.views)

@@ -23,14 +23,12 @@ from numpy.typing import NDArray
 from embedkit import storage
 from embedkit.choices import EXPORTS, LEVELS, POOLINGS, check_choice
 from embedkit.dataset.format import (
-    SEPARATOR,
     FileEntry,
     Layout,
     Manifest,
     local_dataset,
     matrix_of,
     read_manifest,
-    whole_text,
 )
 from embedkit.encoding.views import parse_layers, parse_view, split_view
 from embedkit.errors import (
@@ -133,35 +131,9 @@ def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") 
         )
 
 
-def source_of(data: VectorData) -> tuple[str, ...]:
-    """Return the SHA-256 of the files that a dataset was made from."""
-    return tuple(file.sha256 for file in data.manifest.job.input.files)
-
-
-def records_of_words(data: VectorData) -> VectorData:
-    """Return a dataset with a row for each record; itself if it is so."""
-    return data if data.level == "sentence" else load(data.path)
-
-
 def by_record(words: Int64, rows: Int64, values: NDArray[Any]) -> list[NDArray[Any]]:
     """Divide values of words, whose records have the numbers ``words``, among records ``rows``."""
     return np.split(values, np.searchsorted(words, rows[1:]))
-
-
-def word_spans_of(data: VectorData) -> list[NDArray[np.int32]]:
-    """Return start and end of the stored words of each record, ``(words, 2)``, from its words."""
-    spans = np.stack([data.start, data.end], axis=1).astype(np.int32)
-    return by_record(data.row, records_of_words(data).row, spans)
-
-
-def stored_texts(data: VectorData, *, separator: str = SEPARATOR) -> list[str] | None:
-    """The texts of a dataset (of words the words), those of a pair joined; ``None`` without."""
-    if not data.manifest.job.storage.text:
-        return None
-    if data.level == "word" or not data.manifest.job.input.text_pair:
-        return data.text
-    pairs = zip(data.text, data.column("text_pair"), strict=True)
-    return [whole_text(first, second, separator=separator) for first, second in pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +214,12 @@ class TableReader:
         """Columns of one shard; a :class:`UsageError` if there is no such column."""
         for name in names:
             if name not in self.columns:
+                root = self._layout.root
+                if name == "text":
+                    raise UsageError(f"{root} stores no texts. Give the corpus file itself.")
                 raise UsageError(
-                    f"{self._layout.root} has no column {name!r}; it has "
-                    f"{', '.join(self.columns)}. Extract it again with label= or keep=."
+                    f"{root} has no column {name!r}; it has {', '.join(self.columns)}. Extract it "
+                    "again with label= or keep=."
                 )
         with self._damage(shard), self._open(shard) as file:
             return file.read(columns=list(names))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,7 @@ from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
 from embedkit.encoding.model import choose_device, load_module, mismatched_keys
 from embedkit.encoding.tokenizer import (
-    Spans,
     TextTokenizer,
-    TokenizedTexts,
     TokenizerSettings,
     choose_max_length,
     load_tokenizer,
@@ -32,17 +29,18 @@ from embedkit.finetuning.model import (
     HEAD_FILE,
     WEIGHTS,
     is_plain_head,
-    labelled_units,
     predict_logits,
     read_config,
     read_model,
     save_weights,
-    tokenize,
+    tokenized,
+    warn_of_cut,
 )
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import FinetuneRun
 from embedkit.storage import check_files, finish_swap, new_folder
-from embedkit.types import AnyPath, Float64, Int64
+from embedkit.types import AnyPath, Float64
+from embedkit.units.units import Units
 
 
 class FinetunedRun:
@@ -68,28 +66,14 @@ class FinetunedRun:
             tokenizer, pad_id=content.pad_id, type_vocab=content.type_vocab
         )
 
-    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
-        """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
-        return self._proba(self._tokenizer.encode(texts, pairs, settings=self._tokens))
-
-    def predict_words(self, texts: Sequence[str], spans: Spans) -> tuple[Int64, Float64]:
-        """Return the places ``(n, 4)`` of words that the models see, and their probabilities.
-
-        A place is the number of the text and of the word in it, and the start and end of the word.
-        """
-        settings = self._tokens
-        tokenized = self._tokenizer.encode(texts, settings=settings, offsets=True, words=spans)
-        record, word = labelled_units(tokenized)
-        assert word is not None
-        at = zip(record.tolist(), word.tolist(), strict=True)
-        places = np.array([(i, j, *spans[i][j]) for i, j in at], np.int64).reshape(-1, 4)
-        return places, self._proba(tokenized)
-
-    def _proba(self, tokenized: TokenizedTexts) -> Float64:
-        given: dict[str, Any] = {"pad_id": self._tokenizer.pad_id, "precision": self._precision}
-        logits = [predict_logits(model, tokenized, **given) for model in self._models]
+    def predict(self, units: Units) -> tuple[Units, Float64]:
+        """Return units that the models see, and their probabilities, or values of a regression."""
+        units = tokenized(units, self._tokenizer, self._tokens)
+        texts = units.inputs(np.arange(len(units)))
+        about: dict[str, Any] = {"pad_id": self._tokenizer.pad_id, "precision": self._precision}
+        logits = [predict_logits(model, texts, **about) for model in self._models]
         outputs = [m.outputs(one).numpy() for m, one in zip(self._models, logits, strict=True)]
-        return np.asarray(np.mean(outputs, axis=0), np.float64)
+        return units, np.asarray(np.mean(outputs, axis=0), np.float64)
 
 
 _CLASS = "ForSequenceClassification"
@@ -129,12 +113,14 @@ class CheckpointClassifier:
         count = model.config.num_labels
         self.classes = tuple(str(names[i]) for i in range(count)) if count > 1 else ()
 
-    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
-        """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
-        tokenized = tokenize(self._tokenizer, texts, pairs, self._settings)
-        logits = predict_logits(self._model, tokenized, pad_id=self._tokenizer.pad_id).double()
+    def predict(self, units: Units) -> tuple[Units, Float64]:
+        """Return the units, and their probabilities, or values of a regression."""
+        units = tokenized(units, self._tokenizer, self._settings)
+        texts = units.inputs(np.arange(len(units)))
+        warn_of_cut(texts, units.name, self._settings.max_length)
+        logits = predict_logits(self._model, texts, pad_id=self._tokenizer.pad_id).double()
         outputs = torch.softmax(logits, dim=1) if self.classes else logits[:, 0]
-        return np.asarray(outputs.numpy(), np.float64)
+        return units, np.asarray(outputs.numpy(), np.float64)
 
 
 _PRIVATE = "_embedkit"  # inside of the folder while another is replaced

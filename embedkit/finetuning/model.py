@@ -20,6 +20,7 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from embedkit.encoding.model import PlainModel, whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import (
-    Spans,
     TextTokenizer,
     TokenizedTexts,
     TokenizerSettings,
@@ -46,6 +46,7 @@ from embedkit.encoding.tokenizer import (
 from embedkit.errors import DamagedError, UsageError, first_line
 from embedkit.finetuning.options import WORDS, TrainingOptions, own_head
 from embedkit.types import Int64
+from embedkit.units.units import Units
 
 logger = logging.getLogger(__name__)
 
@@ -358,22 +359,25 @@ _PREDICT_TOKENS = {"cpu": 4_096, "cuda": 65_536}
 """Tokens per batch of predictions by device; a GPU would spend its time on launches of smaller."""
 
 
-def tokenize(
-    tokenizer: TextTokenizer,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None,
-    settings: TokenizerSettings,
-    *,
-    name: str = "the input",
-    words: Spans | None = None,
-) -> TokenizedTexts:
-    """Tokenize texts, with their words if their spans are given, and warn if some are cut."""
-    offsets = words is not None
-    tokenized = tokenizer.encode(texts, pairs, settings=settings, offsets=offsets, words=words)
-    if cut := int(tokenized.cut.sum()):
-        counts, limit = f"{cut:,} of {len(tokenized):,} texts of", settings.max_length
+def tokenized(units: Units, tokenizer: TextTokenizer, settings: TokenizerSettings) -> Units:
+    """Return units whose inputs are the tokens of their texts, each text once.
+
+    Words without a token are left out: the text is cut before them.
+    """
+    records, spans = units.records, None if units.word is None else units.spans
+    pairs = records.column("text_pair") if records.pairs else None
+    about: dict[str, Any] = {"settings": settings, "offsets": spans is not None, "words": spans}
+    texts = tokenizer.encode(records.column("text"), pairs, **about)
+    records = replace(records, inputs=texts.__getitem__)
+    place, word = labelled_units(texts)
+    return records if word is None else units.at(place, word).within(records)
+
+
+def warn_of_cut(texts: TokenizedTexts, name: str, limit: int) -> None:
+    """Warn of texts of ``name`` that have more tokens than the limit."""
+    if cut := int(texts.cut.sum()):
+        counts = f"{cut:,} of {len(texts):,} texts of"
         logger.warning(f"{counts} {name} are cut at max_length={limit} tokens")
-    return tokenized
 
 
 def n_seen(texts: TokenizedTexts) -> Int64:

@@ -22,7 +22,7 @@ from embedkit.choices import (
 )
 from embedkit.errors import UsageError, check_counts, check_seed, first_line
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import SEPARATOR
+from embedkit.units.target import SEPARATOR
 
 WORDS = "words"
 """Head of taggers: a linear layer on the first token of each word."""

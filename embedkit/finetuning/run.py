@@ -12,12 +12,12 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.fold_models import FoldModels, SeenRecords
 from embedkit.dataset.format import ModelSettings, Names
-from embedkit.dataset.texts import TextData, labelled_words, read_more_texts, read_texts
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.encoder import choose_precision
 from embedkit.encoding.model import PlainModel, choose_device, load_model
@@ -45,39 +44,26 @@ from embedkit.errors import DamagedError, UsageError
 from embedkit.finetuning.model import (
     EncoderWithHead,
     build_model,
-    labelled_units,
     pooler_layer,
     predict_logits,
-    tokenize,
+    tokenized,
+    warn_of_cut,
     write_model,
 )
 from embedkit.finetuning.options import TrainingOptions, takes_options
 from embedkit.finetuning.training import Fold, FoldResult, saving, train_fold
 from embedkit.machine import __version__, peak_memory_bytes, peak_memory_since
+from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
 from embedkit.runs.figures import draw_training
-from embedkit.runs.folder import (
-    RunResult,
-    check_free,
-    check_one_test_set,
-    default_out,
-    resumable_run,
-    write_results,
-)
+from embedkit.runs.folder import RunResult, free_out, resumable_run, write_results
 from embedkit.runs.metrics import Threshold, check_metric
-from embedkit.runs.predictions import Predictions, Target, TestSet, check_folds, target_from
-from embedkit.runs.run import Cost, DatasetContent, FinetuneRun
-from embedkit.runs.split import (
-    TEST,
-    UNUSED,
-    Labelled,
-    Split,
-    align_split,
-    assign_folds,
-    make_split,
-    write_split,
-)
+from embedkit.runs.predictions import TestSet
+from embedkit.runs.run import DatasetContent, FinetuneRun
+from embedkit.runs.split import TEST, UNUSED, Split, assign_folds, split_for
 from embedkit.storage import UNFINISHED
 from embedkit.types import Bool, Float64, Int64, ProgressCallback, no_progress
+from embedkit.units.target import Target
+from embedkit.units.units import Units
 
 logger = logging.getLogger(__name__)
 
@@ -152,178 +138,91 @@ def finetune(
     peak_before = peak_memory_bytes()
     columns = {name: training.pop(name) for name in _OF_READING & training.keys()}
     try:
-        where, options = choose_device(device), TrainingOptions(**training)
+        options = TrainingOptions(**training)
     except TypeError as error:
         raise TypeError(str(error).replace("TrainingOptions.__init__", "finetune")) from None
-    if where.index:
-        advice = f"set CUDA_VISIBLE_DEVICES={where.index} and device='cuda'"
-        raise UsageError(f"device={device!r}: training runs on the first CUDA device; {advice}.")
-    fp32_on_cpu = None if options.precision == "auto" else options.precision
-    precision = choose_precision(fp32_on_cpu, where)
-    if precision == "int8" or (precision == "fp16" and where.type == "cpu"):
-        raise UsageError(f"precision={precision!r} cannot train here; use fp32 or bf16.")
-    if where.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # before, "cuda:0" is no device
-        torch.cuda.reset_peak_memory_stats(where)
+    where, precision = _device(device, options)
+    options = replace(options, precision=precision)
     quiet_transformers()
-    out = default_out(corpus, options.head_name) if out is None else Path(out)
-    check_free(out, overwrite=overwrite)
-    storage.check_place(out)
+    out = free_out(out, corpus, options.head_name, overwrite=overwrite)
     for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
         if test is None and value:
             raise UsageError(f"{name}={value}: there is no test set; name one with test=.")
     reading = replace(reading or CorpusOptions(), **columns)
     reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
-    data = read_texts(corpus, reading)
-    if options.level == "sentence" and data.labels is None:
-        raise UsageError(f"{data.name} has no label column. Name it with label=.")
-    more = None
+    data, more = Units.of_corpus(corpus, reading, level=options.level), None
+    data.check_labelled()
     if test is not None:
-        more = read_more_texts(
-            test,
-            data.reading,
-            name=data.name,
-            paired=data.pairs is not None,
-            word_label=data.reading["word_label"] if options.level == "word" else None,
-            sample=test_sample,
-            min_chars=test_min_chars,
-            seed=options.seed,
-        )
+        seed = options.seed
+        more = data.further(test, sample=test_sample, min_chars=test_min_chars, seed=seed)
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
-    frozen = str(options.freeze_layers)
-    if frozen.isdigit() and int(frozen) > checkpoint.n_layers:
-        raise UsageError(f"freeze_layers={frozen}: the encoder has {checkpoint.n_layers} layers.")
-    tokenizer = load_tokenizer(checkpoint)
-    note_if_spelled_out(checkpoint, tokenizer, data.texts)
-    length = choose_max_length(checkpoint, tokenizer, options.max_length)
-    stride = options.stride
-    if options.on_long == "window" and stride is None:
-        stride = length // 4
-    prefix = checkpoint.prefix_or_own(options.prefix)
-    options = replace(options, precision=precision, max_length=length, prefix=prefix, stride=stride)
-    tokens = TokenizerSettings(length, options.on_long, stride or 0, prefix)
-    tokenizer.room(tokens, paired=data.pairs is not None)
-    units = _Units.of(data, tokenizer, tokens, options.level)
-    target = _target(units, options)
-    if split is None:
-        sets = options.task == "multilabel"
-        labelled = Labelled(data.source, data.row, data.labels, data.text_keys(), None, sets)
-        records = make_split(labelled, folds=folds, seed=options.seed)
-    else:
-        records = align_split(split, source=data.source, row=data.row, name=data.name)
-    assigned = records
-    if units.word is not None:
-        assigned = records.of_words(units.record, units.word)
-    if more is None:
-        tested = units.texts[np.unique(units.record[assigned.test])]
-        test_set = TestSet.of_split(assigned, units.ids, target, tested)
-    else:
-        check_one_test_set(assigned, test)
-        further = _Units.of(more, tokenizer, tokens, options.level)
-        test_set = TestSet.further(
-            target,
-            further.labels,
-            rows=more.row,
-            keys=more.text_keys(),
-            training=data.text_keys(),
-            source=more.source,
-            rejected=sum(more.rejected.values()),
-            name=more.name,
-            row=further.row,
-            ids=further.ids,
-            features=further.texts,
-            word=further.word,
+    method = FineTuned.of(checkpoint, options, data, device=where)
+    units = method.tokenized(data)
+    target = _target(units, method.options)
+    assigned = split_for(units, split, folds=folds, seed=options.seed, sets=target.of_sets)
+    tested = method.test_set(more, units, target, assigned)
+    assigned.check(target)
+    method.folds(units, target, assigned)  # raises what would end the fit
+    with resumable_run(out, method.identity(data, more, assigned), overwrite=overwrite) as folder:
+        method = replace(method, folder=folder)
+        predictions, fits = cross_validate(
+            method, units, target, assigned, test=tested, progress=progress
         )
-    check_folds(target, assigned)
-    divided, choosing = divide(assigned, target, options)
-    identity = {
-        "source": list(data.source),
-        "reading": data.reading,
-        "split": assigned.fingerprint,
-        "test": more and {"source": list(more.source), "reading": more.reading},
-        "model": dict(sorted(checkpoint.sha256.items())),
-        **asdict(options),
-        "device": where.type,
-        "versions": {"embedkit": __version__, **_LIBRARIES},
-    }
-    checkpoints = storage.incomplete(out) / UNFINISHED / "checkpoints"
-    job = _Job(
-        units=units,
-        target=target,
-        records=records,
-        split=assigned,
-        test=test_set,
-        folds=[
-            Fold(
-                number=number,
-                name=f"fold {number + 1} of {len(divided)}",
-                texts=units.texts,
-                record=units.record,
-                target=target,
-                options=options,
-                seed=options.seed + _FOLD_SEED * number,
-                device=where,
-                pad_id=tokenizer.pad_id,
-                work=checkpoints / f"fold-{number}",
-                **subsets,
-            )
-            for number, subsets in enumerate(divided)
-        ],
-        choosing=choosing,
-        checkpoint=checkpoint,
-        tokenizer=tokenizer,
-        tokens=tokens,
-        options=options,
-        device=where,
-        progress=progress,
-        peak_before=peak_before,
-    )
-    with resumable_run(out, identity, overwrite=overwrite) as folder:
-        content = _write(job, folder, _all_folds(job, folder))
+        results = [fold.model for fold in fits.folds]
+        method.write(units, target, assigned, results)
+        content = write_results(
+            folder,
+            FinetuneRun,
+            predictions,
+            assigned,
+            tested,
+            decision=options.decision,
+            seed=options.seed,
+            libraries=_LIBRARIES,
+            threshold=fits.threshold,
+            thresholds=tuple(fold.threshold for fold in fits.folds),
+            dataset=_dataset_content(units, checkpoint, folder),
+            cost=fits.cost(
+                peak_memory_bytes=_peak_memory(peak_before, where),
+                parameters=results[0].parameters,
+                device=where.type,
+            ),
+            **method.content(units, results),
+        )
     return RunResult(out, content, sum(data.rejected.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Units:
-    """The labelled texts, or the words of texts that have a token."""
-
-    data: TextData
-    texts: TokenizedTexts
-    record: Int64  # number of the text of each unit, ascending
-    word: Int64 | None  # number of the word in it
-    labels: Sequence[str | None] | None
-    row: Int64  # record numbers
-    ids: list[str]  # of the records
-
-    @classmethod
-    def of(
-        cls, data: TextData, tokenizer: TextTokenizer, tokens: TokenizerSettings, level: str
-    ) -> _Units:
-        words = labelled_words(data) if level == "word" else None
-        spans = None if words is None else words.spans
-        texts = tokenize(tokenizer, data.texts, data.pairs, tokens, name=data.name, words=spans)
-        record, index = labelled_units(texts)
-        row, ids = data.row[record], [data.ids[i] for i in record]
-        if words is None or index is None:
-            return cls(data, texts, record, None, data.labels, row, ids)
-        at = list(zip(record.tolist(), index.tolist(), strict=True))
-        number = np.array([words.number[i][j] for i, j in at], np.int64)
-        labels = None if words.labels is None else [words.labels[i][j] for i, j in at]
-        return cls(data, texts, record, number, labels, row, ids)
+def _device(name: str, options: TrainingOptions) -> tuple[torch.device, str]:
+    """The device and the precision to train in."""
+    device = choose_device(name)
+    if device.index:
+        advice = f"set CUDA_VISIBLE_DEVICES={device.index} and device='cuda'"
+        raise UsageError(f"device={name!r}: training runs on the first CUDA device; {advice}.")
+    fp32_on_cpu = None if options.precision == "auto" else options.precision
+    precision = choose_precision(fp32_on_cpu, device)
+    if precision == "int8" or (precision == "fp16" and device.type == "cpu"):
+        raise UsageError(f"precision={precision!r} cannot train here; use fp32 or bf16.")
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # before, "cuda:0" is no device
+        torch.cuda.reset_peak_memory_stats(device)
+    return device, precision
 
 
-def _target(units: _Units, options: TrainingOptions) -> Target:
+def _peak_memory(before: int, device: torch.device) -> int | None:
+    on_device = device.type == "cuda"
+    return torch.cuda.max_memory_allocated(device) if on_device else peak_memory_since(before)
+
+
+def _target(units: Units, options: TrainingOptions) -> Target:
     """Targets of the units, if the options fit them."""
-    if units.labels is None:
-        raise UsageError(f"{units.data.name} has no labels of words. Name them with word_label=.")
-    about: dict[str, Any] = {"rows": units.row, "name": units.data.name, "task": options.task}
-    target = target_from(units.labels, separator=options.label_separator, **about)
-    for name in ("one_logit", "threshold"):
-        if getattr(options, name) and len(target.classes) != 2:
-            raise UsageError(f"{name}= needs two classes; there are {len(target.classes)}.")
+    target = units.target(options.task, options.label_separator)
+    count, sets = len(target.classes), target.of_sets
+    if options.one_logit and count != 2:
+        raise UsageError(f"one_logit= needs two classes; there are {count}.")
+    if options.decision is not None:
+        options.decision.check(count, sets=sets)
     if options.select_by != "loss":
-        sets, classes = target.separator is not None, len(target.classes)
-        check_metric(options.select_by, classes=classes, sets=sets, name="select_by")
+        check_metric(options.select_by, classes=count, sets=sets, name="select_by")
     return target
 
 
@@ -414,43 +313,252 @@ def choose_thresholds(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """A run with all its settings, before anything is trained."""
+class FineTuned:
+    """An encoder with a head: a model for each fold, kept in a folder as soon as it is trained.
 
-    units: _Units
-    target: Target
-    records: Split  # folds of the records
-    split: Split  # folds of the units
-    test: TestSet | None
-    folds: Sequence[Fold]
-    choosing: Int64
+    Fitting again with the same folder trains only the models that are not there.
+    """
+
     checkpoint: Checkpoint
     tokenizer: TextTokenizer
-    tokens: TokenizerSettings
-    options: TrainingOptions
+    options: TrainingOptions  # all decided
     device: torch.device
-    progress: ProgressCallback
-    peak_before: int  # memory that the process has used before
+    folder: Path = Path()
+
+    @classmethod
+    def of(
+        cls, checkpoint: Checkpoint, options: TrainingOptions, data: Units, *, device: torch.device
+    ) -> Self:
+        """Return the method for some units, with all options decided."""
+        frozen = str(options.freeze_layers)
+        if frozen.isdigit() and int(frozen) > checkpoint.n_layers:
+            count = checkpoint.n_layers
+            raise UsageError(f"freeze_layers={frozen}: the encoder has {count} layers.")
+        tokenizer = load_tokenizer(checkpoint)
+        note_if_spelled_out(checkpoint, tokenizer, data.records.column("text"))
+        length = choose_max_length(checkpoint, tokenizer, options.max_length)
+        stride = options.stride
+        if options.on_long == "window" and stride is None:
+            stride = length // 4
+        prefix = checkpoint.prefix_or_own(options.prefix)
+        options = replace(options, max_length=length, prefix=prefix, stride=stride)
+        method = cls(checkpoint=checkpoint, tokenizer=tokenizer, options=options, device=device)
+        tokenizer.room(method.tokens, paired=data.pairs)
+        return method
+
+    @property
+    def tokens(self) -> TokenizerSettings:
+        """How texts are tokenized."""
+        o = self.options
+        assert o.max_length is not None
+        assert o.prefix is not None
+        return TokenizerSettings(o.max_length, o.on_long, o.stride or 0, o.prefix)
+
+    def tokenized(self, units: Units) -> Units:
+        """Return units whose inputs are tokens, with a warning if texts are cut."""
+        units = tokenized(units, self.tokenizer, self.tokens)
+        warn_of_cut(_texts(units), units.name, self.tokens.max_length)
+        return units
+
+    def test_set(
+        self, further: Units | None, units: Units, target: Target, split: Split
+    ) -> TestSet | None:
+        """Return the test set of the split, or a further one, tokenized."""
+        if further is None:
+            return TestSet.of_split(split, units, target)
+        split.check_test(further.name)
+        return TestSet.further(self.tokenized(further), units, target, name=further.name)
+
+    def identity(self, data: Units, test: Units | None, split: Split) -> dict[str, Any]:
+        """Return everything that shapes a run."""
+        return {
+            "source": list(data.source),
+            "reading": data.reading,
+            "split": split.fingerprint,
+            "test": test and {"source": list(test.source), "reading": test.reading},
+            "model": dict(sorted(self.checkpoint.sha256.items())),
+            **asdict(self.options),
+            "device": self.device.type,
+            "versions": {"embedkit": __version__, **_LIBRARIES},
+        }
+
+    def folds(self, units: Units, target: Target, split: Split) -> tuple[list[Fold], Int64]:
+        """Return the folds, and the units that choose thresholds."""
+        divided, choosing = divide(split, target, self.options)
+        texts = _texts(units)
+        folds = [
+            Fold(
+                number=number,
+                name=f"fold {number + 1} of {len(divided)}",
+                texts=texts,
+                record=units.place,
+                target=target,
+                options=self.options,
+                seed=self.options.seed + _FOLD_SEED * number,
+                device=self.device,
+                pad_id=self.tokenizer.pad_id,
+                work=self.folder / UNFINISHED / "checkpoints" / f"fold-{number}",
+                **subsets,
+            )
+            for number, subsets in enumerate(divided)
+        ]
+        return folds, choosing
+
+    def fit(
+        self,
+        units: Units,
+        target: Target,
+        split: Split,
+        *,
+        test: TestSet | None = None,
+        progress: ProgressCallback = no_progress,
+    ) -> Fits:
+        """Train the models that are not finished; new units get the mean of all models.
+
+        The inner predictions of a fold are of its validation units, by its own model, which was
+        fitted neither on them nor on the fold.
+        """
+        folds, choosing = self.folds(units, target, split)
+        results = list(self._results(folds, choosing, test, progress))
+        chosen, final = self._thresholds(folds, results, target, choosing)
+        fits = []
+        for fold, result, threshold in zip(folds, results, chosen, strict=True):
+            seen = np.isin(choosing, fold.threshold)
+            more = [p for p, own in zip(result.threshold_proba, seen, strict=True) if own]
+            validates = len(fold.valid) > 0
+            fits.append(
+                FoldFit(
+                    proba=np.array(result.proba),
+                    model=result,
+                    inner=np.concatenate([fold.valid, fold.threshold]) if validates else None,
+                    inner_proba=np.array([*result.valid_proba, *more]) if validates else None,
+                    inner_threshold=threshold,
+                    threshold=threshold,
+                )
+            )
+        return Fits(
+            folds=fits,
+            test=np.mean([result.test_proba for result in results], axis=0) if test else None,
+            threshold=final,
+            fit_seconds=sum(result.fit_seconds for result in results),
+            predict_seconds=sum(result.predict_seconds for result in results),
+        )
+
+    def _thresholds(
+        self, folds: Sequence[Fold], results: Sequence[FoldResult], target: Target, choosing: Int64
+    ) -> tuple[list[float | None], float | None]:
+        """The threshold of each fold, and the one of the mean of all models."""
+        decision = self.options.decision
+        if decision is None or decision.value is not None:
+            value = None if decision is None else decision.value
+            return [value] * len(folds), value
+        held_out = np.array([np.isin(choosing, fold.held_out) for fold in folds])
+        proba = np.array([result.threshold_proba for result in results])[:, :, 1]
+        each, final = choose_thresholds(decision, target.y[choosing], proba, held_out)
+        return [*each], final
+
+    def _results(
+        self,
+        folds: Sequence[Fold],
+        choosing: Int64,
+        test: TestSet | None,
+        progress: ProgressCallback,
+    ) -> Iterator[FoldResult]:
+        """Train the models that are not finished, and yield the results of all."""
+        encoder: PlainModel | None = None
+        for fold in folds:
+            result = _read_result(self.folder, fold)
+            if result is None:
+                encoder = encoder or self._encoder()
+                start = build_model(encoder, seed=fold.seed, **_head_settings(fold))
+                model, result = train_fold(fold, start, progress=progress)
+                _predict(fold, model, result, choosing, test)
+                self._keep(fold, model, result)
+                storage.remove_tree(fold.work)
+            yield result
+
+    def _encoder(self) -> PlainModel:
+        pad_id, cpu = self.tokenizer.pad_id, torch.device("cpu")
+        encoder = load_model(self.checkpoint, pad_id=pad_id, device=cpu, dtype=torch.float32)
+        if self.options.head == "pooler" and pooler_layer(encoder) is None:
+            message = "%s has no pooler weights; the head starts with random ones"
+            logger.warning(message, self.checkpoint.name)
+        return encoder
+
+    def _keep(self, fold: Fold, model: EncoderWithHead, result: FoldResult) -> None:
+        """Write a fold's model to its final place, then its result, and last their checksums."""
+        folder, classes, length = self.folder, fold.target.classes, self.tokens.max_length
+        ready, final = folder / UNFINISHED / "model", folder / "model" / fold.model
+        for old in (ready, final):
+            if old.is_dir():
+                storage.remove_tree(old)
+        file = folder / _result_file(fold)
+        for place in (ready, final.parent, file.parent):
+            storage.make_folder(place)
+        with saving(ready):
+            write_model(model, self.tokenizer, ready, classes=classes, max_length=length)
+        storage.sync_tree(ready)
+        storage.publish_folder(ready, final)
+        storage.write_durably(file, json.dumps(asdict(result)).encode(), scratch=file.parent)
+        written = {
+            path.relative_to(folder).as_posix(): storage.file_sha256(path)
+            for path in (file, *final.iterdir())
+        }
+        storage.write_sums(folder, storage.file_sums(folder, torn=True) | written, scratch=folder)
+
+    def write(
+        self, units: Units, target: Target, split: Split, results: Sequence[FoldResult]
+    ) -> None:
+        """Write the log of the training, and which model has not seen which record."""
+        logs = [result.log for result in results]
+        lines = [{"fold": fold, **line} for fold, log in enumerate(logs) for line in log]
+        content = "".join(json.dumps(line) + "\n" for line in lines)
+        storage.write_durably(self.folder / "training.jsonl", content.encode(), scratch=self.folder)
+        draw_training(self.folder, logs, metric="macro-F1" if target.classes else "R²")
+        made, numbers = split if split.records is None else split.records, range(len(results))
+        models = FoldModels(
+            models=tuple(f"fold-{number}" for number in numbers),
+            fold_of_model=tuple(numbers),
+            split=split.fingerprint,
+            source=units.source,
+            **asdict(self.tokens),
+        )
+        folds = np.where(made.folds == UNUSED, TEST, made.folds)  # of no model
+        SeenRecords(self.folder, models, made.row, units.records.key, folds).write()
+
+    def content(self, units: Units, results: Sequence[FoldResult]) -> dict[str, Any]:
+        """Return what ``run.json`` says of the method, and of its models."""
+        options, texts = self.options, _texts(units)
+        settings = asdict(options) | {"head_learning_rate": options.head_rate}
+        names = [f"fold-{number}" for number in range(len(results))]
+        logs = [_history(result.log) for result in results]
+        return {
+            "estimator": "finetune",
+            "features": "text",
+            "task": options.task,
+            "level": options.level,
+            "head": options.head_name,
+            "precision": options.precision,
+            "tokens": self.tokens,
+            "pad_id": int(self.tokenizer.pad_id),
+            "type_vocab": int(self.checkpoint.config.get("type_vocab_size") or 0),
+            "settings": {name: value for name, value in settings.items() if name not in _FIELDS},
+            "views": (),
+            "models": tuple(names),
+            "epochs": tuple(result.epoch for result in results),
+            "history": dict(zip(names, logs, strict=True)),
+            "truncated": {
+                "records": int(texts.cut.sum()),
+                "tokens": int(texts.n_tokens.sum()) - len(texts.ids),
+                "tokens_all": int(texts.n_tokens.sum()),
+            },
+        }
 
 
-def _all_folds(job: _Job, folder: Path) -> list[FoldResult]:
-    """Train the models that are not finished, and return the results of all."""
-    results: list[FoldResult] = []
-    encoder: PlainModel | None = None
-    for fold in job.folds:
-        result = _read_result(folder, fold)
-        if result is None:
-            if encoder is None:
-                pad_id, cpu = job.tokenizer.pad_id, torch.device("cpu")
-                encoder = load_model(job.checkpoint, pad_id=pad_id, device=cpu, dtype=torch.float32)
-                if job.options.head == "pooler" and pooler_layer(encoder) is None:
-                    message = "%s has no pooler weights; the head starts with random ones"
-                    logger.warning(message, job.checkpoint.name)
-            model, result = _train(job, fold, encoder)
-            _keep(job, folder, fold, model, result)
-            storage.remove_tree(fold.work)
-        results.append(result)
-    return results
+def _texts(units: Units) -> TokenizedTexts:
+    """The tokens of all records of units."""
+    texts: TokenizedTexts = units.records.inputs(np.arange(len(units.records)))
+    return texts
 
 
 def _result_file(fold: Fold) -> str:
@@ -471,23 +579,22 @@ def _read_result(folder: Path, fold: Fold) -> FoldResult | None:
     return FoldResult(**json.loads((folder / name).read_text("utf-8")))
 
 
-def _train(job: _Job, fold: Fold, encoder: PlainModel) -> tuple[EncoderWithHead, FoldResult]:
-    """Train the model of a fold, and predict with it."""
-    start = build_model(encoder, seed=fold.seed, **_head_settings(fold))
-    model, result = train_fold(fold, start, progress=job.progress)
+def _predict(
+    fold: Fold, model: EncoderWithHead, result: FoldResult, choosing: Int64, test: TestSet | None
+) -> None:
+    """Add the predictions of a fold's model to its result."""
 
-    def proba(some: TokenizedTexts) -> list[Any]:
+    def proba(texts: TokenizedTexts) -> list[Any]:
         precision = fold.options.precision
-        logits = predict_logits(model, some, pad_id=fold.pad_id, precision=precision)
+        logits = predict_logits(model, texts, pad_id=fold.pad_id, precision=precision)
         return list(model.outputs(logits).tolist())
 
     started = time.perf_counter()
     result.proba = proba(fold.texts_of(fold.held_out))
     result.predict_seconds = time.perf_counter() - started
-    result.test_proba = proba(job.test.features) if job.test else []
+    result.test_proba = proba(test.units.inputs(test.everything)) if test else []
     result.valid_proba = proba(fold.texts_of(fold.valid))
-    result.threshold_proba = proba(fold.texts_of(job.choosing))
-    return model, result
+    result.threshold_proba = proba(fold.texts_of(choosing))
 
 
 def _head_settings(fold: Fold) -> dict[str, Any]:
@@ -512,139 +619,7 @@ def _head_settings(fold: Fold) -> dict[str, Any]:
     return {**settings, "problem": problem, "n_outputs": len(target.classes)}
 
 
-def _keep(job: _Job, folder: Path, fold: Fold, model: EncoderWithHead, result: FoldResult) -> None:
-    """Write a fold's model to its final place, then its result, and last their checksums."""
-    ready, final = folder / UNFINISHED / "model", folder / "model" / fold.model
-    for old in (ready, final):
-        if old.is_dir():
-            storage.remove_tree(old)
-    file = folder / _result_file(fold)
-    for place in (ready, final.parent, file.parent):
-        storage.make_folder(place)
-    length = job.tokens.max_length
-    with saving(ready):
-        write_model(model, job.tokenizer, ready, classes=job.target.classes, max_length=length)
-    storage.sync_tree(ready)
-    storage.publish_folder(ready, final)
-    storage.write_durably(file, json.dumps(asdict(result)).encode(), scratch=file.parent)
-    written = {
-        path.relative_to(folder).as_posix(): storage.file_sha256(path)
-        for path in (file, *final.iterdir())
-    }
-    storage.write_sums(folder, storage.file_sums(folder, torn=True) | written, scratch=folder)
-
-
-# predictions and files
-
-
-def _predictions(
-    job: _Job, results: Sequence[FoldResult], threshold: Threshold | None
-) -> tuple[Predictions, list[float | None], float | None]:
-    """Predictions of the run, the threshold of each fold, and the one of the mean of all models.
-
-    The inner predictions of a fold are of its validation records, by its own model, which was
-    fitted neither on them nor on the fold.
-    """
-    final = None if threshold is None else threshold.value
-    each: list[float | None] = [final] * len(results)
-    if threshold is not None and final is None:
-        held_out = np.array([np.isin(job.choosing, fold.held_out) for fold in job.folds])
-        proba = np.array([result.threshold_proba for result in results])[:, :, 1]
-        chosen, final = choose_thresholds(threshold, job.target.y[job.choosing], proba, held_out)
-        each = [*chosen]
-    subsets, ids = [], job.units.ids
-    for fold, result, limit in zip(job.folds, results, each, strict=True):
-        common: dict[str, Any] = {
-            "records": job.split,
-            "ids": ids,
-            "target": job.target,
-            "fold": fold.number,
-            "threshold": limit,
-        }
-        inner = None
-        if len(fold.valid):
-            chooses = np.isin(job.choosing, fold.threshold)
-            more = [p for p, seen in zip(result.threshold_proba, chooses, strict=True) if seen]
-            index = np.concatenate([fold.valid, fold.threshold])
-            inner = Predictions.of_fold(index, np.array([*result.valid_proba, *more]), **common)
-        proba = np.array(result.proba)
-        subsets.append(Predictions.of_fold(fold.held_out, proba, inner=inner, **common))
-    if job.test is not None:
-        proba = np.mean([result.test_proba for result in results], axis=0)
-        subsets.append(job.test.predictions(proba, threshold=final))
-    return Predictions.joined(subsets), each, final
-
-
-def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRun:
-    """Write everything but the models into the folder of the run."""
-    options, texts = job.options, job.units.texts
-    predictions, thresholds, final = _predictions(job, results, options.decision)
-    log = [
-        {"fold": fold.number, **line}
-        for fold, result in zip(job.folds, results, strict=True)
-        for line in result.log
-    ]
-    lines = "".join(json.dumps(line) + "\n" for line in log)
-    storage.write_durably(folder / "training.jsonl", lines.encode(), scratch=folder)
-    # the split, and beside the models which of them has not seen which record
-    data, made = job.units.data, job.records
-    write_split(made, folder / "split.parquet")
-    models = FoldModels(
-        models=tuple(fold.model for fold in job.folds),
-        fold_of_model=tuple(fold.number for fold in job.folds),
-        split=made.fingerprint,
-        source=data.source,
-        **asdict(job.tokens),
-    )
-    seen = np.where(made.folds == UNUSED, TEST, made.folds)  # by no model
-    SeenRecords(folder, models, made.row, data.text_keys(), seen).write()
-    metric = "macro-F1" if job.target.classes else "R²"
-    draw_training(folder, [result.log for result in results], metric=metric)
-    peak: int | None = peak_memory_since(job.peak_before)
-    if job.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(job.device)
-    settings = asdict(options) | {"head_learning_rate": options.head_rate}
-    return write_results(
-        folder,
-        FinetuneRun,
-        predictions,
-        job.split,
-        job.test,
-        decision=options.decision,
-        seed=options.seed,
-        libraries=_LIBRARIES,
-        estimator="finetune",
-        features="text",
-        task=options.task,
-        level=options.level,
-        head=options.head_name,
-        precision=options.precision,
-        tokens=job.tokens,
-        pad_id=int(job.tokenizer.pad_id),
-        type_vocab=int(job.checkpoint.config.get("type_vocab_size") or 0),
-        settings={name: value for name, value in settings.items() if name not in _FIELDS},
-        views=(),
-        threshold=final,
-        thresholds=tuple(thresholds),
-        models=models.models,
-        epochs=tuple(result.epoch for result in results),
-        history={
-            name: _history(result.log) for name, result in zip(models.models, results, strict=True)
-        },
-        truncated={
-            "records": int(texts.cut.sum()),
-            "tokens": int(texts.n_tokens.sum()) - len(texts.ids),
-            "tokens_all": int(texts.n_tokens.sum()),
-        },
-        dataset=_dataset_content(job, folder),
-        cost=Cost(
-            fit_seconds=sum(result.fit_seconds for result in results),
-            predict_seconds=sum(result.predict_seconds for result in results),
-            peak_memory_bytes=peak,
-            parameters=results[0].parameters,
-            device=job.device.type,
-        ),
-    )
+# files
 
 
 def _history(log: Sequence[dict[str, Any]]) -> tuple[dict[str, float], ...]:
@@ -656,25 +631,24 @@ def _history(log: Sequence[dict[str, Any]]) -> tuple[dict[str, float], ...]:
     return tuple(epochs[epoch] for epoch in sorted(epochs))
 
 
-def _dataset_content(job: _Job, folder: Path) -> DatasetContent:
-    data, checkpoint = job.units.data, job.checkpoint
-    source = Path(data.name).resolve()
-    shaping = json.dumps({"source": data.source, "reading": data.reading}, sort_keys=True)
+def _dataset_content(units: Units, checkpoint: Checkpoint, folder: Path) -> DatasetContent:
+    source = Path(units.name).resolve()
+    shaping = json.dumps({"source": units.source, "reading": units.reading}, sort_keys=True)
     return DatasetContent(
         fingerprint=hashlib.sha256(shaping.encode()).hexdigest(),
         path=os.path.relpath(source, folder.resolve()) if source.exists() else "",
-        source=data.source,
+        source=units.source,
         model=ModelSettings(
             type=checkpoint.model_type,
             n_layers=checkpoint.n_layers,
             width=checkpoint.width,
             sha256=dict(sorted(checkpoint.sha256.items())),
         ),
-        pairs=data.pairs is not None,
-        reading=data.reading,
-        rejected=data.rejected,
+        pairs=units.pairs,
+        reading=units.reading,
+        rejected=units.rejected,
         names=Names(
-            inputs=(data.name,),
+            inputs=(units.name,),
             model=checkpoint.name,
             model_source=checkpoint.source,
             revision=checkpoint.revision,

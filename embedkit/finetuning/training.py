@@ -41,8 +41,8 @@ from embedkit.finetuning.model import (
 )
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of, metrics_for
-from embedkit.runs.predictions import Target
 from embedkit.types import Int64, Progress, ProgressCallback, no_progress
+from embedkit.units.target import Target
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Fold:
     number: int
     name: str  # for messages, such as "fold 2 of 5"
     texts: TokenizedTexts  # of all records
-    record: Int64  # number of the text of each unit: the text itself, or a word
+    record: Int64  # position of the record of each unit: itself, or that of a word
     target: Target  # of the units
     train: Int64
     valid: Int64  # validation records that choose the epoch; may be empty

@@ -17,25 +17,20 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
-
 from embedkit import storage
-from embedkit.corpus.conllu import Words
 from embedkit.corpus.readers import READERS
-from embedkit.dataset.format import local_dataset, whole_text
+from embedkit.dataset.format import local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
-from embedkit.dataset.read import VectorData, source_of
-from embedkit.dataset.settings import DatasetEncoder
+from embedkit.dataset.read import VectorData
 from embedkit.display import ShownFolder
-from embedkit.encoding.tokenizer import Spans, word_spans
 from embedkit.errors import (
     DamagedError,
     EncodeError,
@@ -62,8 +57,8 @@ from embedkit.runs.run import (
     Run,
     as_json,
 )
-from embedkit.runs.split import Split
-from embedkit.types import AnyPath, Int64
+from embedkit.runs.split import Split, write_split
+from embedkit.types import AnyPath
 
 if TYPE_CHECKING:  # imports torch
     from embedkit.encoding.model import ModelInfo
@@ -89,8 +84,18 @@ class RunResult(ShownFolder, Generic[_Predicted]):
         return self.content.as_rows()
 
 
-def default_out(source: object, *names: str) -> Path:
-    """Return ``runs/corpus-logreg`` for a corpus or dataset and the names of its settings."""
+def free_out(out: str | Path | None, source: object, *names: str, overwrite: bool = False) -> Path:
+    """Return the folder of a new run, once it is known that it can be written.
+
+    By default it is ``runs/corpus-logreg``, for a corpus or dataset and the names of its settings.
+    """
+    place = _default_out(source, *names) if out is None else Path(out)
+    check_free(place, overwrite=overwrite)
+    storage.check_place(place)
+    return place
+
+
+def _default_out(source: object, *names: str) -> Path:
     known = isinstance(source, str | os.PathLike) and str(source) != "-"
     stem = Path(os.fspath(source)).stem if known else type(source).__name__.lower()  # type: ignore[call-overload]
     return Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
@@ -192,10 +197,14 @@ def write_results(
     libraries: Mapping[str, str] | None = None,
     **content: Any,
 ) -> _Predicted:
-    """Write predictions, figures and ``run.json`` with the scores; ``content`` are its fields."""
+    """Write predictions, split, figures and ``run.json`` with the scores.
+
+    ``content`` are further fields of it.
+    """
     from embedkit.runs.figures import draw_run
 
     write_predictions(folder, predictions)
+    write_split(split, folder / "split.parquet")
     draw_run(folder, predictions)
     run = kind(
         classes=predictions.classes,
@@ -310,7 +319,7 @@ def dataset_content(data: VectorData, folder: Path | None = None) -> DatasetCont
     manifest, job = data.manifest, data.manifest.job
     return DatasetContent(
         fingerprint=manifest.fingerprint,
-        source=source_of(data),
+        source=manifest.source,
         path="" if folder is None else os.path.relpath(data.path.resolve(), folder.resolve()),
         model=job.model,
         names=manifest.names,
@@ -347,38 +356,3 @@ def check_alike(
             f"{name} does not fit the data of the model: {'; '.join(differences[:4])}. Extract it "
             "with the same settings, or give the corpus file itself."
         )
-
-
-def marked_spans(words: Sequence[Words | None]) -> list[Sequence[tuple[int, int]]] | None:
-    """Return start and end of the words that a corpus marks in its texts, if it does."""
-    spans = [one.spans for one in words if one is not None and one.spans is not None]
-    return list(spans) if spans else None
-
-
-def words_of_texts(
-    texts: Sequence[str], spans: Spans | None, encode: DatasetEncoder | None
-) -> tuple[Int64, Any]:
-    """Return the places of words ``(n, 4)``: number of the text, of the word in it, start and end.
-
-    Their features are returned too: vectors, or without an encoder the words themselves. Without
-    ``spans`` (start and end of each word) texts are divided at white space.
-    """
-    if encode is not None:
-        words = encode.words(texts, spans=spans)
-        columns = (words.row, words.word, words.start, words.end)
-        return np.stack([column.astype(np.int64) for column in columns], axis=1), words.X
-    pairs = [word_spans(text) for text in texts] if spans is None else spans
-    places = [(i, j, *ends) for i, some in enumerate(pairs) for j, ends in enumerate(some)]
-    return np.array(places, np.int64).reshape(-1, 4), [texts[i][a:b] for i, _, a, b in places]
-
-
-def check_one_test_set(split: Split, test: object) -> None:
-    """Raise a :class:`UsageError` if the split has a test set beside ``test``."""
-    if len(split.test):
-        raise UsageError(f"the split has a test set already; leave out test={str(test)!r}.")
-
-
-def joined_pairs(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
-    """Return texts as TF-IDF reads them; pairs are joined by a space."""
-    seconds: Sequence[str | None] = pairs or [None] * len(texts)
-    return [whole_text(a, b, separator=" ") for a, b in zip(texts, seconds, strict=True)]

@@ -463,6 +463,12 @@ class Threshold:
             return None
         return "macro_f1" if self.beta is None else f"f{self.beta:g}"
 
+    def check(self, classes: int, *, sets: bool = False) -> None:
+        """Raise a :class:`UsageError` unless one of two classes is predicted."""
+        if classes != 2 or sets:
+            shown = f"threshold={self.metric or str(self.value)!r}"
+            raise UsageError(f"{shown} needs two classes; there are {classes or 'values'}.")
+
     def choose(self, y: Int64, positive: Float64) -> float:
         """Return the fixed value, or the best one; arguments as for :func:`best_threshold`."""
         return best_threshold(y, positive, beta=self.beta) if self.value is None else self.value

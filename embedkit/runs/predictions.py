@@ -1,4 +1,4 @@
-"""Targets, predictions for held-out records, their scores, and ``predictions.parquet``.
+"""Predictions for held-out units, their scores, and ``predictions.parquet``.
 
     row, id, group, fold, y_true, y_pred, proba_<class> …   no proba_ for a regression
     row, word, id …                                                 for words
@@ -13,16 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.dataset.read import has_label
 from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.intervals import Metric, scored
 from embedkit.runs.metrics import Entities, beta_of, metrics_for
@@ -30,198 +28,17 @@ from embedkit.runs.run import ClassScore, PredictionRun, ReportedScore, TestSetC
 from embedkit.runs.split import TEST, Split, same_text_groups
 from embedkit.storage import check_columns, check_files, read_table
 from embedkit.types import Float64, Int64
+from embedkit.units.target import Target, class_prior
+from embedkit.units.units import Units, unit_keys
 
 logger = logging.getLogger(__name__)
 
-SEPARATOR = "|"
-"""Between the classes of a record, unless told otherwise."""
-
-_MANY_CLASSES = 20
 _UNEVEN = 0.8  # share of the largest class
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Labels: ``(n,)`` class numbers int64, or values float64 of a regression, without classes.
-
-    Sets of classes are ``(n, classes)`` int64, 1 for each class of a record; ``separator`` stands
-    between their names. A record without a label has -1, or NaN.
-    """
-
-    y: NDArray[Any]
-    classes: tuple[str, ...]
-    separator: str | None = None
-
-    @property
-    def strata(self) -> Int64:
-        """Class numbers; a single class for a regression and for sets of classes."""
-        single = self.classes and self.separator is None
-        return self.y if single else np.zeros(len(self.y), np.int64)
-
-
-def target_from(
-    labels: Sequence[str | None],
-    *,
-    rows: Int64,
-    name: str,
-    task: str = "classification",
-    separator: str = SEPARATOR,
-) -> Target:
-    """Return the target for labels as written; ``rows`` and the ``name`` of the data are shown."""
-    sets = task == "multilabel"
-    if not separator:
-        raise UsageError(f"label_separator={separator!r}: expected a text.")
-    known = [label for label in labels if (label is not None if sets else has_label(label))]
-    each = [parts_of(label, separator) for label in known] if sets else [known]
-    names = np.unique(np.array(list(chain.from_iterable(each)), np.str_))
-    if not len(names):
-        raise UsageError(f"{name} has no labelled records.")
-    if len(names) == 1:
-        raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
-    if sets and max(map(len, each)) == 1:
-        logger.warning(f"{name}: no record has two classes by label_separator={separator!r}")
-    classes = tuple(names.tolist()) if sets else ()
-    if task == "classification":
-        classes = _classes(names, name)
-    empty = Target(rows[:0], classes, separator if sets else None)
-    target = _filled(empty, labels, rows, name)
-    if missing := len(labels) - len(known):
-        logger.warning(f"{name}: {missing:,} of {len(labels):,} records have no label")
-    return target
-
-
-def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
-    """The classes by number; an error for many different values that are not class numbers."""
-    values = np.array([_number(label) for label in names])
-    # numbers by value, then everything else by name
-    classes = tuple(names[np.argsort(values, kind="stable")].tolist())
-    whole = [float(value).is_integer() for value in values]
-    if len(classes) > _MANY_CLASSES and not np.isnan(values).any() and not all(whole):
-        raise UsageError(
-            f"{name}: the {len(classes)} different labels look like values ({classes[0]} to "
-            f"{classes[-1]}), not classes. Pass task='regression'."
-        )
-    return classes
-
-
-def parts_of(label: str | None, separator: str) -> list[str]:
-    """Return the classes of a record as its label names them, such as ``a|b``; none if empty."""
-    return [name for part in (label or "").split(separator) if (name := part.strip())]
-
-
-def _filled(like: Target, labels: Sequence[str | None], rows: Int64, name: str) -> Target:
-    """The target of other labels, by the same classes."""
-    numbers = {label: i for i, label in enumerate(like.classes)}
-    if not like.classes:
-        return replace(like, y=_values(labels, rows, name))
-    if like.separator is None:
-        y = [numbers[str(label)] if has_label(label) else -1 for label in labels]
-        return replace(like, y=np.array(y, np.int64))
-    sets = np.zeros((len(labels), len(like.classes)), np.int64)
-    for row, label in enumerate(labels):
-        sets[row, [numbers[part] for part in parts_of(label, like.separator)]] = 1
-        sets[row] -= label is None  # unlike an empty label
-    return replace(like, y=sets)
-
-
-def target_like(
-    target: Target, labels: Sequence[str | None] | None, *, rows: Int64, name: str
-) -> Target:
-    """Return the target for further records by the classes of another; empty without labels."""
-    if labels is None or not any(map(has_label, labels)):
-        return replace(target, y=target.y[:0])
-    separator = target.separator
-    for label, row in zip(labels, rows, strict=True):
-        if label is None or not (separator or has_label(label)):
-            raise UsageError(
-                f"{name}: row {row} has no label while others have one. Label all or none."
-            )
-        for part in parts_of(label, separator) if separator else [label]:
-            if target.classes and part not in target.classes:
-                raise UsageError(
-                    f"{name}: row {row} has the label {part!r}, which no training record has; "
-                    f"there are {', '.join(target.classes[:10])}."
-                )
-    return _filled(target, labels, rows, name)
-
-
-def check_folds(target: Target, split: Split) -> None:
-    """Raise a :class:`UsageError` if a fold cannot be fitted or predicted.
-
-    A rare label of words, or of sets of classes, may be missing among the training records of a
-    fold, where it then has the probability 0: sentences cannot be left out for it.
-    """
-    for fold, (train, test) in enumerate(split.subsets()):
-        if not len(test) or not len(train):
-            raise UsageError(
-                f"fold {fold} of the split has no {'training' if len(test) else 'held-out'} "
-                "record among these. Make the split again from the records that are there."
-            )
-        y = target.y[np.concatenate([train, test])]
-        if missing := np.count_nonzero(y < 0 if target.classes else np.isnan(y)):
-            raise UsageError(f"{missing} records of the folds have no label. Split them again.")
-        if not target.classes or target.separator is not None:
-            continue
-        where = f"the training records of fold {fold}"
-        counts = np.bincount(target.y[train], minlength=len(target.classes))
-        if split.word is None and not counts.all():
-            absent = target.classes[int(np.argmin(counts))]
-            raise UsageError(
-                f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
-                f"{len(target.y)} records. Use fewer folds, or leave rare labels out."
-            )
-        if np.count_nonzero(counts) == 1:
-            label = target.classes[int(np.argmax(counts))]
-            raise UsageError(f"all words have the label {label!r} in {where}. Use other folds.")
-
-
-def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
-    """Return ``(count, classes)`` class frequencies, or the mean ``(count,)`` of a regression."""
-    if not classes or y.ndim > 1:
-        return np.tile(y.mean(0), (count,) + (1,) * (y.ndim - 1))
-    return np.tile(np.bincount(y, minlength=len(classes)) / len(y), (count, 1))
-
-
-def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
-    values = np.array([_number(str(label)) for label in labels])
-    wrong = ~np.isfinite(values) & [has_label(label) for label in labels]
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        raise UsageError(
-            f"{name}: the label {labels[i]!r} of row {rows[i]} is not a number, "
-            "as task='regression' needs."
-        )
-    return values
-
-
-def _number(label: str) -> float:
-    try:
-        return float(label)
-    except ValueError:
-        return float("nan")
-
-
-def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
-    """Records in random order, in which any number from the front has the classes in proportion.
-
-    The first records are one of each class, so that a classifier can be fitted on few.
-    """
-    order = np.random.default_rng(seed).permutation(train)
-    if not target.classes or target.separator is not None:
-        return order
-    y = target.y[order]
-    by_class = np.argsort(y, kind="stable")
-    counts = np.unique(y, return_counts=True)[1]
-    before = np.concatenate([np.arange(count) / count for count in counts])
-    return np.asarray(order[by_class[np.argsort(before, kind="stable")]], np.int64)
-
-
 _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
 _COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "fold": pa.string()}
 _ADVICE = "Make the run again."
 _ROUNDING = 1e-3
 _ARRAYS = ("row", "group", "fold", "y", "proba", "y_pred", "word")
-_MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -251,8 +68,8 @@ class Predictions:
         index: Int64,
         proba: Float64,
         *,
-        records: Split | TestSet,
-        ids: Sequence[str] | NDArray[np.str_],
+        units: Units,
+        group: Int64,
         target: Target,
         fold: int,
         threshold: float | None = None,
@@ -260,19 +77,20 @@ class Predictions:
     ) -> Predictions:
         """Return the predictions ``proba`` of one fold, or of the test set.
 
-        They are of ``index`` in the records, ids and target, whose ``y`` may be empty.
+        They are of ``index`` in the units, their sampling units ``group``, and the target, whose
+        ``y`` may be empty.
         """
-        row, word = records.row, records.word
+        word = units.word
         shape = (len(index), *target.y.shape[1:])
         unknown = np.full(shape, -1) if target.classes else np.full(shape, np.nan)
         return cls(
-            row=row[index],
-            ids=tuple(str(ids[i]) for i in index),
-            group=records.group[index],
+            row=units.row[index],
+            ids=tuple(str(units.ids[i]) for i in index),
+            group=group[index],
             fold=np.full(len(index), fold),
             y=target.y[index] if len(target.y) else unknown,
             proba=proba,
-            y_pred=decide(proba, threshold=threshold, sets=target.separator is not None),
+            y_pred=decide(proba, threshold=threshold, sets=target.of_sets),
             classes=target.classes,
             inner=inner,
             word=np.full(len(index), -1) if word is None else word[index],
@@ -308,7 +126,7 @@ class Predictions:
     @property
     def keys(self) -> Int64:
         """``(m,)`` numbers that are equal for the same word of the same record, ascending."""
-        return keys_of(self.row, self.word)
+        return unit_keys(self.row, self.word)
 
     @property
     def of_sets(self) -> bool:
@@ -376,71 +194,44 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestSet:
-    """A test set: records or words with what a model reads of them."""
+    """A test set: units with what a model reads of them, and their target."""
 
     __test__ = False  # not a class of tests
 
-    row: Int64
-    ids: Sequence[str]
+    units: Units
     group: Int64  # sampling unit: records of the same text have the same
     target: Target  # by the classes of the training records; empty without labels
-    features: Any  # (m, width) float32, or a list of texts
     content: TestSetContent | None = None  # None for the test set of a split
-    word: Int64 | None = None  # number in the record; None of records
 
     @classmethod
-    def of_split(
-        cls, split: Split, ids: Sequence[str] | NDArray[np.str_], target: Target, features: Any
-    ) -> TestSet | None:
-        """Return the test set of a split, if there is one; the features are its own alone."""
+    def of_split(cls, split: Split, units: Units, target: Target) -> Self | None:
+        """Return the test set of a split, if it has one."""
         index = split.test
-        if not len(index):
-            return None
-        return cls(
-            row=split.row[index],
-            ids=[str(ids[i]) for i in index],
-            group=split.group[index],
-            target=replace(target, y=target.y[index]),
-            features=features,
-            word=None if split.word is None else split.word[index],
-        )
+        parts: dict[str, Any] = {"units": units.take(index), "group": split.group[index]}
+        return cls(**parts, target=target.take(index)) if len(index) else None
 
     @classmethod
-    def further(
-        cls,
-        target: Target,
-        labels: Sequence[str | None] | None,
-        *,
-        rows: Int64,
-        keys: Int64,
-        training: Int64,
-        source: tuple[str, ...],
-        rejected: int,
-        name: str,
-        **fields: Any,
-    ) -> TestSet:
-        """Return a test set of its own, of whose records these are ``rows`` and text ``keys``.
-
-        ``training`` are text keys of the training records.
-        """
-        seen = int(np.isin(keys, training).sum())
+    def further(cls, units: Units, training: Units, target: Target, *, name: str) -> Self:
+        """Return a test set of its own, with the number of its texts that were trained on."""
+        records = units.records
+        seen = int(np.isin(records.key, training.records.key).sum())
+        rejected = sum(units.rejected.values())
         return cls(
-            group=same_text_groups(keys, None, len(rows))[np.searchsorted(rows, fields["row"])],
-            target=target_like(target, labels, rows=fields["row"], name=name),
-            content=TestSetContent(source=source, rejected=rejected, seen_texts=seen),
-            **fields,
+            units=units,
+            group=same_text_groups(records.key, None, len(records))[units.place],
+            target=target.like(units.label, rows=units.row, name=name),
+            content=TestSetContent(source=units.source, rejected=rejected, seen_texts=seen),
         )
+
+    @property
+    def everything(self) -> Int64:
+        """Positions of all units."""
+        return np.arange(len(self.units))
 
     def predictions(self, proba: Float64, *, threshold: float | None) -> Predictions:
         """Return predictions with these probabilities ``(m, classes)``, or values ``(m,)``."""
-        where: dict[str, Any] = {"records": self, "ids": self.ids, "target": self.target}
-        index = np.arange(len(self.row))
-        return Predictions.of_fold(index, proba, fold=TEST, threshold=threshold, **where)
-
-
-def keys_of(row: Int64, word: NDArray[Any] | None) -> Int64:
-    """Return ``(n,)`` numbers that are equal for the same record, or word of a record."""
-    return np.asarray(row * _MOST_WORDS + (0 if word is None else word.astype(np.int64) + 1))
+        about: dict[str, Any] = {"units": self.units, "group": self.group, "target": self.target}
+        return Predictions.of_fold(self.everything, proba, fold=TEST, threshold=threshold, **about)
 
 
 def decide(proba: Float64, *, threshold: float | None = None, sets: bool = False) -> NDArray[Any]:

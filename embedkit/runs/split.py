@@ -26,15 +26,7 @@ from numpy.typing import NDArray
 from embedkit import storage
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
-from embedkit.dataset.read import (
-    VectorData,
-    has_label,
-    load,
-    records_of_words,
-    source_of,
-    text_keys,
-)
-from embedkit.dataset.texts import read_texts
+from embedkit.dataset.read import has_label, load
 from embedkit.display import Shown
 from embedkit.errors import (
     CorpusError,
@@ -45,7 +37,9 @@ from embedkit.errors import (
     check_counts,
     check_seed,
 )
-from embedkit.types import Bool, Int64
+from embedkit.types import Int64
+from embedkit.units.target import Target
+from embedkit.units.units import Units, match
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +81,7 @@ class Split(Shown):
     folds: Int64  # (n,) TEST, UNUSED (without a label), TRAIN (never held out), or a number
     settings: SplitSettings
     word: Int64 | None = None  # (n,) number of each word in its record; None of records
+    records: Split | None = None  # that words belong to; None of records
 
     def __repr__(self) -> str:
         sizes = f"{len(self.in_folds):,} records in {self.n_folds} folds"
@@ -107,9 +102,10 @@ class Split(Shown):
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the assignment of records and of the input that they belong to."""
+        if self.records is not None:
+            return self.records.fingerprint
         digest = hashlib.sha256(json.dumps(self.settings.source).encode())
-        row, first = np.unique(self.row, return_index=True)
-        for array in (row, self.folds[first]):
+        for array in (self.row, self.folds):
             digest.update(np.ascontiguousarray(array, "<i8").tobytes())
         return digest.hexdigest()
 
@@ -135,7 +131,43 @@ class Split(Shown):
 
     def of_words(self, record: Int64, word: Int64 | None) -> Split:
         """Return the split of words, by the index of each one's record and its number in it."""
-        return Split(self.row[record], self.group[record], self.folds[record], self.settings, word)
+        taken = self.row[record], self.group[record], self.folds[record]
+        return Split(*taken, self.settings, word, records=self)
+
+    def check(self, target: Target) -> None:
+        """Raise a :class:`UsageError` if a fold cannot be fitted or predicted.
+
+        A rare label of words, or of sets of classes, may be missing among the training records of a
+        fold, where it then has the probability 0: sentences cannot be left out for it.
+        """
+        for fold, (train, test) in enumerate(self.subsets()):
+            if not len(test) or not len(train):
+                raise UsageError(
+                    f"fold {fold} of the split has no {'training' if len(test) else 'held-out'} "
+                    "record among these. Make the split again from the records that are there."
+                )
+            if missing := np.count_nonzero(target.unknown[np.concatenate([train, test])]):
+                raise UsageError(
+                    f"{missing} records in the folds have no label. Make a new split with label=."
+                )
+            if not target.classes or target.of_sets:
+                continue
+            where = f"the training records of fold {fold}"
+            counts = np.bincount(target.y[train], minlength=len(target.classes))
+            if self.word is None and not counts.all():
+                absent = target.classes[int(np.argmin(counts))]
+                raise UsageError(
+                    f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
+                    f"{len(target.y)} records. Use fewer folds, or leave rare labels out."
+                )
+            if np.count_nonzero(counts) == 1:
+                label = target.classes[int(np.argmax(counts))]
+                raise UsageError(f"all words have the label {label!r} in {where}. Use other folds.")
+
+    def check_test(self, test: object) -> None:
+        """Raise a :class:`UsageError` if there is a test set beside ``test``."""
+        if len(self.test):
+            raise UsageError(f"the split has a test set already; leave out test={str(test)!r}.")
 
     def subsets(self) -> list[tuple[Int64, Int64]]:
         """Return train and test indices of every fold."""
@@ -145,10 +177,10 @@ class Split(Shown):
 
 
 def write_split(split: Split, path: Path) -> None:
-    """Write a split durably; the same split gives the same bytes."""
-    row, first = np.unique(split.row, return_index=True)  # of words their records
-    folds = split.folds[first].astype(np.int16)
-    table = pa.table({"row": row, "group": split.group[first], "fold": folds})
+    """Write the folds of records durably; the same split gives the same bytes."""
+    split = split if split.records is None else split.records
+    folds = split.folds.astype(np.int16)
+    table = pa.table({"row": split.row, "group": split.group, "fold": folds})
     table = table.replace_schema_metadata(
         {_KEY: json.dumps(asdict(split.record), sort_keys=True).encode()}
     )
@@ -181,7 +213,7 @@ def read_split(path: Path) -> Split:
 
 
 def split_for(
-    data: VectorData,
+    units: Units,
     split: str | Path | Split | None = None,
     *,
     column: str | None = None,
@@ -189,97 +221,58 @@ def split_for(
     seed: int,
     sets: bool = False,
 ) -> Split:
-    """Return the fold of every record of a dataset; words are in the fold of their record.
+    """Return the fold of every unit; words are in the fold of their record.
 
     Vectors that the models of a fine-tuned run made keep the folds of that run: the model of a fold
     was trained on all others, so that under another split an estimator would be fitted on vectors
     of models that were trained on its held-out records. Others have the split of a file, or one by
     a kept column, or a new one, which is not stratified if labels name ``sets`` of classes.
     """
-    records = records_of_words(data)
-
-    def labelled() -> Labelled:
-        given = replace(records_of(records), sets=sets)
-        # of words, labels of their records do not matter
-        return replace(given, labels=None) if data.level == "word" else given
-
-    run = None if data.manifest.job.folds is None else Path(data.manifest.names.model)
+    records, run, name = units.records, units.run, units.name
     if column is not None:
         if split is not None:
             raise UsageError("pass split= or split_column=, not both.")
-        result = split_by_column(
-            labelled(), records.column(column), column=column, folds=folds, seed=seed
-        )
-        used = result.folds != UNUSED
-        fold, group = result.folds[used], result.group[used]
-        groups, n_folds = np.unique(np.unique([group, fold], axis=1)[0], return_counts=True)
-        if leaking := int(np.isin(group, groups[n_folds > 1]).sum()):
-            logger.warning(
-                "%s records have duplicates in another fold of column %r; scores may be inflated "
-                "by leakage",
-                f"{leaking:,}",
-                column,
-            )
+        result = split_by_column(records, column=column, folds=folds, seed=seed, sets=sets)
     elif split is None and run is None:
-        result = make_split(labelled(), folds=folds, seed=seed)
+        result = make_split(records, folds=folds, seed=seed, sets=sets)
     else:
         file = Path(run or "") / "split.parquet" if split is None else split
         if isinstance(file, Path) and split is None and not file.is_file():
             raise UsageError(
-                f"{data.path} was made by the models of the run {run}, which is not there. Pass "
-                "its split.parquet as split=."
+                f"{name} was made by the models of the run {run}, which is not there. Pass its "
+                "split.parquet as split=."
             )
-        source, name = source_of(data), str(data.path)
-        result = align_split(file, source=source, row=records.row, name=name)
+        result = align_split(file, records)
     if run is not None:
-        own = np.array(records.column("fold"), np.int64)
-        other = int((result.folds != own).sum())
+        other = int((result.folds != np.array(records.column("fold"), np.int64)).sum())
         if other:
             raise MismatchError(
-                f"{f'column {column!r}' if column else split} has {other} of {len(own)} records in "
-                f"another fold than the models of {run}, which made the vectors of {data.path}. "
-                f"Leave out split=, or pass the run's own: {run / 'split.parquet'}."
+                f"{f'column {column!r}' if column else split} has {other} of {len(records)} "
+                f"records in another fold than the models of {run}, which made the vectors of "
+                f"{name}. Leave out split=, or pass the run's own: {run / 'split.parquet'}."
             )
-    if data.level == "sentence":
-        return result
-    return result.of_words(np.searchsorted(result.row, data.row), data.word)
+    return result if units.word is None else result.of_words(units.place, units.word)
 
 
-def align_split(
-    file: str | Path | Split, *, source: tuple[str, ...], row: Int64, name: str
-) -> Split:
-    """Return a split of the records ``row`` of ``name``, ascending and of the same input."""
-    split = file if isinstance(file, Split) else read_split(Path(file))
+def align_split(file: str | Path | Split, records: Units) -> Split:
+    """Return a split of these records, which is of the same input and may have more of them."""
+    split, name = file if isinstance(file, Split) else read_split(Path(file)), records.name
     advice = f"Make one for it: embedkit split {name} --out FILE."
-    if split.settings.source != source:
+    if split.settings.source != records.source:
         raise MismatchError(
             f"{file} was made for other data than {name} (their input files differ). {advice}"
         )
-    index = np.searchsorted(split.row, row)
-    inside = np.minimum(index, len(split.row) - 1)
-    missing = int((split.row[inside] != row).sum())
-    if missing:
+    index = match(records.row, split.row)
+    if missing := int((index < 0).sum()):
         raise MismatchError(
-            f"{file} has no fold for {missing} of the {len(row)} records of {name}. {advice}"
+            f"{file} has no fold for {missing} of the {len(index)} records of {name}. {advice}"
         )
-    return Split(row, split.group[index], split.folds[index], split.settings)
+    return Split(records.row, split.group[index], split.folds[index], split.settings)
 
 
 _SMALLEST_TEST = 0.01
 _BINS = 10
 _HOLDOUT = 5  # of one fold, a record of so many is held out
-
-
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """The records that a split is made of."""
-
-    source: tuple[str, ...]  # SHA-256 of the input files, in order
-    row: Int64  # ascending
-    labels: list[str | None] | None  # as written; None without a label column
-    keys: Sequence[int] | Int64  # text_key of every record
-    groups: list[str | None] | None  # values of the group column
-    sets: bool = False  # labels name sets of classes, by which nothing is stratified
 
 
 def split(
@@ -322,26 +315,28 @@ def split(
     if out is not None and Path(out).exists() and not overwrite:
         raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
     records = _records(source, label, group, reading or CorpusOptions(), seed)
-    records = replace(records, sets=label_separator is not None)
-    result = make_split(records, folds=folds, test=test, seed=seed)
+    sets = label_separator is not None
+    result = make_split(records, folds=folds, test=test, seed=seed, sets=sets)
     if out is not None:
         write_split(result, Path(out))
     return result
 
 
-def make_split(records: Labelled, *, folds: int = 5, test: float = 0.0, seed: int = 0) -> Split:
+def make_split(
+    records: Units, *, folds: int = 5, test: float = 0.0, seed: int = 0, sets: bool = False
+) -> Split:
     """Assign records to folds; arguments and errors as for :func:`split`."""
     check_seed(seed)
     check_counts(folds=folds)
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
         raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
-    labelled = _labelled(records)
-    taken, count = _taken(records, labelled), int(labelled.sum())
+    labelled = records.labelled(sets=sets)
+    taken, count = records.take(np.flatnonzero(labelled)), int(labelled.sum())
     if count < folds:
         raise UsageError(f"{count} records are too few for {folds} folds.")
-    groups = same_text_groups(taken.keys, taken.groups, count)
+    groups = same_text_groups(taken.key, taken.group, count)
     assigned_to = folds if folds > 1 else _HOLDOUT
-    strata = _strata(taken, assigned_to)
+    strata = _strata(taken, assigned_to, sets)
     in_test = np.zeros(count, bool)
     if test:
         part = Fraction(test).limit_denominator(20)
@@ -360,47 +355,63 @@ def make_split(records: Labelled, *, folds: int = 5, test: float = 0.0, seed: in
         folds=folds,
         test=test,
         seed=seed,
-        stratified=records.labels is not None and not records.sets,
-        grouped=records.groups is not None,
-        unit="text" if records.groups is None else "group and text",
+        stratified=records.label is not None and not sets,
+        grouped=records.group is not None,
+        unit="text" if records.group is None else "group and text",
     )
     return Split(records.row, group, result, settings)
 
 
 def split_by_column(
-    records: Labelled, values: Sequence[str | None], *, column: str, folds: int, seed: int
+    records: Units, *, column: str, folds: int, seed: int, sets: bool = False
 ) -> Split:
     """Take the folds from a column of the corpus.
 
     ``test`` marks the test set, every other value a fold. Where only one other value is left, such
     as ``train``, its records are assigned to ``folds`` folds.
     """
+    values = records.column(column)
     given = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
     if (given == "").any():
         row = records.row[int(np.argmax(given == ""))]
         raise UsageError(f"split_column={column!r}: row {row} has no value there.")
     in_test = given == "test"
-    used = ~in_test & _labelled(records)
+    used = ~in_test & records.labelled(sets=sets)
     names = np.unique(given[used])
     if not len(names):
         raise UsageError(f"split_column={column!r}: every record is marked test.")
-    groups = same_text_groups(records.keys, None, len(records.row))
+    groups = same_text_groups(records.key, None, len(records))
     result = np.where(in_test, TEST, UNUSED)
     shuffled = len(names) == 1
     if shuffled:
-        strata = _strata(_taken(records, used), folds)
+        strata = _strata(records.take(np.flatnonzero(used)), folds, sets)
         result[used] = assign_folds(strata, groups[used], folds, seed=seed)
     else:
         result[used] = np.searchsorted(names, given[used])
+    _warn_of_leakage(result, groups, column)
     settings = SplitSettings(
         source=records.source,
         folds=int(result.max()) + 1,
         seed=seed,
-        stratified=shuffled and records.labels is not None and not records.sets,
+        stratified=shuffled and records.label is not None and not sets,
         column=column,
         unit="text",
     )
     return Split(records.row, groups, result, settings)
+
+
+def _warn_of_leakage(folds: Int64, groups: Int64, column: str) -> None:
+    """Warn of records whose text is in several folds."""
+    used = folds != UNUSED
+    fold, group = folds[used], groups[used]
+    numbers, n_folds = np.unique(np.unique([group, fold], axis=1)[0], return_counts=True)
+    if leaking := int(np.isin(group, numbers[n_folds > 1]).sum()):
+        logger.warning(
+            "%s records have duplicates in another fold of column %r; scores may be inflated by "
+            "leakage",
+            f"{leaking:,}",
+            column,
+        )
 
 
 def assign_folds(strata: Int64, groups: Int64, folds: int, *, seed: int) -> Int64:
@@ -463,23 +474,9 @@ def same_text_groups(
     return np.asarray(component, np.int64)
 
 
-def records_of(data: VectorData, label: str | None = None, group: str | None = None) -> Labelled:
-    """Return the records of a dataset as a split needs them."""
-    stored = data.manifest.job.input.label
-    if label is not None and label != stored:
-        raise UsageError(f"label={label!r}: {data.path} was made with the label {stored!r}.")
-    return Labelled(
-        source=source_of(data),
-        row=data.row,
-        labels=data.column("label") if stored else None,
-        keys=text_keys(data),
-        groups=data.column(group) if group else None,
-    )
-
-
 def _records(
     source: CorpusLike, label: str | None, group: str | None, reading: CorpusOptions, seed: int
-) -> Labelled:
+) -> Units:
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
         if reading.given:
             name = reading.given[0]
@@ -487,39 +484,26 @@ def _records(
                 f"{name}={getattr(reading, name)!r} tells how to read a corpus file; "
                 f"{source} is a dataset, whose records are settled."
             )
-        return records_of(load(Path(source)), label, group)
+        data = load(Path(source))
+        stored = data.manifest.job.input.label
+        if label is not None and label != stored:
+            raise UsageError(f"label={label!r}: {data.path} was made with the label {stored!r}.")
+        return Units.of_dataset(data, group=group)
     options = replace(reading, label=label, keep=(group,) if group else ())
     if reading.sample is not None:
         options = replace(options, seed=seed)
     try:
-        data = read_texts(source, options)
+        return Units.of_corpus(source, options)
     except CorpusError as error:
         raise CorpusError(str(error).replace("keep=", "group=", 1)) from None
-    return Labelled(data.source, data.row, data.labels, data.text_keys(), data.groups)
 
 
-def _labelled(records: Labelled) -> Bool:
-    """True for records with a label, or for all where none has one."""
-    labels = records.labels or ()
-    known = np.array([label is not None if records.sets else has_label(label) for label in labels])
-    return known if known.any() else np.ones(len(records.row), bool)
-
-
-def _taken(records: Labelled, index: Bool) -> Labelled:
-    def some(values: Any) -> Any:
-        return None if values is None else [v for v, use in zip(values, index, strict=True) if use]
-
-    labels, keys, groups = map(some, (records.labels, records.keys, records.groups))
-    row = records.row[index]
-    return replace(records, row=row, labels=labels, keys=keys, groups=groups)
-
-
-def _strata(records: Labelled, folds: int) -> Int64:
+def _strata(records: Units, folds: int, sets: bool) -> Int64:
     """Return ``(n,)`` class numbers, or bins of values if some of many are rarer than the folds."""
-    if records.labels is None or records.sets:
-        return np.zeros(len(records.row), np.int64)
+    if records.label is None or sets:
+        return np.zeros(len(records), np.int64)
     names, classes, counts = np.unique(
-        np.array(records.labels, np.str_), return_inverse=True, return_counts=True
+        np.array(records.label, np.str_), return_inverse=True, return_counts=True
     )
     if len(names) == 1:
         raise UsageError(f"all {len(classes)} records have the label {str(names[0])!r}.")

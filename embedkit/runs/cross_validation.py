@@ -1,0 +1,96 @@
+"""Cross-validation: one driver for every method, so that all meet the same folds.
+
+    units, target, split ──► method.fit ──► Fits ──► Predictions
+                                            a FoldFit for each fold: proba of its held-out units
+
+A method is given everything and answers with what the model of each fold says about units that it
+was not fitted on. It may fit folds side by side (pipelines of scikit-learn), one after the other
+and resumable (fine-tuning), or many candidates for each of which it keeps the best (probes);
+nothing here knows. What all of them share is here: folds that can be fitted, the order of the rows,
+the threshold of each fold, and the test set, which nothing is learnt from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from embedkit.runs.predictions import Predictions, TestSet
+from embedkit.runs.run import Cost
+from embedkit.runs.split import Split
+from embedkit.types import Float64, Int64, ProgressCallback, no_progress
+from embedkit.units.target import Target
+from embedkit.units.units import Units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldFit:
+    """What the model of a fold predicts; ``proba`` are probabilities, or values of a regression."""
+
+    proba: Float64  # of the held-out units
+    model: Any  # what the method keeps of it
+    inner: Int64 | None = None  # training units that were predicted by a model without them
+    inner_proba: Float64 | None = None
+    inner_threshold: float | None = None
+    threshold: float | None = None  # that was chosen without the held-out units
+    fit_seconds: float = 0.0
+    predict_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """The models of all folds; seconds are their shares in the time that passed."""
+
+    folds: Sequence[FoldFit]
+    fit_seconds: float
+    predict_seconds: float
+    final: Any = None  # a model of the units of all folds, for methods that fit one
+    test: Float64 | None = None  # what new units, as those of the test set, get
+    threshold: float | None = None  # for new units
+
+    def cost(self, **more: Any) -> Cost:
+        """Return the cost of a run with these fits."""
+        return Cost(fit_seconds=self.fit_seconds, predict_seconds=self.predict_seconds, **more)
+
+
+class Method(Protocol):
+    """A way to learn and predict."""
+
+    def fit(
+        self,
+        units: Units,
+        target: Target,
+        split: Split,
+        *,
+        test: TestSet | None,
+        progress: ProgressCallback,
+    ) -> Fits:
+        """Return a model for each fold, with its predictions."""
+
+
+def cross_validate(
+    method: Method,
+    units: Units,
+    target: Target,
+    split: Split,
+    *,
+    test: TestSet | None = None,
+    progress: ProgressCallback = no_progress,
+) -> tuple[Predictions, Fits]:
+    """Return predictions for every held-out unit and the test set, and the models behind them."""
+    split.check(target)
+    fits = method.fit(units, target, split, test=test, progress=progress)
+    parts, about = [], dict[str, Any](units=units, group=split.group, target=target)
+    for fold, ((_, held_out), fitted) in enumerate(zip(split.subsets(), fits.folds, strict=True)):
+        about["fold"], inner = fold, None
+        if fitted.inner is not None and fitted.inner_proba is not None:
+            cut = fitted.inner_threshold
+            inner = Predictions.of_fold(fitted.inner, fitted.inner_proba, threshold=cut, **about)
+        cut = fitted.threshold
+        parts.append(
+            Predictions.of_fold(held_out, fitted.proba, threshold=cut, inner=inner, **about)
+        )
+    if test is not None and fits.test is not None:
+        parts.append(test.predictions(fits.test, threshold=fits.threshold))
+    return Predictions.joined(parts), fits

@@ -1,0 +1,1 @@
+"""What is labelled, split, learnt and scored: units, and their targets."""

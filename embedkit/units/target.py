@@ -1,0 +1,178 @@
+"""Targets: labels as numbers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.dataset.read import has_label
+from embedkit.errors import UsageError
+from embedkit.types import Bool, Float64, Int64
+
+logger = logging.getLogger(__name__)
+
+SEPARATOR = "|"
+"""Between the classes of a record, unless told otherwise."""
+
+_MANY_CLASSES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Labels: ``(n,)`` class numbers int64, or values float64 of a regression, without classes.
+
+    Sets of classes are ``(n, classes)`` int64, 1 for each class of a record; ``separator`` stands
+    between their names. A record without a label has -1, or NaN.
+    """
+
+    y: NDArray[Any]
+    classes: tuple[str, ...]
+    separator: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        labels: Sequence[str | None],
+        *,
+        rows: Int64,
+        name: str,
+        task: str = "classification",
+        separator: str = SEPARATOR,
+    ) -> Self:
+        """Return the target for labels as written; messages show ``rows`` and ``name``."""
+        sets = task == "multilabel"
+        if not separator:
+            raise UsageError(f"label_separator={separator!r}: expected a text.")
+        known = [label for label in labels if (label is not None if sets else has_label(label))]
+        each = [parts_of(label, separator) for label in known] if sets else [known]
+        names = np.unique(np.array(list(chain.from_iterable(each)), np.str_))
+        if not len(names):
+            raise UsageError(f"{name} has no labelled records.")
+        if len(names) == 1:
+            raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
+        if sets and max(map(len, each)) == 1:
+            logger.warning(f"{name}: no record has two classes by label_separator={separator!r}")
+        classes = tuple(names.tolist()) if sets else ()
+        if task == "classification":
+            classes = _classes(names, name)
+        target = cls(rows[:0], classes, separator if sets else None)._filled(labels, rows, name)
+        if missing := len(labels) - len(known):
+            logger.warning(f"{name}: {missing:,} of {len(labels):,} records have no label")
+        return target
+
+    def like(self, labels: Sequence[str | None] | None, *, rows: Int64, name: str) -> Self:
+        """Return the target for further labels by these classes; empty where there are none."""
+        if labels is None or not any(map(has_label, labels)):
+            return replace(self, y=self.y[:0])
+        for label, row in zip(labels, rows, strict=True):
+            if label is None or not (self.separator or has_label(label)):
+                raise UsageError(
+                    f"{name}: row {row} has no label while others have one. Label all or none."
+                )
+            for part in parts_of(label, self.separator) if self.separator else [label]:
+                if self.classes and part not in self.classes:
+                    raise UsageError(
+                        f"{name}: row {row} has the label {part!r}, which no training record has; "
+                        f"there are {', '.join(self.classes[:10])}."
+                    )
+        return self._filled(labels, rows, name)
+
+    def take(self, index: Int64) -> Self:
+        """Return the target of some of the units."""
+        return replace(self, y=self.y[index])
+
+    @property
+    def of_sets(self) -> bool:
+        """True if units have any number of classes."""
+        return self.separator is not None
+
+    @property
+    def strata(self) -> Int64:
+        """Classes to balance folds by; all zero for a regression and for sets of classes."""
+        return self.y if self.classes and not self.of_sets else np.zeros(len(self.y), np.int64)
+
+    @property
+    def unknown(self) -> Bool:
+        """True for units without a label."""
+        missing = self.y < 0 if self.classes else np.isnan(self.y)
+        return np.asarray(missing.any(1) if self.of_sets else missing)
+
+    def _filled(self, labels: Sequence[str | None], rows: Int64, name: str) -> Self:
+        """The target of other labels, by the same classes."""
+        numbers = {label: i for i, label in enumerate(self.classes)}
+        if not self.classes:
+            return replace(self, y=_values(labels, rows, name))
+        if self.separator is None:
+            y = [numbers[str(label)] if has_label(label) else -1 for label in labels]
+            return replace(self, y=np.array(y, np.int64))
+        sets = np.zeros((len(labels), len(self.classes)), np.int64)
+        for row, label in enumerate(labels):
+            sets[row, [numbers[part] for part in parts_of(label, self.separator)]] = 1
+            sets[row] -= label is None  # unlike an empty label
+        return replace(self, y=sets)
+
+
+def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
+    """The classes by number; an error for many different values that are not class numbers."""
+    values = np.array([_number(label) for label in names])
+    # numbers by value, then everything else by name
+    classes = tuple(names[np.argsort(values, kind="stable")].tolist())
+    whole = [float(value).is_integer() for value in values]
+    if len(classes) > _MANY_CLASSES and not np.isnan(values).any() and not all(whole):
+        raise UsageError(
+            f"{name}: the {len(classes)} different labels look like values ({classes[0]} to "
+            f"{classes[-1]}), not classes. Pass task='regression'."
+        )
+    return classes
+
+
+def parts_of(label: str | None, separator: str) -> list[str]:
+    """Return the classes of a record as its label names them, such as ``a|b``; none if empty."""
+    return [name for part in (label or "").split(separator) if (name := part.strip())]
+
+
+def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
+    values = np.array([_number(str(label)) for label in labels])
+    wrong = ~np.isfinite(values) & [has_label(label) for label in labels]
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise UsageError(
+            f"{name}: the label {labels[i]!r} of row {rows[i]} is not a number, "
+            "as task='regression' needs."
+        )
+    return values
+
+
+def _number(label: str) -> float:
+    try:
+        return float(label)
+    except ValueError:
+        return float("nan")
+
+
+def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
+    """Return ``(count, classes)`` class frequencies, or the mean ``(count,)`` of a regression."""
+    if not classes or y.ndim > 1:
+        return np.tile(y.mean(0), (count,) + (1,) * (y.ndim - 1))
+    return np.tile(np.bincount(y, minlength=len(classes)) / len(y), (count, 1))
+
+
+def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
+    """Records in random order, in which any number from the front has the classes in proportion.
+
+    The first records are one of each class, so that a classifier can be fitted on few.
+    """
+    order = np.random.default_rng(seed).permutation(train)
+    if not target.classes or target.of_sets:
+        return order
+    y = target.y[order]
+    by_class = np.argsort(y, kind="stable")
+    counts = np.unique(y, return_counts=True)[1]
+    before = np.concatenate([np.arange(count) / count for count in counts])
+    return np.asarray(order[by_class[np.argsort(before, kind="stable")]], np.int64)

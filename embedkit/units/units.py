@@ -1,0 +1,421 @@
+"""Units: records, or the words of records, with all that a split, a method and a score need.
+
+    row  word  ids  key  group  label   inputs(positions)
+    0    -     007  81…  a      good    the vector of a view, a text, or its tokens
+    2    -     008  3c…  b      bad     (a rejected record leaves a gap in the rows)
+
+Everything that learns takes this one table, one row for each unit in input order, and everything
+that reads labels makes it: from a dataset, whose columns stay on disk until they are used, or from
+a corpus. A method never asks where its inputs come from. It calls ``inputs`` with positions and
+gets what stands there: replacing that function turns records with vectors into the same records
+with texts (:meth:`Units.with_texts`), with vectors of an encoder (:meth:`Units.encoded`), or with
+tokens for fine-tuning.
+
+Words have a row for each word and know their records (``records``), since folds, equal texts and
+intervals are a matter of records: words go where their record goes. Records are their own records.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.corpus.conllu import Words
+from embedkit.corpus.memory import CorpusLike, input_files
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, hash_inputs, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
+from embedkit.dataset.fold_models import keys_of_texts
+from embedkit.dataset.format import SEPARATOR as BETWEEN_TEXTS
+from embedkit.dataset.format import is_dataset, whole_text
+from embedkit.dataset.read import VectorData, by_record, has_label, load, text_keys
+from embedkit.encoding.tokenizer import ranges, word_spans
+from embedkit.errors import CorpusError, UsageError
+from embedkit.types import Bool, Int64, ProgressCallback, no_progress
+from embedkit.units.target import SEPARATOR, Target
+
+if TYPE_CHECKING:
+    from embedkit.dataset.settings import DatasetEncoder
+
+logger = logging.getLogger(__name__)
+
+_COLUMNS = ("text", "text_pair", "spans", "id", "label", "word_label")
+_CHOICE = ("min_chars", "limit", "sample", "seed")
+_DIALECT = ("format", "encoding", "quoting", "header")
+_MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Units:
+    """Records in input order, or their words; arrays and sequences have an entry for each.
+
+    ``column`` gives a column of a dataset by name; of a corpus ``text`` and ``text_pair``.
+    """
+
+    name: str = "the input"  # of the data, in messages
+    source: tuple[str, ...] = ()  # SHA-256 of the input files, in order
+    row: Int64  # numbers of the records in the input, ascending
+    ids: Sequence[Any] | NDArray[Any]  # of the records
+    key: Int64  # of the text of the record: the same for equal texts
+    label: Sequence[str | None] | None = None  # as written; None without a label column
+    group: Sequence[str | None] | None = None  # values that a split must not divide
+    column: Callable[[str], Sequence[Any]]
+    inputs: Callable[[Int64], Any]  # what a method learns from, by positions
+    pairs: bool = False  # the records are pairs of texts
+    reading: dict[str, Any] = field(default_factory=dict)  # columns, dialect, choice of records
+    rejected: dict[str, int] = field(default_factory=dict)  # records of the input, by reason
+    run: Path | None = None  # whose fold models made the vectors
+    word: Int64 | None = None  # number of the word in its record
+    span: NDArray[np.int32] | None = None  # (n, 2) characters of the word in the text
+    record: Int64 | None = None  # position of the record of a word
+    _records: Units | None = None
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @classmethod
+    def of_dataset(cls, data: VectorData, *, group: str | None = None) -> Units:
+        """Return the records or words of a dataset, whose inputs are the vectors of its views."""
+        settings, totals = data.manifest.job.input, data.manifest.totals
+        folds, words = data.manifest.job.folds, data.level == "word"
+        records, place = None, None
+        if words:
+            records = replace(cls.of_dataset(load(data.path)), label=None)  # which words have not
+            place = np.searchsorted(records.row, data.row)
+        return cls(
+            name=str(data.path),
+            source=data.manifest.source,
+            row=data.row,
+            ids=data.ids,
+            key=text_keys(data) if records is None else records.key[place],
+            label=data.column("label") if "label" in data.columns else None,
+            group=data.column(group) if group else None,
+            column=cache(data.column),
+            inputs=lambda index: data.X[index],
+            pairs=settings.text_pair is not None,
+            reading=reading_of(settings),
+            rejected=totals.rejected_by_reason,
+            run=None if folds is None else Path(data.manifest.names.model),
+            word=data.word if words else None,
+            span=np.stack([data.start, data.end], axis=1).astype(np.int32) if words else None,
+            record=place,
+            _records=records,
+        )
+
+    @classmethod
+    def of_corpus(
+        cls, source: CorpusLike, reading: CorpusOptions | None = None, *, level: str = "sentence"
+    ) -> Units:
+        """Read the records or words of a corpus, or those of a dataset that stores its texts.
+
+        Their inputs are texts. Records of a dataset are settled: options for reading are refused.
+        """
+        reading = reading or CorpusOptions()
+        if isinstance(source, str | os.PathLike) and Path(source).is_dir():
+            return cls._stored(Path(source), reading, level=level)
+        with input_files(source) as files:
+            plan = plan_corpus(files, reading)
+            for notice in plan.notices:
+                logger.info("%s", notice)
+            return cls._planned(plan, level=level)
+
+    def further(
+        self, source: CorpusLike, *, sample: int | None = None, min_chars: int = 0, seed: int = 0
+    ) -> Units:
+        """Read a further corpus or dataset, with the columns and dialect of these units.
+
+        A file in another dialect, such as a ``.csv`` beside a ``.tsv``, is read in its own.
+        """
+        seed = 0 if sample is None else seed
+        reading = CorpusOptions(sample=sample, min_chars=min_chars, seed=seed)
+        if isinstance(source, str | os.PathLike) and is_dataset(Path(source)):
+            other = self._stored(Path(source), reading, level=self.level, prefix="test_")
+            if other.pairs != self.pairs:
+                raise UsageError(
+                    f"one of {source} and {self.name} was made of pairs of texts, the other was "
+                    "not."
+                )
+            return other
+        before, dialect = self.reading, self.reading["dialect"]
+        reading = replace(reading, **{n: before[n] for n in ("text", "text_pair", "spans")})
+        with input_files(source) as files:
+            try:
+                plan = plan_corpus(files, replace(reading, **dialect))
+            except CorpusError:
+                if not dialect["header"]:
+                    raise
+                plan = plan_corpus(files, replace(reading, encoding=dialect["encoding"]))
+            of_words = before["word_label"] if self.level == "word" else None
+            marked = plan.marks_words and not plan.spans
+            id_, label = (c if c in plan.columns else None for c in (before["id"], before["label"]))
+            word_label = of_words if marked or of_words in plan.columns else None
+            plan = replace(plan, id=id_, label=label, word_label=word_label)
+            return self._planned(plan, level=self.level)
+
+    @classmethod
+    def _planned(cls, plan: CorpusPlan, *, level: str) -> Units:
+        plan = hash_inputs(plan)
+        reader = CorpusReader(plan)
+        records = reader.records()
+        if not records:
+            reasons = ", ".join(f"{name} {n:,}" for name, n in reader.counts.rejected.items())
+            raise UsageError(f"{plan.files[0].name} has no text. Rejected: {reasons or 'none'}.")
+        units = cls.of_records(
+            records,
+            name=plan.files[0].name,
+            source=tuple(file.sha256 for file in plan.files),
+            label=[r.label for r in records] if plan.label else None,
+            group=[r.kept[0] for r in records] if plan.keep else None,
+            pairs=plan.text_pair is not None,
+            reading=reading_of(plan),
+            rejected=dict(reader.counts.rejected),
+        )
+        return units if level == "sentence" else units.words_of([r.words for r in records])
+
+    @classmethod
+    def _stored(cls, path: Path, reading: CorpusOptions, *, level: str, prefix: str = "") -> Units:
+        data = load(path, level=level)
+        label = data.manifest.job.input.label
+        wrong = [name for name in reading.given if name != "label" or reading.label != label]
+        if wrong:
+            raise UsageError(
+                f"{prefix}{wrong[0]}={getattr(reading, wrong[0])!r} is for a corpus file; {path} "
+                "is a dataset, whose records are settled."
+            )
+        # what was rejected was counted when the dataset was made, and nothing reads its vectors
+        return replace(cls.of_dataset(data).with_texts(), rejected={}, run=None)
+
+    @classmethod
+    def of_records(cls, records: Sequence[Record], *, pairs: bool, **fields: Any) -> Units:
+        """Return records of a corpus, whose inputs are their texts."""
+        return cls.of_texts(
+            [r.text for r in records],
+            [str(r.text_pair) for r in records] if pairs else None,
+            row=np.array([r.row for r in records], np.int64),
+            ids=[r.id for r in records],
+            **fields,
+        )
+
+    @classmethod
+    def of_texts(
+        cls, texts: Sequence[str], pairs: Sequence[str] | None = None, **fields: Any
+    ) -> Units:
+        """Return texts, or pairs of texts, as records."""
+        row, seconds = np.arange(len(texts)), None if pairs is None else list(pairs)
+        columns: dict[str, Any] = {"text": list(texts), "text_pair": seconds}
+        about: dict[str, Any] = {"row": row, "ids": row, "column": columns.__getitem__, **fields}
+        whole = list(texts)
+        if seconds is not None:
+            whole = [whole_text(*both, separator=" ") for both in zip(texts, seconds, strict=True)]
+        about |= {"key": keys_of_texts(texts, seconds or [None] * len(texts))}
+        return cls(**about, pairs=pairs is not None, inputs=lambda index: _some(whole, index))
+
+    def words(
+        self, spans: Sequence[Any], labels: Sequence[Sequence[str | None]] | None = None
+    ) -> Units:
+        """Return the words of these records: ``(words, 2)`` characters of each text, and labels."""
+        counts, texts = np.array([len(some) for some in spans], np.int64), self.column("text")
+        record, flat = np.repeat(np.arange(len(self)), counts), list(chain.from_iterable(spans))
+        pairs = zip(record.tolist(), flat, strict=True)
+        forms = [texts[i][start:end] for i, (start, end) in pairs]
+        words = replace(
+            self,
+            row=self.row[record],
+            ids=_some(self.ids, record),
+            key=self.key[record],
+            label=None if labels is None else list(chain.from_iterable(labels)),
+            group=None,
+            column={"text": forms}.__getitem__,
+            word=ranges(np.zeros_like(counts), counts),
+            span=np.array(flat, np.int32).reshape(-1, 2),
+            record=record,
+            _records=self,
+        )
+        return words.with_texts()
+
+    def words_of(self, marked: Sequence[Words | None], *, marks: bool = False) -> Units:
+        """Return the words that a corpus marks or labels, else those between white space.
+
+        With ``marks`` punctuation is apart, as in a treebank.
+        """
+        spans = [
+            word_spans(text, marks=marks) if words is None or words.spans is None else words.spans
+            for text, words in zip(self.column("text"), marked, strict=True)
+        ]
+        labels = [
+            words.labels for words in marked if words is not None and words.labels is not None
+        ]
+        return self.words(spans, labels if len(labels) == len(self) else None)
+
+    @property
+    def level(self) -> str:
+        """``sentence`` (records) or ``word``."""
+        return "sentence" if self.word is None else "word"
+
+    @property
+    def records(self) -> Units:
+        """The records of the words; of records these themselves."""
+        return self if self._records is None else self._records
+
+    @property
+    def place(self) -> Int64:
+        """Position of the record of each unit."""
+        return np.arange(len(self)) if self.record is None else self.record
+
+    @property
+    def spans(self) -> list[NDArray[np.int32]]:
+        """Characters of the words of each record, ``(words, 2)``."""
+        assert self.span is not None
+        count = len(self.records)
+        return by_record(self.place, np.arange(count), self.span)[:count]
+
+    @property
+    def keys(self) -> Int64:
+        """Numbers that are equal for the same record, or word of a record, ascending."""
+        return unit_keys(self.row, self.word)
+
+    def texts(self, *, separator: str = BETWEEN_TEXTS) -> list[str]:
+        """Return the texts, those of a pair joined; of words the words as written."""
+        first = self.column("text")
+        if self.word is not None or not self.pairs:
+            return list(first)
+        both = zip(first, self.column("text_pair"), strict=True)
+        return [whole_text(text, second, separator=separator) for text, second in both]
+
+    def take(self, index: Int64) -> Units:
+        """Return some of the units; words keep all their records."""
+        return replace(
+            self,
+            row=self.row[index],
+            ids=_some(self.ids, index),
+            key=self.key[index],
+            label=_some(self.label, index),
+            group=_some(self.group, index),
+            column=lambda name: _some(self.column(name), index),
+            inputs=lambda positions: self.inputs(index[positions]),
+            word=_some(self.word, index),
+            span=_some(self.span, index),
+            record=_some(self.record, index),
+        )
+
+    def parts(self, size: int) -> Iterator[Units]:
+        """Yield the units of ``size`` records after each other, with these records alone."""
+        for start in range(0, len(self.records), size):
+            index = np.arange(start, min(start + size, len(self.records)))
+            records = self.records.take(index)
+            if self.word is None:
+                yield records
+            else:
+                words = self.take(np.flatnonzero(np.isin(self.place, index)))
+                yield replace(words, record=words.place - start, _records=records)
+
+    def at(self, place: Int64, number: NDArray[Any]) -> Units:
+        """Return the words with these numbers among those of their records."""
+        return self.take(np.searchsorted(self.place, place) + number)
+
+    def within(self, records: Units) -> Units:
+        """Return words whose inputs are those of their records, each of which is taken once."""
+        inputs, place = records.inputs, self.place
+        return replace(self, _records=records, inputs=lambda i: inputs(np.unique(place[i])))
+
+    def with_texts(self) -> Units:
+        """Return the same units with their texts as inputs, as TF-IDF reads them."""
+        texts = self.texts(separator=" ")
+        return replace(self, inputs=lambda index: _some(texts, index))
+
+    def encoded(self, encode: DatasetEncoder) -> Units:
+        """Return the units with vectors of their texts, without words that the encoder cuts off."""
+        texts = self.records.column("text")
+        if self.word is None:
+            X = encode(texts, self.column("text_pair") if self.pairs else None)
+            return replace(self, inputs=X.__getitem__)
+        words = encode.words(texts, spans=self.spans)
+        return replace(self.at(words.row, words.word), inputs=words.X.__getitem__)
+
+    def labelled(self, *, sets: bool = False) -> Bool:
+        """True for units with a label, or for all where none has one.
+
+        An empty label is one if labels name ``sets`` of classes.
+        """
+        labels = self.label or ()
+        known = np.array([label is not None if sets else has_label(label) for label in labels])
+        return known if known.any() else np.ones(len(self), bool)
+
+    def check_labelled(self) -> None:
+        """Raise a :class:`UsageError` if there are no labels."""
+        if self.label is None:
+            what, option = (
+                ("words", "word_label") if self.word is not None else ("records", "label")
+            )
+            raise UsageError(
+                f"{self.name} has no labels of {what}. Name their column with {option}=; a dataset "
+                "has to be extracted again with it."
+            )
+
+    def target(self, task: str = "classification", separator: str = SEPARATOR) -> Target:
+        """Return the target that the labels name; a :class:`UsageError` if they cannot."""
+        if self.word is not None and task == "multilabel":
+            raise UsageError("task='multilabel' is for records, not for level='word'.")
+        self.check_labelled()
+        labels = self.label or ()
+        return Target.of(labels, rows=self.row, name=self.name, task=task, separator=separator)
+
+
+def _some(values: Any, index: Int64) -> Any:
+    """Values by position."""
+    if values is None or isinstance(values, np.ndarray):
+        return None if values is None else values[index]
+    return [values[i] for i in index.tolist()]
+
+
+def unit_keys(row: Int64, word: NDArray[Any] | None) -> Int64:
+    """Return ``(n,)`` numbers that are equal for the same record, or word of a record."""
+    return np.asarray(row * _MOST_WORDS + (0 if word is None else word.astype(np.int64) + 1))
+
+
+def match(keys: Int64, among: Int64) -> Int64:
+    """Return the position of each key in ascending ones, -1 where it is not among them.
+
+    >>> match(np.array([3, 4, 9]), np.array([1, 3, 9]))
+    array([ 1, -1,  2])
+    """
+    if not len(among):
+        return np.full(len(keys), -1)
+    place = np.minimum(np.searchsorted(among, keys), len(among) - 1)
+    return np.where(among[place] == keys, place, -1)
+
+
+def reading_of(settings: Any) -> dict[str, Any]:
+    """Return how a corpus was read, by its settings or its plan."""
+    return {
+        **{name: getattr(settings, name) for name in (*_COLUMNS, *_CHOICE)},
+        "dialect": {name: getattr(settings, name) for name in _DIALECT},
+    }
+
+
+def load_or_extract(
+    source: CorpusLike,
+    options: dict[str, Any],
+    *,
+    view: str | Sequence[str] | None = None,
+    level: str = "sentence",
+    progress: ProgressCallback = no_progress,
+) -> VectorData:
+    """Open a dataset; a corpus is extracted first, with the options."""
+    if isinstance(source, str | os.PathLike) and not Path(source).is_file() and str(source) != "-":
+        if options:
+            raise TypeError(f"unexpected keyword argument {min(options)!r}: {source} is a dataset")
+        return load(source, view, level=level)
+    from embedkit.dataset.extract import extract
+
+    words = {"words": "mean"} if level == "word" else {}
+    out = extract(source, progress=progress, **{**words, **options}).out
+    return load(out, view, level=level)
