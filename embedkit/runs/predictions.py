@@ -92,7 +92,7 @@ def target_from(
 
 def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
     """The classes by number; an error for many different values that are not class numbers."""
-    values = np.array([_number(label) for label in names])
+    values = np.array([float_of(label) for label in names])
     # numbers by value, then everything else by name
     classes = tuple(names[np.argsort(values, kind="stable")].tolist())
     whole = [float(value).is_integer() for value in values]
@@ -183,7 +183,7 @@ def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
 
 
 def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
-    values = np.array([_number(str(label)) for label in labels])
+    values = np.array([float_of(str(label)) for label in labels])
     wrong = ~np.isfinite(values) & [has_label(label) for label in labels]
     if wrong.any():
         i = int(np.argmax(wrong))
@@ -194,9 +194,10 @@ def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
     return values
 
 
-def _number(label: str) -> float:
+def float_of(label: str | None) -> float:
+    """Return a number from its text; NaN for what is none."""
     try:
-        return float(label)
+        return float(label or "nan")
     except ValueError:
         return float("nan")
 
@@ -219,7 +220,7 @@ def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
 _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
 _COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "fold": pa.string()}
 _ADVICE = "Make the run again."
-_ROUNDING = 1e-3
+ROUNDING = 1e-3
 _ARRAYS = ("row", "group", "fold", "y", "proba", "y_pred", "word")
 _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 
@@ -634,7 +635,7 @@ def _problem(p: Predictions) -> str:
         return "row is negative"
     if not p.classes:
         return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
-    tolerance = np.inf if p.of_sets else _ROUNDING
+    tolerance = np.inf if p.of_sets else ROUNDING
     if problem := invalid_proba(p.row, p.proba, tolerance=tolerance):
         return problem
     return "" if (p.y_pred >= 0).all() else "y_pred holds null"
