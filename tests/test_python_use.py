@@ -78,6 +78,7 @@ def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
     data = extracted(frame, words="mean")
     run = embedkit.train(data, folds=3)
     shown = [data, run, embedkit.split(data), embedkit.probe(data, folds=3)]
+    shown += [embedkit.load(data), embedkit.load(data, level="word")]
     shown += embedkit.Searcher(data, device="cpu").texts(["good"], k=2)
     shown += [embedkit.info(data), embedkit.index(data, kind="flat"), embedkit.verify(data)]
     shown += [embedkit.info(run), embedkit.info(str(tiny_model()))]

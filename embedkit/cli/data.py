@@ -309,7 +309,14 @@ def info(what: str) -> Result:
 
 
 def _dataset_text(info: DatasetInfo) -> str:
-    from embedkit.dataset.info import USELESS, atlas_line, health_findings, open_lines
+    from embedkit.dataset.info import (
+        BATCH_INVARIANT,
+        USELESS,
+        atlas_line,
+        batch_invariant,
+        health_findings,
+        open_lines,
+    )
 
     manifest = info.manifest
     totals, names, model = manifest.totals, manifest.names, manifest.job.model
@@ -338,6 +345,7 @@ def _dataset_text(info: DatasetInfo) -> str:
         share = 100 * unknown / ledger["tokens_kept"]
         lines.append(f"  unknown    {count_text(unknown, 'token')} ({share:.1f} %)")
     lines += [f"  on disk    {'; '.join(tables)}", *_int8_lines(manifest, 10)]
+    lines += [f"  {BATCH_INVARIANT}"] * batch_invariant(manifest)
     if asked_for_all():
         lines += [f"mean cosine of two texts, over {info.health_rows:,} rows:"]
         lines += [f"  {line}" for line in findings]
@@ -398,20 +406,37 @@ def _weights_text(names: Sequence[str]) -> str:
     return f"{count_text(len(names), 'weight')}: {_some(names)}" if names else "no weights"
 
 
-@command("embedkit verify corpus.vectors", "embedkit verify runs/logreg")
+@command(
+    "embedkit verify corpus.vectors",
+    "embedkit verify corpus.vectors --recompute 200",
+    "embedkit verify runs/logreg",
+)
 @click.argument("out", type=FILE)
-def verify(out: Path) -> Result:
+@options(
+    option(
+        "--recompute",
+        type=POSITIVE,
+        default=None,
+        help="Encode so many random texts of a dataset again, and compare their vectors.",
+    ),
+    option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
+)
+def verify(
+    out: Path, recompute: int | None, model: str | None, progress: ProgressCallback
+) -> Result:
     """Check a dataset with its indexes, a run, an index, a split or predictions.
 
-    Checksums; of a dataset also counts and order.
+    Checksums; of a dataset also counts and order, and with --recompute the vectors themselves:
+    whether they are the same to the last bit, or how far apart, and why that may be.
     """
     from embedkit.dataset.verify import require_ok
     from embedkit.dataset.verify import verify as check
 
-    found = check(out)
+    found = check(out, recompute=recompute or 0, model=model, progress=progress)
     counts = [count_text(found.files, "file")]
     counts += [count_text(found.rows, "row")] * bool(found.rows)
     text = f"{out}: {', '.join(counts)}: undamaged"
+    text += f"\n{found.recomputed}" if recompute else ""
     return Result(found, lambda: text, check=lambda: require_ok(found, out))
 
 

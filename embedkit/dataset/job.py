@@ -50,6 +50,7 @@ from embedkit.dataset.format import (
     read_footer,
     read_manifest,
 )
+from embedkit.dataset.info import card_of
 from embedkit.dataset.read import TableReader
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError, UsageError
@@ -403,7 +404,9 @@ class JobFolder:
         )
         content = canonical_json(asdict(manifest)) + b"\n"
         storage.write_durably(layout.manifest, content, scratch=layout.scratch)
-        for file in (layout.manifest, layout.job, layout.rejects, layout.shards):
+        card = layout.root / storage.CARD
+        storage.write_durably(card, card_of(manifest).encode(), scratch=layout.scratch)
+        for file in (card, layout.manifest, layout.job, layout.rejects, layout.shards):
             if file.is_file():
                 sums[file.relative_to(layout.root).as_posix()] = storage.file_sha256(file)
         storage.write_sums(layout.root, sums, scratch=layout.scratch)
@@ -681,7 +684,8 @@ def _refuse_foreign(root: Path) -> None:
     if root.is_symlink() or (root.exists() and not root.is_dir()):
         foreign = ["it"]
     elif root.is_dir():
-        foreign = sorted({p.name for p in root.iterdir()} - {"_embedkit", "SHA256SUMS", *TABLES})
+        ours = {"_embedkit", storage.SUMS, storage.CARD, *TABLES}
+        foreign = sorted({p.name for p in root.iterdir()} - ours)
     if foreign:
         raise OutputExistsError(
             f"{root} is the folder of the unfinished job, but {foreign[0]} was not made by "
