@@ -383,7 +383,7 @@ def test_settings_that_cannot_be_used(
     assert not list(tmp_path.glob("out*"))
 
 
-OWN = ["corpus", "out", "overwrite", "append", "update", "allow_env_change", "progress"]
+OWN = ["corpus", "out", "overwrite", "reuse", "allow_env_change", "progress"]
 
 
 def test_the_options_are_in_the_signature_and_the_documentation() -> None:

@@ -78,8 +78,13 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--tokens", **FLAG, help="Also write token vectors."),
     option("--dry-run", **FLAG, help="Estimate rows, tokens, size and time; write nothing."),
     "--overwrite",
-    option("--append", **FLAG, help="Encode only what the corpus has at its end since."),
-    option("--update", **FLAG, help="Also encode shards whose records changed again."),
+    option(
+        "--reuse",
+        type=FILE,
+        multiple=True,
+        help="Dataset of the same model and settings: texts that it has are not encoded again; can "
+        "be repeated.",
+    ),
     "--text",
     "--text-pair",
     "--id",
@@ -130,8 +135,7 @@ def extract(
     out: Path | None,
     dry_run: bool,
     overwrite: bool,
-    append: bool,
-    update: bool,
+    reuse: tuple[Path, ...],
     no_text: bool,
     batch_size: int | None,
     reading: CorpusOptions,
@@ -144,11 +148,11 @@ def extract(
     is one or more TSV, CSV, JSON, Parquet, Arrow, Excel or CoNLL-U files, text files also
     compressed, their addresses (https://, s3://, hf://), or - for standard input. Run the same
     command again to resume an interrupted job, or to make damaged files of a dataset again, and
-    with --append when records or files have come after those that it was made of.
+    with --overwrite --reuse DATASET when the corpus has changed.
     """
     from embedkit.dataset.extract import estimate, plan_extract, run_plan
     from embedkit.dataset.format import ExtractSettings
-    from embedkit.dataset.job import existing_output, growth_of
+    from embedkit.dataset.job import existing_output
 
     if batch_size is not None:
         settings["batch_tokens"] = batch_size * (settings["max_length"] or _USUAL_LENGTH)
@@ -157,15 +161,12 @@ def extract(
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
         if dry_run:
             command = click.get_current_context().command
-            growth = growth_of(plan.out, plan.job, plan.corpus) if append or update else None
-            there = existing_output(plan.out, plan.job, overwrite=overwrite, growth=growth)
+            there = existing_output(plan.out, plan.job, overwrite=overwrite)
             there = in_options(there, command.params)
-            cost = estimate(plan, growth, progress=progress)
+            cost = estimate(plan, reuse=reuse, progress=progress)
             data = {**asdict(cost), "output": there}
             return Result(data, lambda: _estimate_text(plan, cost, there), asked_for=True)
-        result = run_plan(
-            plan, overwrite=overwrite, append=append, update=update, progress=progress
-        )
+        result = run_plan(plan, overwrite=overwrite, reuse=reuse, progress=progress)
     if chosen.num_shards is not None and not result.was_complete:
         missing = count_text(result.missing_shards, "shard")
         return Result(

@@ -135,7 +135,6 @@ def _answers_tsv(answers: Sequence[Answer]) -> str:
     "--view",
     "--whitening",
     "--overwrite",
-    option("--append", is_flag=True, help="Add the records by which the dataset has grown."),
 )
 def index(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
     """Build an index for approximate search by cosine.

@@ -271,13 +271,22 @@ class TableReader:
 
     def pick(self, indices: Int64, names: Sequence[str]) -> dict[str, list[Any]]:
         """Python values of columns, for ``(m,)`` positions in any order."""
-        values: dict[str, list[Any]] = {name: [None] * len(indices) for name in names}
+        table = self.table_at(indices, names)
+        return {name: table.column(name).to_pylist() for name in names}
+
+    def table_at(self, indices: Int64, names: Sequence[str]) -> pa.Table:
+        """Columns at ``(m,)`` positions in any order."""
+        parts = [pa.schema([self.schema.field(name) for name in names]).empty_table()]
+        places = [np.zeros(0, np.int64)]
         for block, mine in self._by_block(indices):
             table = self.scalars_of(block, names).take(indices[mine] - block.start)
-            for name in names:
-                for at, value in zip(mine, table.column(name).to_pylist(), strict=True):
-                    values[name][at] = value
-        return values
+            parts.append(table.cast(parts[0].schema))
+            places.append(mine)
+        return pa.concat_tables(parts).take(np.argsort(np.concatenate(places)))
+
+    def divided(self, vectors: Float32) -> dict[str, Float32]:
+        """The columns of vectors that were read side by side."""
+        return dict(zip(self._views, np.split(vectors, self._edges[1:-1], axis=1), strict=True))
 
     def vectors_at(self, indices: Int64) -> Float32:
         """``(m, width)`` float32 at ``(m,)`` positions; memory holds one row group beside them."""
