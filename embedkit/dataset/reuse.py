@@ -62,7 +62,7 @@ class Source:
         differing += [f"it has no {name}" for name in sorted(columns)]
         pairs = [
             ("folds", made.folds, settings.folds),
-            ("text_pair", made.input.text_pair, settings.input.text_pair),
+            ("text_pair", bool(made.input.text_pair), bool(settings.input.text_pair)),
         ]
         pairs += [("tokens", made.vectors.tokens, True)] * wanted.tokens
         if wanted.words is not None:
