@@ -806,10 +806,7 @@ def sentence_transformers(
     try:
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     except ImportError:  # before release 6
-        from sentence_transformers.models import (  # type: ignore[no-redef]
-            Pooling,
-            Transformer,
-        )
+        from sentence_transformers.models import Pooling, Transformer  # type: ignore[no-redef]
     encoder = bench.encoder(shape)
     body = Transformer(str(encoder.checkpoint.folder), max_seq_length=512)
     model = SentenceTransformer(modules=[body, Pooling(encoder.width)], device=bench.device)

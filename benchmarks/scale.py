@@ -7,7 +7,7 @@ A model of one layer and width 32 with random weights encodes texts of 12 made-u
 everything else than the forward pass weighs as much as it can. Each row of the table is one corpus:
 seconds of the whole command, of the command that only plans (``--dry-run``), of the same command
 again on the finished dataset, of the rest after a kill at half of the shards, of ``embedkit.load``,
-of a search, and of ``--append`` with one per cent more rows; and peak memory of the first. The
+of a search, and of ``--reuse`` with one per cent more rows; and peak memory of the first. The
 exponent is the slope of log seconds over log rows, after the seconds of a corpus of 100 rows, which
 are start-up, are taken off.
 
@@ -98,9 +98,10 @@ def measure(rows: int, workers: int, folder: Path) -> tuple[float, list[str]]:
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     half = killed_at_half([*command, "--out", f"{out}-killed"], Path(f"{out}-killed"), shards)
     write_corpus(folder / "grown.tsv", rows + rows // 100)
-    grown = ["-m", "embedkit", "extract", str(folder / "grown.tsv"), *options, "--append"]
-    appended = seconds_of([*grown, "--out", str(out)])
-    seconds = (whole, dry, again, half, load, search, appended)
+    grown = ["-m", "embedkit", "extract", str(folder / "grown.tsv"), *options, "--overwrite"]
+    grown += ["--reuse", str(out)]
+    reused = seconds_of([*grown, "--out", str(out)])
+    seconds = (whole, dry, again, half, load, search, reused)
     line = [f"{rows:,}", str(workers), str(shards), f"{whole / rows * 1e6:,.0f}"]
     line += [f"{s:,.1f}" for s in seconds]
     line += [f"{peak / 1e6:,.0f}", f"{size / 1e6:,.0f}"]
@@ -153,7 +154,7 @@ def main() -> None:
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)
     header = ["rows", "workers", "shards", "µs a row", "extract s", "dry run s", "again s"]
-    header += ["rest after a kill s", "load s", "search s", "append s", "peak MB", "on disk MB"]
+    header += ["rest after a kill s", "load s", "search s", "reuse s", "peak MB", "on disk MB"]
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         folder = Path(scratch)
         if options.only == "workers":

@@ -37,13 +37,14 @@ _HOMES = {
     "tokenize": "encoding.tokenizer",
     "train": "classifiers.train",
     "verify": "dataset.verify",
-    "words": "maps.senses",
+    "words": "contexts.uses",
 }
 
 if TYPE_CHECKING:
     from embedkit.classifiers.probe import probe as probe
     from embedkit.classifiers.train import train as train
     from embedkit.comparison.report import compare as compare
+    from embedkit.contexts.uses import words as words
     from embedkit.corpus.plan import CorpusOptions as CorpusOptions
     from embedkit.dataset.extract import extract as extract
     from embedkit.dataset.read import load as load
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from embedkit.finetuning.checkpoint import export as export
     from embedkit.finetuning.run import finetune as finetune
     from embedkit.maps.map import explore as explore
-    from embedkit.maps.senses import words as words
     from embedkit.predict import Predictor as Predictor
     from embedkit.runs.folder import info as info
     from embedkit.runs.split import split as split

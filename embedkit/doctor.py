@@ -10,11 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distributions, metadata, requires
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.errors import EmbedkitError, EncodeError, first_line
 from embedkit.machine import __version__, usable_cores
+
+if TYPE_CHECKING:
+    from embedkit.encoding.encoder import Encoder
 
 _TEXTS = (
     "The film was good.",
@@ -105,7 +108,38 @@ def _extract(device: str) -> dict[str, Any]:
         "seconds": seconds,
         "tokens_per_second": tokens / (time.perf_counter() - started),
         "precision": encoder.precision,
+        "same_bits": _same_bits(encoder, texts),
     }
+
+
+def _same_bits(encoder: Encoder, texts: list[str]) -> dict[str, int]:
+    """Count the texts with the bits that they have among others, by where else they stand.
+
+    On a CPU all have to be; only threads may, on some processors, change the order of sums, which a
+    job finds out before it goes on.
+    """
+    import numpy as np
+
+    from embedkit.encoding.encoder import Encoder
+    from embedkit.scale import threads_limited
+
+    together = encoder.encode(texts)
+    order = np.random.default_rng(0).permutation(len(texts))
+    found = {
+        "alone": np.concatenate([encoder.encode([text]) for text in texts]),
+        "in another order": encoder.encode([texts[i] for i in order])[np.argsort(order)],
+    }
+    cpu = encoder.model.device.type == "cpu"
+    if cpu:
+        with threads_limited(1):
+            found["on one thread"] = Encoder.load(offline=True, device="cpu").encode(texts)
+    same = {how: int((found[how] == together).all(axis=1).sum()) for how in found}
+    if cpu and (least := min(same["alone"], same["in another order"])) < len(texts):
+        raise EncodeError(
+            f"{len(texts) - least} of {len(texts)} texts have other bits in other company: the "
+            "libraries installed here do not compute as they promise."
+        )
+    return same
 
 
 def _versions(extra: str) -> dict[str, str | None]:

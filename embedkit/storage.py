@@ -58,6 +58,10 @@ Positive = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
 
 _MAKING = threading.RLock()
 SUMS = "SHA256SUMS"
+CARD = "README.md"
+"""The text for people in a folder. It is listed as every file is, but whoever adds a licence to it,
+here or on a hub, damages nothing: its content is not compared."""
+
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _REPLACED = "replaced"
@@ -340,7 +344,7 @@ def differing_files(folder: Path, sums: Mapping[str, str]) -> dict[str, str]:
             return f"{folder / name} is missing"
         except OSError as error:
             return f"{folder / name} cannot be read: {error.strerror}"
-        if actual == sums[name]:
+        if actual == sums[name] or name == CARD:
             return ""
         return (
             f"{folder / name} is damaged: its SHA-256 is {actual[:12]}…, expected "

@@ -234,7 +234,8 @@ def _told(line: str, folder: Path) -> Any:
 
 
 EXTRACT = "extract corpus.tsv --model {model} --out"
-APPEND = (f"{EXTRACT} out --words", f"{EXTRACT} out --words --append more.tsv")
+GROWN = f"{EXTRACT} out --words --overwrite --reuse out more.tsv"
+REUSE = (f"{EXTRACT} out --words", GROWN)
 OVERWRITE = (f"{EXTRACT} out --layers 0", f"{EXTRACT} out --overwrite")
 PREDICT = partial(_told, "predict out --text movie --text bus --device cpu --json")
 SEARCH = "search data --like 3 --like 8 -k 4 --index flat --whitening center --json"
@@ -242,7 +243,7 @@ FINETUNE = "finetune corpus.tsv --out out --model {model} --head pooler --epochs
 SCENARIOS: dict[str, tuple[tuple[str, ...], Callable[[Path], Any]]] = {
     "extract": ((f"{EXTRACT} out --words --tokens",), _dataset),
     "extract --overwrite": (OVERWRITE, _dataset),
-    "extract --append": (APPEND, _dataset),
+    "extract --reuse": (REUSE, _dataset),
     "train": (("train data --out out --folds 2",), PREDICT),
     "finetune": ((f"{FINETUNE} --max-length 12 --limit 12",), PREDICT),
     "index": (("index data --kind flat --whitening center",), partial(_told, SEARCH)),

@@ -137,7 +137,7 @@ def check(model: str, precision: str, scratch: Path, report: dict[str, list[str]
         torch.set_num_threads(threads)
         where = f"{Path(model).name}, {precision}, threads: {threads}: "
         encoder = Encoder.load(model, device="cpu", precision=precision)
-        wrong, found = check_company(encoder) if precision == "fp32" else ([], {})
+        wrong, found = check_company(encoder) if precision in ("fp32", "int8") else ([], {})
         first, second = (job(model, precision, scratch) for _ in range(2))
         if first != second:
             wrong.append("the same job gave other bytes the second time")
@@ -161,7 +161,7 @@ def main(models: Sequence[str]) -> None:
     report: dict[str, list[str]] = {"wrong": [], "forwards": [], "arithmetic": []}
     with tempfile.TemporaryDirectory() as scratch:
         for model in models:
-            for precision in ("fp32", "bf16"):
+            for precision in ("fp32", "bf16", "int8"):
                 check(model, precision, Path(scratch), report)
     print(json.dumps({"capability": torch.backends.cpu.get_cpu_capability(), **report}, indent=1))
 

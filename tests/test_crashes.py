@@ -12,7 +12,7 @@ import pytest
 from tests.durable import Disk, Tree, in_child, install, states_of
 from tests.processes import ROOT, program
 
-QUICK, SLOW = ["extract --append"], ["extract", "extract --overwrite", "train", "finetune", "index"]
+QUICK, SLOW = ["extract --reuse"], ["extract", "extract --overwrite", "train", "finetune", "index"]
 
 
 @pytest.mark.parametrize("names", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)])

@@ -26,7 +26,7 @@ from embedkit.errors import DamagedError, OutputExistsError
 from embedkit.predict import Predictor
 from embedkit.storage import check_files, file_sums, read_table, seal
 from tests.finetune_fixtures import corpus_of
-from tests.processes import command
+from tests.processes import command, invoke
 from tests.store_fixtures import N_ACCEPTED, extract_tiny, manifest_of, run, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -239,11 +239,38 @@ def test_a_row_both_embedded_and_rejected(out: Path) -> None:
 def test_vectors_are_made_again_to_the_same_bits(tmp_path: Path) -> None:
     settings = {"storage": "float16", "on_long": "window", "stride": 2, "pooling": "mean,max"}
     made = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", **settings).out
-    found = verify(made, recompute=9)
+    found = verify(made, recompute=999)
     assert found.problems == []
     assert found.recomputed_shards == [0, 1, 2, 3]
     assert found.recomputed_rows == found.identical_rows == N_ACCEPTED
     assert found.worst == 0
+    assert found.recomputed == f"{N_ACCEPTED} texts encoded again: the same bits"
+
+
+def test_a_sample_of_texts_is_encoded_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In other company than at first, and with their words; another machine is told."""
+    few = verify(out, recompute=3)
+    words = embedkit.load(out, level="word").row
+    chosen = [few.recomputed_texts, few.recomputed_rows, few.identical_rows]
+    assert chosen[0] == 3
+    assert chosen[1] == chosen[2] > 3
+    assert chosen[1] <= 3 + 3 * np.bincount(words).max()
+    assert verify(out, recompute=3, seed=1).recomputed_shards != few.recomputed_shards
+    said = invoke("verify", out, "--recompute", 3).stdout
+    assert said.splitlines()[1] == "3 texts encoded again: the same bits"
+    genuine = Encoder.start_shard
+
+    def other(self: Encoder, texts: Any, **kwargs: Any) -> Any:
+        vectors = genuine(self, texts, **kwargs).result()
+        vectors.views["mean_1"] *= np.float32(1 + 1e-6)
+        return SimpleNamespace(result=lambda: vectors)
+
+    monkeypatch.setattr(Encoder, "start_shard", other)
+    monkeypatch.setattr("tokenizers.__version__", "9.9")
+    moved = verify(out, recompute=3)
+    assert moved.ok
+    assert "apart (relative L2); it was made elsewhere:" in moved.recomputed
+    assert '"9.9" now' in moved.recomputed
 
 
 @pytest.mark.parametrize("level", ["sentence", "token"])
@@ -261,7 +288,7 @@ def test_vectors_that_differ_are_found(
         return SimpleNamespace(result=lambda: vectors)
 
     monkeypatch.setattr(Encoder, "start_shard", drifted)
-    found = verify(out, recompute=4)
+    found = verify(out, recompute=999)
     assert [p[:21] for p in found.problems] == ["part-00000003.parquet"]
     assert found.worst == pytest.approx(1e-3, rel=0.05)
     assert found.identical_rows == found.recomputed_rows - 1

@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embedkit import doctor
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.errors import DamagedError
+from embedkit.encoding.encoder import Encoder
+from embedkit.errors import DamagedError, EncodeError
 from tests.processes import command, invoke
 
 
@@ -22,8 +24,24 @@ def test_it_works_here(tmp_path: Path) -> None:
     assert (done.returncode, found["works"], found["problems"]) == (0, True, [])
     assert found["devices"]["cpu"]["records"] == 25
     assert found["devices"]["cpu"]["tokens_per_second"] > 0
+    assert found["devices"]["cpu"]["same_bits"] | {"on one thread": 25} == dict.fromkeys(
+        ("alone", "in another order", "on one thread"), 25
+    )
     assert found["versions"].keys() >= {"embedkit", "python", "system", "torch", "numpy"}
     assert DEFAULT_MODEL in found["models"]
+
+
+def test_other_bits_in_other_company_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = Encoder.encode
+
+    def drifting(self: Encoder, texts: Any, **options: Any) -> Any:
+        vectors = genuine(self, texts, **options)
+        return vectors if len(texts) > 1 else vectors * np.float32(1 + 1e-6)
+
+    monkeypatch.setattr(Encoder, "encode", drifting)
+    found = invoke("doctor")
+    assert found.return_value == EncodeError.exit_code
+    assert "25 of 25 texts have other bits in other company" in found.stdout
 
 
 def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,10 @@ from embedkit.finetuning.model import read_model
 from embedkit.predict import Predictor, predict_file
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import metrics_for
-from embedkit.runs.predictions import parts_of, read_predictions, reported_scores
+from embedkit.runs.predictions import read_predictions, reported_scores
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import UNUSED, split
+from embedkit.units.target import parts_of
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model
 

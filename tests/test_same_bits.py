@@ -67,7 +67,7 @@ def wrong_under(setting: str, *models: str) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert len(report["forwards"]) == 4 * len(models)
+    assert len(report["forwards"]) == 6 * len(models)
     assert all(": packed" in forward for forward in report["forwards"])
     found: list[str] = report["wrong"]
     return found

@@ -148,7 +148,6 @@ ANSWERS = {
     "info all-MiniLM-L6-v2": "BertModel, 6 layers",
     "words w bank": "6 uses of bank",
     'words bank --text "He robbed the bank." --text "A river bank."': "cannot be grouped",
-    "words w --sense label --span start,end": "senses",
     "doctor": "works here",
 }
 """Commands, and what the first line of their output says."""
@@ -159,8 +158,7 @@ def test_answers_come_first_and_fit_a_screen(tmp_path: Path) -> None:
     """At most 15 lines of 80 columns, also where nothing is a terminal."""
     (tmp_path / "data").symlink_to(ROOT / "data")
     reviews = "extract data/reviews_en.tsv --layers all --pooling cls,mean --out v"
-    senses = "extract data/homonyms.tsv --label sense --keep word,start,end --layers all --words"
-    for line in (reviews, f"{senses} --out w"):
+    for line in (reviews, "extract data/homonyms.tsv --layers all --words --out w"):
         assert command(*line.split(), cwd=tmp_path).returncode == 0
     for line, answer in ANSWERS.items():
         done = command(*shlex.split(line), cwd=tmp_path, columns=80)

@@ -85,7 +85,7 @@ def test_labels_of_records_do_not_matter_to_words(tmp_path: Path, labels: str) -
 
 
 def test_words_are_made_again_with_the_same_bits(made: Path) -> None:
-    found = embedkit.verify(made / "vectors", recompute=9)
+    found = embedkit.verify(made / "vectors", recompute=999)
     count = 40 + len(embedkit.load(made / "vectors", level="word"))
     assert (found.ok, found.recomputed_rows, found.identical_rows) == (True, count, count)
 
@@ -125,6 +125,9 @@ def test_control_task_gives_a_word_one_label(made: Path) -> None:
     labels = {word: set(control.y[np.array(words.text) == word]) for word in set(words.text)}
     assert all(len(one) == 1 for one in labels.values())
     assert (control.y != target.y).any()
+    same = control_task(target, split, 1, words=["bank"] * len(words))
+    assert np.array_equal(same.y, control_task(target, split, 1).y)
+    assert len(np.unique(same.y)) == len(target.classes)
     probe = read_run(made / "probe")
     assert isinstance(probe, ProbeRun)
     assert [view.name for view in probe.view_scores] == ["layer_0", "layer_2"]

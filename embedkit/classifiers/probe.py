@@ -337,12 +337,15 @@ def control_task(
     """Return the target of a control task: random labels, the same one for the same text.
 
     Hewitt & Liang (2019), "Designing and Interpreting Probes with Control Tasks". Every group
-    takes the label of a randomly chosen record; of ``words`` every word type does.
+    takes the label of a randomly chosen record; of ``words`` every word type does, unless all
+    would have the same label, as where the uses of a single word are told apart.
     """
     random = np.random.default_rng(seed)
     index = split.in_folds
     kinds = split.group if words is None else np.array(words, np.str_)
     _, first, group = np.unique(kinds[index], return_index=True, return_inverse=True)
+    if words is not None and len(np.unique(target.y[index][first], axis=0)) < 2:
+        return control_task(target, split, seed)
     y = target.y.copy()
     y[index] = random.permutation(target.y[index][first])[group]
     return replace(target, y=y)

@@ -78,8 +78,13 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--tokens", **FLAG, help="Also write token vectors."),
     option("--dry-run", **FLAG, help="Estimate rows, tokens, size and time; write nothing."),
     "--overwrite",
-    option("--append", **FLAG, help="Encode only what the corpus has at its end since."),
-    option("--update", **FLAG, help="Also encode shards whose records changed again."),
+    option(
+        "--reuse",
+        type=FILE,
+        multiple=True,
+        help="Dataset of the same model and settings: texts that it has are not encoded again; can "
+        "be repeated.",
+    ),
     "--text",
     "--text-pair",
     "--id",
@@ -130,8 +135,7 @@ def extract(
     out: Path | None,
     dry_run: bool,
     overwrite: bool,
-    append: bool,
-    update: bool,
+    reuse: tuple[Path, ...],
     no_text: bool,
     batch_size: int | None,
     reading: CorpusOptions,
@@ -144,11 +148,11 @@ def extract(
     is one or more TSV, CSV, JSON, Parquet, Arrow, Excel or CoNLL-U files, text files also
     compressed, their addresses (https://, s3://, hf://), or - for standard input. Run the same
     command again to resume an interrupted job, or to make damaged files of a dataset again, and
-    with --append when records or files have come after those that it was made of.
+    with --overwrite --reuse DATASET when the corpus has changed.
     """
     from embedkit.dataset.extract import estimate, plan_extract, run_plan
     from embedkit.dataset.format import ExtractSettings
-    from embedkit.dataset.job import existing_output, growth_of
+    from embedkit.dataset.job import existing_output
 
     if batch_size is not None:
         settings["batch_tokens"] = batch_size * (settings["max_length"] or _USUAL_LENGTH)
@@ -157,15 +161,12 @@ def extract(
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
         if dry_run:
             command = click.get_current_context().command
-            growth = growth_of(plan.out, plan.job, plan.corpus) if append or update else None
-            there = existing_output(plan.out, plan.job, overwrite=overwrite, growth=growth)
+            there = existing_output(plan.out, plan.job, overwrite=overwrite)
             there = in_options(there, command.params)
-            cost = estimate(plan, growth, progress=progress)
+            cost = estimate(plan, reuse=reuse, progress=progress)
             data = {**asdict(cost), "output": there}
             return Result(data, lambda: _estimate_text(plan, cost, there), asked_for=True)
-        result = run_plan(
-            plan, overwrite=overwrite, append=append, update=update, progress=progress
-        )
+        result = run_plan(plan, overwrite=overwrite, reuse=reuse, progress=progress)
     if chosen.num_shards is not None and not result.was_complete:
         missing = count_text(result.missing_shards, "shard")
         return Result(
@@ -309,7 +310,14 @@ def info(what: str) -> Result:
 
 
 def _dataset_text(info: DatasetInfo) -> str:
-    from embedkit.dataset.info import USELESS, atlas_line, health_findings, open_lines
+    from embedkit.dataset.info import (
+        BATCH_INVARIANT,
+        USELESS,
+        atlas_line,
+        batch_invariant,
+        health_findings,
+        open_lines,
+    )
 
     manifest = info.manifest
     totals, names, model = manifest.totals, manifest.names, manifest.job.model
@@ -338,6 +346,7 @@ def _dataset_text(info: DatasetInfo) -> str:
         share = 100 * unknown / ledger["tokens_kept"]
         lines.append(f"  unknown    {count_text(unknown, 'token')} ({share:.1f} %)")
     lines += [f"  on disk    {'; '.join(tables)}", *_int8_lines(manifest, 10)]
+    lines += [f"  {BATCH_INVARIANT}"] * batch_invariant(manifest)
     if asked_for_all():
         lines += [f"mean cosine of two texts, over {info.health_rows:,} rows:"]
         lines += [f"  {line}" for line in findings]
@@ -398,20 +407,37 @@ def _weights_text(names: Sequence[str]) -> str:
     return f"{count_text(len(names), 'weight')}: {_some(names)}" if names else "no weights"
 
 
-@command("embedkit verify corpus.vectors", "embedkit verify runs/logreg")
+@command(
+    "embedkit verify corpus.vectors",
+    "embedkit verify corpus.vectors --recompute 200",
+    "embedkit verify runs/logreg",
+)
 @click.argument("out", type=FILE)
-def verify(out: Path) -> Result:
+@options(
+    option(
+        "--recompute",
+        type=POSITIVE,
+        default=None,
+        help="Encode so many random texts of a dataset again, and compare their vectors.",
+    ),
+    option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
+)
+def verify(
+    out: Path, recompute: int | None, model: str | None, progress: ProgressCallback
+) -> Result:
     """Check a dataset with its indexes, a run, an index, a split or predictions.
 
-    Checksums; of a dataset also counts and order.
+    Checksums; of a dataset also counts and order, and with --recompute the vectors themselves:
+    whether they are the same to the last bit, or how far apart, and why that may be.
     """
     from embedkit.dataset.verify import require_ok
     from embedkit.dataset.verify import verify as check
 
-    found = check(out)
+    found = check(out, recompute=recompute or 0, model=model, progress=progress)
     counts = [count_text(found.files, "file")]
     counts += [count_text(found.rows, "row")] * bool(found.rows)
     text = f"{out}: {', '.join(counts)}: undamaged"
+    text += f"\n{found.recomputed}" if recompute else ""
     return Result(found, lambda: text, check=lambda: require_ok(found, out))
 
 

@@ -422,6 +422,9 @@ def compare(
 
     RUNS are folders that train, finetune or probe wrote, all with the same split. Differences are
     to the run on TF-IDF, or to the majority class. Two blends of the runs are compared too.
+
+    A file among RUNS has predictions of any other tool for the same records: columns id, y_pred or
+    proba_CLASS for each class, and fold.
     """
     from embedkit.comparison.recommendation import recommend
     from embedkit.comparison.table import compare as calculate
@@ -579,7 +582,7 @@ def _cost_cells(name: str, cost: MethodCost, level: str) -> dict[str, str]:
         "trainable": number_text(fitted, ",")
         if fitted is None or fitted < 1_000_000
         else f"{fitted / 1e6:.1f} M",
-        "on disk": bytes_text(cost.size_bytes),
+        "on disk": "–" if cost.size_bytes is None else bytes_text(cost.size_bytes),
         "device": cost.device,
     }
 

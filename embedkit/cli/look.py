@@ -12,14 +12,13 @@ import click
 
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, command
-from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, names_of, option, options
+from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
-from embedkit.runs.metrics import interval_text, metric_text
+from embedkit.runs.metrics import metric_text
 
 if TYPE_CHECKING:
-    from embedkit.contexts.senses import SenseReport
     from embedkit.contexts.uses import Use, WordReport
     from embedkit.maps.map import Explored
     from embedkit.search.exact import Answer
@@ -136,7 +135,6 @@ def _answers_tsv(answers: Sequence[Answer]) -> str:
     "--view",
     "--whitening",
     "--overwrite",
-    option("--append", is_flag=True, help="Add the records by which the dataset has grown."),
 )
 def index(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
     """Build an index for approximate search by cosine.
@@ -242,7 +240,6 @@ def _similarity_text(found: PairSimilarity) -> str:
 
 @command(
     "embedkit words homonyms.vectors 배 --layer -1",
-    "embedkit words homonyms.vectors --sense label --span start,end --out senses.html",
     'embedkit words bank --text "He robbed the bank." --text "Fish on the river bank."',
     more=True,
 )
@@ -257,103 +254,22 @@ def _similarity_text(found: PairSimilarity) -> str:
     ),
     option("--layer", help="Layer, or layers such as sum:-4..-1. [all; the last is clustered]"),
     option("--clusters", type=POSITIVE, help="Number of clusters. [by silhouette score]"),
-    option(
-        "--sense",
-        help="Column with the sense of each record: compare uses with the same and "
-        "with other senses, layer by layer, of WORD or of all words of --span.",
-    ),
-    option(
-        "--span",
-        metavar="START,END",
-        help="Columns with the first character of the use in a record and the one after its "
-        "last. [all occurrences of WORD]",
-    ),
-    option("--out", type=FILE, help="Page that shows the uses layer by layer (.html)."),
-    option("--figure", type=FILE, help="Figure with a panel for each layer (.pdf, .svg, .png)."),
-    option("--against", type=FILE, help="Dataset by another model, to show beside it."),
-    "--overwrite",
     "--model",
 )
-def words(
-    what: tuple[str, ...], texts: tuple[str, ...], progress: ProgressCallback, **settings: Any
-) -> Result:
+def words(what: tuple[str, ...], texts: tuple[str, ...], **settings: Any) -> Result:
     """Compare the uses of a word.
 
-    WHAT is a DATASET and a WORD; a WORD alone with --text; a DATASET alone with --span.
+    WHAT is a DATASET and a WORD, or a WORD alone with --text.
 
-    A dataset needs word or token vectors (extract --words or --tokens; --keep the columns of
-    --span).
+    A dataset needs word or token vectors (extract --words or --tokens).
     """
-    from embedkit.maps.senses import words as compare
+    from embedkit.contexts.uses import words as compare
 
-    names = names_of(settings["span"])
-    if names is not None and len(names) != 2:
-        raise UsageError("--span needs two columns: START,END.")
-    if len(what) != (1 if texts or names else 2) and not (names and len(what) == 2):
-        raise UsageError("give DATASET WORD, WORD with sentences in --text, or DATASET --span.")
-    settings["span"] = (names[0], names[1]) if names else None
-    source, word = (texts, what[0]) if texts else (what[0], what[1] if len(what) == 2 else None)
-    found = compare(source, word, progress=progress, **settings)
-    if isinstance(found, list):
-        written = [str(settings[name]) for name in ("out", "figure") if settings[name] is not None]
-        return Result(
-            {"models": [_senses_data(report) for report in found], "files": written},
-            lambda: "\n".join([_senses_text(r) for r in found] + written),
-            asked_for=True,
-        )
+    if len(what) != (1 if texts else 2):
+        raise UsageError("give DATASET WORD, or WORD with sentences in --text.")
+    found = compare(texts or what[0], what[-1], **settings)
     data = {**asdict(found), "cosines": found.cosines.tolist(), "clusters": found.clusters.tolist()}
     return Result(data, lambda: _words_text(found), asked_for=True)
-
-
-def _senses_text(report: SenseReport) -> str:
-    """The finding, and the layers."""
-    from embedkit.contexts.senses import sense_text
-
-    count = f"{len(report.by_word)} words" if len(report.by_word) > 1 else report.words[0]
-    skipped = f"\n{report.skipped:,} more are in parts of texts that were cut"
-    skipped *= report.skipped > 0
-    if not report.scored:
-        return f"{report.model}: {count}, {count_text(len(report.uses), 'use')}{skipped}"
-    if asked_for_all():
-        rows: list[dict[str, Any]] = [
-            {
-                "layer": one.layer,
-                "same sense nearest, %": metric_text(one.nearest.value, "accuracy"),
-                "95 % interval": interval_text(one.nearest, "accuracy"),
-                "same sense": number_text(one.same),
-                "other sense": number_text(one.other),
-                "difference": number_text(one.same - one.other, "+.3f"),
-            }
-            for one in report.layers
-        ]
-        note = "cosines of two uses of a word, the mean of each layer subtracted"
-    else:
-        rows = [
-            {"layer": "same sense nearest, %"}
-            | {one.layer: f"{100 * one.nearest.value:.0f}" for one in report.layers}
-        ]
-        note = "cosines and intervals: --all"
-    table = table_text(rows, gap=2 if asked_for_all() else 1)
-    return f"{report.model}, {count}: {sense_text(report)}{skipped}\n{table}\n{note}"
-
-
-def _senses_data(report: SenseReport) -> dict[str, Any]:
-    names = ("model", "chance", "scored", "skipped")
-    return {name: getattr(report, name) for name in names} | {
-        "layers": [asdict(one) for one in report.layers],
-        "chosen": asdict(report.chosen),
-        "words": {
-            name: [
-                {"layer": layer, "same": same, "other": other}
-                for layer, (same, other) in zip(report.units, one.cosines, strict=True)
-            ]
-            for name, one in report.by_word.items()
-        },
-        "uses": [
-            {**asdict(use), "word": word, "sense": sense}
-            for use, word, sense in zip(report.uses, report.words, report.senses, strict=True)
-        ],
-    }
 
 
 def _words_text(report: WordReport) -> str:
@@ -409,7 +325,7 @@ def _words_finding(report: WordReport) -> str:
         return f"{count} cannot be grouped; their cosine is {at}"
     number = len(report.examples)
     if number < 2:
-        return f"{count}, layer {report.layer}: one group; the senses are not separated"
+        return f"{count}, layer {report.layer}: one group"
     groups = [one for one in report.layers if math.isfinite(one.within - one.between)]
     best = max(groups, key=lambda one: one.within - one.between, default=chosen)
     return (

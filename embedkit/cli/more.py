@@ -95,8 +95,9 @@ def run(
 def doctor() -> Result:
     """Check the installation and the machine.
 
-    A few texts are extracted and verified on every device, in about ten seconds. With --json all
-    versions are printed too: include them in bug reports.
+    A few texts are extracted and verified on every device, and encoded again alone, in another
+    order and on one thread, in about ten seconds. With --json all versions are printed too: include
+    them in bug reports.
     """
     from embedkit.doctor import diagnose
 
@@ -114,6 +115,10 @@ def _diagnosis_text(found: Diagnosis) -> str:
     gpus = [about["name"] for device, about in found.devices.items() if device != "cpu"]
     missing = ", ".join(name for names in found.missing.values() for name in names)
     lines = ["✓ embedkit works here: " + "; ".join(speeds)] if found.works else []
+    for about in found.devices.values():
+        same = about.get("same_bits", {}).items()
+        shown = ", ".join(f"{how} ({count} of {about['records']})" for how, count in same)
+        lines += [f"  texts with the same bits as among others: {shown}"] * bool(same)
     lines += [f"✗ embedkit does not work here: {problem}" for problem in found.problems]
     lines += [f"! {note}" for note in found.notes]
     lines.append(

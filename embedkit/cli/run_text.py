@@ -248,8 +248,9 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
         source = path / content.dataset.path
         if content.dataset.path and is_dataset(source):
             manifest = read_manifest(source)
-            if content.dataset.fingerprint in manifest.extends:
-                yield "grown", f"its dataset has {manifest.totals.accepted:,} records since"
+            if content.dataset.fingerprint != manifest.fingerprint:
+                now = f"{manifest.totals.accepted:,} records"
+                yield "dataset", f"another one has its place now, of {now}"
     if isinstance(content, SimilarityRun):
         yield "model", content.model
         yield "records", "{pairs:,} pairs, {rejected:,} rejected".format(**content.records)

@@ -1,4 +1,9 @@
-"""Runs on one split side by side: the same held-out records in the same order."""
+"""Runs on one split side by side: the same held-out records in the same order.
+
+Beside them may stand predictions of any other tool, as a table with the column ``id``, and with
+``y_pred`` or ``proba_`` and the name of each class, or both. They are a run of which nothing is
+known but its predictions: neither its costs, nor a model that could be blended or predict texts.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +19,29 @@ from typing import Any
 
 import numpy as np
 
+from embedkit.corpus.memory import input_files
+from embedkit.corpus.plan import CorpusOptions, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
 from embedkit.display import count_text
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.folder import read_run
-from embedkit.runs.predictions import Predictions, read_predictions
-from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun
+from embedkit.runs.predictions import (
+    ROUNDING,
+    Predictions,
+    fold_names,
+    invalid_proba,
+    read_predictions,
+)
+from embedkit.runs.run import Cost, FinetuneRun, PredictionRun, ProbeRun
 from embedkit.runs.split import TEST
-from embedkit.types import AnyPath, Int64, ProgressCallback, no_progress, steps
+from embedkit.types import AnyPath, Float64, Int64, ProgressCallback, no_progress, steps
+from embedkit.units.target import float_of
 
 logger = logging.getLogger(__name__)
+
+FOREIGN = "predictions"
+"""The kind of a run of which only the predictions are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +55,18 @@ class LoadedRun:
 
 
 def with_models(runs: Sequence[LoadedRun]) -> tuple[LoadedRun, ...]:
-    """Return the runs that hold a model, which those of probes do not."""
-    return tuple(run for run in runs if not isinstance(run.content, ProbeRun))
+    """Return the runs that hold a model, which probes and predictions of other tools do not."""
+    return tuple(
+        run for run in runs if not isinstance(run.content, ProbeRun) and run.content.kind != FOREIGN
+    )
 
 
 def read_runs(
     paths: Sequence[AnyPath], *, progress: ProgressCallback = no_progress
 ) -> list[LoadedRun]:
     """Read runs that were made under the same split, those of probes after the others.
+
+    Files are predictions of other tools, which come last.
 
     All have the same records, folds and true labels; ``progress`` is called after every run.
     """
@@ -57,9 +79,12 @@ def read_runs(
     runs: list[LoadedRun] = []
     step = steps(progress, "reading", len(paths), "runs")
     count = Counter(path.name for path in resolved)
-    for path, folder in zip(map(Path, paths), resolved, strict=True):
-        content = read_run(path)
-        name = folder.name if count[folder.name] == 1 else str(path)
+    named = {
+        Path(path): folder.name if count[folder.name] == 1 else str(path)
+        for path, folder in zip(paths, resolved, strict=True)
+    }
+    for path in [path for path in named if not path.is_file()]:
+        content, name = read_run(path), named[path]
         if not isinstance(content, PredictionRun):
             raise UsageError(f"{path} is a {content.kind} run, which cannot be compared.")
         views = content.views if isinstance(content, ProbeRun) else ()
@@ -67,7 +92,12 @@ def read_runs(
         runs.append(LoadedRun(name, path, content, predictions))
         step()
     runs.sort(key=lambda run: isinstance(run.content, ProbeRun))
+    if not runs:
+        raise UsageError("give a run too, whose records and labels the predictions belong to.")
     first = runs[0]
+    for path in [path for path in named if path.is_file()]:
+        runs.append(_foreign(path, named[path], first))
+        step()
     for run in runs[1:]:
         if run.content.level != first.content.level:
             raise MismatchError(
@@ -93,6 +123,116 @@ def read_runs(
     for run in runs[1:]:
         _check_same(runs[0], run)
     return runs
+
+
+def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
+    """The predictions of another tool for the records of a run, aligned by their ids.
+
+    A test set of its own is left out: its ids may be those of other records too.
+    """
+    content, records = first.content, first.predictions
+    if records.of_words:
+        raise UsageError(f"{path}: predictions of words have no id. Compare runs of embedkit.")
+    if content.test_set is not None:
+        records = records.take(records.out_of_fold)
+    cells = _cells(path, records)
+    if "fold" not in cells:
+        logger.warning(f"{path} has no column fold: that it had not seen the records is believed")
+    elif moved := sum(a != b for a, b in zip(cells["fold"], fold_names(records.fold), strict=True)):
+        raise MismatchError(
+            f"{path} has another fold than {first.path} for {moved} of {len(records.row)} records. "
+            "Predict each by a model that was trained without its fold in split.parquet."
+        )
+    return LoadedRun(
+        name,
+        path,
+        PredictionRun(
+            kind=FOREIGN,
+            versions={},
+            cost=Cost(device="unknown"),
+            estimator=name,
+            task=content.task,
+            settings={},
+            dataset=replace(content.dataset, fingerprint="", path="", reading=None),
+            split=content.split,
+            features="text",
+            views=(),
+            classes=content.classes,
+            records=content.records,
+            scores={},
+        ),
+        _predicted(path, cells, records),
+    )
+
+
+def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]]:
+    """The columns of a file of predictions, in the order of the records."""
+    known = ("fold", "y_pred", *(f"proba_{label}" for label in records.classes))
+    with input_files(path) as files:
+        columns = plan_corpus(files, CorpusOptions(text="id")).columns
+        keep = [column for column in known if column in columns]
+        plan = plan_corpus(files, CorpusOptions(text="id", keep=keep))
+        lines = [line for line in CorpusReader(plan) if isinstance(line, Record)]
+    by_id = {line.text: line.kept for line in lines}
+    for place, ids in ((path, [line.text for line in lines]), ("the runs", records.ids)):
+        if twice := [name for name, n in Counter(ids).items() if n > 1]:
+            raise UsageError(
+                f"{path} is joined by id, and {len(twice)} ids of {place} occur more than once, "
+                f"such as {twice[0]!r}. Make ids unique."
+            )
+    if missing := [name for name in records.ids if name not in by_id]:
+        raise MismatchError(
+            f"{path} has no prediction for {len(missing):,} of {len(records.ids):,} records, such "
+            f"as id {missing[0]!r}. Give one for each record of the runs."
+        )
+    if others := len(by_id) - len(records.ids):
+        logger.warning(f"{path}: {others:,} predictions for other ids are left out")
+    return dict(zip(keep, zip(*map(by_id.__getitem__, records.ids), strict=True), strict=True))
+
+
+def _predicted(
+    path: Path, cells: dict[str, tuple[str | None, ...]], records: Predictions
+) -> Predictions:
+    """Probabilities and decisions of a file; without probabilities it is certain of its decisions.
+
+    Without decisions the likeliest class is predicted.
+    """
+
+    def numbers(column: str) -> Float64:
+        values = np.array([float_of(cell) for cell in cells[column]])
+        if count := int((~np.isfinite(values)).sum()):
+            raise UsageError(f"{path}: {count:,} values of {column} are not numbers.")
+        return values
+
+    classes = records.classes
+    given = [label for label in classes if f"proba_{label}" in cells]
+    if "y_pred" not in cells and (not classes or len(given) < len(classes) or not given):
+        wanted = f"y_pred, or {', '.join(f'proba_{label}' for label in classes[:5])}"
+        raise UsageError(f"{path}: expected the columns id and {wanted if classes else 'y_pred'}.")
+    if not classes:
+        return records.with_proba(numbers("y_pred"))
+    y_pred = None
+    if "y_pred" in cells and not records.of_sets:
+        number = {label: i for i, label in enumerate(classes)}
+        if unknown := [label for label in cells["y_pred"] if label not in number]:
+            raise UsageError(
+                f"{path} predicts {len(unknown):,} labels that the runs do not have, such as "
+                f"{unknown[0]!r}; expected {', '.join(classes[:10])}."
+            )
+        y_pred = np.array([number[str(label)] for label in cells["y_pred"]], np.int64)
+    if len(given) == len(classes):
+        proba = np.stack([numbers(f"proba_{label}") for label in classes], axis=1)
+        tolerance = np.inf if records.of_sets else ROUNDING
+        if problem := invalid_proba(records.row, proba, tolerance=tolerance):
+            raise UsageError(f"{path}: {problem}.")
+        return records.with_proba(proba, y_pred)
+    if y_pred is None or given:
+        raise UsageError(f"{path} has probabilities of {len(given)} of {len(classes)} classes.")
+    logger.warning(
+        f"{path} has no probabilities: log-loss, Brier score and ROC-AUC take its decisions for "
+        "certain"
+    )
+    return records.with_proba(np.eye(len(classes))[y_pred], y_pred)
 
 
 def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
@@ -126,7 +266,7 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
 
 def _check_same(first: LoadedRun, run: LoadedRun) -> None:
     expected, predictions = first.predictions, run.predictions
-    if isinstance(run.content, ProbeRun):  # without a test set
+    if not with_models([run]) and not len(predictions.test):
         expected = expected.take(expected.out_of_fold)
     if predictions.classes != expected.classes:
         raise MismatchError(
@@ -166,8 +306,8 @@ def input_differences(runs: Sequence[LoadedRun]) -> dict[str, dict[str, tuple[st
 def _input_settings(content: PredictionRun) -> dict[str, str]:
     """Name and value of each setting that shaped the input of a run."""
     dataset = content.dataset
-    if content.features == "tfidf":
-        return {}  # the whole text, without an encoder
+    if content.features == "tfidf" or content.kind == FOREIGN:
+        return {}  # the whole text, without an encoder; or unknown
     files = json.dumps(sorted(dataset.model.sha256.items())).encode()
     digest = hashlib.sha256(files).hexdigest()
     settings = {"model": f"{dataset.names.model} (files {digest[:8]})"}

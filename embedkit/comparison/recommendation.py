@@ -14,6 +14,7 @@ import numpy as np
 
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases
+from embedkit.comparison.load import FOREIGN
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row
 from embedkit.display import TYPED_IN, count_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges
@@ -129,6 +130,8 @@ def _title(compared: Compared, chosen: Row) -> str:
         return f"Train on {view_text(content.chosen.name)}{of}"
     if isinstance(content, FinetuneRun):
         return "Use the fine-tuned encoder"
+    if content.kind == FOREIGN:
+        return "Use the other tool"
     features = " + ".join(map(view_text, content.views)) or "TF-IDF"
     return f"Use {_ESTIMATORS.get(content.estimator, content.estimator)} on {features}{of}"
 
@@ -209,7 +212,7 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
         yield _layer(probe)
         if sentences:
             yield from _pooling(probe)
-    runs = [row for row in rows if row.kind not in ("blend", "probe")]
+    runs = [row for row in rows if row.kind not in ("blend", "probe", FOREIGN)]
     blends = [row for row in rows if row.kind == "blend"]
     if blends:
         models = f"{len(compared.models)} models to keep"

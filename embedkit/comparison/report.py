@@ -237,7 +237,9 @@ def compare(
     predicts faster, then what trains faster, both to two digits.
 
     Args:
-        runs: folders that ``train``, ``finetune`` or ``probe`` wrote.
+        runs: folders that ``train``, ``finetune`` or ``probe`` wrote; and files with predictions of
+            other tools for the same records: columns ``id``, ``y_pred`` or ``proba_`` and the name
+            of each class, and ``fold``.
         baseline: name of a run, or ``majority``; by default the first run on TF-IDF, else
             ``majority``.
         metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which

@@ -20,6 +20,7 @@ from embedkit import storage
 from embedkit.choices import BEST_BLEND, BLENDS, check_choice
 from embedkit.comparison.blend import Blend, blend
 from embedkit.comparison.load import (
+    FOREIGN,
     Dataset,
     LoadedRun,
     find_datasets,
@@ -74,7 +75,7 @@ class MethodCost(Cost):
 
     encode_seconds: float | None  # per 1,000 records; a blend encodes with each dataset once
     milliseconds: float | None  # from a text, or word, to its prediction
-    size_bytes: int  # of the model folder, without the encoder of frozen vectors
+    size_bytes: int | None  # of the model folder, without the encoder of frozen vectors
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,7 +89,7 @@ class Row(Shown):
     """
 
     name: str
-    kind: str  # frozen, finetuned, probe, blend or majority
+    kind: str  # frozen, finetuned, probe, predictions (of another tool), blend or majority
     path: str | None
     scores: dict[str, Score]
     test: dict[str, Score]
@@ -306,8 +307,8 @@ def _choose(rows: Sequence[Row], verdict: Callable[..., str]) -> Selection:
     useful = [row for row in better if row not in failed]
     chosen, equal = cheapest(useful or [r for r in methods if r not in failed] or methods)
     with_model, _ = cheapest(
-        [row for row in useful if row.kind != "probe"]
-        or [row for row in methods if row.kind != "probe"]
+        [row for row in useful if row.kind not in ("probe", FOREIGN)]
+        or [row for row in methods if row.kind not in ("probe", FOREIGN)]
         or methods
     )
     return Selection(
@@ -453,7 +454,7 @@ def _costs(
             **asdict(replace(cost, predict_seconds=predict)),
             encode_seconds=encode,
             milliseconds=(predict or 0.0) + (encode or 0.0) if known else None,
-            size_bytes=storage.tree_bytes(run.path / "model"),
+            size_bytes=None if content.kind == FOREIGN else storage.tree_bytes(run.path / "model"),
         )
     if blends:
         models = with_models(runs)
@@ -466,7 +467,7 @@ def _costs(
             predict_seconds=predict,
             encode_seconds=encode if encoders else None,
             milliseconds=_sum([predict, encode]),
-            size_bytes=sum(one.size_bytes for one in each),
+            size_bytes=sum(one.size_bytes or 0 for one in each),
             device=", ".join(dict.fromkeys(one.device for one in each)),
         )
         costs |= {one.name: together for one in blends.values()}

@@ -1,1 +1,1 @@
-"""Words in context: their uses, clusters of uses, and senses by layer."""
+"""Words in context: their uses, and clusters of uses by layer."""

@@ -8,26 +8,27 @@ dataset, or from sentences that are encoded on the spot.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, compress
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedkit.choices import MATCHES, check_choice
+from embedkit.choices import DEFAULT_MODEL, MATCHES, check_choice
 from embedkit.dataset.format import Layout
 from embedkit.dataset.read import VectorData, load
-from embedkit.display import Shown, count_text
-from embedkit.encoding.views import LayerSpec
+from embedkit.display import Shown
+from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
 from embedkit.search.exact import unit_rows
-from embedkit.types import AnyPath, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Float32, Float64, Int64
 
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
@@ -77,6 +78,49 @@ def _pattern(word: str, match: str) -> re.Pattern[str]:
     return re.compile(f"{pattern}|{unicodedata.normalize('NFD', pattern)}", re.IGNORECASE)
 
 
+def words(
+    source: AnyPath | Sequence[str],
+    word: str,
+    *,
+    match: str = "word",
+    layer: str | None = None,
+    clusters: int | None = None,
+    model: str = DEFAULT_MODEL,
+    device: str = "auto",
+) -> WordReport:
+    """Compare the uses of a word, layer by layer.
+
+    Args:
+        source: a dataset with vectors of words or tokens, or a list of sentences.
+        word: the word.
+        match: ``word``, ``start`` or ``anywhere``.
+        layer: layer or combination of layers to cluster; by default the last one.
+        clusters: number of clusters; by default the one with the highest silhouette.
+        model: checkpoint that encodes sentences.
+        device: where it does.
+
+    Raises:
+        UsageError: the word does not occur, or a layer cannot be used.
+
+    Example:
+        >>> report = embedkit.words(["He robbed the bank.", "Fish on the river bank."], "bank")
+        >>> len(report.uses), report.cosines.shape
+        (2, (2, 2))
+    """
+    if isinstance(source, str | os.PathLike):
+        uses = uses_in_dataset(source, word, match=match)
+        n_layers = uses.data.manifest.job.model.n_layers if uses.data else 0
+    else:
+        from embedkit.encoding.encoder import Encoder
+
+        encoder = Encoder.load(model, device=device)
+        n_layers = encoder.n_layers
+        parsed = parse_layers(layer or "all", n_layers=n_layers)
+        uses = uses_in_texts(encoder, list(map(str, source)), word, parsed, match=match)
+    chosen = None if layer is None else parse_layers(layer, n_layers=n_layers)[0]
+    return describe_uses(uses, word, layer=chosen, clusters=clusters)
+
+
 MOST_USES = 1_000
 """Largest number of uses that are taken of a dataset."""
 
@@ -106,79 +150,23 @@ class UseVectors:
 
 def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseVectors:
     """Find the uses of a word in a dataset with word or token vectors; of many uses a sample."""
-    data = _with_words(dataset)
-    records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
-    found = _find_uses(records, word, match, str(dataset))
-    return _with_vectors(data, found, f"{word!r} occurs")
-
-
-def uses_of_spans(
-    dataset: AnyPath, span: tuple[str, str], *, word: str | None = None
-) -> tuple[UseVectors, tuple[str, ...]]:
-    """Take uses from columns of the corpus, and the word of each; empty spans are skipped.
-
-    The word is that of the column ``word`` where the dataset has one, else the text of the span.
-    """
-    data = _with_words(dataset)
-    names = data.column("word") if "word" in data.columns else [None] * len(data)
-    ends = [data.column(name) for name in span]
-    found, words = [], {}
-    for row, id_, text, *given, name in zip(
-        data.row.tolist(), data.ids.tolist(), data.text, *ends, names, strict=True
-    ):
-        if all(value is None or value == "" for value in given):
-            continue
-        try:
-            start, end = (int(str(value)) for value in given)
-        except ValueError:
-            start, end = -1, -1
-        if not 0 <= start < end <= len(text):
-            raise UsageError(
-                f"span={','.join(span)!r}: {given[0]!r} to {given[1]!r} in row {row} is not a span "
-                f"of its text of {len(text)} characters; expected 0 <= start < end."
-            )
-        named = _folded(name or text[start:end])
-        if word is None or _folded(word) in (named, _folded(text[start:end])):
-            use = Use(row, id_, text, start, end)
-            found.append(use)
-            words[use] = named
-    if not found:
-        raise UsageError(
-            f"no record of {dataset} has a use{f' of {word!r}' if word else ''} in "
-            f"{' and '.join(span)}."
-        )
-    if word is None and len(found) < len(data):
-        without = count_text(len(data) - len(found), "record")
-        logger.warning("%s without %s", without, " and ".join(span))
-    made = _with_vectors(data, found, "spans are")
-    return made, tuple(words[use] for use in made.uses)
-
-
-def _folded(text: str) -> str:
-    return unicodedata.normalize("NFC", str(text)).casefold().strip()
-
-
-def _with_words(dataset: AnyPath) -> VectorData:
-    """The dataset; an error if it has no word vectors or texts."""
     data = load(dataset)
-    if not any(Layout(data.path).shard_files(kind) for kind in ("tokens", "words")):
+    kind = next((k for k in ("tokens", "words") if Layout(data.path).shard_files(k)), None)
+    if kind is None:
         raise UsageError(
             f"{dataset} has no word vectors. Extract it again with words='mean' or tokens=True, "
             "or use sentences."
         )
     if "text" not in data.columns:
         raise UsageError(f"{dataset} stores no texts, so words cannot be looked for.")
-    return data
-
-
-def _with_vectors(data: VectorData, found: list[Use], what: str) -> UseVectors:
+    records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
+    found = _find_uses(records, word, match, str(dataset))
     if len(found) > MOST_USES:
         logger.info("a random sample of %d of %d uses", MOST_USES, len(found))
         drawn = np.random.default_rng(0).choice(len(found), MOST_USES, replace=False)
         found = [found[int(i)] for i in np.sort(drawn)]
-    kind = "tokens" if Layout(data.path).shard_files("tokens") else "words"
     tables = layer_tables(data, kind, rows=np.unique([use.row for use in found]))
-    none = f"{what} only where the texts of {data.path} were cut."
+    none = f"{word!r} occurs only where the texts of {data.path} were cut."
     return _means(found, tables, none=none, data=data)
 
 
@@ -356,10 +344,8 @@ def describe_uses(
     any_two = {} if data is None else _mean_cosines(data)
     near: tuple[tuple[Nearby, ...], ...] = ()
     if data is not None:
-        centers = {chosen: unit_rows(np.array(means, np.float32))}
-        (near,) = nearest_words(
-            data, centers, [word] * len(means), parts={chosen: parts}, count=_NEIGHBOURS
-        )
+        centers = unit_rows(np.array(means, np.float32))
+        near = _nearest_words(data, centers, word, layer=chosen, parts=parts)
     different, same = ~np.eye(len(labels), dtype=bool), labels[:, None] == labels
     layers = []
     for name, of_layer in units.items():
@@ -451,50 +437,24 @@ class Nearby:
     cosine: float
 
 
-def nearest_words(
-    data: VectorData,
-    units: Mapping[str, Float32],
-    words: Sequence[str],
-    *,
-    count: int,
-    parts: Mapping[str, Sequence[str]] | None = None,
-    rows: Int64 | None = None,
-    means: Mapping[str, Float32] | None = None,
-    progress: ProgressCallback = no_progress,
-) -> tuple[tuple[tuple[Nearby, ...], ...], ...]:
-    """Other words nearest to unit vectors ``(n, width)``, by layer and vector, each form once.
+def _nearest_words(
+    data: VectorData, centers: Float32, word: str, *, layer: str, parts: Sequence[str]
+) -> tuple[tuple[Nearby, ...], ...]:
+    """Words nearest to each of the unit vectors, each form once, without ``word`` and longer forms.
 
-    Vector ``i`` is of the word ``words[i]``, whose longer forms are left out, as are the words of
-    record ``rows[i]``. ``parts`` are the stored layers of a combination. ``means`` are subtracted
-    from the stored vectors, layer by layer.
+    ``parts`` are the stored layers that ``layer`` combines.
     """
-    best: list[list[dict[str, float]]] = [[{} for _ in words] for _ in units]
-    stored = {name: (parts or {}).get(name, [name]) for name in units}
-    done = 0
-    for table in layer_tables(data, "words", layers=sorted(set(chain(*stored.values())))):
+    best: list[dict[str, float]] = [{} for _ in centers]
+    for table in layer_tables(data, "words", layers=parts):
         forms = [
             unicodedata.normalize("NFC", text).casefold().strip(EDGES) for text in table.text or ()
         ]
-        own = {
-            word: np.array(
-                [not form or bool(find_word(form, word, match="start")) for form in forms]
-            )
-            for word in set(words)
-        }
-        for found, (name, unit) in zip(best, units.items(), strict=True):
-            vectors = _combined(name, [table.layers[part] for part in stored[name]])
-            scores = unit @ unit_rows(vectors - (means or {}).get(name, np.float32(0))).T
-            for i, line in enumerate(scores):
-                line[own[words[i]]] = -np.inf
-                if rows is not None:
-                    line[table.row == rows[i]] = -np.inf
-                _keep_best(found[i], line, forms, count)
-        done += len(table.row)
-        progress(Progress("comparing with other words", done, None, "words"))
-    return tuple(
-        tuple(tuple(Nearby(form, cosine) for form, cosine in near.items()) for near in found)
-        for found in best
-    )
+        own = [not form or bool(find_word(form, word, match="start")) for form in forms]
+        cosines = centers @ unit_rows(_combined(layer, list(table.layers.values()))).T
+        cosines[:, np.array(own)] = -np.inf
+        for near, line in zip(best, cosines, strict=True):
+            _keep_best(near, line, forms, _NEIGHBOURS)
+    return tuple(tuple(Nearby(form, cosine) for form, cosine in near.items()) for near in best)
 
 
 def _keep_best(near: dict[str, float], scores: Float32, forms: Sequence[str], count: int) -> None:

@@ -86,11 +86,6 @@ class InputFile:
             raise CorpusError(f"{path} {problem}. Give a file, or '-' for standard input.")
         return cls(path, name or str(path), status.st_size, status.st_mtime_ns)
 
-    @property
-    def key(self) -> str:
-        """Path, size and time of the last change: what tells an unchanged file."""
-        return f"{self.path.resolve()} {self.size} {self.mtime_ns}"
-
     def check_unchanged(self) -> None:
         """Raise a :class:`CorpusError` if the file has changed."""
         now = InputFile.of(self.path, name=self.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 
@@ -181,12 +181,9 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     return plan
 
 
-def hash_inputs(plan: CorpusPlan, known: Mapping[str, str] | None = None) -> CorpusPlan:
-    """The same plan with the SHA-256 of every input, computed unless ``known`` by its key."""
-    known = known or {}
-    files = tuple(
-        dataclasses.replace(f, sha256=known.get(f.key) or file_sha256(f.path)) for f in plan.files
-    )
+def hash_inputs(plan: CorpusPlan) -> CorpusPlan:
+    """The same plan with the SHA-256 of every input."""
+    files = tuple(dataclasses.replace(f, sha256=file_sha256(f.path)) for f in plan.files)
     return dataclasses.replace(plan, files=files)
 
 

@@ -6,6 +6,7 @@ import heapq
 import inspect
 import json
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -51,16 +52,16 @@ from embedkit.dataset.format import (
     tokenizer_settings,
 )
 from embedkit.dataset.job import (
-    Growth,
     Job,
+    Repair,
     ShardPlan,
     ShardRange,
     ShardReader,
     existing_dataset,
     open_job,
-    recorded_inputs,
     recorded_precision,
 )
+from embedkit.dataset.reuse import OpenSource, Source, known_texts
 from embedkit.dataset.shards import ExtractPlan, ShardMaker, environment_of, run_shard, run_shards
 from embedkit.display import ShownFolder, count_text
 from embedkit.encoding.checkpoint import Checkpoint
@@ -69,7 +70,7 @@ from embedkit.encoding.views import LayerSpec, parse_layers, parse_poolings, vie
 from embedkit.errors import CorpusError, EncodeError, UsageError
 from embedkit.machine import usable_cores
 from embedkit.scale import ATTEMPTS, run_locally, run_on_ray, threads_limited
-from embedkit.types import Progress, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +121,7 @@ def extract(
     *,
     out: str | Path | None = None,
     overwrite: bool = False,
-    append: bool = False,
-    update: bool = False,
+    reuse: AnyPath | Sequence[AnyPath] = (),
     allow_env_change: bool = False,
     progress: ProgressCallback = no_progress,
     **options: Any,
@@ -144,10 +144,8 @@ def extract(
             default ``corpus.tsv`` → ``corpus.vectors`` in the current folder. A corpus in memory
             has the name of its type, as ``dataframe.vectors``.
         overwrite: replace an existing dataset, or start an unfinished one over.
-        append: the corpus is the one that an existing dataset was made of, with further records or
-            files at its end. Only they are encoded, into new shards. An error names old records
-            that have changed.
-        update: as ``append``; shards with old records that have changed are encoded again.
+        reuse: datasets of the same model and settings, maybe ``out`` itself with ``overwrite``:
+            texts that they have are not encoded again. The result is that of a fresh extraction.
         allow_env_change: resume although versions, device or the bits that it computes differ.
         progress: called after every batch, in tokens.
         **options: OPTIONS
@@ -172,8 +170,7 @@ def extract(
         return run_plan(
             plan,
             overwrite=overwrite,
-            append=append,
-            update=update,
+            reuse=reuse,
             allow_env_change=allow_env_change,
             progress=progress,
         )
@@ -199,34 +196,29 @@ def run_plan(
     plan: ExtractPlan,
     *,
     overwrite: bool = False,
-    append: bool = False,
-    update: bool = False,
+    reuse: AnyPath | Sequence[AnyPath] = (),
     allow_env_change: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> ExtractResult:
     """Carry out a plan; arguments and errors as for :func:`extract`."""
-    growth = existing_dataset(
-        plan.out, plan.job, plan.corpus, overwrite=overwrite, append=append, update=update
-    )
-    if growth is not None and growth.complete:
+    repair = existing_dataset(plan.out, plan.job, overwrite=overwrite)
+    if repair is not None and not repair.damaged:
         result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     else:
-        plan = replace(plan, any_environment=allow_env_change)
-        result = _make(plan, growth, progress, overwrite=overwrite)
+        paths = [reuse] if isinstance(reuse, str | os.PathLike) else reuse
+        sources = [Source.of(p, plan.job, any_environment=allow_env_change) for p in paths]
+        plan = replace(plan, any_environment=allow_env_change, reuse=tuple(sources))
+        result = _make(plan, repair, progress, overwrite=overwrite)
     if plan.address:
         storage.upload(
-            result.out,
-            plan.address,
-            first="_embedkit/job.json",
-            last=MANIFEST,
-            replace=overwrite or append or update,
+            result.out, plan.address, first="_embedkit/job.json", last=MANIFEST, replace=overwrite
         )
         logger.info(f"copied to {plan.address}")
     return result
 
 
 def _make(
-    plan: ExtractPlan, growth: Growth | None, progress: ProgressCallback, *, overwrite: bool
+    plan: ExtractPlan, repair: Repair | None, progress: ProgressCallback, *, overwrite: bool
 ) -> ExtractResult:
     """The dataset in its folder, or parts of it."""
     started = time.monotonic()
@@ -237,7 +229,7 @@ def _make(
         overwrite=overwrite,
         allow_env_change=plan.any_environment,
         shared=options.num_shards is not None,
-        growth=growth,
+        repair=repair,
     ) as folder:
         shards = folder.plan(plan.corpus, progress)
         _log(folder.layout, "started")
@@ -406,14 +398,14 @@ class Estimate:
 
 
 def estimate(
-    plan: ExtractPlan, growth: Growth | None = None, *, progress: ProgressCallback = no_progress
+    plan: ExtractPlan, *, reuse: Sequence[AnyPath] = (), progress: ProgressCallback = no_progress
 ) -> Estimate:
     """Read the corpus, tokenize a sample, time the model on some of it. Writes nothing.
 
-    Of a corpus with ``growth`` only the new records are read, where they begin at a known place.
+    Texts that datasets to ``reuse`` have cost no time.
     """
-    start = None if growth is None else growth.start
-    reader = CorpusReader(plan.corpus, start)
+    sources = [OpenSource(Source.of(path, plan.job), plan.job.settings) for path in reuse]
+    reader = CorpusReader(plan.corpus)
     random = Random(0)
 
     def accepted() -> Iterator[Record]:
@@ -432,6 +424,8 @@ def estimate(
     sample = heapq.nlargest(_SAMPLE, accepted(), key=lambda _: random.random())
     texts = plan.tokenized(sample, plan.encoder.tokenizer)
     n = max(len(sample), 1)
+    known = known_texts(sources, sample, plan.folds_of(sample))
+    share = 1 - sum(len(found.texts) for found in known) / n
     counts = reader.counts
     kept = len(texts.ids)
     tokens = round(kept / n * counts.accepted)
@@ -443,7 +437,7 @@ def estimate(
     scalars = sum(map(scalar_bytes, sample)) / n * counts.accepted
     scalars += tokens * 12 * plan.vectors.tokens
     return Estimate(
-        records=max(counts.records - (0 if start is None else start.row), 0),
+        records=counts.records,
         accepted=counts.accepted,
         rejected=dict(counts.rejected),
         left_out=dict(counts.left_out),
@@ -454,7 +448,7 @@ def estimate(
         free_bytes=storage.free_bytes(plan.out),
         shards=max(-(-counts.accepted // plan.job.settings.storage.shard_rows), 1),
         tokens_per_second=speed,
-        seconds=tokens / speed,
+        seconds=tokens / speed * share,
         sampled=len(sample),
         notices=counts.notices,
     )
@@ -554,7 +548,7 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> 
     encoder.check_poolings(poolings)
     views = views_of(specs, poolings, n_layers=encoder.n_layers)
     _check_kept(corpus.keep, {view.name for view in views})
-    corpus = hash_inputs(corpus, recorded_inputs(target))
+    corpus = hash_inputs(corpus)
     seen = _seen_records(settings.model, corpus)
     token_layers = specs if settings.tokens or settings.words else ()
     stride = encoder.max_length // 4 if settings.stride is None else settings.stride

@@ -76,7 +76,7 @@ class Layout:
         self.rejects, self.log = private / "rejects.jsonl", private / "log.jsonl"
         self.shards, self.index = private / "shards.parquet", private / "index"
         self.scratch = root / SCRATCH
-        self.receipts, self.inputs = self.scratch / "receipts", self.scratch / "inputs.json"
+        self.receipts = self.scratch / "receipts"
 
     def shard_file(self, folder: str, number: int) -> Path:
         """A shard file, such as ``sentences/part-00000000.parquet``."""
@@ -420,13 +420,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON.
-
-    ``extends`` are fingerprints of the datasets, oldest first, whose rows this one begins with.
-    """
+    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON."""
 
     fingerprint: str
-    extends: tuple[str, ...] = ()
     job: JobSettings
     environments: tuple[EnvironmentShards, ...]
     totals: Totals

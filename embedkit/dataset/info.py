@@ -13,12 +13,13 @@ import numpy as np
 
 from embedkit.dataset.format import TABLES, Manifest, read_manifest
 from embedkit.dataset.read import load, text_keys
-from embedkit.display import Shown
+from embedkit.display import Shown, visible
 from embedkit.encoding.views import view_ranges
 from embedkit.types import Float32
 
 _HEALTH_ROWS = 20_000
 _CENTER = 0.7
+BATCH_INVARIANT = "Batch-invariant: a text has the same bits alone, in any batch and in any order"
 USELESS = 0.995
 """Mean cosine from which a view does not distinguish texts."""
 
@@ -113,14 +114,17 @@ def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
     where = str(path)
     sentences = f"{where}/sentences"
     pattern = f"{glob.escape(sentences)}/*.parquet"
-    query = "SELECT * FROM '" + pattern.replace("'", "''") + "'"
+    vector = f'"{view}"::FLOAT[{manifest.views[view]}] AS "{view}"'  # Parquet knows lists alone
+    query = f"SELECT * REPLACE ({vector}) FROM '" + pattern.replace("'", "''") + "'"
+    folder = repr(where)
+    if glob.has_magic(where):  # which it would take for a pattern
+        folder = f"'parquet', data_files={pattern!r}"
     return {
         "pandas": f"import pandas as pd; df = pd.read_parquet({sentences!r})",
         "polars": f"import polars as pl; df = pl.read_parquet({sentences!r})",
         "duckdb": f"import duckdb; df = duckdb.sql({query!r})",
         "datasets": (
-            "from datasets import load_dataset; "
-            f"ds = load_dataset('parquet', data_files={pattern!r}, split='train')"
+            f"from datasets import load_dataset; ds = load_dataset({folder}, split='train')"
         ),
         "numpy": (
             f"import numpy as np, pandas as pd; "
@@ -128,6 +132,71 @@ def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
         ),
         "embedkit": f"import embedkit; data = embedkit.load({where!r}, view={view!r}); X = data.X",
     }
+
+
+_CARD = """\
+---
+configs:
+{configs}
+# license: the name of a licence that both the texts and the model allow, such as cc-by-4.0
+---
+
+# Vectors of {inputs}
+
+| | |
+|---|---|
+| model | {model}, {layers} layers, {precision} |
+| vectors | {tables} |
+| records | {accepted:,} embedded, {rejected:,} rejected, {left_out:,} left out |
+| texts | {texts} |
+| licence | to be filled in |
+
+Each row is a record of the corpus, in its order; its vectors are lists of fixed length.{note}
+`SHA256SUMS` lists all files, and `embedkit verify` compares them with it. DATASET is the path of
+this folder in the lines that open it:
+
+```python
+{lines}
+```
+"""
+
+
+def card_of(manifest: Manifest) -> str:
+    """Return the dataset card, by which ``load_dataset`` and a hub know the tables."""
+    job, totals, names = manifest.job, manifest.totals, manifest.names
+    stored = [t for t in TABLES if t == "sentences" or getattr(job.vectors, t)]
+    columns = {table: view_ranges(list(manifest.columns_of(table))) for table in stored}
+    configs = [
+        f"- config_name: {table}\n  data_files: {table}/*.parquet{default}"
+        for table, default in zip(stored, ["\n  default: true", "", ""], strict=False)
+    ]
+    note = f" {BATCH_INVARIANT}." * batch_invariant(manifest)
+    scaled = " Numbers are int8; `embedkit.scale` in the metadata of a column has the factors."
+    note += scaled * (job.storage.profile == "int8")
+    return _CARD.format(
+        configs="\n".join(configs),
+        inputs=visible(", ".join(Path(name).name for name in names.inputs)),
+        model=visible(names.checkpoint),
+        layers=job.model.n_layers,
+        precision=job.vectors.precision,
+        tables="; ".join(f"{table}: {views}" for table, views in columns.items()),
+        accepted=totals.accepted,
+        rejected=totals.rejected,
+        left_out=totals.left_out,
+        texts="in the column `text`" if job.storage.text else "not stored",
+        note=note,
+        lines="\n".join(open_lines(Path("DATASET"), manifest).values()),
+    )
+
+
+def batch_invariant(manifest: Manifest) -> bool:
+    """Return whether a text has the same bits alone, in any batch and in any order.
+
+    It does where encoders run without padding on a CPU, in fp32 and int8.
+    """
+    made = [one.environment for one in manifest.environments]
+    packed = all((one["device"], one["forward"]) == ("cpu", "packed") for one in made)
+    return packed and manifest.job.vectors.precision in ("fp32", "int8")
 
 
 def atlas_line(path: Path, manifest: Manifest) -> str:

@@ -6,10 +6,6 @@
 
 A shard counts as finished if its files have the size and the footer that its receipt tells; all
 others are made again, also those of a complete dataset that was damaged.
-
-A dataset whose corpus has grown is made anew, with links to the shards that stay. The old files of
-the corpus are compared by their SHA-256, as far as they reached; only if they differ, or cannot be
-compared so (Parquet), records are compared with the stored ones.
 """
 
 from __future__ import annotations
@@ -18,11 +14,11 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import chain, islice
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +26,8 @@ import pyarrow as pa
 
 from embedkit import storage
 from embedkit.corpus.plan import CorpusPlan
-from embedkit.corpus.readers import READERS
 from embedkit.corpus.records import CorpusReader, ReadCounts, Record, Reject
-from embedkit.corpus.sources import Place, compression_of, first_bytes
+from embedkit.corpus.sources import Place
 from embedkit.dataset.format import (
     SCRATCH,
     TABLES,
@@ -43,16 +38,14 @@ from embedkit.dataset.format import (
     Manifest,
     Names,
     Receipt,
-    SourceFile,
     Totals,
     canonical_json,
     is_dataset,
     read_footer,
-    read_manifest,
 )
-from embedkit.dataset.read import TableReader
+from embedkit.dataset.info import card_of
 from embedkit.display import count_text
-from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
 from embedkit.types import Progress, ProgressCallback
 
 logger = logging.getLogger(__name__)
@@ -71,10 +64,8 @@ class Job:
     environment: dict[str, Any]
 
 
-def existing_output(out: Path, job: Job, *, overwrite: bool, growth: Growth | None = None) -> str:
+def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
     """Describe existing output for ``--dry-run``; empty if there is none. Writes nothing."""
-    if growth is not None:
-        return f"{out} has {growth.records:,} records already, which would be kept"
     layout = Layout(storage.incomplete(out))
     try:
         free = _is_free(out)
@@ -112,12 +103,12 @@ def open_job(
     overwrite: bool = False,
     allow_env_change: bool = False,
     shared: bool = False,
-    growth: Growth | None = None,
+    repair: Repair | None = None,
 ) -> Iterator[JobFolder]:
     """Begin or resume ``OUT.incomplete`` and hold its lock, which ``shared`` processes share."""
     layout = Layout(storage.incomplete(out))
-    if growth is not None and not allow_env_change:
-        check_environment(out, _known(growth.layout, growth.damaged)[1], job.environment)
+    if repair is not None and not allow_env_change:
+        check_environment(out, _known(repair.layout, repair.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
     storage.make_folder(layout.root)
     with storage.exclusive(layout.root, shared=shared):
@@ -130,14 +121,7 @@ def open_job(
             if not layout.job.is_file():
                 content = canonical_json(asdict(job))
                 storage.write_durably(layout.job, content, scratch=layout.scratch)
-        yield JobFolder(layout, job, growth)
-
-
-def recorded_inputs(out: Path) -> dict[str, str]:
-    """SHA-256 of the input files of an unfinished job, by path, size and time of change."""
-    with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads(Layout(storage.incomplete(out)).inputs.read_text("utf-8")))
-    return {}
+        yield JobFolder(layout, job, repair)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,45 +169,24 @@ def read_plan(layout: Layout) -> ShardPlan:
 
 
 def plan_shards(
-    layout: Layout, corpus: CorpusPlan, rows: int, growth: Growth | None, progress: ProgressCallback
+    layout: Layout, corpus: CorpusPlan, rows: int, progress: ProgressCallback
 ) -> ShardPlan:
-    """Read the corpus once: write its rejects, and return where each shard of ``rows`` begins.
-
-    Shards that were there before the corpus has grown keep their first records.
-    """
-    hashes = canonical_json({file.key: file.sha256 for file in corpus.files})
-    storage.write_durably(layout.inputs, hashes, scratch=layout.scratch)
-    start = None if growth is None else growth.start
-    before = None if growth is None or start is None else growth.plan
-    reader, partial = CorpusReader(corpus, start), layout.scratch / "rejects.partial"
-    items, edges = iter(reader), deque[int]()
+    """Read the corpus once: write its rejects, and return where each shard of ``rows`` begins."""
+    reader, partial = CorpusReader(corpus), layout.scratch / "rejects.partial"
     ranges: list[dict[str, Any]] = []
-    if before is not None:
-        ranges, reader.counts = list(map(asdict, before.ranges)), replace(before.counts)
-    if growth is not None:
-        items = items if growth.same else growth.compared(items)
-        edges.extend(growth.edges())
-    n_edges, rejected = len(edges), 0
+    rejected = 0
     with (
         storage.storage_errors(layout.rejects),
         partial.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink,
     ):
-        if growth is not None and before is not None:
-            sink.write(growth.layout.rejects.read_text("utf-8"))
-        for number, item in enumerate(items):
+        for number, item in enumerate(reader):
             if number % _REPORTED == 0:
                 progress(Progress("reading", round(100 * reader.fraction), 100, "%"))
             if isinstance(item, Reject):
                 sink.write(item.to_json() + "\n")
                 rejected += 1
                 continue
-            full = not ranges or (not edges and ranges[-1]["rows"] == rows)
-            while edges and item.row >= edges[0]:
-                edges.popleft()
-                full = True
-            if full:
-                while len(ranges) < n_edges - len(edges):  # shards that have lost all records
-                    ranges.append(_EMPTY | {"number": len(ranges)})
+            if not ranges or ranges[-1]["rows"] == rows:
                 place = {name: getattr(item, name) for name in ("file", "row", "line", "offset")}
                 place |= {"file_row": item.row - reader.first_row, "rejected": rejected}
                 ranges.append(_EMPTY | place | {"number": len(ranges)})
@@ -285,11 +248,11 @@ class ShardReader:
 class JobFolder:
     """The folder of a job. Threads and processes may commit shards, each its own.
 
-    With ``growth`` it begins with the shards of a dataset, which it replaces.
+    With ``repair`` it begins with the undamaged shards of the dataset that it replaces.
     """
 
-    def __init__(self, layout: Layout, job: Job, growth: Growth | None = None) -> None:
-        self.layout, self.job, self._growth = layout, job, growth
+    def __init__(self, layout: Layout, job: Job, repair: Repair | None = None) -> None:
+        self.layout, self.job, self._repair = layout, job, repair
         vectors = job.settings.vectors
         asked = {"words": vectors.words is not None, "tokens": vectors.tokens, "sentences": True}
         self._tables = [name for name, wanted in asked.items() if wanted]
@@ -299,28 +262,26 @@ class JobFolder:
         with storage.exclusive(self.layout.private, wait=True):
             with suppress(DamagedError):
                 return read_plan(self.layout)
-            rows, growth = self.job.settings.storage.shard_rows, self._growth
-            plan = plan_shards(self.layout, corpus, rows, growth, progress)
-            if growth is not None:
-                self._take_over(growth, plan.ranges)
+            rows = self.job.settings.storage.shard_rows
+            plan = plan_shards(self.layout, corpus, rows, progress)
+            if self._repair is not None:
+                self._take_over(self._repair, plan.ranges)
             table = pa.Table.from_pylist(list(map(asdict, plan.ranges)), _INDEX)
             counts = {f.name: getattr(plan.counts, f.name) for f in fields(ReadCounts)}
             table = table.replace_schema_metadata({_COUNTS: canonical_json(counts)})
             storage.write_parquet(self.layout.shards, table)
             return plan
 
-    def _take_over(self, growth: Growth, shards: Sequence[ShardRange]) -> None:
-        """Link the shards of a dataset that stay."""
-        old, sums = growth.layout.root, storage.file_sums(growth.layout.root, torn=True)
+    def _take_over(self, repair: Repair, shards: Sequence[ShardRange]) -> None:
+        """Link the undamaged shards of the dataset, if it still is one of this job."""
+        old, sums = repair.layout.root, storage.file_sums(repair.layout.root, torn=True)
         for shard in shards:
             names = self.names(shard.number)
-            if shard.number in growth.changed or growth.damaged.keys() & names:
+            if repair.damaged.keys() & names:
                 continue
             with suppress(KeyError, OSError, ValueError):  # one that cannot be read is made again
-                footer = read_footer(old / names[-1])
-                where = footer.first_row, footer.last_row, footer.rows
-                if where == (shard.row, shard.last_row, shard.rows):
-                    receipt = _receipt(old, shard.number, {name: sums[name] for name in names})
+                receipt = _receipt(old, shard.number, {name: sums[name] for name in names})
+                if receipt.fingerprint == self.job.settings.fingerprint:
                     for name in names:
                         storage.make_folder((self.layout.root / name).parent)
                         storage.link_file(old / name, self.layout.root / name)
@@ -385,13 +346,8 @@ class JobFolder:
         for receipt in receipts:
             environment = json.dumps(receipt.environment, sort_keys=True)
             shards_of.setdefault(environment, []).append(receipt.shard)
-        growth = self._growth
-        old = {} if growth is None else storage.file_sums(out, torn=True)
-        shards = {name: d for name, d in old.items() if not name.startswith("_embedkit/")}
-        same = growth is not None and (growth.same or shards.items() <= sums.items())
         manifest = Manifest(
             fingerprint=settings.fingerprint,
-            extends=growth.extends if growth is not None and same else (),
             job=settings,
             environments=tuple(
                 EnvironmentShards(json.loads(environment), tuple(sorted(shards)))
@@ -403,217 +359,54 @@ class JobFolder:
         )
         content = canonical_json(asdict(manifest)) + b"\n"
         storage.write_durably(layout.manifest, content, scratch=layout.scratch)
-        for file in (layout.manifest, layout.job, layout.rejects, layout.shards):
+        card = layout.root / storage.CARD
+        storage.write_durably(card, card_of(manifest).encode(), scratch=layout.scratch)
+        for file in (card, layout.manifest, layout.job, layout.rejects, layout.shards):
             if file.is_file():
                 sums[file.relative_to(layout.root).as_posix()] = storage.file_sha256(file)
         storage.write_sums(layout.root, sums, scratch=layout.scratch)
-        if same:
+        if self._repair is not None:
             storage.link_tree(Layout(out).index, layout.index)
-        if not _is_free(out) and not overwrite and growth is None:
+        if not _is_free(out) and not overwrite and self._repair is None:
             raise OutputExistsError(
                 f"{out} appeared during the job. Move it away and run the same command again."
             )
         storage.publish(layout.root, out, private=SCRATCH)
 
 
-@dataclass(slots=True)
-class Growth:
-    """Kept part of an existing dataset: its shards but those ``damaged`` or ``changed``.
-
-    With ``same`` all of its records are unchanged; new ones begin at ``start``, or the corpus must
-    be read from its beginning. There is no ``plan`` if it was damaged. ``extends`` are the states
-    of the dataset whose rows it begins with.
-    """
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A dataset of the same job, and messages about its ``damaged`` files by their names."""
 
     layout: Layout
-    plan: ShardPlan | None
-    corpus: CorpusPlan
-    extends: tuple[str, ...] = ()
-    update: bool = False
-    same: bool = True
-    start: Place | None = None
-    changed: set[int] = field(default_factory=set)
-    damaged: Mapping[str, str] = field(default_factory=dict)  # messages by name of the file
-
-    @property
-    def complete(self) -> bool:
-        """True if there is nothing to do."""
-        new = self.start is None or self.start.file < len(self.corpus.files)
-        return not (new or self.damaged)
-
-    @property
-    def records(self) -> int:
-        """The number of old records."""
-        return 0 if self.plan is None else self.plan.counts.records
-
-    def edges(self) -> list[int]:
-        """The record after the last one of each old shard, as far as it reaches."""
-        if self.plan is None:
-            return []
-        edges = [self.records]
-        for shard in self.plan.ranges[:0:-1]:
-            edges.insert(0, shard.row if shard.rows else edges[0])
-        return edges
-
-    def compared(self, items: Iterable[Record | Reject]) -> Iterator[Record | Reject]:
-        """The records and rejects of the corpus; old ones are compared with the stored ones.
-
-        At the end a :class:`MismatchError` names records that differ, unless they are updated.
-        """
-        edges, stored = self.edges(), dict[int, list[str | None]]()
-        shown, n_changed, number = list[str](), 0, -1
-        for item in chain(items, [None]):
-            differing: list[tuple[int, str | None, str]] = []
-            while number < len(edges) and (number < 0 or item is None or item.row >= edges[number]):
-                differing += [(row, cells[0], "missing") for row, cells in stored.items()]
-                self.changed |= {number} if stored else set()
-                number += 1
-                stored = self._stored(number) if number < len(edges) else {}
-            if item is not None and number < len(edges):
-                before = stored.pop(item.row, None)
-                now = self._cells(item) if isinstance(item, Record) else None
-                if before != now:
-                    place = "changed" if item.line is None else f"line {item.line}"
-                    differing.append((item.row, (before or now or [None])[0], place))
-                    self.changed.add(number)
-            n_changed += len(differing)
-            shown += [f"{row} (id {name}, {place})" for row, name, place in differing]
-            del shown[_SHOWN:]
-            if item is not None:
-                yield item
-        if n_changed and not self.update:
-            more = ", …" * (n_changed > len(shown))
-            raise MismatchError(
-                f"{n_changed} of the {self.records} records that {self.layout.root} was made of "
-                f"have changed or are missing: {', '.join(shown)}{more}. Restore them, or encode "
-                "their shards again with update=True."
-            )
-
-    def _cells(self, record: Record) -> list[str | None]:
-        corpus = self.corpus
-        cells: list[str | None] = [record.id, record.text]
-        cells += [record.text_pair] if corpus.text_pair is not None else []
-        cells += [record.label] if corpus.label is not None else []
-        return [*cells, *record.kept]
-
-    def _stored(self, shard: int) -> dict[int, list[str | None]]:
-        """The cells of the records of a shard, by their numbers."""
-        columns = {"text_pair": self.corpus.text_pair, "label": self.corpus.label}
-        names = ["id", "text", *(n for n, column in columns.items() if column is not None)]
-        reader = TableReader(self.layout.root, read_manifest(self.layout.root), "sentences", ())
-        table = reader.scalars(["row", *names, *self.corpus.keep], shard)
-        rows, *cells = (column.to_pylist() for column in table.columns)
-        return dict(zip(rows, map(list, zip(*cells, strict=True)), strict=True))
+    damaged: Mapping[str, str]
 
 
-def existing_dataset(
-    out: Path,
-    job: Job,
-    corpus: CorpusPlan,
-    *,
-    overwrite: bool = False,
-    append: bool = False,
-    update: bool = False,
-) -> Growth | None:
-    """Kept part of the dataset ``out``; ``None`` if there is none, or it is to be replaced.
+def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair | None:
+    """The dataset ``out``, its files compared with ``SHA256SUMS``; ``None`` if there is none.
 
-    If its corpus is this one, all files are compared with ``SHA256SUMS``.
+    That is also so if it is to be replaced.
     """
     storage.finish_swap(out, is_dataset, private=SCRATCH)
-    if _is_free(out):
+    if _is_free(out) or overwrite:
         return None
-    layout, settings = Layout(out), job.settings
-    if (append or update) and (growth := growth_of(out, job, corpus, update=update)):
-        return growth
-    if overwrite:
-        return None
+    layout = Layout(out)
     try:
         damaged = storage.differing_files(out, storage.file_sums(out))
     except DamagedError as error:
-        damaged = {"SHA256SUMS": str(error)}
-    if differences := difference(_known(layout, damaged)[0], asdict(settings)):
-        grown = "append=True if its corpus has grown, " * ("input.files" in differences)
+        damaged = {storage.SUMS: str(error)}
+    if differences := difference(_known(layout, damaged)[0], asdict(job.settings)):
+        grown = ""
+        if "input." in differences:
+            grown = f", with reuse={str(out)!r}, which encodes the texts alone that it lacks"
         raise OutputExistsError(
-            f"{out} already exists with different settings. Pass another out=, {grown}or replace "
-            f"it with overwrite=True. It differs in:\n{differences}"
+            f"{out} already exists with different settings. Pass another out=, or replace it with "
+            f"overwrite=True{grown}. It differs in:\n{differences}"
         )
     if damaged:
         shown = "; ".join(list(damaged.values())[:3])
         logger.warning(f"{len(damaged)} damaged files of {out} are made again: {shown}")
-    growth = Growth(layout, None, corpus, damaged=damaged)
-    with suppress(DamagedError):
-        growth.extends = read_manifest(out).extends
-    if layout.shards.relative_to(out).as_posix() not in damaged:
-        growth.plan = read_plan(layout)
-        if layout.rejects.relative_to(out).as_posix() not in damaged:
-            growth.start = _after(len(corpus.files), growth.plan)
-    return growth
-
-
-def _after(files: int, plan: ShardPlan) -> Place:
-    """The place of a file that follows so many ``files``."""
-    return Place(file=files, row=plan.counts.records, file_row=0, line=None, offset=None)
-
-
-def growth_of(out: Path, job: Job, corpus: CorpusPlan, *, update: bool = False) -> Growth | None:
-    """Kept part of a dataset whose corpus has grown; ``None`` if it is not such a dataset."""
-    if not is_dataset(out):
-        return None
-    layout, manifest = Layout(out), read_manifest(out)
-    before = manifest.job
-    grown = replace(before, input=replace(before.input, files=job.settings.input.files))
-    if not grown == job.settings != before:
-        return None
-    if corpus.sample is not None:
-        raise UsageError(f"sample={corpus.sample}: a grown corpus has another sample of records.")
-    plan = read_plan(layout)
-    same, start = _compared_files(manifest.job.input.files, corpus, plan)
-    marked = corpus.marks_words or corpus.word_label is not None
-    if not same and (marked or not manifest.job.storage.text):
-        why = "labelled or marked words" if marked else "texts, which are not stored,"
-        raise MismatchError(
-            f"the files that {layout.root} was made of have changed, and {why} cannot be compared. "
-            "Give further files instead, or make the dataset anew with overwrite=True."
-        )
-    extends = (*manifest.extends, manifest.fingerprint)
-    return Growth(layout, plan, corpus, extends, update, same, start)
-
-
-def _compared_files(
-    old: Sequence[SourceFile], corpus: CorpusPlan, plan: ShardPlan
-) -> tuple[bool, Place | None]:
-    """True if the new files begin with the old ones; and the place of the first new record."""
-    now, counts, last = corpus.files, plan.counts, len(old) - 1
-    if [f.sha256 for f in old[:-1]] != [f.sha256 for f in now[:last]] or len(now) < len(old):
-        return False, None
-    if old[last].sha256 == now[last].sha256:
-        return True, _after(len(old), plan)
-    kind, path, size = READERS[corpus.format], now[last].path, old[last].bytes
-    if not kind.text or _UNFINISHED_QUOTES & counts.rejected.keys():
-        return False, None
-    digest, lines = hashlib.sha256(), 0
-    tail, left = b"", size
-    with path.open("rb") as stream:
-        while left and (data := stream.read(min(left, 1 << 20))):
-            digest.update(data)
-            lines += data.count(b"\n")
-            tail, left = (tail + data)[-2:], left - len(data)
-    complete = b"\n\n" if kind.marks_words else b"\n"
-    if digest.hexdigest() != old[last].sha256 or not tail.endswith(complete):
-        return False, None
-    final = plan.ranges[-1]
-    place = Place(
-        file=last,
-        row=counts.records,
-        file_row=counts.records - final.row + final.file_row,
-        line=1 + lines,
-        offset=size,
-    )
-    with closing(kind.open(path, corpus)) as table:
-        seekable = final.file == last and table.seek(place)
-    if seekable:
-        return True, place
-    return compression_of(first_bytes(path), path) is None, None
+    return Repair(layout, damaged)
 
 
 def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
@@ -681,7 +474,8 @@ def _refuse_foreign(root: Path) -> None:
     if root.is_symlink() or (root.exists() and not root.is_dir()):
         foreign = ["it"]
     elif root.is_dir():
-        foreign = sorted({p.name for p in root.iterdir()} - {"_embedkit", "SHA256SUMS", *TABLES})
+        ours = {"_embedkit", storage.SUMS, storage.CARD, *TABLES}
+        foreign = sorted({p.name for p in root.iterdir()} - ours)
     if foreign:
         raise OutputExistsError(
             f"{root} is the folder of the unfinished job, but {foreign[0]} was not made by "

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,9 @@ from embedkit.dataset.format import (
     local_dataset,
     matrix_of,
     read_manifest,
+    vector_column,
 )
+from embedkit.display import Shown
 from embedkit.encoding.views import parse_layers, parse_view, split_view
 from embedkit.errors import (
     DamagedError,
@@ -232,20 +234,34 @@ class TableReader:
         )
 
     @cached_property
+    def schema(self) -> pa.Schema:
+        """Names and types of all stored columns."""
+        with self._damage(0), self._open(0) as file:
+            return file.schema_arrow
+
+    @cached_property
     def columns(self) -> list[str]:
         """Names of the columns that are not vectors."""
-        with self._damage(0), self._open(0) as file:
-            return [name for name in file.schema_arrow.names if name not in self._stored]
+        return [name for name in self.schema.names if name not in self._stored]
 
     def pick(self, indices: Int64, names: Sequence[str]) -> dict[str, list[Any]]:
         """Python values of columns, for ``(m,)`` positions in any order."""
-        values: dict[str, list[Any]] = {name: [None] * len(indices) for name in names}
+        table = self.table_at(indices, names)
+        return {name: table.column(name).to_pylist() for name in names}
+
+    def table_at(self, indices: Int64, names: Sequence[str]) -> pa.Table:
+        """Columns at ``(m,)`` positions in any order."""
+        parts = [pa.schema([self.schema.field(name) for name in names]).empty_table()]
+        places = [np.zeros(0, np.int64)]
         for block, mine in self._by_block(indices):
             table = self.scalars_of(block, names).take(indices[mine] - block.start)
-            for name in names:
-                for at, value in zip(mine, table.column(name).to_pylist(), strict=True):
-                    values[name][at] = value
-        return values
+            parts.append(table.cast(parts[0].schema))
+            places.append(mine)
+        return pa.concat_tables(parts).take(np.argsort(np.concatenate(places)))
+
+    def divided(self, vectors: Float32) -> dict[str, Float32]:
+        """The columns of vectors that were read side by side."""
+        return dict(zip(self._views, np.split(vectors, self._edges[1:-1], axis=1), strict=True))
 
     def vectors_at(self, indices: Int64) -> Float32:
         """``(m, width)`` float32 at ``(m,)`` positions; memory holds one row group beside them."""
@@ -406,8 +422,11 @@ def load(
     return VectorData(folder, manifest, tuple(names), level)
 
 
-class VectorData:
+class VectorData(Shown):
     """Vectors of a dataset with what belongs to them, row by row in input order.
+
+    What reads Arrow streams takes it as it is, row group by row group: ``pyarrow.table(data)``,
+    ``polars.DataFrame(data)``, ``duckdb.sql("FROM data")``.
 
     Attributes:
         path: folder of the dataset.
@@ -440,6 +459,21 @@ class VectorData:
         level = "" if self.level == "sentence" else f", level={self.level!r}"
         shape = f"({len(self)}, {self.width})"
         return f"VectorData({str(self.path)!r}, view={list(self.views)}{level}, X={shape})"
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """The first ten rows, with the first numbers of their vectors."""
+        first = np.arange(min(len(self), 10))
+        vectors = self.reader.vectors_at(first)[:, :4]
+        columns = self.reader.pick(first, self.columns) | {
+            "X": [", ".join(f"{number:.3f}" for number in vector) + ", …" for vector in vectors]
+        }
+        cells = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in cells]
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        widths = self.manifest.columns_of(_TABLE_OF[self.level])
+        reader = _arrow_reader(self, {name: widths[name] for name in self.views})
+        return reader.__arrow_c_stream__(requested_schema)
 
     @cached_property
     def X(self) -> Float32:
@@ -644,6 +678,23 @@ def _with_columns(data: VectorData) -> Iterator[tuple[pa.Table, Float32]]:
         yield data.reader.scalars_of(block, data.columns), data.reader.vectors_of(block)
 
 
+def _arrow_reader(data: VectorData, widths: Mapping[str, int]) -> pa.RecordBatchReader:
+    """The columns, and the vectors divided into columns of these widths, as an Arrow stream."""
+    fields = [data.reader.schema.field(name) for name in data.columns]
+    fields += [
+        pa.field(name, vector_column(np.empty((0, width), np.float32)).type)
+        for name, width in widths.items()
+    ]
+    schema, edges = pa.schema(fields), np.cumsum([*widths.values()])[:-1]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for table, vectors in _with_columns(data):
+            parts = map(vector_column, np.split(vectors, edges, axis=1))
+            yield from pa.table([*table.columns, *parts], schema=schema).to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
 def _to_npy(data: VectorData, out: Path) -> None:
     shape = (len(data), data.width)
     matrix = np.lib.format.open_memmap(out, mode="w+", dtype=np.float32, shape=shape)
@@ -672,15 +723,7 @@ def _to_lance(data: VectorData, out: Path) -> None:
         import lance
     except ImportError as error:
         raise UsageError("to='lance': pip install pylance.") from error
-    batches = (
-        table.append_column(
-            "vector", pa.FixedSizeListArray.from_arrays(vectors.ravel(), data.width)
-        )
-        for table, vectors in _with_columns(data)
-    )
-    first = next(batches)
-    parts = (batch for table in chain([first], batches) for batch in table.to_batches())
-    lance.write_dataset(pa.RecordBatchReader.from_batches(first.schema, parts), str(out))
+    lance.write_dataset(_arrow_reader(data, {"vector": data.width}), str(out))
 
 
 _EXPORT = {"npy": _to_npy, "csv": _to_csv, "faiss": _to_faiss, "lance": _to_lance}

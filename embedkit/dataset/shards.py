@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
@@ -48,6 +48,7 @@ from embedkit.dataset.job import (
     check_environment,
     read_plan,
 )
+from embedkit.dataset.reuse import Known, OpenSource, Source, known_texts
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
@@ -57,7 +58,7 @@ from embedkit.errors import EncodeError
 from embedkit.machine import __version__, usable_cores
 from embedkit.scale import ATTEMPTS, one_ahead, run_locally
 from embedkit.storage import incomplete
-from embedkit.types import Int64
+from embedkit.types import Float32, Int64
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class ExtractPlan:
     threads: int
     seen: SeenRecords | None = None
     any_environment: bool = False
+    reuse: tuple[Source, ...] = ()
     address: str = ""  # in an object store, of which ``out`` is the local copy
 
     def of_worker(self, number: int) -> ExtractPlan:
@@ -159,11 +161,28 @@ class ExtractPlan:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The records of a shard, tokenized."""
+    """The records of a shard, tokenized; ``known`` are texts that datasets have."""
 
     number: int
     records: list[Record]
     texts: TokenizedTexts
+    known: tuple[Known, ...] = ()
+
+    @property
+    def new(self) -> Int64:
+        """The numbers of the texts to be encoded."""
+        numbers = np.arange(len(self.records))
+        return np.delete(numbers, np.concatenate([numbers[:0], *(k.texts for k in self.known)]))
+
+    @property
+    def new_records(self) -> list[Record]:
+        """The records to be encoded."""
+        return [self.records[i] for i in self.new] if self.known else self.records
+
+    @property
+    def new_texts(self) -> TokenizedTexts:
+        """The texts to be encoded."""
+        return self.texts[self.new] if self.known else self.texts
 
 
 class ShardMaker:
@@ -172,19 +191,33 @@ class ShardMaker:
     def __init__(self, plan: ExtractPlan, folder: JobFolder) -> None:
         self.plan, self._folder, self._vectors = plan, folder, plan.vectors
         self._reader = ShardReader(plan.corpus)
+        self._sources = [OpenSource(source, plan.job.settings) for source in plan.reuse]
 
     def read(self, shard: ShardRange) -> Shard:
         """Read and tokenize the records of a shard."""
         records = self._reader.read(shard)
-        texts = self.plan.tokenized(records, self.plan.encoder.tokenizer)
-        return Shard(shard.number, records, texts)
+        return Shard(
+            shard.number, records, self.plan.tokenized(records, self.plan.encoder.tokenizer)
+        )
+
+    def compared(self, shard: Shard) -> Shard:
+        """The shard, with the texts that datasets have."""
+        if not self._sources:
+            return shard
+        folds = self.plan.folds_of(shard.records)
+        return replace(shard, known=known_texts(self._sources, shard.records, folds))
+
+    def start(
+        self, shard: Shard, on_tokens: Callable[[int], None] = lambda _: None
+    ) -> PendingShard:
+        """Encode the new texts of a shard."""
+        return self.plan.start_shard(shard.new_records, shard.new_texts, on_tokens=on_tokens)
 
     def write(self, shard: Shard, pending: PendingShard) -> Receipt:
         """Build the files of a shard and make them durable."""
         vectors, job = pending.result(), self._folder.job
         storage, tokenizer = self._vectors.storage, self.plan.encoder.tokenizer
         ledger = ledger_of(shard.texts, tokenizer, limit=self._vectors.max_length)
-        ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
         rows = [record.row for record in shard.records] or [-1]
         if storage == "int8":
             stored_as, views = self._vectors.as_stored, vectors.views.items()
@@ -205,36 +238,64 @@ class ShardMaker:
 
     def _tables(self, shard: Shard, vectors: ShardVectors) -> Iterator[_Table]:
         """Name, scalar columns and stored vectors of the tables of a shard, sentences last."""
-        settings, records, texts = self._vectors, shard.records, shard.texts
+        settings, records, texts = self._vectors, shard.new_records, shard.new_texts
         if settings.words is not None:
             sources = [[r.text] if r.text_pair is None else [r.text, r.text_pair] for r in records]
             words = word_vectors(texts, sources, vectors.tokens, settings.words)
-            yield self._layer_table("words", words, records)
+            yield self._layer_table("words", words, shard)
         if settings.tokens:
             tokens = token_vectors(texts, vectors.tokens, self.plan.encoder.tokenizer)
-            yield self._layer_table("tokens", tokens, records)
+            yield self._layer_table("tokens", tokens, shard)
+        records = shard.records
         columns = sentence_columns(
-            records, texts, self._folder.job.settings, self.plan.folds_of(records)
+            records, shard.texts, self._folder.job.settings, self.plan.folds_of(records)
         )
         rows = columns["row"].to_numpy()
         views = {
-            name: settings.as_stored(vectors.views.pop(name), name=name, rows=rows)
+            name: settings.as_stored(vectors.views.pop(name), name=name, rows=rows[shard.new])
             for name in list(vectors.views)
         }
-        yield "sentences", columns, views
+        places = np.concatenate([shard.new, *(known.texts for known in shard.known)])
+        yield "sentences", columns, _joined(views, [k.views() for k in shard.known], places)
 
-    def _layer_table(
-        self, name: str, table: WordVectors | TokenVectors, records: Sequence[Record]
-    ) -> _Table:
-        columns = layer_columns(table, records, self._folder.job.settings)
-        rows, storage = columns["row"].to_numpy(), self._vectors.storage
+    def _layer_table(self, name: str, table: WordVectors | TokenVectors, shard: Shard) -> _Table:
+        """A table of words or tokens, record by record, of new texts and those of datasets."""
+        settings, storage = self._folder.job.settings, self._vectors.storage
+        columns = layer_columns(table, settings)
+        more = [known.rows(name, list(columns)) for known in shard.known]
+        owner = np.concatenate([shard.new[table.row], *(texts for texts, _, _ in more)])
+        order = np.argsort(owner, kind="stable")
+        rows = np.array([record.row for record in shard.records], np.int64)
         layers = {
             f"layer_{layer}": cast_for_storage(
-                values, storage, name=f"{name} layer_{layer}", rows=rows
+                values, storage, name=f"{name} layer_{layer}", rows=rows[shard.new[table.row]]
             )
             for layer, values in table.vectors.items()
         }
+        if more:
+            first = pa.table(columns)
+            whole = pa.concat_tables([first, *(cells.cast(first.schema) for _, cells, _ in more)])
+            columns = {n: whole[n].take(order).combine_chunks() for n in columns}
+            layers = _joined(layers, [vectors for _, _, vectors in more], np.argsort(order))
+        columns = {"row": pa.array(rows[owner[order]], pa.int64())} | columns
+        if name == "words" and settings.input.word_label is not None:
+            labels = [() if r.words is None else r.words.labels or () for r in shard.records]
+            places = zip(owner[order].tolist(), columns["word"].to_pylist(), strict=True)
+            columns["label"] = text_column([labels[record][word] for record, word in places])
         return name, columns, layers
+
+
+def _joined(
+    new: dict[str, NDArray[Any]], known: Sequence[Mapping[str, Float32]], places: Int64
+) -> dict[str, NDArray[Any]]:
+    """Stored vectors of new texts and of those of datasets, put where they belong."""
+    if not known:
+        return new
+    joined = {}
+    for name, vectors in new.items():
+        joined[name] = np.empty((len(places), vectors.shape[1]), vectors.dtype)
+        joined[name][places] = np.concatenate([vectors, *(one[name] for one in known)])
+    return joined
 
 
 def run_shards(
@@ -255,9 +316,9 @@ def run_shards(
         ThreadPoolExecutor(threads, thread_name_prefix="embedkit-write") as writers,
         closing(_read_ahead(maker, todo)) as shards,
     ):
-        for shard in shards:
+        for shard in map(maker.compared, shards):
             on_start(shard.number, len(shard.texts.ids), len(shard.records))
-            pending = maker.plan.start_shard(shard.records, shard.texts, on_tokens=on_tokens)
+            pending = maker.start(shard, on_tokens)
             while waiting and (
                 waiting[0][1].done() or sum(size for size, _ in waiting) + pending.nbytes > limit
             ):
@@ -318,8 +379,8 @@ def run_shard(plan: ExtractPlan, number: int) -> Receipt:
         folder = JobFolder(Layout(incomplete(plan.out)), job)
         _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), read_plan(folder.layout)
     maker, shards = _MAKERS[key]
-    shard = maker.read(shards.ranges[number])
-    return maker.write(shard, maker.plan.start_shard(shard.records, shard.texts))
+    shard = maker.compared(maker.read(shards.ranges[number]))
+    return maker.write(shard, maker.start(shard))
 
 
 def environment_of(encoder: Encoder) -> dict[str, Any]:
@@ -383,26 +444,18 @@ def sentence_columns(
     }
 
 
-def layer_columns(
-    table: WordVectors | TokenVectors, records: Sequence[Record], settings: JobSettings
-) -> dict[str, pa.Array]:
-    """Columns of the word or token table that are not vectors, one row per word or token."""
-    left_out = {"vectors"} if settings.storage.text else {"vectors", *_SPELLING}
+def layer_columns(table: WordVectors | TokenVectors, settings: JobSettings) -> dict[str, pa.Array]:
+    """Columns of the word or token table that the text alone decides, one row per word or token."""
+    left_out = {"vectors", "row"} | (set() if settings.storage.text else _SPELLING)
     if settings.input.text_pair is None:
         left_out.add("segment")
     values = {f.name: getattr(table, f.name) for f in fields(table) if f.name not in left_out}
-    values["row"] = np.array([r.row for r in records], np.int64)[table.row]
     if isinstance(table, TokenVectors):
         values["special"] = table.special
-    columns = {
+    return {
         name: pa.array(column, pa.string() if column.dtype == object else None)
         for name, column in values.items()
     }
-    if isinstance(table, WordVectors) and settings.input.word_label is not None:
-        labels = [() if r.words is None else r.words.labels or () for r in records]
-        places = zip(table.row.tolist(), table.word.tolist(), strict=True)
-        columns["label"] = text_column([labels[record][word] for record, word in places])
-    return columns
 
 
 def ledger_of(texts: TokenizedTexts, tokenizer: TextTokenizer, *, limit: int) -> dict[str, int]:

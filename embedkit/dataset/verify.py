@@ -20,9 +20,10 @@ from embedkit.dataset.format import (
     matrix_of,
     read_manifest,
 )
+from embedkit.dataset.job import difference
 from embedkit.dataset.read import TableReader, by_record
 from embedkit.dataset.settings import DatasetEncoder, encode_as
-from embedkit.display import Shown
+from embedkit.display import Shown, count_text
 from embedkit.errors import DamagedError, UsageError
 from embedkit.storage import differing_files, file_sums, is_sealed, read_table
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
@@ -37,15 +38,29 @@ class Verification(Shown):
     files: int = 0
     rows: int = 0  # of sentences, or of a Parquet file
     recomputed_shards: list[int] = field(default_factory=list)
-    recomputed_rows: int = 0  # embedded again, words included
+    recomputed_texts: int = 0
+    recomputed_rows: int = 0  # of these texts and their words
     identical_rows: int = 0  # of these, with the same bits
     worst: float = 0.0  # largest relative L2 difference of a recomputed vector
+    elsewhere: str = ""  # versions and device of the dataset that are others here, if bits are
     problems: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """True if there are no problems."""
         return not self.problems
+
+    @property
+    def recomputed(self) -> str:
+        """Whether the vectors are the same to the last bit, or how far apart, and why."""
+        texts = f"{count_text(self.recomputed_texts, 'text')} encoded again"
+        if self.identical_rows == self.recomputed_rows:
+            return f"{texts}: the same bits"
+        same = f"{self.identical_rows:,} of {self.recomputed_rows:,} rows have the same bits"
+        why = f"it was made elsewhere:\n{self.elsewhere}"
+        if not self.elsewhere:
+            why = "rounding for storage, bf16, fp16, padding and GPUs make bits depend on the batch"
+        return f"{texts}: {same}, the others are up to {self.worst:.1e} apart (relative L2); {why}"
 
 
 def verify(
@@ -61,10 +76,10 @@ def verify(
 
     Args:
         path: a dataset with its indexes, a run, an index, or a Parquet file such as a split.
-        recompute: of a dataset, number of random shards to embed again from their stored texts.
+        recompute: of a dataset, number of random records to embed again from their stored texts.
         model: location of the checkpoint, if it has moved.
         device: where to recompute.
-        seed: seed of the choice of shards.
+        seed: seed of the choice of records.
         progress: called with the shards that were embedded again.
 
     Raises:
@@ -72,7 +87,7 @@ def verify(
         MismatchError: the checkpoint has other weights or files.
 
     Example:
-        >>> checked = embedkit.verify("vectors", recompute=1)
+        >>> checked = embedkit.verify("vectors", recompute=12)
         >>> checked.ok, checked.rows, checked.recomputed_rows  # 12 texts and their 72 words
         (True, 12, 84)
     """
@@ -106,7 +121,7 @@ def verify(
         words = manifest.columns_of("words") if manifest.job.vectors.words else ()
         views = [*manifest.views, *words]
         encoder = encode_as(manifest, views, owner=str(folder), device=device, model=model)
-        _recompute(folder, encoder, result, recompute, seed, progress)
+        _recompute(folder, manifest, encoder, result, recompute, seed, progress)
     return result
 
 
@@ -158,30 +173,38 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
 
 def _recompute(
     folder: Path,
+    manifest: Manifest,
     encoder: DatasetEncoder,
     result: Verification,
     count: int,
     seed: int,
     progress: ProgressCallback,
 ) -> None:
+    """Encode random records again. Their company is another one, which no bit may depend on."""
     allowed = _TOLERANCE[encoder.settings.precision]
     if encoder.settings.storage != "float32":  # half a unit of float16, twice; one of int8
         allowed = max(allowed, 5e-2 if encoder.settings.storage == "int8" else 2e-3)
     layout, whole = Layout(folder), {"page_checksum_verification": True}
     parts = layout.shard_files("sentences")
-    chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
-    result.recomputed_shards = sorted(chosen.tolist())
+    starts = np.cumsum([0, *(manifest.files[f"sentences/{part.name}"].rows for part in parts)])
+    total = int(starts[-1])
+    chosen = np.random.default_rng(seed).choice(total, min(count, total), replace=False)
+    shard_of = np.searchsorted(starts, chosen := np.sort(chosen), side="right") - 1
+    result.recomputed_shards = np.unique(shard_of).tolist()
     for done, number in enumerate(result.recomputed_shards):
-        progress(Progress("recomputing", done, len(chosen), "shards"))
-        table, worst = pq.read_table(parts[number], **whole), 0.0
+        progress(Progress("recomputing", done, len(result.recomputed_shards), "shards"))
+        mine = chosen[shard_of == number] - starts[number]
+        table, worst = pq.read_table(parts[number], **whole).take(mine), 0.0
+        result.recomputed_texts += len(table)
         pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
         texts = table["text"].to_pylist()
         if encoder.settings.words is None:
             views = encoder.views(texts, pairs)
         else:
             words = pq.read_table(layout.shard_file("words", number), **whole)
-            own, start, end = (words[name].to_numpy() for name in ("row", "start", "end"))
             rows, spans = table["row"].to_numpy(), None
+            words = words.filter(pa.array(np.isin(words["row"].to_numpy(), rows)))
+            own, start, end = (words[name].to_numpy() for name in ("row", "start", "end"))
             if pairs is None:
                 spans = by_record(own, rows, np.stack([start, end], axis=1))
             views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
@@ -195,6 +218,12 @@ def _recompute(
                 f"{parts[number].name}: recomputed vectors differ by {worst:.1e} (relative L2), "
                 f"more than {allowed:.0e}"
             )
+    if result.identical_rows < result.recomputed_rows:
+        from embedkit.dataset.shards import environment_of  # which loads torch
+
+        now = environment_of(encoder.encoder)
+        found = [difference(one.environment, now) for one in manifest.environments]
+        result.elsewhere = next(filter(None, found), "")
 
 
 def _compare(table: pa.Table, fresh: Mapping[str, Float32], result: Verification) -> float:

@@ -1,1 +1,1 @@
-"""Pages to look at: the texts of a dataset, and the uses of words."""
+"""The page of the texts of a dataset."""

@@ -37,7 +37,7 @@ _UNEVEN = 0.8  # share of the largest class
 _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
 _COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "fold": pa.string()}
 _ADVICE = "Make the run again."
-_ROUNDING = 1e-3
+ROUNDING = 1e-3
 _ARRAYS = ("row", "group", "fold", "y", "proba", "y_pred", "word")
 
 
@@ -425,7 +425,7 @@ def _problem(p: Predictions) -> str:
         return "row is negative"
     if not p.classes:
         return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
-    tolerance = np.inf if p.of_sets else _ROUNDING
+    tolerance = np.inf if p.of_sets else ROUNDING
     if problem := invalid_proba(p.row, p.proba, tolerance=tolerance):
         return problem
     return "" if (p.y_pred >= 0).all() else "y_pred holds null"

@@ -105,7 +105,6 @@ def build_index(
     metric: str = "cosine",
     whitening: str | None = None,
     overwrite: bool = False,
-    append: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> IndexInfo:
     """Build an index of a view in one pass over the vectors, and save it beside the dataset.
@@ -118,8 +117,6 @@ def build_index(
         metric: ``cosine``, ``dot`` or ``euclid``.
         whitening: ``center`` or ``whiten``, or ``None``.
         overwrite: replace an index of the same kind, view and metric.
-        append: add the records by which the dataset has grown to such an index, if there is one.
-            Lists and whitening stay those of the old records, and so does the recall.
         progress: called with the stage and the records done.
 
     Raises:
@@ -139,8 +136,6 @@ def build_index(
             f"{KINDS[kind].minimum:,} or more."
         )
     target = _folder(data, kind, metric, whitening)
-    if append and target.exists():
-        return _extended(target, data, progress)
     if target.exists() and not overwrite:
         raise OutputExistsError(f"{target} exists already; pass overwrite=True to build it again.")
     with storage.new_folder(target) as folder, faiss_with_threads(usable_cores()) as faiss:
@@ -211,24 +206,6 @@ def _written(
     return info
 
 
-def _extended(target: Path, data: VectorData, progress: ProgressCallback) -> IndexInfo:
-    """Add the records of a dataset that an index of its earlier state does not have."""
-    started = time.perf_counter()
-    opened = _opened(target, data, "Build it again with overwrite=True.")
-    info, index = opened.info, opened.index
-    if info.fingerprint == data.manifest.fingerprint:
-        return info
-    with storage.new_folder(target) as folder, faiss_with_threads(usable_cores()) as faiss:
-        index = faiss.read_index(str(target / _FILE))  # a mapped one cannot grow
-        for block in data.reader.blocks:
-            if block.start >= info.records:
-                vectors = _prepared(data.reader.vectors_of(block), info.metric, opened.whitening)
-                index.add_with_ids(vectors, np.arange(block.start, block.stop))
-                progress(Progress("adding", block.stop, len(data), "records"))
-        info = replace(info, fingerprint=data.manifest.fingerprint, records=len(data))
-        return _written(faiss, index, opened.whitening, folder, info, started)
-
-
 def _trained(
     faiss: Any,
     factory: str,
@@ -268,17 +245,6 @@ def open_index(
             f"{data.path} has no index {folder.name}; it has {', '.join(names) or 'none'}. "
             f"Build it: {command}."
         )
-    opened = _opened(folder, data, again)
-    if opened.info.fingerprint != data.manifest.fingerprint:
-        raise MismatchError(
-            f"{folder} has {opened.info.records:,} of the {len(data):,} records: the dataset has "
-            f"grown since. Add them: {command} --append."
-        )
-    return opened
-
-
-def _opened(folder: Path, data: VectorData, again: str) -> AnnIndex:
-    """The index in a folder, of the dataset or of one that it extends."""
     compared = ["index.json", *["whitening.npz"] * folder.name.endswith(tuple(WHITENINGS))]
     file = folder / _FILE
     if not file.is_file() or file.stat().st_size <= _HASHED_BYTES:  # larger ones by ``verify``
@@ -287,7 +253,7 @@ def _opened(folder: Path, data: VectorData, again: str) -> AnnIndex:
     file = folder / "index.json"
     info = decode(IndexInfo, read_json(file, advice=again), file=file, advice=again)
     manifest = data.manifest
-    if info.fingerprint not in (manifest.fingerprint, *manifest.extends):
+    if info.fingerprint != manifest.fingerprint:
         raise MismatchError(
             f"{folder} was built for another dataset or another state of this one (fingerprint "
             f"{info.fingerprint[:12]}, now {manifest.fingerprint[:12]}). {again}"

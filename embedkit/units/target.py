@@ -120,7 +120,7 @@ class Target:
 
 def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
     """The classes by number; an error for many different values that are not class numbers."""
-    values = np.array([_number(label) for label in names])
+    values = np.array([float_of(label) for label in names])
     # numbers by value, then everything else by name
     classes = tuple(names[np.argsort(values, kind="stable")].tolist())
     whole = [float(value).is_integer() for value in values]
@@ -138,7 +138,7 @@ def parts_of(label: str | None, separator: str) -> list[str]:
 
 
 def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
-    values = np.array([_number(str(label)) for label in labels])
+    values = np.array([float_of(str(label)) for label in labels])
     wrong = ~np.isfinite(values) & [has_label(label) for label in labels]
     if wrong.any():
         i = int(np.argmax(wrong))
@@ -149,9 +149,10 @@ def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
     return values
 
 
-def _number(label: str) -> float:
+def float_of(label: str | None) -> float:
+    """Return a number from its text; NaN for what is none."""
     try:
-        return float(label)
+        return float(label or "nan")
     except ValueError:
         return float("nan")
 

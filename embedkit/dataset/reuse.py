@@ -1,0 +1,178 @@
+"""Vectors that other datasets hold: texts that are there already are not encoded again.
+
+A text is found by its key, and proven by its characters (those of both texts of a pair; with the
+models of a run also by its fold). Its vectors depend on the text, the model and the settings alone,
+not on the corpus, its order or the rest of a batch. So those of a dataset of the same model,
+settings and arithmetic are what it would get here, to the last bit where embedkit is
+batch-invariant, else to the rounding of the precision. Vectors of words and tokens come along.
+
+The dataset is made as ever, beside those it takes from: readers, kills and two commands at once
+meet nothing new, and the files have the bytes of a fresh extraction. Only the model has less to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from embedkit.corpus.readers import READERS
+from embedkit.corpus.records import Record
+from embedkit.dataset.format import (
+    InputSettings,
+    JobSettings,
+    local_dataset,
+    read_manifest,
+    text_key,
+    whole_text,
+)
+from embedkit.dataset.job import Job, difference
+from embedkit.dataset.read import TableReader
+from embedkit.encoding.tokenizer import ranges
+from embedkit.errors import MismatchError, UsageError
+from embedkit.types import AnyPath, Float32, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A dataset to take vectors from, in the state that was looked at."""
+
+    path: Path
+    fingerprint: str
+
+    @classmethod
+    def of(cls, dataset: AnyPath, job: Job, *, any_environment: bool = False) -> Source:
+        """Look at a dataset; an error says why its vectors are not those of the job."""
+        path = local_dataset(dataset).absolute()
+        manifest, settings = read_manifest(path), job.settings
+        made, wanted = manifest.job, settings.vectors
+        if not made.storage.text:
+            raise UsageError(f"reuse={path}: it stores no texts, by which vectors are found.")
+        if settings.storage.profile == "int8":
+            raise UsageError(
+                f"reuse={path}: storage='int8' rounds all vectors of a shard together."
+            )
+        columns = {*wanted.views, *(f"layer {name}" for name in wanted.token_layers)}
+        columns -= {*made.vectors.views, *(f"layer {name}" for name in made.vectors.token_layers)}
+        differing = made.vector_settings.differences(settings.vector_settings)
+        differing += [f"it has no {name}" for name in sorted(columns)]
+        pairs = [
+            ("folds", made.folds, settings.folds),
+            ("text_pair", bool(made.input.text_pair), bool(settings.input.text_pair)),
+        ]
+        pairs += [("tokens", made.vectors.tokens, True)] * wanted.tokens
+        if wanted.words is not None:
+            pairs.append(("words", made.vectors.words, wanted.words))
+            pairs.append(("marked words", _marks(made.input), _marks(settings.input)))
+        differing += [
+            f"{name} is {there!r}, expected {here!r}"
+            for name, there, here in pairs
+            if there != here
+        ]
+        if differing:
+            raise MismatchError(f"reuse={path}: {'; '.join(differing)}. Leave it out.")
+        for one in manifest.environments if not any_environment else ():
+            if other := difference(one.environment, job.environment):
+                raise MismatchError(
+                    f"reuse={path}: it was made in another environment, whose bits could differ. "
+                    f"Leave it out, or pass allow_env_change=True in Python. Differences:\n{other}"
+                )
+        return cls(path, manifest.fingerprint)
+
+
+def _marks(reading: InputSettings) -> bool:
+    return bool(reading.spans) or READERS[reading.format].marks_words
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """Texts of a shard that a dataset has: their numbers in the shard, and their places there."""
+
+    texts: Int64
+    places: Int64
+    dataset: OpenSource
+
+    def views(self) -> dict[str, Float32]:
+        """Their sentence vectors by view."""
+        reader = self.dataset.tables["sentences"]
+        return reader.divided(reader.vectors_at(self.places))
+
+    def rows(self, table: str, names: Sequence[str]) -> tuple[Int64, pa.Table, dict[str, Float32]]:
+        """Rows of their words or tokens: the number of the text of each, columns, and vectors."""
+        reader = self.dataset.tables[table]
+        begins, counts = self.dataset.extent(table, self.places)
+        lines = ranges(begins, counts)
+        columns = reader.table_at(lines, names)
+        return np.repeat(self.texts, counts), columns, reader.divided(reader.vectors_at(lines))
+
+
+class OpenSource:
+    """The texts of a dataset by their keys, and its tables; a process opens it once."""
+
+    def __init__(self, source: Source, settings: JobSettings) -> None:
+        manifest, vectors = read_manifest(source.path), settings.vectors
+        if manifest.fingerprint != source.fingerprint:
+            raise MismatchError(f"reuse={source.path} changed meanwhile. Run the command again.")
+        layers = tuple(f"layer_{name}" for name in vectors.token_layers)
+        columns = {"sentences": tuple(vectors.views)}
+        columns |= {"words": layers} if vectors.words else {}
+        columns |= {"tokens": layers} if vectors.tokens else {}
+        self.tables = {n: TableReader(source.path, manifest, n, c) for n, c in columns.items()}
+        self._row = {n: np.asarray(t.column("row").to_numpy()) for n, t in self.tables.items()}
+        keys = np.asarray(self.tables["sentences"].column("text_key").to_numpy())
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
+        self._names = ["text", *["text_pair"] * bool(settings.input.text_pair)]
+        self._marked = vectors.words is not None and _marks(settings.input)
+
+    def extent(self, table: str, places: Int64) -> tuple[Int64, Int64]:
+        """First row and number of rows of records in the table of words or tokens."""
+        rows, records = self._row[table], self._row["sentences"][places]
+        begins = np.searchsorted(rows, records)
+        return begins, np.searchsorted(rows, records, side="right") - begins
+
+    def find(self, records: Sequence[Record], texts: Int64, folds: Int64 | None) -> Known:
+        """Those of some ``texts``, numbers of records, that this dataset has."""
+        some = [records[i] for i in texts]
+        keys = np.array([text_key(whole_text(r.text, r.text_pair)) for r in some], np.int64)
+        at = np.searchsorted(self._keys, keys)
+        found = np.flatnonzero(np.append(self._keys, 0)[at] == keys)
+        found = found[at[found] < len(self._keys)]
+        places = self._order[at[found]]
+        names = [*self._names, *["fold"] * (folds is not None)]
+        stored = self.tables["sentences"].pick(places, names)
+        same = np.ones(len(found), bool)
+        for number, i in enumerate(found.tolist()):
+            record = some[i]
+            cells = [record.text, *[record.text_pair] * ("text_pair" in names)]
+            cells += [] if folds is None else [int(folds[texts[i]])]
+            same[number] = cells == [stored[name][number] for name in names]
+        if self._marked:
+            same[same] = self._same_words([some[i] for i in found[same]], places[same])
+        return Known(texts[found[same]], places[same], self)
+
+    def _same_words(self, records: Sequence[Record], places: Int64) -> list[bool]:
+        """Whether the marked words of records are those of the dataset, all of them stored."""
+        begins, counts = self.extent("words", places)
+        spans = self.tables["words"].table_at(ranges(begins, counts), ["start", "end"])
+        pairs = list(zip(*(column.to_pylist() for column in spans.columns), strict=True))
+        ends = np.cumsum([0, *counts])
+        return [
+            r.words is not None and [*(r.words.spans or ())] == pairs[begin:end]
+            for r, (begin, end) in zip(records, pairwise(ends.tolist()), strict=True)
+        ]
+
+
+def known_texts(
+    sources: Sequence[OpenSource], records: Sequence[Record], folds: Int64 | None
+) -> tuple[Known, ...]:
+    """Return the texts of records that datasets have, each of the first one that has it."""
+    new, known = np.arange(len(records)), list[Known]()
+    for source in sources:
+        known.append(source.find(records, new, folds))
+        new = np.setdiff1d(new, known[-1].texts)
+    return tuple(found for found in known if len(found.texts))
