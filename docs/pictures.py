@@ -79,13 +79,13 @@ def explore_loop(browser: Any, folder: Path) -> None:
 
 
 def report(browser: Any) -> None:
-    """Write the first screen of the report in ``outputs/quickstart``, dark and light."""
+    """Write the first screen of the report in ``pipelines/outputs/quickstart``, dark and light."""
     embedkit("run", "pipelines/quickstart.toml")
     for scheme in ("light", "dark"):
         page = browser.new_context(
             viewport={"width": 1_200, "height": 760}, color_scheme=scheme, device_scale_factor=1.5
         ).new_page()
-        page.goto((ROOT / "outputs/quickstart/report.html").as_uri())
+        page.goto((ROOT / "pipelines/outputs/quickstart/report.html").as_uri())
         page.wait_for_selector("#explorer:not([hidden])")
         image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         image.quantize(128).save(HERE / f"report-{scheme}.png", optimize=True)

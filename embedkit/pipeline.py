@@ -1,4 +1,9 @@
-"""Recipes: the stages of an experiment in a TOML file, each a command with its options."""
+"""Recipes: the stages of an experiment in a TOML file, each a command with its options.
+
+A recipe may come from anyone, so it is no program: it writes below its own folder only, neither
+hidden files nor such as Python would import, and it names neither code nor addresses to write to. A
+recipe that does so needs ``--trust``; what the caller says by ``--set`` needs none.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,10 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
@@ -35,8 +41,20 @@ from embedkit.errors import (
 )
 from embedkit.machine import __version__
 
-OUTPUTS = ("out", "report", "write-blend", "makes")
+OUTPUTS = ("out", "report", "write-blend", "makes", "figure")
 """Options that name an output; every other value that is the name of a file is an input."""
+
+_CODE = {
+    "head": "imports and runs {}",
+    "estimator": "imports {}",
+    "address": "hands the job to the Ray cluster at {}",
+}
+"""Options that lead to code, if their value has a colon as ``module:Class`` and addresses have."""
+
+LARGEST = 1 << 36
+"""Bytes of a file that ``fetch`` downloads at most."""
+
+_IMPORTED = (*all_suffixes(), ".pth")
 
 _PLACE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
 _HEADER = re.compile(r"^[ \t]*\[([\w.-]+)\]", re.MULTILINE)
@@ -52,21 +70,27 @@ class Stage:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     can_overwrite: bool
+    needs_trust: tuple[str, ...] = ()  # what it does that a recipe may not do by itself
 
 
 def read_recipe(
-    path: Path, commands: Mapping[str, click.Command], settings: Sequence[str] = ()
+    path: Path,
+    commands: Mapping[str, click.Command],
+    settings: Sequence[str] = (),
+    *,
+    trust: bool = False,
 ) -> list[Stage]:
     """Read a recipe; each command parses the options of its stages, without running.
 
     ``settings`` are ``KEY=VALUE``: a value of ``[set]``, or an option as ``STAGE.OPTION``. A
-    :class:`RecipeError` names the line of the table with a wrong name, type or value.
+    :class:`RecipeError` names the line of the table with a wrong name, type or value, or with
+    something that needs ``trust``.
     """
     try:
         text = path.read_text("utf-8")
         content = tomllib.loads(text)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
+        raise storage.unreadable(path, error, error=UsageError, advice="") from error
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path} is not valid TOML: {first_line(error)}.") from error
     lines = {h[1]: text.count("\n", 0, h.start()) + 1 for h in _HEADER.finditer(text)}
@@ -101,10 +125,58 @@ def read_recipe(
         parameters = {n.lstrip("-"): p for p in commands[command].params for n in p.opts}
         stages.append(_stage(name, options, path.resolve().parent, parameters))
         try:
-            commands[command].make_context(command, list(stages[-1].line[1:])).close()
+            context = commands[command].make_context(command, list(stages[-1].line[1:]))
         except click.UsageError as error:
             fail(name, error.format_message())
+        context.close()
+        try:
+            needs = tuple(_needs_trust(context, stages[-1], _values(settings)))
+        except UsageError as error:
+            fail(name, str(error))
+        if needs and not trust:
+            fail(name, f"{needs[0]}. If you trust the recipe, pass trust=True.")
+        stages[-1] = replace(stages[-1], needs_trust=needs)
     return stages
+
+
+def _values(settings: Sequence[str]) -> list[str]:
+    """What the caller says by ``--set``: values as they are, those of lists one by one."""
+    texts = [setting.partition("=")[2].strip() for setting in settings]
+    return [v.strip(" \"'") for text in texts for v in (text, *text.strip("[]").split(","))]
+
+
+def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -> Iterator[str]:
+    """What a stage does that its recipe may not do by itself.
+
+    It is read from what the command understands, since an argument may look like an option.
+    """
+    given = {(name or "").replace("_", "-"): value for name, value in context.params.items()}
+    names = [*OUTPUTS, *["dataset"] * (stage.line[0] == "index")]  # which holds its indexes
+    outputs = [str(given[name]) for name in names if given.get(name) is not None]
+    for text in dict.fromkeys([*outputs, *stage.outputs]):
+        if address := storage.address_of(text):  # of which click has removed a slash
+            inside = any(f"{address}/".startswith(f"{v}/") for v in callers if "://" in v)
+            allowed = inside and ".." not in address.split("/")
+        else:
+            here = stage.folder
+            allowed = any(_is_below(here / text, here / root) for root in ("", *callers))
+        if not allowed:
+            yield f"writes to {storage.without_secrets(text)}"
+    for name, what in _CODE.items():
+        text = str(given.get(name) or "")
+        if ":" in text and text not in callers:
+            yield what.format(text)
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    """True if a path is a folder or plainly in it, links followed; of others the name tells less.
+
+    Hidden files, such as those of a shell, of git and of a virtual environment, are run by others,
+    and so are the modules of Python.
+    """
+    place, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    inner = place.relative_to(root).parts if place.is_relative_to(root) else (".",)
+    return not any(part.startswith(".") or part.endswith(_IMPORTED) for part in inner)
 
 
 def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> None:
@@ -185,7 +257,7 @@ def run_recipe(
         about = f"[{number}/{len(stages)}] {stage.name}"
         names = {part for value in stage.inputs for part in (value, *value.split(","))}
         state = {
-            "settings": list(stage.line),
+            "settings": [storage.without_secrets(word) for word in stage.line],
             "inputs": _hashes(stage, sorted(names)),
             "version": __version__,
             "outputs": _hashes(stage, stage.outputs),
@@ -275,11 +347,13 @@ def _write_state(stage: Stage, state: Mapping[str, Any]) -> None:
 
 def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     """Download a file with a known hash unless ``out`` has it; return if it was downloaded."""
-    expected, target = sha256.lower(), Path(out)
+    expected, target, shown = sha256.lower(), Path(out), storage.without_secrets(url)
     if not re.fullmatch(r"[0-9a-f]{64}", expected):
         raise UsageError(f"sha256={sha256!r}: expected 64 hex digits.")
     if not re.match(r"https?://([^/\[\]]|\[[^/\]]+\])", url):
-        raise UsageError(f"{url}: expected an address that begins with https:// or http://.")
+        raise UsageError(f"{shown}: expected an address that begins with https:// or http://.")
+    if re.match(r"[a-z]+://[^/?#]*@", url):
+        raise UsageError(f"{shown}: user and password of an address are not sent; leave them out.")
     if target.is_dir():
         raise UsageError(f"out={str(target)!r} is a folder; expected a file name.")
     if target.is_file():
@@ -288,16 +362,38 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
         raise MismatchError(f"{target} exists with another hash. Move it away.")
     address = quote(url, safe="%/:=&?~#+!$,;'@()*[]")  # letters beyond ASCII; the rest stays
     request = Request(address, headers={"User-Agent": f"embedkit/{__version__}"})
+    storage.make_folder(target.parent)
+    partial = target.with_name(f".{target.name}.partial")
     try:
-        with urlopen(request, timeout=30) as source:
-            content = source.read()
+        with (
+            urlopen(request, timeout=30) as source,
+            open(storage.new_locked(partial), "wb") as copy,  # noqa: PTH123 - a descriptor
+        ):
+            try:
+                copy.truncate()  # what a killed process left
+                _copy_checked(source, copy, expected, shown)
+                copy.flush()
+                storage.publish_file(partial, target)
+            finally:
+                partial.unlink(missing_ok=True)  # while it is locked, so that it is ours
     except (OSError, HTTPException) as error:
         raise StorageError(
-            f"{url} cannot be downloaded: {getattr(error, 'reason', None) or error}. Check the "
+            f"{shown} cannot be downloaded: {getattr(error, 'reason', None) or error}. Check the "
             f"network, or put the file at {target} yourself."
         ) from error
-    if hashlib.sha256(content).hexdigest() != expected:
-        raise MismatchError(f"{url} has another hash; nothing was kept.")
-    storage.make_folder(target.parent)
-    storage.write_durably(target, content, scratch=target.parent)
     return True
+
+
+def _copy_checked(source: Any, target: Any, sha256: str, name: str) -> None:
+    """Copy a stream, which may have no end, and compare the hash of its bytes."""
+    digest, size = hashlib.sha256(), 0
+    while block := source.read(1 << 20):
+        size += len(block)
+        if size > LARGEST:
+            raise OSError(f"it has more than {LARGEST:,} bytes")
+        digest.update(block)
+        target.write(block)
+    if source.length:
+        raise OSError(f"the connection ended {source.length:,} bytes too early")
+    if digest.hexdigest() != sha256:
+        raise MismatchError(f"{name} has another hash; nothing was kept.")

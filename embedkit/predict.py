@@ -76,6 +76,8 @@ class Predictor:
         label_names: readable names of labels, such as ``{"0": "negative"}``.
         device: where the encoder runs.
         model: another location of the checkpoint of a run on vectors, if it was moved.
+        head: the class of the user's own with which the run was fine-tuned, or ``module:Class``. A
+            file decides on no code that runs, so that such a run needs it again.
 
     Attributes:
         content: the content of ``run.json``; ``None`` for a checkpoint.
@@ -100,6 +102,7 @@ class Predictor:
         label_names: Mapping[str, str] | None = None,
         device: str = "auto",
         model: str | None = None,
+        head: Any = None,
     ) -> None:
         self.run = Path(run)
         self.content: PredictionRun | None = None
@@ -126,7 +129,7 @@ class Predictor:
 
         if model is not None:
             raise UsageError(f"model={model!r}: {run} is a fine-tuned run with its own models.")
-        self._model = FinetunedRun(self.run, content, device=device)
+        self._model = FinetunedRun(self.run, content, device=device, head=head)
 
     def __repr__(self) -> str:
         return f"Predictor({str(self.run)!r}, classes={list(self.names)})"
@@ -434,6 +437,7 @@ def predict_file(
     *,
     label_names: Mapping[str, str] | None = None,
     device: str = "auto",
+    head: str | None = None,
     reading: CorpusOptions | None = None,
     out: Path | None = None,
     submission: str | None = None,
@@ -461,7 +465,7 @@ def predict_file(
                 if not notice.startswith("label column:"):  # the label is what is predicted
                     logger.info("%s", notice)
             reader = CorpusReader(plan)
-        predictor = Predictor(run, label_names=label_names, device=device)
+        predictor = Predictor(run, label_names=label_names, device=device, head=head)
         of_words = predictor.labels_words
         if of_words and columns is not None:
             raise UsageError(f"submission= is for runs that label records; {run} labels words.")
@@ -606,4 +610,4 @@ def _table(path: Path) -> Any:
             pd.read_csv(path, sep=separator, quoting=quoting, dtype=types, keep_default_na=False)
         )
     except (ValueError, OSError) as error:
-        raise DamagedError(f"{path} cannot be read: {error}. Make it again.") from error
+        raise storage.unreadable(path, error) from error

@@ -156,7 +156,10 @@ def run_on_ray(
     started = not ray.is_initialized()
     if started:
         _check_reached(address or os.environ.get("RAY_ADDRESS", ""))
+        terminated = signal.getsignal(signal.SIGTERM)
         ray.init(address, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        if threading.current_thread() is threading.main_thread() and terminated is not None:
+            signal.signal(signal.SIGTERM, terminated)  # Ray's handler ends with another exit code
     running: dict[Any, T] = {}
     try:
         options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_calls": 0}

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -40,6 +40,7 @@ from embedkit.errors import (
     LockedError,
     OutputExistsError,
     StorageError,
+    UsageError,
     first_line,
 )
 from embedkit.machine import usable_cores
@@ -56,6 +57,9 @@ UNFINISHED = "unfinished"
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
 
+PROTOCOLS = ("https", "http", "s3", "gs", "az", "hf")
+"""Protocols of addresses, by the packages of fsspec."""
+
 _MAKING = threading.RLock()
 SUMS = "SHA256SUMS"
 CARD = "README.md"
@@ -63,8 +67,13 @@ CARD = "README.md"
 here or on a hub, damages nothing: its content is not compared."""
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
+_SECRETS = re.compile(  # a password may hold any sign; what follows a colon may be a port
+    r"\b([A-Za-z][\w+.-]+:/+)(?:[^\s/?#@:]*(?::(?!\d+/)[^\s@]*)?@)?([^\s?#'\"]*)(?:[?#][^\s'\"]*)?"
+)
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _REPLACED = "replaced"
+_NOT_THERE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_DENIED = (errno.EACCES, errno.EPERM)
 _ADVICE = "Make it again."
 
 
@@ -90,6 +99,27 @@ def storage_errors(path: Path, *others: type[Exception]) -> Iterator[None]:
         raise StorageError(message) from error
 
 
+def unreadable(
+    file: Path,
+    problem: Exception,
+    *,
+    error: type[EmbedkitError] = DamagedError,
+    advice: str = _ADVICE,
+) -> EmbedkitError:
+    """The error to raise when reading a file raised ``problem``.
+
+    Only content is damage, and so is a missing file. Everything else that the system reports, such
+    as a file that the user may not read, or an error of the disk, is no fault of the file: to make
+    it again, as ``advice`` says, would not help, and it may be intact.
+    """
+    number = getattr(problem, "errno", None)  # libraries report content by an OSError without one
+    reason = getattr(problem, "strerror", None) or first_line(problem)
+    if not isinstance(problem, OSError) or number in _NOT_THERE:
+        return error(f"{file} cannot be read: {reason}. {advice}".rstrip())
+    remedy = "Ask for the permission to read it" if number in _DENIED else "Check the disk"
+    return StorageError(f"{file} cannot be read: {reason}. {remedy}; it may be intact.")
+
+
 def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> None:
     """Write a file atomically and durably: temporary file, fsync, rename, fsync of the folder.
 
@@ -105,7 +135,7 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
                 with suppress(BlockingIOError, FileNotFoundError), left.open("rb") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     left.unlink(missing_ok=True)
-            descriptor = _new_locked(temporary)
+            descriptor = new_locked(temporary)
             try:
                 _write_all(descriptor, memoryview(data))
                 _sync(descriptor)
@@ -118,12 +148,12 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
         _sync_path(path.parent)
 
 
-def _new_locked(path: Path) -> int:
-    """Descriptor of a new file, locked so that no process takes it for a leftover."""
+def new_locked(path: Path) -> int:
+    """Descriptor of a file to write, locked: no process takes it for a leftover, or writes it."""
     while True:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if path.exists():
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
         os.close(descriptor)  # one did, before it was locked
 
@@ -319,19 +349,41 @@ def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
     It may be missing or have invalid lines if ``torn``, as in an interrupted job.
     """
     file = folder / SUMS
+    if torn and not file.is_file():
+        return {}
+    sums: dict[str, str] = {}
     try:
-        lines = file.read_text("utf-8", "surrogateescape").splitlines()
+        lines = path_inside(folder, SUMS).read_text("utf-8", "surrogateescape").splitlines()
+        for number, line in enumerate(lines, 1):
+            with suppress(ValueError) if torn else nullcontext():
+                if (match := _LINE.fullmatch(line)) is None:
+                    raise ValueError(f"line {number} is not a checksum and a name")
+                path_inside(folder, match[2])
+                sums[match[2]] = match[1]
     except OSError as error:
-        if torn:
-            return {}
-        raise DamagedError(f"{file} cannot be read: {error.strerror}.") from error
-    matches = [_LINE.fullmatch(line) for line in lines]
+        raise unreadable(file, error, advice="") from error
+    except ValueError as error:
+        raise DamagedError(f"{file} is damaged: {error}.") from error
     if not lines and not torn:
         raise DamagedError(f"{file} is damaged: it is empty.")
-    if None in matches and not torn:
-        number = matches.index(None) + 1
-        raise DamagedError(f"{file} is damaged: line {number} is not a valid checksum entry.")
-    return {match[2]: match[1] for match in matches if match is not None}
+    return sums
+
+
+def path_inside(folder: Path, name: str) -> Path:
+    """The path of a file in a folder by a ``name`` that was read from a file.
+
+    Whoever wrote that file chose the name. It is relative, has no ``..``, and leads to a file in
+    the folder, also by a link, or to none: an absolute name would read or overwrite any file of the
+    user, and a device or a pipe has no end. A :class:`ValueError` says what is wrong with it.
+    """
+    if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\\" in name or "\0" in name:
+        raise ValueError(f"{name!r:.100} is not the name of a file in the folder")
+    path = folder / name
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise ValueError(f"{name!r:.100} is a link that leads out of the folder")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{name!r:.100} is not a regular file")
+    return path
 
 
 def differing_files(folder: Path, sums: Mapping[str, str]) -> dict[str, str]:
@@ -340,10 +392,10 @@ def differing_files(folder: Path, sums: Mapping[str, str]) -> dict[str, str]:
     def problem(name: str) -> str:
         try:
             actual = file_sha256(folder / name)
-        except FileNotFoundError:
-            return f"{folder / name} is missing"
         except OSError as error:
-            return f"{folder / name} cannot be read: {error.strerror}"
+            if error.errno not in _NOT_THERE:
+                raise unreadable(folder / name, error) from error
+            return f"{folder / name} is missing"
         if actual == sums[name] or name == CARD:
             return ""
         return (
@@ -438,15 +490,34 @@ def cache_folder() -> Path:
 def address_of(path: AnyPath) -> str:
     """The address, such as ``s3://bucket/name``, that a path spells; empty for a local path."""
     match = _ADDRESS.fullmatch(os.fspath(path))  # of which pathlib has removed a slash
-    return "" if match is None else f"{match[1]}:{'///' if match[1] == 'file' else '//'}{match[2]}"
+    if match is None:
+        return ""
+    address = f"{match[1]}://{match[2]}"
+    shown = without_secrets(address)
+    if match[1] not in PROTOCOLS or "::" in address:  # fsspec has more, and chains of them
+        known = ", ".join(f"{name}://" for name in PROTOCOLS)
+        raise UsageError(f"{shown}: expected a path, or an address of {known}.")
+    spelled.update({address: shown, os.fspath(path): shown})
+    return address
+
+
+def without_secrets(text: str) -> str:
+    """A text whose addresses have neither user and password nor query, which may be a signature.
+
+    All that is written to a file or printed about an address has passed through this.
+
+    >>> without_secrets("https://me:pw@host/c.tsv?X-Amz-Signature=1f cannot be reached")
+    'https://host/c.tsv cannot be reached'
+    """
+    return _SECRETS.sub(r"\1\2", text)
 
 
 spelled: dict[str, str] = {}
-"""Addresses of opened datasets, by their spelling as a path and by the path of the local copy."""
+"""Addresses as they may be shown, by how they were given and by the path of the local copy."""
 
 
 def as_given(text: str) -> str:
-    """A text with the addresses of object stores as they were given."""
+    """A text with the addresses of object stores as they were given, without their secrets."""
     for path, address in spelled.items():
         text = text.replace(path, address).replace(f"{address}.incomplete", f"{path}.incomplete")
     return text
@@ -471,7 +542,8 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
                 existing = bytes(store.cat_file(place))
                 if existing != content and not replace:
                     problem = "holds another dataset, or a part of it. Pass another out="
-                    raise OutputExistsError(f"{address} {problem}, or overwrite=True.") from None
+                    shown = without_secrets(address)
+                    raise OutputExistsError(f"{shown} {problem}, or overwrite=True.") from None
                 return existing
             return None
 
@@ -501,18 +573,20 @@ def store_of(
     """The file system of an address, and the path in it; an ``error`` if it cannot be reached."""
     import fsspec
 
+    shown = without_secrets(address)
     try:
         store, root = fsspec.url_to_fs(address)
         store.invalidate_cache()
         yield store, root.rstrip("/")
     except ImportError as problem:  # its message says what to install
-        raise error(f"{address}: {first_line(problem)}.") from problem
+        raise error(f"{shown}: {first_line(problem)}.") from problem
     except EmbedkitError:
         raise
     except FileNotFoundError as problem:
-        raise error(f"{address} does not exist.") from problem
+        raise error(f"{shown} does not exist.") from problem
     except Exception as problem:  # every file system has errors of its own
-        raise error(f"{address} cannot be reached: {first_line(problem)}.") from problem
+        reason = without_secrets(first_line(problem)).rstrip(".")
+        raise error(f"{shown} cannot be reached: {reason}.") from problem
 
 
 def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) -> None:
@@ -544,7 +618,7 @@ def read_json(
     try:
         content = file.read_bytes()
     except OSError as reason:
-        raise error(f"{file} cannot be read: {reason.strerror or reason}. {advice}") from reason
+        raise unreadable(file, reason, error=error, advice=advice) from reason
     return parse_json(content, file=file, error=error, advice=advice)
 
 
@@ -613,7 +687,7 @@ def read_table(file: Path, *, advice: str = _ADVICE) -> pa.Table:
     try:
         return pq.ParquetFile(file, page_checksum_verification=True).read()
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"{file} cannot be read: {first_line(error)}. {advice}") from error
+        raise unreadable(file, error, advice=advice) from error
 
 
 def check_columns(

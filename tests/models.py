@@ -6,10 +6,12 @@ folder is what ``save_pretrained`` writes, so that the real loading code runs.
 
 from __future__ import annotations
 
+import copy
 import json
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -261,6 +263,11 @@ class Plain:
             self.cache[text, pair, length] = PlainText(hidden, special, pooled)
         return self.cache[text, pair, length]
 
+    @cached_property
+    def exact(self) -> Plain:
+        """The same forward in float64."""
+        return Plain(copy.deepcopy(self.model).double(), self.tokenizer, self.max_length)
+
     @torch.inference_mode()
     def run(
         self, ids: Sequence[int], types: Sequence[int] | None
@@ -271,9 +278,10 @@ class Plain:
         if types is not None and segments > 1:
             inputs["token_type_ids"] = torch.tensor([list(types)])
         output = self.model(**inputs, output_hidden_states=True)
-        hidden = [h[0].float().numpy() for h in output.hidden_states]
+        kind = torch.promote_types(self.model.dtype, torch.float32)  # NumPy has no bf16
+        hidden = [h[0].to(kind).numpy() for h in output.hidden_states]
         pooled = output.get("pooler_output")
-        return hidden, None if pooled is None else pooled[0].float().numpy()
+        return hidden, None if pooled is None else pooled[0].to(kind).numpy()
 
 
 def expected(view: View, plain: PlainText, *, special: bool = True) -> Floats:
@@ -308,6 +316,20 @@ def distance(ours: Any, plain: Any) -> Floats:
     assert ours.shape == plain.shape
     norms = np.maximum(np.linalg.norm(plain, axis=-1), 1e-12)
     return np.asarray(np.linalg.norm(ours - plain, axis=-1) / norms)
+
+
+_FLOOR = 8 * float(np.finfo(np.float32).eps)
+
+
+def check_near(ours: Any, plain: Any, exact: Any) -> None:
+    """Vectors are as near to their float64 values as those of another float32 forward are.
+
+    How far two float32 results lie apart depends on the processor and on the order of its sums, so
+    that a fixed limit holds on some machines only. Vectors of both are compared with ``exact``:
+    ours may be half as far again, or a few units in the last place.
+    """
+    limit = max(1.5 * float(distance(plain, exact).max(initial=0)), _FLOOR)
+    assert distance(ours, exact).max(initial=0) <= limit
 
 
 OLD_VOCABULARIES = {

@@ -22,8 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
+from embedkit import storage
 from embedkit.corpus.memory import input_files
-from embedkit.errors import CorpusError, MismatchError, UsageError
+from embedkit.errors import MismatchError, UsageError
 from tests.store_fixtures import ROWS, begin, manifest_of, run, tree
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -181,6 +182,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 def test_files_at_addresses(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PROTOCOLS", (*storage.PROTOCOLS, "memory"))
     lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
     file = tmp_path / "c.jsonl"
     file.write_text(lines, "utf-8")
@@ -188,16 +190,17 @@ def test_files_at_addresses(tmp_path: Path, server: str, monkeypatch: pytest.Mon
         target.write(lines)
     addresses = [f"{server}/c.jsonl", f"{server}/c.jsonl?raw=1", "memory://bucket/c.jsonl"]
     run(file, tmp_path / "whole")
-    for number, address in enumerate([*addresses, file.as_uri()]):
+    for number, address in enumerate(addresses):
         for corpus in (address, [Path(address)]):
             with input_files(corpus) as (found,):
                 assert found.path.read_bytes() == file.read_bytes()
-                assert found.name == address
+                assert found.name == address.removesuffix("?raw=1")
         run(address, tmp_path / f"{number}")
         assert tree(tmp_path / f"{number}" / "sentences") == tree(tmp_path / "whole" / "sentences")
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    for address in (f"{server}/none.tsv", "memory://none", "s3://bucket/c.tsv", "none://a/b"):
-        with pytest.raises(CorpusError, match=address), input_files(address):
+    others = file.as_uri(), "none://a/b", "simplecache::s3://bucket/c.tsv", f"{server}::file://x"
+    for address in (f"{server}/none.tsv", "memory://none", "s3://bucket/c.tsv", *others):
+        with pytest.raises(UsageError, match=address[:7]), input_files(address):
             pass
 
 

@@ -34,7 +34,7 @@ def test_what_is_no_file(folder: Folder, name: str, message: str) -> None:
 def test_a_change_is_noticed(folder: Folder) -> None:
     file = InputFile.of(folder.write("text\na\n"))
     file.check_unchanged()
-    os.utime(file.path, ns=(0, file.mtime_ns + 1))
+    os.utime(file.path, ns=(0, file.state[1] + 1))
     with pytest.raises(CorpusError, match=r"corpus\.tsv"):
         file.check_unchanged()
 

@@ -70,7 +70,7 @@ def test_inner_predictions_are_of_records_that_their_model_was_not_fitted_on(
             keep = Predictor(tmp_path / "run", device="cpu")
             keep._model._models = [read_model(tmp_path / f"run/model/fold-{other}").eval()]
             proba = keep.predict_proba([texts[row] for row in here["row"]])
-            same = np.allclose(proba, here[["proba_0", "proba_1"]], atol=1e-6)
+            same = np.allclose(proba, here[["proba_0", "proba_1"]], atol=1e-5)
             assert same == (other == number)
         if threshold is not None:
             reached = here["proba_1"] >= content.thresholds[number]

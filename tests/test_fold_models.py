@@ -216,7 +216,7 @@ def test_one_model_is_refused_for_its_training_records(shared: Path, tmp_path: P
     unseen = [*column[made.folds == 0], "a bus home home home"]
     vectors(unseen, tmp_path / "unseen", tmp_path / "run")
     encoder = embedkit.Encoder.load(tmp_path / "run/model/fold-0", device="cpu")
-    assert np.allclose(embedkit.load(tmp_path / "unseen").X, encoder.encode(unseen), atol=1e-6)
+    assert np.allclose(embedkit.load(tmp_path / "unseen").X, encoder.encode(unseen), atol=1e-5)
 
 
 def test_new_texts_and_test_sets_are_encoded_alike(shared: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from embedkit.errors import UsageError
 from embedkit.finetuning.model import EncoderWithHead, build_model, freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
 from tests.finetune_fixtures import check_test_set, corpus_of, predictions, tuned
-from tests.models import TEXTS
+from tests.models import TEXTS, check_near
 from tests.store_fixtures import tiny_model
 
 quiet_transformers()
@@ -57,7 +58,7 @@ def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
             return model.eval()(**batch).logits
 
     before = logits(ours)
-    assert float((before - logits(theirs)).abs().max()) <= 1e-6
+    check_near(before, logits(theirs), logits(copy.deepcopy(theirs).double()))
     for one in (ours, theirs):
         optimizer = torch.optim.AdamW(one.train().parameters(), lr=1e-3)
         torch.manual_seed(11)
@@ -65,7 +66,7 @@ def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
         optimizer.step()
     after = logits(ours)
     assert float((after - before).abs().max()) > 1e-3
-    assert float((after - logits(theirs)).abs().max()) <= 1e-6
+    assert float((after - logits(theirs)).abs().max()) <= 1e-5
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -120,7 +121,7 @@ def test_losses_are_those_of_the_books() -> None:
     for options in ({}, {"class_weights": [0.4, 1.6]}, {"label_smoothing": 0.2}):
         first = model(problem="one_logit", n_outputs=1, **options)
         second = model(**options)
-        assert torch.allclose(first.loss(one, y), second.loss(two, y), atol=1e-6)
+        assert torch.allclose(first.loss(one, y), second.loss(two, y), atol=1e-5)
         assert torch.allclose(first.outputs(one), second.outputs(two))
 
     value = model(problem="value", n_outputs=1, target_mean=3.0, target_scale=2.0)
@@ -157,7 +158,7 @@ def test_a_head_may_be_any_module(tmp_path: Path) -> None:
     for number, head in enumerate((Weighted, "tests.test_heads:Weighted")):
         tuned(corpus, tmp_path / str(number), head=head, **given)
     pd.testing.assert_frame_equal(predictions(tmp_path / "0"), predictions(tmp_path / "1"))
-    check_test_set(tmp_path / "0", corpus)
+    check_test_set(tmp_path / "0", corpus, head="tests.test_heads:Weighted")
     with pytest.raises(UsageError, match="head="):
         tuned(corpus, tmp_path / "x", head=lambda width, outputs: torch.nn.Linear(width, outputs))
 

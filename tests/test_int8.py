@@ -29,7 +29,7 @@ def wrong_sums(width: int) -> int:
     x[:32] = 255
     with torch.inference_mode():
         result = _Int8Product(layer, torch.zeros(width), torch.full((width,), 255.0))(x.float())
-    return int((~result.isclose((x @ steps.T).float(), rtol=1e-6, atol=0.5)).sum())
+    return int((~result.isclose((x @ steps.T).float(), rtol=1e-5, atol=0.5)).sum())
 
 
 @pytest.mark.parametrize("isa", ["", "AVX2", pytest.param("SSE41", marks=pytest.mark.slow)])

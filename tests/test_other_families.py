@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import embedkit
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import describe_model
 from embedkit.errors import ModelError
-from tests.models import _TOKENIZERS, TEXTS, distance, save_model
+from tests.models import _TOKENIZERS, TEXTS, check_near, save_model
 
 SOME = [text for text in TEXTS if text]
 DECODERS: dict[str, dict[str, Any]] = {
@@ -76,20 +77,21 @@ def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str
     if plain.config.is_encoder_decoder:
         plain = plain.get_encoder()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    last, start = [], 0
+    exact = copy.deepcopy(plain).double()
+    states: list[list[list[Any]]] = [[], []]
     for text in SOME:
         encoded = tokenizer(text, return_tensors="pt", truncation=True, max_length=160)
         inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        with torch.inference_mode():
-            states = plain(**inputs, output_hidden_states=True).hidden_states
-        stop = start + inputs["input_ids"].shape[1]
-        for layer, wanted in enumerate(states):
-            assert distance(ours.vectors[str(layer)][start:stop], wanted[0]).max() <= 1e-5
-        last.append(states[-1][0, -1].numpy())
-        start = stop
-    assert {len(values) for values in ours.vectors.values()} == {start}
+        for model, found in zip((plain, exact), states, strict=True):
+            with torch.inference_mode():
+                layers = model(**inputs, output_hidden_states=True).hidden_states
+            found.append([layer[0].numpy() for layer in layers])
     assert len(ours.vectors) == encoder.n_layers + 1 == 4
-    assert distance(encoder.encode(SOME, pooling="last_token"), np.stack(last)).max() <= 1e-5
+    for number in range(4):
+        both = [np.concatenate([layers[number] for layers in found]) for found in states]
+        check_near(ours.vectors[str(number)], *both)
+    last = [np.stack([layers[-1][-1] for layers in found]) for found in states]
+    check_near(encoder.encode(SOME, pooling="last_token"), *last)
     assert describe_model(str(folder)).n_layers == 3
     if family in DECODERS:
         for pooling in ("cls", "pooler"):
@@ -106,11 +108,11 @@ def test_sentences(family: str, tmp_path: Path) -> None:
     prompts = {"query": "Instruct: search\nQuery:", "document": ""}
     model = SentenceTransformer(modules=steps, prompts=prompts, device="cpu")
     model.save(str(tmp_path / "model"))
+    exact = copy.deepcopy(model).double()
     encoder = Encoder(tmp_path / "model", device="cpu")
     for name in (None, "query"):
         ours = encoder.encode(SOME, prompt_name=name)
-        wanted = model.encode(SOME, prompt_name=name, batch_size=1)
-        assert distance(ours, wanted).max() <= 1e-6
+        check_near(ours, *(m.encode(SOME, prompt_name=name, batch_size=1) for m in (model, exact)))
         out = tmp_path / str(name)
         embedkit.extract(SOME, out=out, model=str(tmp_path / "model"), prompt=name)
         assert np.array_equal(embedkit.load(out).X, ours)

@@ -239,7 +239,7 @@ def test_fetch(tmp_path: Path, server: tuple[str, list[str]]) -> None:
     assert asked == ["/corpus.tsv", "/%EC%98%81%ED%99%94%20%ED%8F%89.tsv?a=b%20c"]
     with pytest.raises(MismatchError, match=r"corpus\.tsv"):
         fetch(f"{address}/corpus.tsv", sha256="0" * 64, out=tmp_path / "other")
-    with pytest.raises(StorageError, match="90005 bytes read"):
+    with pytest.raises(StorageError, match=r"9\d,\d{3} bytes too early"):
         fetch(f"{address}/cut", sha256=right, out=tmp_path / "other")
     with pytest.raises(StorageError, match="/missing"):
         fetch(f"{address}/missing", sha256=right, out=tmp_path / "other")
@@ -365,7 +365,7 @@ title = "An experiment"
 corpus = ["a.tsv", "b.tsv"]
 folds = 4
 name = "x"
-out = "../{name}/out"
+out = "{name}/out"
 
 [extract]
 corpus = "{corpus}"
@@ -398,13 +398,11 @@ def test_stages_in_the_order_written(tmp_path: Path) -> None:
     stages = stages_of(tmp_path, text=GOOD)
     assert [stage.name for stage in stages] == ["extract", "train.b", "split", "train.a"]
     extract, train, split, _ = stages
-    line = (
-        "extract a.tsv b.tsv --layers=-1 --pooling=cls,mean --tokens --words=first --out=../x/out/v"
-    )
+    line = "extract a.tsv b.tsv --layers=-1 --pooling=cls,mean --tokens --words=first --out=x/out/v"
     assert " ".join(extract.line) == line
-    assert train.line == ("train", "../x/out/v", "--folds=4", "--out=../x/out/b")
-    assert split.line == ("split", "../x/out/v", "--test=0.2", "--out=s.parquet")
-    assert extract.outputs == ("../x/out/v",)
+    assert train.line == ("train", "x/out/v", "--folds=4", "--out=x/out/b")
+    assert split.line == ("split", "x/out/v", "--test=0.2", "--out=s.parquet")
+    assert extract.outputs == ("x/out/v",)
     assert extract.inputs[:2] == ("a.tsv", "b.tsv")
     assert extract.folder == tmp_path
 
@@ -419,9 +417,7 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
     assert {"--words", "--keep=p,q"} <= set(extract.line)
     assert train.line[2] == "--folds=7"
     assert "--label=genre" in split.line
-    assert " ".join(last.line) == (
-        "train ../a=b/out/v --out=../a=b/out/a --overwrite --estimator=knn"
-    )
+    assert " ".join(last.line) == ("train a=b/out/v --out=a=b/out/a --overwrite --estimator=knn")
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,20 @@ def test_two_workers_make_the_same_bytes(
     assert tree(tmp_path / "out") == tree(golden)
 
 
+def test_ray_leaves_the_exit_code_of_sigterm(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, before = pytest.importorskip("ray"), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: signal.signal(signal.SIGTERM, print))
+    monkeypatch.setattr(ray, "nodes", sys.exit)  # nothing is begun
+    try:
+        with pytest.raises(SystemExit):
+            made(golden, tmp_path / "out", workers=2, engine="ray")
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_processes_that_read_make_the_same_bytes(

@@ -66,7 +66,7 @@ def test_values_are_those_of_scikit_learn(classes: int, seed: int) -> None:
         }
     assert set(ours) == set(wanted)
     for name, value in wanted.items():
-        assert ours[name].value == pytest.approx(value, abs=1e-9), name
+        assert ours[name].value == pytest.approx(value), name
 
 
 def test_regression_values() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from embedkit.runs.metrics import Entities
 from embedkit.runs.predictions import Predictions, metrics_of, read_predictions
 from embedkit.runs.split import read_split
 from tests.finetune_fixtures import TINY, finetuned
+from tests.models import check_near
 from tests.store_fixtures import extract_tiny, tiny_model
 from tests.test_heads import plain_of
 from tests.test_word_runs import extract
@@ -83,7 +85,7 @@ def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Pat
     texts = embedkit.load(made / "vectors").text
     words = Predictor(tmp_path / "c", device="cpu").predict_words(texts)
     proba = [list(word.prediction.proba.values()) for some in words for word in some]
-    assert np.allclose(proba, found.proba, atol=1e-6)
+    assert np.allclose(proba, found.proba, atol=1e-5)
 
 
 def test_transformers_gives_the_same_probabilities(made: Path, tmp_path: Path) -> None:
@@ -94,12 +96,13 @@ def test_transformers_gives_the_same_probabilities(made: Path, tmp_path: Path) -
     batch = tokenizer(words, is_split_into_words=True, return_tensors="pt")
     first = [batch.word_ids().index(i) for i in range(len(words))]
     with torch.inference_mode():
-        expected = plain(**batch).logits[0, first].softmax(-1).numpy()
+        forwards = (plain, copy.deepcopy(plain).double())
+        both = [one(**batch).logits[0, first].softmax(-1).numpy() for one in forwards]
     ours = read_model(made / "tuned/model/fold-0")
     loaded = load_tokenizer(find_checkpoint(str(tiny_model())))
     texts = loaded.encode([" ".join(words)], settings=TokenizerSettings(24), offsets=True)
     proba = ours.outputs(predict_logits(ours, texts, pad_id=0)).numpy()
-    assert np.abs(proba - expected).max() < 1e-6
+    check_near(proba, *both)
     assert plain.config.id2label == dict(enumerate(finetuned(made / "tuned").classes))
 
 
@@ -127,7 +130,7 @@ def test_the_loss_is_of_first_tokens_alone(on_long: str) -> None:
         order = everywhere.view(-1)[everywhere.view(-1) != -100]
         assert on_long == "window" or torch.equal(order, labels)
         result = model(**batch, labels=labels)
-        assert torch.allclose(result.loss, expected, atol=1e-6)
+        assert torch.allclose(result.loss, expected, atol=1e-5)
         assert torch.allclose(predict_logits(model, texts, pad_id=0), result.logits, atol=1e-5)
 
 
@@ -158,12 +161,12 @@ def test_whole_entities_are_counted_as_seqeval_counts_them() -> None:
     true, told = (
         [[classes[i] for i in part] for part in np.split(tags, ends)] for tags in (y, guess)
     )
-    assert metric.value(len(row)) == pytest.approx(f1_score(true, told), abs=1e-12)
+    assert metric.value(len(row)) == pytest.approx(f1_score(true, told))
     weights = np.random.default_rng(2).integers(0, 3, 60)  # whole sentences, some of them twice
     again = [
         [s for s, n in zip(some, weights, strict=True) for _ in range(n)] for some in (true, told)
     ]
-    assert metric(weights[row][None].astype(float))[0] == pytest.approx(f1_score(*again), abs=1e-12)
+    assert metric(weights[row][None].astype(float))[0] == pytest.approx(f1_score(*again))
 
 
 def test_what_cannot_be_tagged(made: Path, tmp_path: Path) -> None:
@@ -190,6 +193,6 @@ def test_a_span_of_each_text_is_its_only_word(tmp_path: Path) -> None:
     for text, start, end, vector in zip(texts, frame["start"], frame["end"], words.X, strict=False):
         tokens = encoder.encode_tokens([text], layers="2")
         inside = (tokens.start < end) & (tokens.end > start) & ~tokens.special
-        assert np.allclose(tokens.X[inside].mean(0), vector, atol=1e-6)
+        assert np.allclose(tokens.X[inside].mean(0), vector, atol=1e-5)
     with pytest.raises(UsageError, match="spans="):
         CorpusOptions(spans=["start"])

@@ -288,7 +288,7 @@ def load_model(run: Path) -> Callable[[Any], Any]:
         refused = [name for name in types if not _is_trusted(name)]
         pipeline = None if refused else loads(content, trusted=types)
     except Exception as error:  # skops raises what its nodes raise
-        raise DamagedError(f"{file} cannot be read: {first_line(error)}.") from error
+        raise storage.unreadable(file, error) from error
     if refused:
         raise DamagedError(f"{file} holds {refused[0]}, which is never loaded from a file.")
     apply = getattr(pipeline, "predict_proba", None) or getattr(pipeline, "predict", None)
@@ -315,7 +315,7 @@ def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
         text = file.read_text("utf-8")
         booster = lightgbm.Booster(model_str=text)
     except (lightgbm.basic.LightGBMError, OSError, ValueError) as error:
-        raise DamagedError(f"{file} cannot be read: {first_line(error)}.") from error
+        raise storage.unreadable(file, error) from error
 
     def apply(features: Any) -> Any:
         values = np.asarray(booster.predict(pipeline.transform(features)))

@@ -37,6 +37,7 @@ from embedkit.cli.text import (
 from embedkit.display import bytes_text, count_text, json_line, reasons_text, shorten, visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
+from embedkit.storage import without_secrets
 
 if TYPE_CHECKING:
     from embedkit.comparison.recommendation import Recommendation
@@ -81,7 +82,7 @@ def split(
     from embedkit.runs.split import UNITS
     from embedkit.runs.split import split as make
 
-    out = out or Path(f"{source.stem}.split.parquet")
+    out = out or Path(f"{Path(without_secrets(str(source))).stem}.split.parquet")
     result = make(source, out=out, label=label, seed=seed, reading=reading, **settings)
     sizes, records, groups = result.sizes, len(result.row), len(np.unique(result.group))
 
@@ -286,6 +287,7 @@ _SHOWN = 3
     "--submission",
     "--label-names",
     "--device",
+    option("--head", help="Own head of the run, module:Class: its code is imported and runs."),
 )
 def predict(
     run: str,
@@ -293,6 +295,7 @@ def predict(
     single: str | None,
     label_names: str | None,
     device: str,
+    head: str | None,
     as_json: bool,
     quiet: bool,
     reading: CorpusOptions,
@@ -310,6 +313,7 @@ def predict(
     if (corpus is None) == (single is None):
         raise UsageError("give either a corpus, -, or --text.")
     model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
+    model["head"] = head
     with progress_bar() as progress:
         if corpus not in (None, "-"):
             done, rejected = predict_file(

@@ -17,6 +17,7 @@ from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import metric_text
+from embedkit.storage import unreadable
 
 if TYPE_CHECKING:
     from embedkit.contexts.uses import Use, WordReport
@@ -92,8 +93,8 @@ def _read_queries(path: Path) -> list[str]:
     try:
         return path.read_text("utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"--queries {path} cannot be read: {reason}.") from error
+        advice = "Give a UTF-8 text file as --queries."
+        raise unreadable(path, error, error=UsageError, advice=advice) from error
 
 
 def _answers_text(answers: Sequence[Answer]) -> str:

@@ -12,6 +12,7 @@ from embedkit.cli.command import Commands, Result, command
 from embedkit.cli.options import FILE, option, options
 from embedkit.cli.text import json_text, say
 from embedkit.errors import EXIT_REJECTS
+from embedkit.storage import without_secrets
 
 if TYPE_CHECKING:
     from embedkit.doctor import Diagnosis
@@ -51,6 +52,7 @@ def fetch(url: str, sha256: str, out: Path) -> Result:
         help="Set a value of the recipe's [set] table, or an option as STAGE.OPTION.",
     ),
     option("--dry-run", is_flag=True, help="Print the commands instead of running them."),
+    option("--trust", is_flag=True, help="Let it import code, and write outside of its folder."),
 )
 @click.pass_context
 def run(
@@ -58,22 +60,28 @@ def run(
     recipe: Path,
     settings: tuple[str, ...],
     dry_run: bool,
+    trust: bool,
     as_json: bool,
     quiet: bool,
 ) -> int:
     """Run the stages of an experiment.
 
     RECIPE is a TOML file. A stage is a command with its options; stages run in the order of the
-    file, and those that are up to date are skipped. Paths are relative to the folder of the file.
+    file, and those that are up to date are skipped. Paths are relative to the folder of the file,
+    below which it writes; it runs only commands of embedkit, and none of anyone's code unless you
+    pass --trust. Look at recipes of others with --dry-run first.
     """
     from embedkit.pipeline import read_recipe, run_recipe
 
     group = context.find_root().command
     assert isinstance(group, Commands)
     commands = {n: c for n, c in group.commands.items() if n != "run"}
-    stages = read_recipe(recipe, commands, settings)
+    stages = read_recipe(recipe, commands, settings, trust=trust or dry_run)
+    for stage in stages:
+        for need in stage.needs_trust:
+            say(f"note: --trust allows: [{stage.name}] {need}", err=True)
     if dry_run:
-        lines = [shlex.join(["embedkit", *stage.line]) for stage in stages]
+        lines = [without_secrets(shlex.join(["embedkit", *stage.line])) for stage in stages]
         say("\n".join([f"cd {shlex.quote(str(stages[0].folder))}", *lines]))
         return 0
 

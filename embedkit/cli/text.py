@@ -27,7 +27,7 @@ from embedkit.display import (
     without_nan,
 )
 from embedkit.runs.metrics import is_percent
-from embedkit.storage import as_given
+from embedkit.storage import as_given, without_secrets
 
 Rows = Sequence[Mapping[str, Any]]
 _TEXT, _NAME = 24, 20
@@ -43,7 +43,8 @@ def say(text: str, *, err: bool = False, finding: bool = False) -> None:
     shows = (sys.stderr if err else sys.stdout).isatty()
     styled = finding and shows and not os.environ.get("NO_COLOR")
     lines = []
-    for number, line in enumerate(visible(as_given(text), keep=HARMLESS).split("\n")):
+    text = without_secrets(as_given(text)) if err else as_given(text)
+    for number, line in enumerate(visible(text, keep=HARMLESS).split("\n")):
         warns = line.startswith("warning:")
         part = "\n".join(fitted(line))
         if styled and (number == 0 or warns):

@@ -108,7 +108,7 @@ class ConlluTable(TextTable):
                 yield lines
                 lines, length = [], 0
             else:
-                self.blank += 1
+                self.blank += 1 + self._lines.skip_blank()
         if lines:
             yield lines
 

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from embedkit.corpus.readers import format_of_name, is_bytes, is_string, without_dictionary
 from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
-from embedkit.storage import address_of, storage_errors, store_of
+from embedkit.storage import address_of, storage_errors, store_of, unreadable, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class InputFile:
     path: Path
     name: str  # as the user named it; "-" for standard input, "<DataFrame>" for one in memory
     size: int
-    mtime_ns: int
+    state: tuple[int, int, int]  # its number in the file system, last change of content and at all
     sha256: str = ""  # of the bytes on disk; empty until hash_inputs
 
     @classmethod
@@ -78,18 +78,19 @@ class InputFile:
                 near = f" The folder {path.parent} does not exist."
             else:
                 near = did_you_mean(path.name, (p.name for p in path.parent.iterdir()))
-            raise CorpusError(f"{path} cannot be opened: {error.strerror}.{near}") from error
+            raise unreadable(path, error, error=CorpusError, advice=near.strip()) from error
         if stat.S_ISDIR(status.st_mode):
             raise CorpusError(f"{path} is a folder; give its files: {path}/*.tsv.")
         if not stat.S_ISREG(status.st_mode):
             problem = "is a pipe or a device, which cannot be read twice"
             raise CorpusError(f"{path} {problem}. Give a file, or '-' for standard input.")
-        return cls(path, name or str(path), status.st_size, status.st_mtime_ns)
+        state = status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+        return cls(path, name or str(path), status.st_size, state)
 
     def check_unchanged(self) -> None:
         """Raise a :class:`CorpusError` if the file has changed."""
         now = InputFile.of(self.path, name=self.name)
-        if (now.size, now.mtime_ns) != (self.size, self.mtime_ns):
+        if (now.size, now.state) != (self.size, self.state):
             raise CorpusError(f"{self.name} changed while it was being read. Start again.")
 
 
@@ -132,10 +133,10 @@ def _described(path: Path, folder: Path) -> InputFile:
         if not name:
             shutil.copyfileobj(sys.stdin.buffer, target)
         else:
-            logger.info(f"fetching {name}")
+            logger.info(f"fetching {without_secrets(name)}")
             with store_of(name, error=CorpusError) as (store, file), store.open(file) as source:
                 shutil.copyfileobj(source, target)
-    return InputFile.of(copy, name=name or "-")
+    return InputFile.of(copy, name=without_secrets(name) or "-")
 
 
 def _spool(corpus: Any, folder: Path) -> Path:

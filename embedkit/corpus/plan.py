@@ -269,6 +269,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
     if not kind.quoting:
         return Dialect(name, encoding), notices
     with closing(Source(file.path, encoding=encoding)) as source:
+        source.skip_blank()
         line = next((line for line in source if line.data), None)
         first = line.data.decode(source.encoding, "replace") if line else ""
     if options.format == "auto" and suffix_of(file.path) == ".txt" and header and "\t" not in first:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,7 @@ from embedkit.corpus.sources import (
     too_long,
 )
 from embedkit.errors import CorpusError
+from embedkit.storage import unreadable
 
 _BATCH = 4_096
 _ARROW_FILE = b"ARROW1"
@@ -78,7 +82,8 @@ class _ColumnarTable(Table):
             self.columns = [".".join(place) for place, _ in places]
             self._fields = dict(zip(self.columns, places, strict=True))
         except _ERRORS as error:
-            raise CorpusError(f"{path} is not a readable {self.title} file: {error}.") from error
+            advice = f"It is not a readable {self.title} file."
+            raise unreadable(path, error, error=CorpusError, advice=advice) from error
         _check_names(self.columns, path)
 
     @abstractmethod
@@ -108,7 +113,8 @@ class _ColumnarTable(Table):
                     self._done += 1
                     yield _row(values)
         except _ERRORS as error:
-            raise CorpusError(f"{self.path} cannot be read to its end: {error}.") from error
+            again = "Fetch it again."
+            raise unreadable(self.path, error, error=CorpusError, advice=again) from error
 
     def check_column(self, name: str, *, role: str) -> None:
         _, kind = self._fields[name]
@@ -190,6 +196,25 @@ def _nested(
             yield from _nested(field.type, inner)
 
 
+_SHEET_BYTES = 4 << 30
+_TRIAL = """
+import resource, sys, python_calamine
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
+python_calamine.load_workbook(sys.argv[1]).get_sheet_by_index(0)
+"""
+
+
+@lru_cache  # a command opens the same workbook several times
+def _fits_memory(path: Path, *_state: int) -> bool:
+    """True unless the first sheet of a workbook needs so much memory that a process ends of it.
+
+    A sheet takes as many cells as the rectangle that holds all of them: one stray cell in the last
+    corner makes 17 billion, of which the library ends the process. So another process goes first.
+    """
+    words = [sys.executable, "-P", "-c", _TRIAL, str(path), str(_SHEET_BYTES)]
+    return subprocess.run(words, capture_output=True, check=False).returncode >= 0
+
+
 class _SheetTable(Table):
     """The first sheet of a workbook, which is in memory; its first row names the columns."""
 
@@ -201,13 +226,18 @@ class _SheetTable(Table):
             raise CorpusError(f"{path} is a workbook: {advice}.") from error
         self.path, self._done = path, 0
         try:
+            status = path.stat()
+            if not _fits_memory(path, status.st_size, status.st_mtime_ns, status.st_ino):
+                problem = f"its first sheet takes more than {_SHEET_BYTES >> 30} GB of memory"
+                raise CorpusError(f"{path}: {problem}. Save it as CSV (UTF-8).")
             with python_calamine.load_workbook(path) as book:
-                sheet = book.get_sheet_by_index(0)
-                self._rows = sheet.to_python(skip_empty_area=False)
+                self._sheet = book.get_sheet_by_index(0)
         except (python_calamine.CalamineError, OSError) as error:
             raise CorpusError(f"{path} is not a readable workbook: {error}.") from error
-        self._first = next((i for i, row in enumerate(self._rows) if any(map(_sheet_cell, row))), 0)
-        names = [str(_sheet_cell(cell) or "") for cell in (self._rows or [[]])[self._first]]
+        rows = enumerate(self._sheet.iter_rows())
+        filled = ((i, row) for i, row in rows if any(map(_sheet_cell, row)))
+        self._first, header = next(filled, (0, []))
+        names = [str(_sheet_cell(cell) or "") for cell in header]
         self.columns = names[: len(names) - next((i for i, n in enumerate(names[::-1]) if n), 0)]
         if not self.columns:
             raise CorpusError(f"{path}: its first sheet is empty.")
@@ -215,11 +245,12 @@ class _SheetTable(Table):
 
     @property
     def fraction(self) -> float:
-        return self._done / len(self._rows)
+        return self._done / max((self._sheet.end or (0, 0))[0] + 1, self._done, 1)
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         places = [self.columns.index(name) for name in names]
-        for number, values in enumerate(self._rows[self._first + 1 :], self._first + 2):
+        below = islice(self._sheet.iter_rows(), self._first + 1, None)
+        for number, values in enumerate(below, self._first + 2):
             self._done = number
             cells = [_sheet_cell(cell) for cell in values]
             if not any(cells):
@@ -296,7 +327,7 @@ class _DelimitedTable(TextTable):
         indexes = [self.columns.index(name) for name in names]
         for parsed in self._records():
             if parsed is None:
-                self.blank += 1
+                self.blank += 1 + self._lines.skip_blank()
             elif isinstance(parsed, BadRow):
                 yield parsed
             else:
@@ -330,7 +361,7 @@ class _DelimitedTable(TextTable):
                 raise CorpusError(f"{self.path}: the first line cannot be read: {parsed.detail}.")
             if parsed is not None:
                 break
-            self.blank += 1
+            self.blank += 1 + self._lines.skip_blank()
         else:
             return self._names(0)
         lines, cells = parsed
@@ -461,7 +492,7 @@ class _JsonTable(TextTable):
             if line.too_long:
                 yield too_long([line])
             elif not line.data.strip():
-                self.blank += 1
+                self.blank += 1 + (0 if self._is_array else self._lines.skip_blank())
             else:
                 try:
                     cells = self._cells(line, names)
@@ -504,6 +535,7 @@ class _JsonTable(TextTable):
             self._lines.close()
             self._lines = Source(self.path, encoding=self._encoding, transcode=True)
             self._encoding = "utf-8"
+        self.blank += 0 if self._is_array else self._lines.skip_blank()
         items = self._lines.array_items() if self._is_array else iter(self._lines)
         peeked: list[Line] = []
         held = 0  # bytes in memory

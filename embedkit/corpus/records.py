@@ -128,8 +128,10 @@ class CorpusReader:
         return done / total
 
     def records(self) -> list[Record]:
-        """All records; warns if the quoting looks wrong."""
+        """All records of files that did not change meanwhile; warns if the quoting looks wrong."""
         records = [item for item in self if isinstance(item, Record)]
+        for file in self.plan.files:
+            file.check_unchanged()
         for notice in self.counts.notices:
             logger.warning(notice)
         return records

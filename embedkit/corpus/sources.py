@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedkit.errors import CorpusError
+from embedkit.storage import unreadable
 
 MAX_RECORD_BYTES = 16 << 20
 """Longer records are rejected, and reading continues on the next line."""
@@ -81,6 +82,9 @@ def compression_of(head: bytes, path: Path) -> str | None:
     if kind in ("zip", "xz"):
         raise CorpusError(f"{path} is a {kind} file; unpack it. gzip, zstd and bzip2 are read.")
     return kind
+
+
+_EMPTY_LINES = re.compile(rb"(?:\r?\n)+")
 
 
 class Source:
@@ -197,6 +201,21 @@ class Source:
         self._number, self._offset = number - 1, offset
         return True
 
+    def skip_blank(self) -> int:
+        """Skip the empty lines that follow, and return their number.
+
+        A packed file of a few kilobytes may hold hundreds of millions: they are skipped in blocks.
+        """
+        count = 0
+        while not self._returned and (
+            run := _EMPTY_LINES.match(self._guarded(self._stream.peek, 1))
+        ):
+            self._stream.read(run.end())
+            self._offset += run.end()
+            count += run[0].count(b"\n")
+        self._number += count
+        return count
+
     def back(self, lines: Sequence[Line]) -> None:
         """Yield these lines again, before all others."""
         self._returned.extendleft(reversed(lines))
@@ -212,8 +231,8 @@ class Source:
             problem = f"is not valid {self._given}: {error}. Pass the right encoding=."
             raise CorpusError(f"{self.path} {problem}") from error
         except (OSError, EOFError) as error:
-            problem = f"cannot be read to its end ({error}); it may be cut off"
-            raise CorpusError(f"{self.path} {problem}. Fetch it again.") from error
+            advice = "It may be cut off before its end: fetch it again."
+            raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
     def _check_head(self) -> None:
         head = self.head()
@@ -240,7 +259,7 @@ def _opened(path: Path) -> io.FileIO:
     try:
         return path.open("rb", buffering=0)
     except OSError as error:
-        raise CorpusError(f"{path} cannot be opened: {error.strerror}.") from error
+        raise unreadable(path, error, error=CorpusError, advice="") from error
 
 
 @dataclass(frozen=True, slots=True)

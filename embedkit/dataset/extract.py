@@ -213,7 +213,7 @@ def run_plan(
         storage.upload(
             result.out, plan.address, first="_embedkit/job.json", last=MANIFEST, replace=overwrite
         )
-        logger.info(f"copied to {plan.address}")
+        logger.info(f"copied to {storage.without_secrets(plan.address)}")
     return result
 
 
@@ -508,7 +508,8 @@ def plan_extract(
         )
     address = "" if out is None else storage.address_of(out)
     if address and (settings.num_shards is not None or settings.engine != "local"):
-        raise UsageError(f"out={address!r}: several machines need a folder that all of them see.")
+        shown = storage.without_secrets(address)
+        raise UsageError(f"out={shown!r}: several machines need a folder that all of them see.")
     if address:
         out = local_dataset(address, new=True)
     target = _out_folder(out, paths, type(corpus).__name__)
@@ -703,7 +704,7 @@ def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str)
     elif str(paths[0]) == "-":
         raise UsageError("standard input has no name to derive the output from. Pass out=.")
     else:
-        name = paths[0].name
+        name = Path(storage.without_secrets(str(paths[0]))).name
         for suffix in PACKED_SUFFIXES:
             name = name.removesuffix(suffix)
         folder = Path(Path(name).stem + ".vectors")

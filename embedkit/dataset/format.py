@@ -495,22 +495,25 @@ def local_dataset(path: AnyPath, *, new: bool = False) -> Path:
     if not address:
         return Path(path)
     digest = hashlib.sha256(address.encode()).hexdigest()[:16]
-    copy = storage.cache_folder() / digest / address.rstrip("/").split("/")[-1]
-    storage.spelled.update({str(path): address, str(copy): address})
+    shown = storage.without_secrets(address)
+    copy = storage.cache_folder() / digest / shown.rstrip("/").split("/")[-1]
+    storage.spelled[str(copy)] = shown
     with storage.store_of(address) as (store, root):
         if not store.exists(f"{root}/{MANIFEST}"):
             if not new:
-                raise UsageError(f"{address} is not a dataset: it has no {MANIFEST}.")
+                raise UsageError(f"{shown} is not a dataset: it has no {MANIFEST}.")
             return copy
         here = Layout(copy).manifest
         if here.is_file() and here.read_bytes() == store.cat_file(f"{root}/{MANIFEST}"):
             return copy
+        storage.make_folder(copy.parent)
+        copy.parent.chmod(0o700)  # the bucket may be private
         with storage.new_folder(copy, sealed=False) as work:
             store.get_file(f"{root}/{storage.SUMS}", str(work / storage.SUMS))
             for name in storage.file_sums(work):
                 storage.make_folder((work / name).parent)
                 store.get_file(f"{root}/{name}", str(work / name))
-            check_files(work, advice=f"Make {address} again.")
+            check_files(work, advice=f"Make {shown} again.")
             storage.sync_tree(work)
     return copy
 
@@ -700,7 +703,9 @@ def read_footer(path: Any) -> Footer:
         metadata = cast("Mapping[bytes, bytes] | None", pq.read_metadata(path).metadata) or {}
         names = Footer.__slots__
         return Footer(**{name: json.loads(metadata[_PREFIX + name.encode()]) for name in names})
-    except (KeyError, ValueError) as error:  # Arrow's, of what is not a Parquet file, too
+    except (KeyError, ValueError, OSError) as error:  # Arrow's, of what is not a Parquet file, too
+        if getattr(error, "errno", None) is not None:  # the machine's
+            raise
         raise ValueError(f"not a shard of embedkit: {error}") from error
 
 

@@ -279,7 +279,7 @@ class JobFolder:
             names = self.names(shard.number)
             if repair.damaged.keys() & names:
                 continue
-            with suppress(KeyError, OSError, ValueError):  # one that cannot be read is made again
+            with suppress(KeyError, FileNotFoundError, ValueError):  # a damaged one is made again
                 receipt = _receipt(old, shard.number, {name: sums[name] for name in names})
                 if receipt.fingerprint == self.job.settings.fingerprint:
                     for name in names:
@@ -297,9 +297,10 @@ class JobFolder:
         """The receipts of shards that are complete; all others must be made."""
         receipts: list[Receipt] = []
         for file in sorted(self.layout.receipts.glob("*.json")):
-            with suppress(DamagedError, ValueError, OSError):
+            with suppress(DamagedError, ValueError, FileNotFoundError):
                 receipt = storage.decode(Receipt, storage.read_json(file), file=file)
-                paths = {self.layout.root / name: e.bytes for name, e in receipt.files.items()}
+                root, entries = self.layout.root, receipt.files.items()
+                paths = {storage.path_inside(root, name): e.bytes for name, e in entries}
                 if all(path.stat().st_size == size for path, size in paths.items()):
                     footers = {(f.fingerprint, f.shard) for f in map(read_footer, paths)}
                     if footers == {(receipt.fingerprint, receipt.shard)}:

@@ -40,7 +40,6 @@ from embedkit.errors import (
     check_counts,
     check_seed,
     did_you_mean,
-    first_line,
 )
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.types import AnyPath, Float32, Int64
@@ -309,9 +308,8 @@ class TableReader:
         except (UsageError, DamagedError):
             raise
         except (ValueError, KeyError, pa.ArrowException, OSError) as error:  # a column is missing
-            raise DamagedError(
-                f"{self._part(number)} is damaged: {first_line(error)}. Run its command again."
-            ) from error
+            advice = "It is damaged: run its command again."
+            raise storage.unreadable(self._part(number), error, advice=advice) from error
 
 
 _BLOCKS_SHUFFLED = 4  # row groups whose rows are mixed
@@ -697,9 +695,11 @@ def _arrow_reader(data: VectorData, widths: Mapping[str, int]) -> pa.RecordBatch
 
 def _to_npy(data: VectorData, out: Path) -> None:
     shape = (len(data), data.width)
-    matrix = np.lib.format.open_memmap(out, mode="w+", dtype=np.float32, shape=shape)
-    data.reader.fill(matrix)
-    matrix.flush()
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    with out.open("wb") as sink:  # in order: a map over holes dies or loses pages on a full disk
+        np.lib.format.write_array_header_1_0(sink, header)
+        for block in data.reader.blocks:
+            sink.write(data.reader.vectors_of(block))
 
 
 def _to_csv(data: VectorData, out: Path) -> None:

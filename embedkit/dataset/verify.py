@@ -24,8 +24,8 @@ from embedkit.dataset.job import difference
 from embedkit.dataset.read import TableReader, by_record
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import Shown, count_text
-from embedkit.errors import DamagedError, UsageError
-from embedkit.storage import differing_files, file_sums, is_sealed, read_table
+from embedkit.errors import DamagedError, StorageError, UsageError
+from embedkit.storage import differing_files, file_sums, is_sealed, read_table, unreadable
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
 _TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3, "int8": 2e-2}
@@ -152,7 +152,10 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
         result.problems.append(str(error).rstrip("."))
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
-        result.problems.append(f"{layout.rejects.name} cannot be read: {error}")
+        failure = unreadable(layout.rejects, error, advice="")
+        if isinstance(failure, StorageError):
+            raise failure from error
+        result.problems.append(str(failure).rstrip("."))
         return
     result.rows = len(accepted)
     if (np.diff(accepted) <= 0).any():

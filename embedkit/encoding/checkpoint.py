@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, get_origin
+
+import msgspec
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL, Pooling, check_choice
 from embedkit.encoding import multilingual
@@ -66,6 +69,40 @@ FAMILIES = (
 
 _N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "encoder_layers", "num_layers")
 _WIDTH = ("hidden_size", "dim", "n_embd", "d_model", "emb_dim")
+
+_NAMES_CODE = re.compile(
+    "auto_map|_?(attn|experts)_implementation(_internal)?|kernel_config|transformers_weights"
+)
+"""Fields of ``config.json`` by which transformers would fetch or import code, or read other
+weights than those that are hashed."""
+
+_SIZE = re.compile(r"(.+_)?(size|dim|ff|kv|embd|layers?|heads|labels|experts)|d_model")
+_SIZES_PER_BYTE, _HARMLESS = 8, 10_000
+_POSITIONS = 1 << 24
+
+
+class _Module(TypedDict):
+    """An entry of ``modules.json``."""
+
+    type: str
+    path: str
+
+
+class _Stated(TypedDict, total=False):
+    """``config_sentence_transformers.json``."""
+
+    prompts: dict[str, str] | None
+    default_prompt_name: str | None
+    truncate_dim: int | None
+
+
+class _SentenceConfig(TypedDict, total=False):
+    """``config.json`` of a module of sentence-transformers, as far as it is read here."""
+
+    pooling_mode: str | list[str] | None
+    module_input_name: str | None
+    activation_function: str
+
 
 _POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}
 """Poolings by their names in sentence-transformers; earlier ones end in ``_token``."""
@@ -219,7 +256,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         if (folder / "run.json").is_file():
             instead = f"{folder / 'model/fold-0'}, or what embedkit export makes of this run"
         raise ModelError(f"{name}: {folder} holds no config.json. Give {instead}.")
-    config = _read_json(config_path)
+    config = as_data(_read_json(config_path))
     config["model_type"] = kind = _model_type(config, folder, name)
     n_layers, width = (
         next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
@@ -229,7 +266,12 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         missing = f"{_N_LAYERS[0]} or {_WIDTH[0]}"
         raise DamagedModelError(f"{name}: {config_path} does not state {missing}. {_ADVICE}")
     config.pop("chunk_size_feed_forward", None)  # saves memory only, and not for every length
+    if (folder / "adapter_config.json").is_file() or config.get("quantization_config"):
+        problem = "its .json files ask for an adapter or quantized weights"  # and name libraries
+        raise ModelError(f"{name}: {problem}. Merge or convert them, and save the model.")
     weights = _weight_files(folder, name)
+    if problem := wrong_size(config, *(folder / file for file in weights)):
+        raise DamagedModelError(f"{name}: {config_path}: {problem}. {_ADVICE}")
     for file in weights:
         with (folder / file).open("rb") as stream:
             if stream.read(len(_LFS)) == _LFS:
@@ -243,8 +285,8 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         status = path.stat()
         digest = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
         hashes[path.relative_to(folder).as_posix()] = digest
-    stated = _read_json(folder / "config_sentence_transformers.json")
-    prompts = {str(name): str(text) for name, text in (stated.get("prompts") or {}).items()}
+    stated = _read_json(folder / "config_sentence_transformers.json", _Stated)
+    prompts = stated.get("prompts") or {}
     prefix = prompts.get(str(stated.get("default_prompt_name")), "")
     declared = bool(stated.get("truncate_dim") or config.get("matryoshka_dimensions"))
     own = replace(_definition(folder), prompts=prompts, declared_dims=declared)
@@ -257,13 +299,15 @@ def _definition(folder: Path) -> Definition:
     """Read ``modules.json`` and the configurations of its modules."""
     problems, modules = [], []
     pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
-    for module in _read_json(folder / "modules.json", list):
-        kind, path = str(module["type"]).rpartition(".")[2], str(module["path"])
-        config = _read_json(
-            folder / path / ("config.json" if path else "sentence_bert_config.json")
-        )
+    for module in _read_json(folder / "modules.json", list[_Module]):
+        kind, path = module["type"].rpartition(".")[2], module["path"]
+        if path and not re.fullmatch(r"\w[\w.-]*", path):
+            problem = f"{path!r:.100} is not the name of a folder in it"
+            raise DamagedModelError(f"{folder / 'modules.json'} is damaged: {problem}. {_ADVICE}")
+        file = "config.json" if path else "sentence_bert_config.json"
+        config = _read_json(folder / path / file, _SentenceConfig)
         where, problem = f"{path or 'the tokenizer'} ({kind})", ""
-        if not str(module["type"]).startswith("sentence_transformers."):
+        if not module["type"].startswith("sentence_transformers."):
             problem = f"{where}, code of the checkpoint"
         elif kind in ("Pooling", "Dense") and not config:
             problem = f"{path}/config.json, which is missing"
@@ -433,14 +477,41 @@ def _has_weights(folder: Path) -> bool:
         return False
 
 
-def _read_json(path: Path, kind: type[Any] = dict) -> Any:
-    """Content of a JSON file, a dict or a list; empty where it is absent."""
+def _read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
+    """Content of a JSON file, whose known fields are of a ``kind``; empty where it is absent."""
     if not path.is_file():
-        return kind()
+        return (get_origin(kind) or dict)()
     value = read_json(path, error=DamagedModelError, advice=_ADVICE)
-    if not isinstance(value, kind):
-        raise DamagedModelError(f"{path} is damaged: expected a JSON {kind.__name__}. {_ADVICE}")
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise DamagedModelError(f"{path} is damaged: {first_line(error)}. {_ADVICE}") from error
     return value
+
+
+def as_data(config: dict[str, Any]) -> dict[str, Any]:
+    """The ``config.json`` of a model, its parts included, without fields that name code."""
+    return {
+        name: as_data(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if not _NAMES_CODE.fullmatch(name)
+    }
+
+
+def wrong_size(config: Mapping[str, Any], *weights: Path) -> str:
+    """What is wrong with a size in ``config.json`` of a model with such files; else ``""``.
+
+    Of each size the weights hold a matrix whose other side is the width, or a part of it. Without
+    this check transformers would build a billion layers, or fill in as many words.
+    """
+    width = next((n for name in _WIDTH if isinstance(n := config.get(name), int) and n > 0), 1)
+    weight_bytes = sum(file.stat().st_size for file in weights)
+    most = max(_SIZES_PER_BYTE * weight_bytes // width, _HARMLESS)
+    for name, value in config.items():
+        limit = _POSITIONS if "position" in name else most if _SIZE.fullmatch(name) else None
+        if limit is not None and isinstance(value, int) and value > limit:
+            return f"{name} is {value:,}, which does not fit the weights of {weight_bytes:,} bytes"
+    return ""
 
 
 def near_folder(path: Path) -> str:

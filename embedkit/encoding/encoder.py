@@ -671,8 +671,10 @@ class _Sentence(Pooler):
                     weights = load_file(folder / "model.safetensors")
                 else:
                     weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
-                linear = nn.Linear(config["in_features"], config["out_features"], config["bias"])
-                linear.load_state_dict({n.removeprefix("linear."): w for n, w in weights.items()})
+                sizes = config["in_features"], config["out_features"], config["bias"]
+                linear = nn.Linear(*sizes, device="meta")  # a file may state any size
+                own = {name.removeprefix("linear."): w for name, w in weights.items()}
+                linear.load_state_dict(own, assign=True)
                 activation = config.get("activation_function", "Tanh").rpartition(".")[2]
                 self._steps += [linear.float(), getattr(nn, activation)()]
                 self.width = linear.out_features

@@ -716,6 +716,9 @@ LIMIT = 0.2
 requests: 0 to 0.08 for the languages of a model and those with its letters, 0.67 to 1 for
 Korean, Russian, Greek, Japanese and Chinese with MiniLM."""
 
+_LOOKED_AT = 1 << 14
+"""Characters of a text that are looked at: more than its first 512 tokens, but not a whole book."""
+
 _ONE_EACH = ("CJK", "HIRAGANA", "KATAKANA")
 """Scripts that are split into characters by vocabularies of their language too."""
 
@@ -740,6 +743,7 @@ def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float:
     words it is 0.
     """
     chosen = random.Random(0).sample(list(texts), min(len(texts), 200))
+    chosen = [text[:_LOOKED_AT] for text in chosen]
     encoded = tokenizer.encode(chosen, settings=TokenizerSettings(max_length=512), offsets=True)
     flags = []
     for text, tokens in zip(chosen, encoded, strict=True):
@@ -794,12 +798,17 @@ def _folded(text: str) -> str:
 
 def _filled(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tuple[int, int]]:
     """Divide the gaps between spans among the tokens without one: a word each, all to the last."""
-    cursor = 0
+    cursor, end, ends = 0, len(folded), list[int]()
+    for span in reversed(spans):  # where the next one with a span begins
+        end = end if span is None else span[0]
+        ends.append(end)
     for index, span in enumerate(spans):
         if span is None:
-            end = next((later[0] for later in spans[index:] if later), len(folded))
-            words = [match.span() for match in _WORD.finditer(folded, cursor, end)] or [(end, end)]
-            is_last = index + 1 == len(spans) or spans[index + 1] is not None
-            span = words[0][0], words[-1 if is_last else 0][1]
+            end = ends[-1 - index]
+            words = (match.span() for match in _WORD.finditer(folded, cursor, end))
+            first = last = next(words, (end, end))
+            if index + 1 == len(spans) or spans[index + 1] is not None:
+                last = max(words, default=first)  # the last of its words
+            span = first[0], last[1]
         yield span
         cursor = span[1]

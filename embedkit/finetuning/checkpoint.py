@@ -24,7 +24,7 @@ from embedkit.encoding.tokenizer import (
     choose_max_length,
     load_tokenizer,
 )
-from embedkit.errors import DamagedError, ModelError, OutputExistsError, UsageError, first_line
+from embedkit.errors import ModelError, OutputExistsError, UsageError
 from embedkit.finetuning.model import (
     HEAD_FILE,
     WEIGHTS,
@@ -36,6 +36,7 @@ from embedkit.finetuning.model import (
     tokenized,
     warn_of_cut,
 )
+from embedkit.finetuning.options import name_of_head
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import FinetuneRun
 from embedkit.storage import check_files, finish_swap, new_folder
@@ -46,7 +47,9 @@ from embedkit.units.units import Units
 class FinetunedRun:
     """The models of a fine-tuned run, ready to predict; their checksums are compared first."""
 
-    def __init__(self, run: Path, content: FinetuneRun, *, device: str = "auto") -> None:
+    def __init__(
+        self, run: Path, content: FinetuneRun, *, device: str = "auto", head: Any = None
+    ) -> None:
         where, self._tokens = choose_device(device), content.tokens
         quiet_transformers()
         # half precision is for the kind of device it was trained on
@@ -55,16 +58,17 @@ class FinetunedRun:
         names = [f"model/{name}" for name in content.models]
         check_files(run, names, advice="Make the run again.")
         folders = [run / name for name in names]
-        self._models = [read_model(folder).to(where) for folder in folders]
+        name = None if head is None else name_of_head(head)
+        self._models = [read_model(folder, name).to(where) for folder in folders]
         try:
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folders[0]), local_files_only=True, trust_remote_code=False
             )
+            self._tokenizer = TextTokenizer(
+                tokenizer, pad_id=content.pad_id, type_vocab=content.type_vocab
+            )
         except Exception as error:  # the loader raises what its many formats raise
-            raise DamagedError(f"{folders[0]} cannot be read: {first_line(error)}.") from error
-        self._tokenizer = TextTokenizer(
-            tokenizer, pad_id=content.pad_id, type_vocab=content.type_vocab
-        )
+            raise storage.unreadable(folders[0], error) from error
 
     def predict(self, units: Units) -> tuple[Units, Float64]:
         """Return units that the models see, and their probabilities, or values of a regression."""
@@ -207,8 +211,12 @@ def export(
             raise OutputExistsError(f"{target} is not a checkpoint, so it is not replaced.")
     with new_folder(target, sealed=False, private=_PRIVATE) as work:
         with storage.storage_errors(work, SafetensorError):
-            own = shutil.ignore_patterns(HEAD_FILE, WEIGHTS)
-            shutil.copytree(source / "model" / name, work, ignore=own, dirs_exist_ok=True)
+            inside = f"model/{name}/"
+            for file in storage.file_sums(source):  # what else is there may be a link to anywhere
+                inner = file.removeprefix(inside)
+                if file.startswith(inside) and inner not in (HEAD_FILE, WEIGHTS):
+                    storage.make_folder((work / inner).parent)
+                    shutil.copyfile(source / file, work / inner)
             weights = load_file(str(source / "model" / name / WEIGHTS))
             kept = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
             save_weights(kept, work)

@@ -34,6 +34,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from embedkit.encoding.checkpoint import as_data, wrong_size
 from embedkit.encoding.model import PlainModel, whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import (
@@ -45,6 +46,7 @@ from embedkit.encoding.tokenizer import (
 )
 from embedkit.errors import DamagedError, UsageError, first_line
 from embedkit.finetuning.options import WORDS, TrainingOptions, own_head
+from embedkit.storage import decode, read_json, unreadable
 from embedkit.types import Int64
 from embedkit.units.units import Units
 
@@ -528,17 +530,34 @@ def write_model(
 
 def read_config(folder: Path) -> HeadConfig:
     """Read the configuration of a model."""
-    encoder = json.loads((folder / "config.json").read_text("utf-8"))
-    return HeadConfig(encoder=encoder, **json.loads((folder / HEAD_FILE).read_text("utf-8")))
+    files = folder / "config.json", folder / HEAD_FILE
+    encoder, head = (decode(dict[str, Any], read_json(file), file=file) for file in files)
+    names = inspect.get_annotations(HeadConfig).keys() & head.keys() - {"encoder"}
+    try:
+        return HeadConfig(encoder=as_data(encoder), **{name: head[name] for name in names})
+    except Exception as error:  # transformers checks types
+        raise unreadable(files[1], error, advice="Make the run again.") from error
 
 
-def read_model(folder: Path) -> EncoderWithHead:
-    """Read a model on the CPU in float32, in evaluation mode."""
+def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
+    """Read a model on the CPU in float32, in evaluation mode.
+
+    A file does not decide which code runs: a model with a ``head`` of the user's own needs its name
+    from the caller, the same one that the file has; else a :class:`UsageError` says so.
+    """
     if not folder.is_dir():
         raise DamagedError(f"{folder} is missing. Make the run again.")
+    config = read_config(folder)
+    if str(config.head) not in _HEADS and config.head != head:
+        raise UsageError(
+            f"{folder} has a head of its own, which is code that is imported and run. If you trust "
+            f"it, pass head={config.head!r}."
+        )
     try:
+        if problem := wrong_size(config.encoder, folder / WEIGHTS):
+            raise ValueError(problem)
         with init_empty_weights(include_buffers=False):  # random ones take longer than reading
-            model = EncoderWithHead(read_config(folder))
+            model = EncoderWithHead(config)
         stored = load_file(str(folder / WEIGHTS))
         if is_plain_head(model.config) and model.config.problem == "one_logit":
             for name in _last(model):
@@ -549,8 +568,7 @@ def read_model(folder: Path) -> EncoderWithHead:
             own = {n.removeprefix(prefix): value for n, value in own.items()}
             part.load_state_dict(own, assign=True)
     except Exception as error:  # the loaders raise what their many formats raise
-        problem = f"{first_line(error)}. Make the run again."
-        raise DamagedError(f"{folder} cannot be read: {problem}") from error
+        raise unreadable(folder, error, advice="Make the run again.") from error
     model.float().eval()
     return model
 

@@ -107,9 +107,7 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         check_choice(TASKS, task=self.task)
         check_choice(RUN_LEVELS, level=self.level)
-        if not isinstance(self.head, str):
-            name = f"{self.head.__module__}:{getattr(self.head, '__qualname__', '')}"
-            object.__setattr__(self, "head", name)
+        object.__setattr__(self, "head", name_of_head(self.head))
         if ":" in str(self.head):
             own_head(str(self.head))
         else:
@@ -188,6 +186,13 @@ class TrainingOptions:
     def chooses_threshold(self) -> bool:
         """True if the threshold is chosen by a metric."""
         return self.decision is not None and self.decision.value is None
+
+
+def name_of_head(head: str | Callable[[int, int], Any]) -> str:
+    """Return a head as :data:`~embedkit.choices.HEADS` name it, a class as ``module:Class``."""
+    if isinstance(head, str):
+        return head
+    return f"{head.__module__}:{getattr(head, '__qualname__', '')}"
 
 
 def own_head(name: str) -> Callable[[int, int], Any]:

@@ -54,6 +54,7 @@ from embedkit.runs.run import (
     DatasetContent,
     FinetuneRun,
     PredictionRun,
+    ProbeRun,
     Run,
     as_json,
 )
@@ -97,7 +98,9 @@ def free_out(out: str | Path | None, source: object, *names: str, overwrite: boo
 
 def _default_out(source: object, *names: str) -> Path:
     known = isinstance(source, str | os.PathLike) and str(source) != "-"
-    stem = Path(os.fspath(source)).stem if known else type(source).__name__.lower()  # type: ignore[call-overload]
+    stem = type(source).__name__.lower()
+    if known:
+        stem = Path(storage.without_secrets(os.fspath(source))).stem  # type: ignore[call-overload]
     return Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
 
 
@@ -178,7 +181,7 @@ def write_run(folder: Path, content: Run) -> None:
     program, command = Path(sys.argv[0]), None
     if "embedkit" in (program.name, program.parent.name):
         command = shlex.join(
-            ["embedkit", *(word for word in sys.argv[1:] if word != "--overwrite")]
+            ["embedkit", *(storage.without_secrets(w) for w in sys.argv[1:] if w != "--overwrite")]
         )
     content = replace(content, command=command)
     data = json.dumps(as_json(content), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
@@ -301,6 +304,8 @@ def _wrong_field(content: Run) -> str:
         limits += content.thresholds
         plain = all(re.fullmatch(r"[\w-]+", name) for name in content.models)
         agrees["models"] = bool(content.models) and plain
+    if isinstance(content, ProbeRun):
+        agrees["metric"] = content.metric in content.scores.get("cross_validation", {})
     agrees["threshold"] = all(limit is None or 0 <= limit <= 1 for limit in limits)
     return next((name for name, holds in agrees.items() if not holds), "")
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -21,10 +21,10 @@ from embedkit.choices import INDEX_KINDS, SEARCH_METRICS, WHITENINGS, check_choi
 from embedkit.dataset.format import Layout
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.search.exact import Neighbours, Whitening, fit_whitening, nearest, unit_rows
-from embedkit.storage import decode, read_json
+from embedkit.storage import decode, one_of, read_json, unreadable
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
 RECALL_K = 10  # recall is the fraction of the ten nearest records that are found
@@ -66,10 +66,10 @@ class IndexInfo(Shown):
     """Content of ``index.json``; ``recall`` is ``None`` where there are too few records."""
 
     fingerprint: str  # of the dataset
-    kind: str
+    kind: Annotated[str, one_of(INDEX_KINDS)]
     view: str
-    metric: str
-    whitening: str | None
+    metric: Annotated[str, one_of(SEARCH_METRICS)]
+    whitening: Annotated[str, one_of(WHITENINGS)] | None
     records: int
     width: int
     factory: str
@@ -270,7 +270,7 @@ def open_index(
                 matrix = parts["matrix"] if info.whitening == "whiten" else None
                 fitted = Whitening(parts["mean"], matrix)
     except (OSError, ValueError, RuntimeError) as error:
-        raise DamagedError(f"{file} cannot be read: {error}. {again}") from error
+        raise unreadable(file, error, advice=again) from error
     return AnnIndex(index, info, fitted)
 
 
