@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from embedkit.runs.folder import read_run
 from embedkit.runs.run import FinetuneRun
 from embedkit.storage import check_files, finish_swap, new_folder
 from embedkit.types import AnyPath, Float64, Int64
+
+logger = logging.getLogger(__name__)
 
 
 class FinetunedRun:
@@ -128,6 +131,11 @@ class CheckpointClassifier:
         names = model.config.id2label
         count = model.config.num_labels
         self.classes = tuple(str(names[i]) for i in range(count)) if count > 1 else ()
+        if not self.classes and checkpoint.config.get("problem_type") is None:
+            logger.warning(
+                f"{checkpoint.name} has one output and does not say that it is a regression: "
+                "values are its logits; if it is a cross-encoder, scores are 1 / (1 + exp(-value))"
+            )
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
         """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
