@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from sentence_transformers.base import modules as st_modules
 from sentence_transformers.sentence_transformer import model as st_model
 from sentence_transformers.sentence_transformer import modules as st
 from transformers import AutoModel, configuration_utils, modeling_utils
+from transformers.models.auto.configuration_auto import model_type_to_module_name
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 import embedkit
 from embedkit.encoding import checkpoint as checkpoints
@@ -199,8 +203,6 @@ def test_a_transformer_in_a_folder_of_its_own(name: str, folder: Path, tmp_path:
     inner = {f"{name}/{file}" for file in ("config.json", "model.safetensors", "tokenizer.json")}
     assert inner < found.sha256.keys()
     assert found.sha256[f"{name}/config.json"] == find_checkpoint(flat).sha256["config.json"]
-    encoder = Encoder(folder, device="cpu")
-    assert np.array_equal(encoder.encode(SOME, workers=2), encoder.encode(SOME))
     (folder / name / "config.json").unlink()
     with pytest.raises(ModelError) as told:
         find_checkpoint(folder)
@@ -257,7 +259,7 @@ def test_weights_that_the_class_does_not_use(
 @pytest.mark.parametrize("prefix", ["module.", "model.", "transformer.model."])
 def test_weights_with_other_names(prefix: str, folder: Path) -> None:
     reweigh(folder, lambda weights: {prefix + key: value for key, value in weights.items()})
-    with pytest.raises(ModelError, match=f"begin with {re.escape(prefix)} "):
+    with pytest.raises(ModelError, match=f"begin with '{re.escape(prefix)}'"):
         Encoder(folder, device="cpu")
 
 
@@ -449,9 +451,7 @@ def test_every_key_of_transformers_is_in_a_table() -> None:
 def test_positions_are_those_that_transformers_computes() -> None:
     """Families that read the key; others compute one kind, whatever it says."""
     models = Path(inspect.getfile(transformers)).parent / "models"
-    mapping = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES
-    folders = {transformers.models.auto.configuration_auto.model_type_to_module_name(kind): kind
-               for kind in mapping}  # fmt: skip
+    folders = {model_type_to_module_name(kind): kind for kind in MODEL_MAPPING_NAMES}
     readers = {
         folders[path.parent.name]
         for path in models.glob("*/modeling_*.py")
@@ -465,10 +465,10 @@ def test_positions_are_those_that_transformers_computes() -> None:
 
 def test_files_of_tokenizers_are_hashed() -> None:
     names = set[str]()
-    mapping = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING_NAMES
-    for kind in {name for name in mapping.values() if isinstance(name, str)}:
-        files = getattr(getattr(transformers, kind, None), "vocab_files_names", None) or {}
-        names |= {name for name in files.values() if isinstance(name, str)}
+    for kind in {name for name in TOKENIZER_MAPPING_NAMES.values() if name}:
+        with suppress(ImportError):  # of a package that is not here
+            files = getattr(getattr(transformers, kind, None), "vocab_files_names", None) or {}
+            names |= {name for name in files.values() if isinstance(name, str)}
     assert {"vocab.txt", "tokenizer.json"} < names
     assert {name for name in names if not name.endswith(checkpoints._SIDE_FILES)} == set()
 

@@ -32,7 +32,7 @@ _PACKAGED_SHA256 = {
     "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
     "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
-_SIDE_FILES = (".json", ".txt", ".model", ".codes", ".spm", ".bpe", ".tiktoken")
+_SIDE_FILES = (".json", ".txt", ".model", ".codes", ".spm", ".bpe", ".tiktoken", ".tokenizer")
 """Ends of the names of what describes a model or its tokenizer."""
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _ADVICE = "Fetch it again."
@@ -327,6 +327,8 @@ def _instead(folder: Path, modules: list[dict[str, Any]]) -> str:
             "PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(…), and "
             "save the tokenizer beside it; or copy the adapter into the folder of that model."
         )
+    if _inner(modules):
+        return "modules.json names it. Fetch the checkpoint again."
     if modules:
         kinds = ", ".join(str(module["type"]).rpartition(".")[2] for module in modules)
         return f"Its modules.json begins otherwise than with one transformer ({kinds})."

@@ -434,9 +434,8 @@ def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
     if wrong:
         first = min(wrong)
         others = [key for key in report["unexpected_keys"] if key.endswith(f".{first}")]
-        renamed = f" The file names them otherwise: {min(others)}." if others else ""
-        if others and (prefix := min(others).removesuffix(first)):
-            renamed += f" Its names begin with {prefix} Save the weights without it."
+        prefix = min(others, default=first).removesuffix(first)
+        renamed = f" Names in the file begin with {prefix!r}: remove it." if prefix else ""
         raise ModelError(
             f"{checkpoint.name}: {len(wrong)} of the encoder's weights are missing or of another "
             f"shape than config.json says, such as {first}.{renamed}"
