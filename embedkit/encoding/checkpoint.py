@@ -293,24 +293,8 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         digest = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
         hashes[path.relative_to(folder).as_posix()] = digest
     own, prefix, more = _definition(folder, modules, settings, config, stated)
-    return Checkpoint(
-        name,
-        folder,
-        source,
-        revision,
-        kind,
-        n_layers,
-        width,
-        config,
-        weights,
-        hashes,
-        prefix,
-        own,
-        inner,
-        sentence,
-        adapter,
-        tuple(more),
-    )
+    found = (name, folder, source, revision, kind, n_layers, width, config, weights, hashes)
+    return Checkpoint(*found, prefix, own, inner, sentence, adapter, tuple(more))
 
 
 def _instead(folder: Path, modules: list[dict[str, Any]]) -> str:

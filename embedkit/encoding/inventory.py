@@ -14,7 +14,7 @@ table: other keys are for that class, which is the one that runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -33,30 +33,26 @@ LEGACY = {
 }
 """Earlier names of settings of the transformer."""
 
-LOADING = (
-    "cache_dir",
-    "code_revision",
-    "force_download",
-    "local_files_only",
-    "revision",
-    "token",
-    "trust_remote_code",
+
+def _each(effect: Any, names: str) -> dict[str, Any]:
+    """The same rule for several keys."""
+    return dict.fromkeys(names.split(), effect)
+
+
+LOADING = _each(
+    HARMLESS,
+    "cache_dir code_revision force_download local_files_only revision token trust_remote_code",
 )
 """Where and how files are found: sentence-transformers' business, and none of a vector's."""
 
-OVERRIDDEN = (
-    "chunk_size_feed_forward",  # saves memory only, and not for every length
-    "distributed_config",
-    "fusion_config",
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
-    "torchscript",
-    "transformers_weights",  # names another file of weights, which would not be hashed
-    "use_return_dict",
-)
-"""Keys of ``config.json`` that are dropped: they choose the form of a result, not its numbers, but
-for the last file of weights, which the table refuses."""
+OVERRIDDEN = _each(
+    HARMLESS,
+    "chunk_size_feed_forward distributed_config fusion_config output_attentions "
+    "output_hidden_states return_dict torchscript use_return_dict",
+) | {"transformers_weights": (None,)}
+"""Keys of ``config.json`` that are dropped: they choose the form of a result, not its numbers; the
+last would name another file of weights, which is not hashed. Computing the feed-forward layers in
+chunks saves memory only, and does not work for every length."""
 
 _PORTED = ("nomic_bert", "jina_embeddings_v3", "gte", "eurobert")
 """Families that began as code of their checkpoints: transformers' class is made from that code."""
@@ -75,35 +71,19 @@ Rule = Any
 Rules = Mapping[str, Rule]
 
 _TOKENIZER: Rules = {
-    **dict.fromkeys(LOADING, HARMLESS),
-    **dict.fromkeys(("padding_side", "clean_up_tokenization_spaces"), HARMLESS),
-    **dict.fromkeys(
-        (
-            "model_max_length",
-            "do_lower_case",
-            "strip_accents",
-            "tokenize_chinese_chars",
-            "truncation_side",
-            "use_fast",
-            "add_prefix_space",
-            "add_bos_token",
-            "add_eos_token",
-            "bos_token",
-            "eos_token",
-            "unk_token",
-            "sep_token",
-            "pad_token",
-            "cls_token",
-            "mask_token",
-        ),
+    **LOADING,
+    **_each(HARMLESS, "padding_side clean_up_tokenization_spaces"),
+    **_each(
         APPLIED,
+        "model_max_length do_lower_case strip_accents tokenize_chinese_chars truncation_side "
+        "use_fast add_prefix_space add_bos_token add_eos_token bos_token eos_token unk_token "
+        "sep_token pad_token cls_token mask_token",
     ),
 }
 _MODEL: Rules = {
-    **dict.fromkeys(LOADING, HARMLESS),
-    **dict.fromkeys(("dtype", "torch_dtype"), HARMLESS),  # the precision is the caller's choice
-    **dict.fromkeys(("attn_implementation", "device_map", "low_cpu_mem_usage"), HARMLESS),
-    "add_pooling_layer": HARMLESS,
+    **LOADING,
+    **_each(HARMLESS, "dtype torch_dtype"),  # the precision is the caller's choice
+    **_each(HARMLESS, "attn_implementation device_map low_cpu_mem_usage add_pooling_layer"),
     "use_safetensors": (None, True),
 }
 _CALL: Rules = {
@@ -113,40 +93,22 @@ _CALL: Rules = {
     "add_special_tokens": (True,),
     "return_attention_mask": (True,),
     "return_token_type_ids": (None, True),
-    **dict.fromkeys(("pad_to_multiple_of", "return_tensors", "logits_to_keep"), HARMLESS),
+    **_each(HARMLESS, "pad_to_multiple_of return_tensors logits_to_keep"),
 }
-_OTHER_INPUTS = dict.fromkeys(("audio", "image", "video"), HARMLESS)
-
-_ARGUMENTS: Rules = {
-    "model_kwargs": _MODEL,
-    "processor_kwargs": _TOKENIZER,
-    "config_kwargs": APPLIED,
-}
+_OTHERS = _each(HARMLESS, "audio image video")
+_OUTPUT = {"method": ("forward",), "method_output_name": ("last_hidden_state",)}
+_ARGUMENTS = {"model_kwargs": _MODEL, "processor_kwargs": _TOKENIZER, "config_kwargs": APPLIED}
 SENTENCE: Rules = {
     **_ARGUMENTS,
     **{old: _ARGUMENTS[new] for old, new in LEGACY.items()},
-    "max_seq_length": APPLIED,
-    "do_lower_case": APPLIED,
-    "processing_kwargs": {
-        **_OTHER_INPUTS,
-        "text": _CALL,
-        "common": _CALL,
-        "chat_template": HARMLESS,
-    },
-    "transformer_task": ("feature-extraction",),
-    "modality_config": {
-        **_OTHER_INPUTS,
-        "text": {
-            "method": ("forward",),
-            "method_output_name": ("last_hidden_state", ["last_hidden_state"]),
-        },
-    },
+    **_each(APPLIED, "max_seq_length do_lower_case"),
+    "processing_kwargs": _OTHERS | {"text": _CALL, "common": _CALL, "chat_template": HARMLESS},
+    "modality_config": _OTHERS | {"text": _OUTPUT},
     "module_output_name": ("token_embeddings",),
-    "unpad_inputs": HARMLESS,
+    "transformer_task": ("feature-extraction",),
     "backend": ("torch",),
-    **dict.fromkeys(
-        ("query_length", "document_length", "query_expansion", "tokenizer_name_or_path"), (None,)
-    ),
+    "unpad_inputs": HARMLESS,
+    **_each((None,), "query_length document_length query_expansion tokenizer_name_or_path"),
 }
 """Keys of :data:`SENTENCE_FILES`."""
 
@@ -165,34 +127,28 @@ def _met(requirements: Any) -> bool:
 
 ROOT: Rules = {
     "__version__": HARMLESS,
-    **dict.fromkeys(("prompts", "default_prompt_name", "truncate_dim"), APPLIED),
+    **_each(APPLIED, "prompts default_prompt_name truncate_dim"),
     "similarity_fn_name": (None, "cosine", "dot", "euclidean", "manhattan"),
     "model_type": ("SentenceTransformer",),
     "requirements": _met,
 }
 """Keys of ``config_sentence_transformers.json``."""
 
-_AT_VECTOR = dict.fromkeys(
-    ("module_input_name", "module_output_name"), (None, "sentence_embedding")
-)
-_LEGACY_POOLING = (
-    "pooling_mode_cls_token",
-    "pooling_mode_max_tokens",
-    "pooling_mode_mean_tokens",
-    "pooling_mode_mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens",
-    "pooling_mode_lasttoken",
-)
+_AT_VECTOR = _each((None, "sentence_embedding"), "module_input_name module_output_name")
 MODULES: dict[str, Rules] = {
     "Transformer": SENTENCE,
     "Pooling": {
-        **dict.fromkeys(("embedding_dimension", "word_embedding_dimension"), HARMLESS),
-        **dict.fromkeys(("pooling_mode", *_LEGACY_POOLING), APPLIED),
-        "include_prompt": APPLIED,
+        **_each(HARMLESS, "embedding_dimension word_embedding_dimension"),
+        **_each(
+            APPLIED,
+            "pooling_mode pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens "
+            "pooling_mode_mean_sqrt_len_tokens pooling_mode_weightedmean_tokens "
+            "pooling_mode_lasttoken include_prompt",
+        ),
     },
     "Dense": {
         **_AT_VECTOR,
-        **dict.fromkeys(("in_features", "out_features", "bias"), APPLIED),
+        **_each(APPLIED, "in_features out_features bias"),
         "activation_function": lambda name: str(name).startswith("torch.nn."),
         "use_residual": (False,),
     },
@@ -208,13 +164,10 @@ def config_rules(family: str) -> Rules:
         "auto_map": lambda code: family in _PORTED or "AutoModel" not in (code or ()),
         "position_embedding_type": (None, "absolute", *POSITIONS.get(family, ())),
         "pruned_heads": (None, {}),
-        "transformers_weights": (None,),
         "is_encoder_decoder": APPLIED,
-        "dtype": HARMLESS,
-        "torch_dtype": HARMLESS,
-        **dict.fromkeys(("architectures", "model_type", "transformers_version"), HARMLESS),
-        **dict.fromkeys(("id2label", "label2id", "num_labels", "problem_type"), HARMLESS),
-        **{key: HARMLESS for key in OVERRIDDEN if key != "transformers_weights"},
+        **_each(HARMLESS, "architectures model_type transformers_version dtype torch_dtype"),
+        **_each(HARMLESS, "id2label label2id num_labels problem_type"),
+        **OVERRIDDEN,
     }
 
 
@@ -238,29 +191,20 @@ class Statement(NamedTuple):
         return f"{self.key}={self.value!r} ({self.file}{code})"
 
 
-def statements(file: str, content: Mapping[str, Any], rules: Rules) -> Iterator[Statement]:
-    """What becomes of each key of a file by its rules."""
-    for path, value, rule in _leaves(content, rules):
-        if isinstance(rule, tuple):
-            effect = HARMLESS if value in rule else REFUSED
-        elif callable(rule):
-            effect = HARMLESS if rule(value) else REFUSED
-        else:
-            effect = rule
-        yield Statement(file, path, value, effect)
-
-
-def _leaves(
-    content: Mapping[str, Any], rules: Rules, before: str = ""
-) -> Iterator[tuple[str, Any, str | tuple[Any, ...] | Callable[[Any], bool]]]:
+def statements(
+    file: str, content: Mapping[str, Any], rules: Rules, *, before: str = ""
+) -> Iterator[Statement]:
+    """What becomes of each key of a file by its rules; ``before`` is the path to the content."""
     for key, value in content.items():
         rule = rules.get(key, REFUSED)
-        if not isinstance(rule, Mapping):
-            yield before + key, value, rule
-        elif isinstance(value, Mapping):
-            yield from _leaves(value, rule, f"{before}{key}.")
-        elif value is not None:
-            yield before + key, value, REFUSED
+        if isinstance(rule, Mapping) and isinstance(value, Mapping):
+            yield from statements(file, value, rule, before=f"{before}{key}.")
+        elif isinstance(rule, str):
+            yield Statement(file, before + key, value, rule)
+        else:
+            values = (None,) if isinstance(rule, Mapping) else rule
+            harmless = rule(value) if callable(rule) else value in values
+            yield Statement(file, before + key, value, HARMLESS if harmless else REFUSED)
 
 
 def stated_length(sentence: Mapping[str, Any]) -> int | None:
@@ -272,7 +216,7 @@ def stated_length(sentence: Mapping[str, Any]) -> int | None:
         (sentence.get("processor_kwargs"), "model_max_length"),
         (sentence, "max_seq_length"),
     ):
-        value = source.get(key) if isinstance(source, Mapping) else None
+        value = (source or {}).get(key)
         if isinstance(value, int) and value > 0:
             return value
     return None
@@ -280,14 +224,9 @@ def stated_length(sentence: Mapping[str, Any]) -> int | None:
 
 def options_of(sentence: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Arguments of a loader, ``processor_kwargs`` or ``config_kwargs``, that are to be applied."""
-    given = sentence.get(name)
-    options = given if isinstance(given, Mapping) else {}
-    table = _TOKENIZER if name == "processor_kwargs" else {}
-    return {
-        key: value
-        for key, value in options.items()
-        if key not in LOADING and table.get(key, APPLIED) == APPLIED
-    }
+    options = sentence.get(name) or {}
+    rules = _TOKENIZER if name == "processor_kwargs" else LOADING
+    return {key: value for key, value in options.items() if rules.get(key, APPLIED) == APPLIED}
 
 
 def unread_weights(names: Iterable[str], parts: Iterable[str], base: str, depth: int) -> list[str]:

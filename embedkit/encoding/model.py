@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -282,13 +281,10 @@ def load_model(
         plain = PlainModel(model, checkpoint, pad_id=pad_id, pooler=pooler)
         plain.unread = unread
         token = torch.zeros(1, dtype=torch.int64, device=device)
-        last: list[Tensor] = []
+        batch = PackedBatch.of(token, token, [1])
         plain.forward(
-            PackedBatch.of(token, token, [1]),
-            [plain.n_layers],
-            lambda _, hidden: last.append(hidden),
+            batch, [plain.n_layers], lambda _, last: _check_finite(checkpoint, model, last)
         )
-        _check_finite(checkpoint, model, last[0])
         return plain
     except Exception as error:  # of the models of transformers
         if is_out_of_memory(error) or isinstance(error, ModelError):
@@ -335,7 +331,9 @@ def load_module(
 
     ``kind`` is a class of transformers, such as ``AutoModel``; ``device="meta"`` loads no numbers.
     """
-    for file in filter(_is_pickle, (checkpoint.weights[0], checkpoint.adapter)):
+    for file in (checkpoint.weights[0], checkpoint.adapter):
+        if not file.endswith(".bin"):
+            continue
         if torch.__version__ < _FIRST_TRUSTED:
             raise ModelError(
                 f"{checkpoint.name} has only {file}, a pickle file, which can harm PyTorch "
@@ -347,13 +345,12 @@ def load_module(
     import transformers
 
     config = checkpoint.built_config()
-    adapts = bool(checkpoint.adapter) and device != "meta"
+    adapts = bool(checkpoint.adapter) and device != "meta"  # in full precision
     try:
         with _without_adapter(checkpoint) as folder:
             model, report = getattr(transformers, kind).from_pretrained(
                 str(folder),
                 config=config,
-                # an adapter is added to its weights in full precision
                 dtype=torch.float32 if adapts else dtype,
                 use_safetensors=not checkpoint.is_pickle,
                 weights_only=True,
@@ -363,6 +360,7 @@ def load_module(
                 output_loading_info=True,
                 **({} if device is None else {"device_map": device}),
             )
+        return (_adapted(checkpoint, model).to(dtype) if adapts else model), report
     except Exception as error:  # the loader raises what its many formats raise
         reason = first_line(error)
         if checkpoint.is_pickle:  # torch's message advises to load the file anyway
@@ -370,11 +368,6 @@ def load_module(
         raise DamagedModelError(
             f"{checkpoint.name}: the weights cannot be loaded ({reason})."
         ) from error
-    return (_adapted(checkpoint, model).to(dtype) if adapts else model), report
-
-
-def _is_pickle(file: str) -> bool:
-    return file.endswith(".bin")
 
 
 @contextmanager
@@ -399,26 +392,15 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     import peft
 
     folder, file = str(checkpoint.transformer), checkpoint.adapter
-    try:
-        settings = peft.PeftConfig.from_pretrained(folder)
-        settings.inference_mode = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the loaded weights are counted below
-            tuned = peft.get_peft_model(model, settings)
-            report = tuned.load_adapter(folder, "default", use_safetensors=not _is_pickle(file))
-        if lacking := [*report.missing_keys, *report.unexpected_keys]:
-            raise ModelError(
-                f"{checkpoint.name}: {len(lacking)} weights of {file} do not belong to this model, "
-                f"such as {lacking[0]}."
-            )
-        return tuned.merge_and_unload(safe_merge=True)
-    except ModelError:
-        raise
-    except Exception as error:  # of the readers and of kinds that cannot be merged
-        raise ModelError(
-            f"{checkpoint.name}: its adapter ({file}) cannot be added to the weights "
-            f"({first_line(error)})."
-        ) from error
+    settings = peft.PeftConfig.from_pretrained(folder)
+    settings.inference_mode = True
+    tuned = peft.get_peft_model(model, settings)
+    report = tuned.load_adapter(folder, "default")
+    if lacking := [*report.missing_keys, *report.unexpected_keys]:
+        raise ValueError(f"{len(lacking)} of {file} do not belong to it, such as {lacking[0]}")
+    if not hasattr(tuned, "merge_and_unload"):
+        raise ValueError(f"{file} is of the kind {settings.peft_type}, which cannot be merged")
+    return tuned.merge_and_unload(safe_merge=True)
 
 
 def mismatched_keys(report: dict[str, Any]) -> set[str]:
