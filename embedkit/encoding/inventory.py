@@ -117,7 +117,7 @@ def _met(requirements: Any) -> bool:
     """Whether this transformers is one that the makers accept; other packages do not compute."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    stated = requirements.get("transformers", "") if isinstance(requirements, Mapping) else ""
+    stated = _section({"": requirements}, "").get("transformers", "")
     stated = stated.get("specifier", "") if isinstance(stated, Mapping) else stated
     try:
         return SpecifierSet(str(stated), prereleases=True).contains(version("transformers"))
@@ -207,16 +207,22 @@ def statements(
             yield Statement(file, before + key, value, HARMLESS if harmless else REFUSED)
 
 
+def _section(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The keys inside of a key; none if it holds anything else."""
+    value = content.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
 def stated_length(sentence: Mapping[str, Any]) -> int | None:
     """Tokens per text by the settings of the transformer, as sentence-transformers reads them."""
-    calls = sentence.get("processing_kwargs") or {}
+    calls = _section(sentence, "processing_kwargs")
     for source, key in (
-        (calls.get("common"), "max_length"),
-        (calls.get("text"), "max_length"),
-        (sentence.get("processor_kwargs"), "model_max_length"),
+        (_section(calls, "common"), "max_length"),
+        (_section(calls, "text"), "max_length"),
+        (_section(sentence, "processor_kwargs"), "model_max_length"),
         (sentence, "max_seq_length"),
     ):
-        value = (source or {}).get(key)
+        value = source.get(key)
         if isinstance(value, int) and value > 0:
             return value
     return None
@@ -224,7 +230,7 @@ def stated_length(sentence: Mapping[str, Any]) -> int | None:
 
 def options_of(sentence: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Arguments of a loader, ``processor_kwargs`` or ``config_kwargs``, that are to be applied."""
-    options = sentence.get(name) or {}
+    options = _section(sentence, name)
     rules = _TOKENIZER if name == "processor_kwargs" else LOADING
     return {key: value for key, value in options.items() if rules.get(key, APPLIED) == APPLIED}
 

@@ -363,7 +363,7 @@ def load_module(
         return (_adapted(checkpoint, model).to(dtype) if adapts else model), report
     except Exception as error:  # the loader raises what its many formats raise
         reason = first_line(error)
-        if checkpoint.is_pickle:  # torch's message advises to load the file anyway
+        if checkpoint.is_pickle and not adapts:  # torch's message advises to load the file anyway
             reason = f"{checkpoint.weights[0]} is damaged, or holds other things than tensors"
         raise DamagedModelError(
             f"{checkpoint.name}: the weights cannot be loaded ({reason})."
