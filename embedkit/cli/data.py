@@ -394,8 +394,20 @@ def _model_text(model: ModelInfo) -> str:
         lines += [f"  prompt     {name}: {text!r}" for name, text in model.prompts.items()]
     else:
         lines.append(f"  prompts    {_some(list(model.prompts))}")
-    lines.append(model.modules if everything else "all modules: --all")
+    lines += _inventory_lines(model.inventory, everything=everything)
+    lines.append(model.modules if everything else "all modules, files and keys: --all")
     return "\n".join(filter(None, lines))
+
+
+def _inventory_lines(effects: dict[str, str], *, everything: bool) -> list[str]:
+    """What becomes of the files of a checkpoint and their keys; short, what is not applied."""
+    if everything:
+        return [f"  {effect:<10} {name}" for name, effect in effects.items()]
+    by_effect: dict[str, list[str]] = {}
+    for name, effect in effects.items():
+        by_effect.setdefault(effect, []).append(name)
+    shown = [effect for effect in by_effect if effect not in ("applied", "harmless")]
+    return [f"  {effect:<10} {_some(by_effect[effect])}" for effect in sorted(shown)]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -12,13 +12,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict, get_origin
 
 import msgspec
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL, Pooling, check_choice
-from embedkit.encoding import multilingual
+from embedkit.encoding import inventory, multilingual
+from embedkit.encoding.inventory import Statement
 from embedkit.errors import DamagedModelError, ModelError, UsageError, did_you_mean, first_line
 from embedkit.storage import file_sha256, read_json
 
@@ -33,7 +35,8 @@ _PACKAGED_SHA256 = {
     "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
     "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
-_SIDE_FILES = (".json", ".txt", ".model")
+_SIDE_FILES = (".json", ".txt", ".model", ".codes", ".spm", ".bpe", ".tiktoken", ".tokenizer")
+"""Ends of the names of what describes a model or its tokenizer."""
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _ADVICE = "Fetch it again."
 _LFS = b"version https://git-lfs"
@@ -127,7 +130,9 @@ class Definition:
     pooling: Pooling = Pooling.MEAN
     modules: tuple[SentenceModule, ...] = ()
     prompts: dict[str, str] = field(default_factory=dict)
+    dims: int | None = None  # only so many of its first coordinates
     declared_dims: bool = False  # whether its first coordinates are said to be vectors too
+    similarity: str = "cosine"
     problem: str = ""
 
     def __str__(self) -> str:
@@ -138,6 +143,7 @@ class Definition:
         for module in self.modules:
             into, out = (module.config.get(name) for name in ("in_features", "out_features"))
             steps.append(f"Dense {into} → {out}" if module.kind == "Dense" else "normalized")
+        steps += [f"its first {self.dims} coordinates"] if self.dims else []
         return ", ".join(steps)
 
 
@@ -157,6 +163,29 @@ class Checkpoint:
     sha256: dict[str, str]  # of every file that shapes a vector
     prefix: str = ""  # put before every text unless another one is asked for
     definition: Definition = Definition()
+    inner: str = ""  # path of the transformer in the folder, by modules.json
+    sentence: dict[str, Any] = field(default_factory=dict)  # its settings there
+    adapter: str = ""  # file of weights that peft adds to the others
+    inventory: tuple[Statement, ...] = ()  # what the files say, and what becomes of it
+
+    @property
+    def transformer(self) -> Path:
+        """Folder of config.json, tokenizer and weights."""
+        return self.folder / self.inner
+
+    @property
+    def unread(self) -> list[str]:
+        """Statements on every view that are not computed here."""
+        return [str(s) for s in self.inventory if s.effect == inventory.REFUSED and s.shapes_all]
+
+    def without(self, weights: list[str]) -> Checkpoint:
+        """The checkpoint, if weights of its encoder turned out to be none of its class."""
+        if not weights:
+            return self
+        ours = Statement("weights", weights[0], f"1 of {len(weights)}", inventory.REFUSED)
+        problem = ", ".join(filter(None, (self.definition.problem, str(ours))))
+        own = replace(self.definition, problem=problem)
+        return replace(self, definition=own, inventory=(*self.inventory, ours))
 
     def prefix_or_own(self, asked: str | None, prompt: str | None = None) -> str:
         """The requested prefix, or that of a prompt by its name; by default the checkpoint's."""
@@ -180,7 +209,7 @@ class Checkpoint:
                 f"{self.name}: its sentence vector {own}. Choose another one, such as "
                 "pooling='mean'."
             )
-        if any(module.kind == "Dense" for module in own.modules):
+        if own.dims or any(module.kind == "Dense" for module in own.modules):
             return Pooling.SENTENCE, False
         return own.pooling, bool(own.modules)  # which only normalize
 
@@ -205,7 +234,19 @@ class Checkpoint:
 
     def side_json(self, name: str) -> dict[str, Any]:
         """Content of a JSON file of the checkpoint; empty where it is absent."""
-        return dict(_read_json(self.folder / name))
+        return dict(_read_json(self.transformer / name))
+
+    def built_config(self) -> Any:
+        """The configuration of transformers; ``ModelError`` names the key that it refuses."""
+        from transformers import AutoConfig
+
+        try:
+            return AutoConfig.for_model(**self.config)
+        except Exception as error:  # of the checks of many families
+            reason = " ".join(str(error).split())
+            raise DamagedModelError(
+                f"{self.name}: {self.transformer / 'config.json'} cannot be used ({reason})."
+            ) from error
 
 
 def find_checkpoint(
@@ -249,15 +290,21 @@ def find_checkpoint(
 
 
 def _describe(name: str, folder: Path, source: str, revision: str | None) -> Checkpoint:
-    config_path = folder / "config.json"
+    modules = _modules(folder)
+    inner = _inner(modules)
+    transformer = folder / inner
+    config_path = transformer / "config.json"
     if not config_path.is_file():
-        inner = [c.parent for c in sorted(folder.glob("*/config.json")) if _has_weights(c.parent)]
-        instead = inner[0] if inner else "the folder that save_pretrained wrote"
-        if (folder / "run.json").is_file():
-            instead = f"{folder / 'model/fold-0'}, or what embedkit export makes of this run"
-        raise ModelError(f"{name}: {folder} holds no config.json. Give {instead}.")
+        raise ModelError(f"{name}: {transformer} holds no config.json. {_instead(folder, modules)}")
     config = as_data(_read_json(config_path))
-    config["model_type"] = kind = _model_type(config, folder, name)
+    settings = _sentence_settings(transformer)
+    sentence = {inventory.LEGACY.get(key, key): value for key, value in settings[1].items()}
+    config |= inventory.options_of(sentence, "config_kwargs")
+    config["model_type"] = kind = _model_type(config, transformer, name)
+    rules = inventory.config_rules(kind)
+    listed = {key: config[key] for key in config.keys() & rules}
+    stated = list(inventory.statements("config.json", listed, rules))
+    config = {key: value for key, value in config.items() if key not in inventory.OVERRIDDEN}
     n_layers, width = (
         next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
         for keys in (_N_LAYERS, _WIDTH)
@@ -265,74 +312,155 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     if min(n_layers, width) < 1:
         missing = f"{_N_LAYERS[0]} or {_WIDTH[0]}"
         raise DamagedModelError(f"{name}: {config_path} does not state {missing}. {_ADVICE}")
-    config.pop("chunk_size_feed_forward", None)  # saves memory only, and not for every length
-    if (folder / "adapter_config.json").is_file() or config.get("quantization_config"):
-        problem = "its .json files ask for an adapter or quantized weights"  # and name libraries
-        raise ModelError(f"{name}: {problem}. Merge or convert them, and save the model.")
-    weights = _weight_files(folder, name)
-    if problem := wrong_size(config, *(folder / file for file in weights)):
+    weights = _weight_files(transformer, name)
+    if config.get("quantization_config"):  # which names libraries
+        problem = "config.json asks for quantized weights"
+        raise ModelError(f"{name}: {problem}. Convert them, and save the model.")
+    if problem := wrong_size(config, *(transformer / file for file in weights)):
         raise DamagedModelError(f"{name}: {config_path}: {problem}. {_ADVICE}")
-    for file in weights:
-        with (folder / file).open("rb") as stream:
+    adapter = _adapter(transformer, name)
+    tensors = [transformer / file for file in (*weights, *filter(None, [adapter]))]
+    for path in tensors:
+        with path.open("rb") as stream:
             if stream.read(len(_LFS)) == _LFS:
                 raise ModelError(
-                    f"{name}: {file} is a Git LFS pointer. Fetch it: git -C {folder} lfs pull"
+                    f"{name}: {path.name} is a Git LFS pointer. Fetch it: git -C {folder} lfs pull"
                 )
-    side = sorted(p for p in folder.iterdir() if p.suffix in _SIDE_FILES and p.is_file())
-    modules = sorted(p for p in folder.glob("[0-9]*_*/*") if p.name in _MODULE_FILES)
+    places = dict.fromkeys((folder, transformer))
+    side = [p for place in places for p in sorted(place.iterdir()) if p.suffix in _SIDE_FILES]
+    units = sorted(p for p in folder.glob("[0-9]*_*/*") if p.name in _MODULE_FILES)
     hashes = {}
-    for path in (*side, *(folder / file for file in weights), *modules):
+    for path in filter(Path.is_file, (*side, *tensors, *units)):
         status = path.stat()
         digest = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
         hashes[path.relative_to(folder).as_posix()] = digest
-    stated = _read_json(folder / "config_sentence_transformers.json", _Stated)
-    prompts = stated.get("prompts") or {}
-    prefix = prompts.get(str(stated.get("default_prompt_name")), "")
-    declared = bool(stated.get("truncate_dim") or config.get("matryoshka_dimensions"))
-    own = replace(_definition(folder), prompts=prompts, declared_dims=declared)
-    return Checkpoint(
-        name, folder, source, revision, kind, n_layers, width, config, weights, hashes, prefix, own
-    )
+    own, prefix, more = _definition(folder, modules, settings, config, stated)
+    found = (name, folder, source, revision, kind, n_layers, width, config, weights, hashes)
+    return Checkpoint(*found, prefix, own, inner, sentence, adapter, tuple(more))
 
 
-def _definition(folder: Path) -> Definition:
-    """Read ``modules.json`` and the configurations of its modules."""
-    problems, modules = [], []
-    pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
-    for module in _read_json(folder / "modules.json", list[_Module]):
-        kind, path = module["type"].rpartition(".")[2], module["path"]
-        if path and not re.fullmatch(r"\w[\w.-]*", path):
+def _instead(folder: Path, modules: list[_Module]) -> str:
+    """What to do about a folder without ``config.json``; never another part of it.
+
+    The folder of a transformer alone has lost the pooling and the layers that come after it.
+    """
+    if (folder / "run.json").is_file():
+        return f"Give {folder / 'model/fold-0'}, or what embedkit export makes of this run."
+    if (folder / _ADAPTER).is_file():
+        base = _read_json(folder / _ADAPTER).get("base_model_name_or_path")
+        return (
+            f"It is an adapter for {base} alone. Merge them with peft: "
+            "PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(…), and "
+            "save the tokenizer beside it; or copy the adapter into the folder of that model."
+        )
+    if _inner(modules):
+        return "modules.json names it. Fetch the checkpoint again."
+    if modules:
+        kinds = ", ".join(str(module["type"]).rpartition(".")[2] for module in modules)
+        return f"Its modules.json begins otherwise than with one transformer ({kinds})."
+    return "Give the folder that save_pretrained wrote."
+
+
+def _modules(folder: Path) -> list[_Module]:
+    """Content of ``modules.json``; empty where it is absent."""
+    modules: list[_Module] = _read_json(folder / "modules.json", list[_Module])
+    for module in modules:
+        if (path := module["path"]) and not re.fullmatch(r"\w[\w.-]*", path):
             problem = f"{path!r:.100} is not the name of a folder in it"
             raise DamagedModelError(f"{folder / 'modules.json'} is damaged: {problem}. {_ADVICE}")
-        file = "config.json" if path else "sentence_bert_config.json"
-        config = _read_json(folder / path / file, _SentenceConfig)
-        where, problem = f"{path or 'the tokenizer'} ({kind})", ""
+    return modules
+
+
+def _inner(modules: list[_Module]) -> str:
+    """Path of the transformer: sentence-transformers before 2.0 had a folder for it."""
+    first = modules[0] if modules else {"type": "", "path": ""}
+    return str(first["path"]) if str(first["type"]).endswith(".Transformer") else ""
+
+
+def _sentence_settings(transformer: Path) -> tuple[str, dict[str, Any]]:
+    """File of settings of the transformer for sentence-transformers, and its content."""
+    files = ((file, _read_json(transformer / file)) for file in inventory.SENTENCE_FILES)
+    return next((one for one in files if one[1]), (inventory.SENTENCE_FILES[0], {}))
+
+
+_ADAPTER = "adapter_config.json"
+
+
+def _adapter(transformer: Path, name: str) -> str:
+    """The file of weights of an adapter of peft; empty where there is none."""
+    if not (transformer / _ADAPTER).is_file():
+        return ""
+    if find_spec("peft") is None:
+        raise ModelError(
+            f"{name}: {_ADAPTER} adds an adapter to the weights, which needs the package peft: "
+            "pip install -e '.[lora]'. Without the adapter these are not the model's vectors."
+        )
+    for file in ("adapter_model.safetensors", "adapter_model.bin"):
+        if (transformer / file).is_file():
+            return file
+    raise ModelError(f"{name}: {transformer} holds {_ADAPTER}, but no adapter_model.safetensors.")
+
+
+def _definition(
+    folder: Path,
+    listed: list[_Module],
+    settings: tuple[str, dict[str, Any]],
+    config: dict[str, Any],
+    stated: list[Statement],
+) -> tuple[Definition, str, list[Statement]]:
+    """The makers' vector, its prefix, and all statements; ``stated`` are those of config.json."""
+    root = "config_sentence_transformers.json"
+    more = _read_json(folder / root, _Stated)
+    stated = [
+        *stated,
+        *inventory.statements(*settings, inventory.SENTENCE),
+        *inventory.statements(root, more, inventory.ROOT),
+    ]
+    given = more.get("prompts") or {}
+    prompts = {str(key): str(text) for key, text in given.items() if text is not None}
+    problems, modules = [], []
+    pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
+    for number, module in enumerate(listed):
+        kind, path = module["type"].rpartition(".")[2], module["path"]
+        where, problem, content = f"{path or 'the tokenizer'} ({kind})", "", {}
         if not module["type"].startswith("sentence_transformers."):
             problem = f"{where}, code of the checkpoint"
-        elif kind in ("Pooling", "Dense") and not config:
+        elif kind not in inventory.MODULES or (kind == "Transformer") != (number == 0):
+            problem = where
+        elif kind != "Transformer":
+            content = _read_json(folder / path / "config.json", _SentenceConfig)
+            stated += inventory.statements(f"{path}/config.json", content, inventory.MODULES[kind])
+        if kind in ("Pooling", "Dense") and not problem and not content:
             problem = f"{path}/config.json, which is missing"
-        elif kind == "Pooling":
-            modes = [key for key, value in config.items() if value and "pooling_mode_" in key]
-            named = config.get("pooling_mode") or modes or "mean"
+        elif kind == "Pooling" and not problem:
+            modes = [key for key, value in content.items() if value and "pooling_mode_" in key]
+            named = content.get("pooling_mode") or modes or "mean"
             names = [named] if isinstance(named, str) else named
             names = [name.removeprefix("pooling_mode_") for name in names]
             pooling = _POOLINGS.get(names[0].partition("_token")[0]) if len(names) == 1 else None
             if pooling is None:
                 problem = f"{where} by {' and '.join(names)}"
-            elif not config.get("include_prompt", True):
+            elif not content.get("include_prompt", True) and any(prompts.values()):
                 problem = f"{where} without the prompt"
-        elif kind in ("Dense", "Normalize"):
-            modules.append(SentenceModule(kind, path, config))
-            at = config.get("module_input_name") or "sentence_embedding"
-            ours = str(config.get("activation_function", "torch.nn.")).startswith("torch.nn.")
-            if at != "sentence_embedding" or config.get("use_residual") or not ours:
-                problem = where
-        elif kind not in ("Transformer", "Dropout"):
-            problem = where
+        elif kind in ("Dense", "Normalize") and not problem:
+            modules.append(SentenceModule(kind, path, content))
         problems += [problem] if problem else []
+    problems += [str(one) for one in stated if one.effect == inventory.REFUSED]
     if pooling is None and not problems:
         problems = ["a vector for each token: modules.json has no Pooling"]
-    return Definition(pooling or Pooling.MEAN, tuple(modules), problem=", ".join(problems))
+    return (
+        Definition(
+            pooling or Pooling.MEAN,
+            tuple(modules),
+            prompts,
+            more.get("truncate_dim"),
+            declared_dims=bool(more.get("truncate_dim") or config.get("matryoshka_dimensions")),
+            similarity=more.get("similarity_fn_name") or "cosine",
+            problem=", ".join(problems),
+        ),
+        prompts.get(str(more.get("default_prompt_name")), ""),
+        stated,
+    )
 
 
 @lru_cache  # a command looks up the same checkpoint several times
@@ -349,8 +477,14 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
         kind = next((t for t in families if stem.startswith(t.replace("-", ""))), None)
         if kind is None and (folder / "vocab.txt").is_file():
             kind = "bert"
+    decoding = ("is_decoder", "is_encoder_decoder", "add_cross_attention")
+    if kind in FAMILIES and (key := next(filter(config.get, decoding), None)):
+        raise ModelError(
+            f"{name}: {folder / 'config.json'} says {key}=true, which makes a decoder of {kind}. "
+            "Give the encoder, or remove the key if it is a mistake."
+        )
     if kind in FAMILIES:
-        other = bool(config.get("is_decoder") or config.get("is_encoder_decoder"))
+        other = False
     else:
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -434,9 +568,12 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
         files = [s.rfilename for s in info.siblings or ()]
         top = [file for file in files if "/" not in file]
         side = [file for file in top if file.endswith(_SIDE_FILES)]
-        side += [f for f in files if re.fullmatch(rf"\d+_\w+/({'|'.join(_MODULE_FILES)})", f)]
+        units = [file for file in files if re.fullmatch(r"\d+_\w+/[^/]+", file)]
+        side += [f for f in units if f.endswith(_SIDE_FILES) or Path(f).name in _MODULE_FILES]
         tensors = [f for f in top if re.fullmatch(r"model.*\.safetensors", f)]
         weights = tensors or [f for f in top if re.fullmatch(r"pytorch_model.*\.bin", f)]
+        if _ADAPTER in top:
+            weights += [f for f in top if re.fullmatch(r"adapter_model\.(safetensors|bin)", f)]
         # the weights last: a snapshot with weights is complete
         folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=side)
         commit = Path(folder).name
@@ -460,19 +597,23 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
+        found = (
+            huggingface_hub.try_to_load_from_cache(name, file, revision=revision)
+            for file in ("config.json", "modules.json")  # the first is further inside before 2.0
+        )
+        cached = next((file for file in found if isinstance(file, str)), None)
     except HFValidationError as error:
         raise ModelError(
             f"model={name!r}: neither a folder nor a name on the hub (owner/name)."
             f"{near_folder(Path(name))}"
         ) from error
-    folder = Path(cached).parent if isinstance(cached, str) else None
+    folder = None if cached is None else Path(cached).parent
     return folder if folder is not None and _has_weights(folder) else None
 
 
 def _has_weights(folder: Path) -> bool:
     try:
-        return bool(_weight_files(folder, folder.name))
+        return bool(_weight_files(folder / _inner(_modules(folder)), folder.name))
     except ModelError:
         return False
 

@@ -117,6 +117,7 @@ class Encoder:
         self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
         plain = load_model(checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype)
+        self.checkpoint = checkpoint = checkpoint.without(list(plain.unread))
         self.model: Model = plain
         if self.precision == "int8":
             settings = TokenizerSettings(self.max_length, prefix=checkpoint.prefix)
@@ -227,6 +228,7 @@ class Encoder:
             (384,)
         """
         own = False
+        check_counts(dims=dims, truncate_dim=truncate_dim)
         if device is not None and choose_device(device).type != self.device.type:
             advice = f"this encoder is on {self.device}; load it with Encoder(model, device=...)"
             raise UsageError(f"device={device!r}: {advice}.")
@@ -248,6 +250,9 @@ class Encoder:
         if unit:
             vectors = l2_normalize(vectors)
         if size := dims or truncate_dim:
+            if size > vectors.shape[1]:
+                name = "dims" if dims else "truncate_dim"
+                raise UsageError(f"{name}={size}: the vectors have {vectors.shape[1]} coordinates.")
             vectors = vectors[:, :size]
             if dims or normalize_embeddings:
                 vectors = l2_normalize(vectors)
@@ -273,7 +278,9 @@ class Encoder:
         return settings
 
     def similarity(self, a: Any, b: Any) -> Float32:
-        """Cosines ``(n, m)`` of the rows of two matrices; inner products if the checkpoint says so.
+        """Cosines ``(n, m)`` of the rows of two matrices.
+
+        If the checkpoint says so, inner products, or distances with a minus sign.
 
         Example:
             >>> encoder = embedkit.Encoder()
@@ -282,8 +289,10 @@ class Encoder:
             (1, 3)
         """
         rows = [np.atleast_2d(np.asarray(x.cpu() if torch.is_tensor(x) else x)) for x in (a, b)]
-        stated = self.checkpoint.side_json("config_sentence_transformers.json")
-        if stated.get("similarity_fn_name") != "dot":
+        kind = self.checkpoint.definition.similarity
+        if (power := {"euclidean": 2.0, "manhattan": 1.0}.get(kind)) is not None:
+            return -torch.cdist(*map(torch.from_numpy, rows), p=power).numpy()
+        if kind != "dot":
             rows = [l2_normalize(x) for x in rows]
         return np.asarray(rows[0] @ rows[1].T, np.float32)
 
@@ -671,7 +680,7 @@ class _Sentence(Pooler):
                     weights = load_file(folder / "model.safetensors")
                 else:
                     weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
-                sizes = config["in_features"], config["out_features"], config["bias"]
+                sizes = config["in_features"], config["out_features"], config.get("bias", True)
                 linear = nn.Linear(*sizes, device="meta")  # a file may state any size
                 own = {name.removeprefix("linear."): w for name, w in weights.items()}
                 linear.load_state_dict(own, assign=True)
@@ -682,6 +691,10 @@ class _Sentence(Pooler):
                 raise DamagedModelError(
                     f"{checkpoint.name}: {folder} cannot be used ({first_line(error)})."
                 ) from error
+
+        if dims := checkpoint.definition.dims:
+            self._steps.append(lambda vectors: vectors[:, :dims])
+            self.width = min(dims, self.width or checkpoint.width)
 
     def pool(self, hidden: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
         return self._base.pool(hidden, tokens)

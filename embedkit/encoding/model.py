@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from embedkit.display import Shown
+from embedkit.encoding import inventory
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
 from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line
@@ -159,6 +162,7 @@ class PlainModel:
     name = "transformers"
     pads = True
     one_thread = False
+    unread: Sequence[str] = ()  # weights of the encoder that its class does not use
 
     def __init__(
         self, model: Any, checkpoint: Checkpoint, *, pad_id: int, pooler: nn.Module | None
@@ -257,6 +261,12 @@ def load_model(
     """Load the weights of a checkpoint; ``ModelError`` if they are missing or unreadable."""
     model, report = load_module(checkpoint, _loader(checkpoint), dtype=dtype)
     missing = check_complete(checkpoint, report)
+    unread = _unread(checkpoint, model, report)
+    if statements := checkpoint.without(unread).unread:
+        logger.warning(
+            f"{checkpoint.name} needs {', '.join(statements)}, which is not computed here: its "
+            f"vectors are those of transformers' {type(model).__name__}, not its makers'"
+        )
     model.config.use_cache = False
     if checkpoint.config.get("is_encoder_decoder"):
         model = model.get_encoder()
@@ -269,16 +279,41 @@ def load_model(
     model.eval().to(device)
     try:
         plain = PlainModel(model, checkpoint, pad_id=pad_id, pooler=pooler)
+        plain.unread = unread
         token = torch.zeros(1, dtype=torch.int64, device=device)
-        plain.forward(PackedBatch.of(token, token, [1]), [0], lambda *_: None)
+        batch = PackedBatch.of(token, token, [1])
+        plain.forward(
+            batch, [plain.n_layers], lambda _, last: _check_finite(checkpoint, model, last)
+        )
         return plain
     except Exception as error:  # of the models of transformers
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or isinstance(error, ModelError):
             raise
         remedy = "" if dtype == torch.float32 else " Use precision='fp32'."  # as for DeBERTa
         raise ModelError(
             f"{checkpoint.name} cannot run in {dtype} ({first_line(error)}).{remedy}"
         ) from error
+
+
+def _check_finite(checkpoint: Checkpoint, model: Any, hidden: Tensor) -> None:
+    """``ModelError`` if vectors are not finite because weights are not; fp16 may overflow too."""
+    if hidden.isfinite().all():
+        return
+    broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        raise DamagedModelError(
+            f"{checkpoint.name}: {len(broken)} of its weights hold NaN or infinity, such as "
+            f"{broken[0]}. Fetch the checkpoint again, or train it again."
+        )
+
+
+def _unread(checkpoint: Checkpoint, model: Any, report: dict[str, Any]) -> list[str]:
+    """Weights of the encoder in the files that its class does not use."""
+    parts = [name for name, _ in model.named_children()]
+    depth = checkpoint.n_layers
+    return inventory.unread_weights(
+        report["unexpected_keys"], parts, model.base_model_prefix, depth
+    )
 
 
 def _loader(checkpoint: Checkpoint) -> str:
@@ -296,8 +331,9 @@ def load_module(
 
     ``kind`` is a class of transformers, such as ``AutoModel``; ``device="meta"`` loads no numbers.
     """
-    if checkpoint.is_pickle:
-        file = checkpoint.weights[0]
+    for file in (checkpoint.weights[0], checkpoint.adapter):
+        if not file.endswith(".bin"):
+            continue
         if torch.__version__ < _FIRST_TRUSTED:
             raise ModelError(
                 f"{checkpoint.name} has only {file}, a pickle file, which can harm PyTorch "
@@ -308,27 +344,63 @@ def load_module(
     quiet_transformers()
     import transformers
 
+    config = checkpoint.built_config()
+    adapts = bool(checkpoint.adapter) and device != "meta"  # in full precision
     try:
-        model, report = getattr(transformers, kind).from_pretrained(
-            str(checkpoint.folder),
-            config=transformers.AutoConfig.for_model(**checkpoint.config),
-            dtype=dtype,
-            use_safetensors=not checkpoint.is_pickle,
-            weights_only=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # reported by the caller
-            output_loading_info=True,
-            **({} if device is None else {"device_map": device}),
-        )
+        with _without_adapter(checkpoint) as folder:
+            model, report = getattr(transformers, kind).from_pretrained(
+                str(folder),
+                config=config,
+                dtype=torch.float32 if adapts else dtype,
+                use_safetensors=not checkpoint.is_pickle,
+                weights_only=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # reported by the caller
+                output_loading_info=True,
+                **({} if device is None else {"device_map": device}),
+            )
+        return (_adapted(checkpoint, model).to(dtype) if adapts else model), report
     except Exception as error:  # the loader raises what its many formats raise
         reason = first_line(error)
-        if checkpoint.is_pickle:  # torch's message advises to load the file anyway
+        if checkpoint.is_pickle and not adapts:  # torch's message advises to load the file anyway
             reason = f"{checkpoint.weights[0]} is damaged, or holds other things than tensors"
         raise DamagedModelError(
             f"{checkpoint.name}: the weights cannot be loaded ({reason})."
         ) from error
-    return model, report
+
+
+@contextmanager
+def _without_adapter(checkpoint: Checkpoint) -> Iterator[Path]:
+    """The folder of the transformer, or links to its files but those of an adapter.
+
+    transformers would apply the adapter itself, and then report of no other weights whether they
+    are missing.
+    """
+    if not checkpoint.adapter:
+        yield checkpoint.transformer
+        return
+    with TemporaryDirectory(prefix="embedkit-") as scratch:
+        for path in checkpoint.transformer.absolute().iterdir():
+            if not path.name.startswith("adapter_"):
+                Path(scratch, path.name).symlink_to(path)
+        yield Path(scratch)
+
+
+def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
+    """A model with an adapter of peft merged into its weights."""
+    import peft
+
+    folder, file = str(checkpoint.transformer), checkpoint.adapter
+    settings = peft.PeftConfig.from_pretrained(folder)
+    settings.inference_mode = True
+    tuned = peft.get_peft_model(model, settings)
+    report = tuned.load_adapter(folder, "default")
+    if lacking := [*report.missing_keys, *report.unexpected_keys]:
+        raise ValueError(f"{len(lacking)} of {file} do not belong to it, such as {lacking[0]}")
+    if not hasattr(tuned, "merge_and_unload"):
+        raise ValueError(f"{file} is of the kind {settings.peft_type}, which cannot be merged")
+    return tuned.merge_and_unload(safe_merge=True)
 
 
 def mismatched_keys(report: dict[str, Any]) -> set[str]:
@@ -342,9 +414,13 @@ def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
     missing = set(report["missing_keys"])
     wrong = {key for key in missing if not key.startswith("pooler.")} | mismatched_keys(report)
     if wrong:
+        first = min(wrong)
+        others = [key for key in report["unexpected_keys"] if key.endswith(f".{first}")]
+        prefix = min(others, default=first).removesuffix(first)
+        renamed = f" Names in the file begin with {prefix!r}: remove it." if prefix else ""
         raise ModelError(
             f"{checkpoint.name}: {len(wrong)} of the encoder's weights are missing or of another "
-            f"shape than config.json says, such as {min(wrong)}."
+            f"shape than config.json says, such as {first}.{renamed}"
         )
     return missing
 
@@ -374,6 +450,7 @@ class ModelInfo(Shown):
     modules: str  # as torch prints them
     missing: tuple[str, ...]  # or misshapen; transformers would fill in random numbers
     unused: tuple[str, ...]
+    inventory: dict[str, str]  # files and keys in them, and what becomes of each
 
     def __repr__(self) -> str:
         size = f"{self.n_layers} layers, width {self.width}, {self.parameters:,} parameters"
@@ -389,7 +466,7 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
 
     checkpoint = find_checkpoint(name, revision=revision, offline=offline)
     tokenizer = load_tokenizer(checkpoint)
-    config = type(transformers.AutoConfig.for_model(**checkpoint.config))
+    config = type(checkpoint.built_config())
     stated = checkpoint.config.get("architectures")
     names = map(str, stated if isinstance(stated, list) else ())
     kinds = [getattr(transformers, name, None) for name in names]
@@ -400,6 +477,7 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
     )
     if check_complete(checkpoint, report):
         encoder.pooler = None
+    checkpoint = checkpoint.without(_unread(checkpoint, encoder, report))
     model, report = load_module(checkpoint, kind, dtype=torch.float32, device="meta")
     labels = (model.config.id2label or {}) if kind.endswith("Classification") else {}
     same = ("name", "source", "revision", "model_type", "n_layers", "width", "positions")
@@ -419,4 +497,20 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
         modules=str(model),
         missing=tuple(sorted({*report["missing_keys"], *mismatched_keys(report)})),
         unused=tuple(sorted(report["unexpected_keys"])),
+        inventory=_inventory(checkpoint, config),
     )
+
+
+def _inventory(checkpoint: Checkpoint, config: Any) -> dict[str, str]:
+    """The checkpoint's statements, keys of config.json that no table has, and files."""
+    effects = {f"{one.file}: {one.key}": one.effect for one in checkpoint.inventory}
+    listed = {one.key.partition(".")[0] for one in checkpoint.inventory}
+    known = {*vars(config()), *config.attribute_map}
+    for key in checkpoint.config.keys() - listed:
+        effect = inventory.APPLIED if key in known else f"unknown to {config.__name__}"
+        effects[f"config.json: {key}"] = effect
+    for path in checkpoint.folder.rglob("*"):
+        if path.is_file():
+            name = path.relative_to(checkpoint.folder).as_posix()
+            effects[name] = inventory.APPLIED if name in checkpoint.sha256 else "not read"
+    return dict(sorted(effects.items()))

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.encoding import inventory
 from embedkit.encoding.checkpoint import WORDPIECE, Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.errors import DamagedModelError, ModelError, UsageError, check_counts, first_line
 from embedkit.types import Bool, Int64
@@ -74,26 +76,28 @@ _FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     """Load the tokenizer of a checkpoint; ``ModelError`` if it is missing or damaged."""
     # without these files transformers creates a tokenizer with an empty vocabulary
-    files = (file for name in _FILES for file in sorted(checkpoint.folder.glob(name)))
+    folder, config = checkpoint.transformer, checkpoint.built_config()
+    files = (file for name in _FILES for file in sorted(folder.glob(name)))
     if (file := next(files, None)) is None:
         raise ModelError(
-            f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer (tokenizer.json, vocab.txt "
+            f"{checkpoint.name}: {folder} holds no tokenizer (tokenizer.json, vocab.txt "
             "or a SentencePiece model)."
         )
-    stated = checkpoint.side_json("tokenizer_config.json")
+    options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
+    stated = {**checkpoint.side_json("tokenizer_config.json"), **options}
     whole = bool(checkpoint.side_json("tokenizer.json"))  # raises a clear error if it is damaged
     casing = {} if whole else _casing(checkpoint, stated)
     quiet_transformers()
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
     try:
-        with no_panic(checkpoint.folder):
+        with no_panic(folder):
             tokenizer = AutoTokenizer.from_pretrained(
-                str(checkpoint.folder),
-                config=AutoConfig.for_model(**checkpoint.config),
+                str(folder),
+                config=config,
                 local_files_only=True,
                 trust_remote_code=False,
-                **casing,
+                **{**casing, **options},
             )
             vocabulary, rows = tokenizer.get_vocab(), checkpoint.config.get("vocab_size")
             if set(vocabulary) <= set(tokenizer.all_special_tokens):
@@ -101,15 +105,15 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
                     f"{checkpoint.name}: {file} holds no vocabulary for a {checkpoint.model_type} "
                     "model. Give a folder with tokenizer.json or vocab.txt."
                 )
-            if rows and (largest := max(vocabulary.values())) >= rows:
+            # an empty entry is a blank line, which no text gives
+            if rows and (largest := max(id for entry, id in vocabulary.items() if entry)) >= rows:
                 raise DamagedModelError(
                     f"{checkpoint.name}: {file} has ids up to {largest}, but the model only {rows} "
                     "embeddings. They do not belong together."
                 )
-            if whole and "do_lower_case" not in stated:
+            if whole and "do_lower_case" not in stated and "strip_accents" not in options:
                 _restore_case(tokenizer, checkpoint, file)
-            sentences = checkpoint.side_json("sentence_bert_config.json")
-            if sentences.get("do_lower_case") and tokenizer.is_fast:
+            if checkpoint.sentence.get("do_lower_case") and tokenizer.is_fast:
                 _lower_case(tokenizer, checkpoint)
             pad, padding = tokenizer.pad_token_id, checkpoint.config.get("pad_token_id")
             ours = TextTokenizer(
@@ -119,12 +123,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             )
     except ModelError:
         raise
-    except ImportError as error:
-        raise ModelError(
-            f"{checkpoint.name}: its tokenizer needs another package ({first_line(error)}). "
-            "For the Japanese BERT models: pip install fugashi unidic-lite ipadic."
-        ) from error
     except Exception as error:  # of the parsers of many formats
+        if advice := _advice(checkpoint, stated, file, error):
+            raise ModelError(f"{checkpoint.name}: its tokenizer {advice}") from error
         raise DamagedModelError(
             f"{checkpoint.name}: no tokenizer can be loaded from {file} ({first_line(error)})."
         ) from error
@@ -134,6 +135,38 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             f"{type(tokenizer).__name__} reads its vocabulary (see embedkit tokenize)"
         )
     return ours
+
+
+def _advice(checkpoint: Checkpoint, stated: dict[str, Any], file: Path, error: Exception) -> str:
+    """What is missing for a tokenizer: a class, or the package for its kind of file."""
+    import transformers
+
+    named = str(stated.get("tokenizer_class") or checkpoint.config.get("tokenizer_class") or "")
+    known = {named, named.removesuffix("Fast"), f"{named}Fast"}
+    if named and not any(hasattr(transformers, name) for name in known):
+        return (
+            f"is a {named}, which transformers does not have, and code of a checkpoint is not run. "
+            "Save it with a tokenizer.json."
+        )
+    packages = ("sentencepiece", "google.protobuf")
+    if file.suffix == ".model" and not all(map(_is_installed, packages)):
+        return (
+            f"({file.name}, a SentencePiece model) needs the packages sentencepiece and protobuf: "
+            "pip install -e '.[sentencepiece]'."
+        )
+    if isinstance(error, ImportError):
+        return (
+            f"needs another package ({first_line(error)}). For the Japanese BERT models: "
+            "pip install fugashi unidic-lite ipadic."
+        )
+    return ""
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
 
 
 def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
@@ -146,9 +179,7 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: i
         )
     if asked is not None:
         return asked
-    stated = checkpoint.side_json("sentence_bert_config.json").get("max_seq_length")
-    if not isinstance(stated, int) or stated <= 0:
-        stated = tokenizer.hf.model_max_length
+    stated = inventory.stated_length(checkpoint.sentence) or tokenizer.hf.model_max_length
     return int(min(stated, checkpoint.positions))
 
 
@@ -230,7 +261,7 @@ def tokenize(
 
 def _casing(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
     """Options of case and accents for ``vocab.txt`` alone: as stated, else by the vocabulary."""
-    entries = checkpoint.folder / "vocab.txt"
+    entries = checkpoint.transformer / "vocab.txt"
     if checkpoint.model_type not in WORDPIECE or not entries.is_file():
         return {}
     options = {

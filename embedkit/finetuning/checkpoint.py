@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ from embedkit.runs.run import FinetuneRun
 from embedkit.storage import check_files, finish_swap, new_folder
 from embedkit.types import AnyPath, Float64
 from embedkit.units.units import Units
+
+logger = logging.getLogger(__name__)
 
 
 class FinetunedRun:
@@ -116,6 +119,11 @@ class CheckpointClassifier:
         names = model.config.id2label
         count = model.config.num_labels
         self.classes = tuple(str(names[i]) for i in range(count)) if count > 1 else ()
+        if not self.classes and checkpoint.config.get("problem_type") is None:
+            logger.warning(
+                f"{checkpoint.name} has one output and does not say that it is a regression: "
+                "values are its logits; if it is a cross-encoder, scores are 1 / (1 + exp(-value))"
+            )
 
     def predict(self, units: Units) -> tuple[Units, Float64]:
         """Return the units, and their probabilities, or values of a regression."""

@@ -1,0 +1,260 @@
+"""What the files of a checkpoint say, and what becomes of each statement.
+
+A folder says more than weights and a tokenizer: sentence-transformers reads settings from six kinds
+of files, and transformers follows keys of ``config.json`` that change vectors, or names code. What
+is passed over in silence gives other vectors than the makers', and nobody notices. So every key is
+in one of the tables below: it is applied, or cannot change a vector, or is harmless with some
+values only. Whatever is not in a table counts as not computed here. Then the makers' vector is
+refused with the name of the key; other views are computed, with a note if the key shapes all of
+them. ``embedkit info MODEL`` shows the list.
+
+Of ``config.json`` only keys that transformers does not give to the class of the family are in a
+table: other keys are for that class, which is the one that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+APPLIED, HARMLESS, REFUSED = "applied", "harmless", "refused"
+
+SENTENCE_FILES = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Settings of the transformer for sentence-transformers; the first that there is counts."""
+
+LEGACY = {
+    "model_args": "model_kwargs",
+    "tokenizer_args": "processor_kwargs",
+    "config_args": "config_kwargs",
+}
+"""Earlier names of settings of the transformer."""
+
+
+def _each(effect: Any, names: str) -> dict[str, Any]:
+    """The same rule for several keys."""
+    return dict.fromkeys(names.split(), effect)
+
+
+LOADING = _each(
+    HARMLESS,
+    "cache_dir code_revision force_download local_files_only revision token trust_remote_code",
+)
+"""Where and how files are found: sentence-transformers' business, and none of a vector's."""
+
+OVERRIDDEN = _each(
+    HARMLESS,
+    "chunk_size_feed_forward distributed_config fusion_config output_attentions "
+    "output_hidden_states return_dict torchscript use_return_dict",
+) | {"transformers_weights": (None,)}
+"""Keys of ``config.json`` that are dropped: they choose the form of a result, not its numbers; the
+last would name another file of weights, which is not hashed. Computing the feed-forward layers in
+chunks saves memory only, and does not work for every length."""
+
+_PORTED = ("nomic_bert", "jina_embeddings_v3", "gte", "eurobert")
+"""Families that began as code of their checkpoints: transformers' class is made from that code."""
+
+POSITIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((*_PORTED, "modernbert"), ("rope", "rotary")),
+    "esm": ("rotary",),
+    "evolla": ("rotary",),
+    "granitemoehybrid": ("rope",),
+}
+"""Kinds of positions that a family computes beside ``absolute``. transformers 5 removed relative
+ones from BERT and its relatives and computes absolute ones instead, without a word."""
+
+Rule = Any
+"""An effect; or values that are harmless; or a test for them; or rules for the keys inside."""
+Rules = Mapping[str, Rule]
+
+_TOKENIZER: Rules = {
+    **LOADING,
+    **_each(HARMLESS, "padding_side clean_up_tokenization_spaces"),
+    **_each(
+        APPLIED,
+        "model_max_length do_lower_case strip_accents tokenize_chinese_chars truncation_side "
+        "use_fast add_prefix_space add_bos_token add_eos_token bos_token eos_token unk_token "
+        "sep_token pad_token cls_token mask_token",
+    ),
+}
+_MODEL: Rules = {
+    **LOADING,
+    **_each(HARMLESS, "dtype torch_dtype"),  # the precision is the caller's choice
+    **_each(HARMLESS, "attn_implementation device_map low_cpu_mem_usage add_pooling_layer"),
+    "use_safetensors": (None, True),
+}
+_CALL: Rules = {
+    "max_length": APPLIED,
+    "truncation": (True, "longest_first"),
+    "padding": (True, "longest", "max_length"),
+    "add_special_tokens": (True,),
+    "return_attention_mask": (True,),
+    "return_token_type_ids": (None, True),
+    **_each(HARMLESS, "pad_to_multiple_of return_tensors logits_to_keep"),
+}
+_OTHERS = _each(HARMLESS, "audio image video")
+_OUTPUT = {"method": ("forward",), "method_output_name": ("last_hidden_state",)}
+_ARGUMENTS = {"model_kwargs": _MODEL, "processor_kwargs": _TOKENIZER, "config_kwargs": APPLIED}
+SENTENCE: Rules = {
+    **_ARGUMENTS,
+    **{old: _ARGUMENTS[new] for old, new in LEGACY.items()},
+    **_each(APPLIED, "max_seq_length do_lower_case"),
+    "processing_kwargs": _OTHERS | {"text": _CALL, "common": _CALL, "chat_template": HARMLESS},
+    "modality_config": _OTHERS | {"text": _OUTPUT},
+    "module_output_name": ("token_embeddings",),
+    "transformer_task": ("feature-extraction",),
+    "backend": ("torch",),
+    "unpad_inputs": HARMLESS,
+    **_each((None,), "query_length document_length query_expansion tokenizer_name_or_path"),
+}
+"""Keys of :data:`SENTENCE_FILES`."""
+
+
+def _met(requirements: Any) -> bool:
+    """Whether this transformers is one that the makers accept; other packages do not compute."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    stated = _section({"": requirements}, "").get("transformers", "")
+    stated = stated.get("specifier", "") if isinstance(stated, Mapping) else stated
+    try:
+        return SpecifierSet(str(stated), prereleases=True).contains(version("transformers"))
+    except InvalidSpecifier:  # which sentence-transformers passes over
+        return True
+
+
+ROOT: Rules = {
+    "__version__": HARMLESS,
+    **_each(APPLIED, "prompts default_prompt_name truncate_dim"),
+    "similarity_fn_name": (None, "cosine", "dot", "euclidean", "manhattan"),
+    "model_type": ("SentenceTransformer",),
+    "requirements": _met,
+}
+"""Keys of ``config_sentence_transformers.json``."""
+
+_AT_VECTOR = _each((None, "sentence_embedding"), "module_input_name module_output_name")
+MODULES: dict[str, Rules] = {
+    "Transformer": SENTENCE,
+    "Pooling": {
+        **_each(HARMLESS, "embedding_dimension word_embedding_dimension"),
+        **_each(
+            APPLIED,
+            "pooling_mode pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens "
+            "pooling_mode_mean_sqrt_len_tokens pooling_mode_weightedmean_tokens "
+            "pooling_mode_lasttoken include_prompt",
+        ),
+    },
+    "Dense": {
+        **_AT_VECTOR,
+        **_each(APPLIED, "in_features out_features bias"),
+        "activation_function": lambda name: str(name).startswith("torch.nn."),
+        "use_residual": (False,),
+    },
+    "Normalize": _AT_VECTOR,
+    "Dropout": {"dropout": HARMLESS},
+}
+"""Modules of ``modules.json`` that are computed, and the keys of their configurations."""
+
+
+def config_rules(family: str) -> Rules:
+    """Keys of ``config.json`` that transformers does not give to the class of a family."""
+    return {
+        "auto_map": lambda code: family in _PORTED or "AutoModel" not in (code or ()),
+        "position_embedding_type": (None, "absolute", *POSITIONS.get(family, ())),
+        "pruned_heads": (None, {}),
+        "is_encoder_decoder": APPLIED,
+        **_each(HARMLESS, "architectures model_type transformers_version dtype torch_dtype"),
+        **_each(HARMLESS, "id2label label2id num_labels problem_type"),
+        **OVERRIDDEN,
+    }
+
+
+class Statement(NamedTuple):
+    """A key of a file, or a file or weight itself, and what becomes of it."""
+
+    file: str
+    key: str  # dotted where it is inside of another one
+    value: Any
+    effect: str
+
+    @property
+    def shapes_all(self) -> bool:
+        """Whether it shapes hidden states, and so every view."""
+        return self.file in ("config.json", "weights", *SENTENCE_FILES)
+
+    def __str__(self) -> str:
+        if self.file == "weights":
+            return f"the weight {self.key} ({self.value} that its class does not use)"
+        code = ", code of the checkpoint" if self.key == "auto_map" else ""
+        return f"{self.key}={self.value!r} ({self.file}{code})"
+
+
+def statements(
+    file: str, content: Mapping[str, Any], rules: Rules, *, before: str = ""
+) -> Iterator[Statement]:
+    """What becomes of each key of a file by its rules; ``before`` is the path to the content."""
+    for key, value in content.items():
+        rule = rules.get(key, REFUSED)
+        if isinstance(rule, Mapping) and isinstance(value, Mapping):
+            yield from statements(file, value, rule, before=f"{before}{key}.")
+        elif isinstance(rule, str):
+            yield Statement(file, before + key, value, rule)
+        else:
+            values = (None,) if isinstance(rule, Mapping) else rule
+            harmless = rule(value) if callable(rule) else value in values
+            yield Statement(file, before + key, value, HARMLESS if harmless else REFUSED)
+
+
+def _section(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The keys inside of a key; none if it holds anything else."""
+    value = content.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def stated_length(sentence: Mapping[str, Any]) -> int | None:
+    """Tokens per text by the settings of the transformer, as sentence-transformers reads them."""
+    calls = _section(sentence, "processing_kwargs")
+    for source, key in (
+        (_section(calls, "common"), "max_length"),
+        (_section(calls, "text"), "max_length"),
+        (_section(sentence, "processor_kwargs"), "model_max_length"),
+        (sentence, "max_seq_length"),
+    ):
+        value = source.get(key)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def options_of(sentence: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Arguments of a loader, ``processor_kwargs`` or ``config_kwargs``, that are to be applied."""
+    options = _section(sentence, name)
+    rules = _TOKENIZER if name == "processor_kwargs" else LOADING
+    return {key: value for key, value in options.items() if rules.get(key, APPLIED) == APPLIED}
+
+
+def unread_weights(names: Iterable[str], parts: Iterable[str], base: str, depth: int) -> list[str]:
+    """Weights of the encoder among those that its class does not use, heads left out.
+
+    ``parts`` are the names of the modules of the encoder, ``base`` the name that it has inside of a
+    model with a head. Poolers, buffers and layers above ``depth``, which ``config.json`` cuts off,
+    leave hidden states as they are.
+    """
+    own = tuple(parts)
+    found = []
+    for name in sorted(names):
+        path = name.removeprefix(f"{base}.")
+        first, *inner = path.split(".")
+        inside = path != name or any(first == part or first.startswith(f"{part}_") for part in own)
+        above = int(next(filter(str.isdigit, inner), 0)) >= depth
+        buffer = inner and inner[-1] in (
+            "position_ids",
+            "token_type_ids",
+            "inv_freq",
+            "masked_bias",
+        )
+        if inside and not (above or buffer or first.startswith("pooler")):
+            found.append(name)
+    return found
