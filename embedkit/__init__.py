@@ -13,7 +13,7 @@ Importing this package loads neither torch nor transformers; they are loaded whe
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embedkit import errors as errors
 from embedkit.machine import __version__ as __version__
@@ -36,34 +36,12 @@ _HOMES = {
     "split": "runs.split",
     "tokenize": "encoding.tokenizer",
     "train": "classifiers.train",
-    "verify": "dataset.verify",
+    "verify": "verification",
     "words": "contexts.uses",
 }
 
-if TYPE_CHECKING:
-    from embedkit.classifiers.probe import probe as probe
-    from embedkit.classifiers.train import train as train
-    from embedkit.comparison.report import compare as compare
-    from embedkit.contexts.uses import words as words
-    from embedkit.corpus.plan import CorpusOptions as CorpusOptions
-    from embedkit.dataset.extract import extract as extract
-    from embedkit.dataset.read import load as load
-    from embedkit.dataset.verify import verify as verify
-    from embedkit.encoding.encoder import Encoder as Encoder
-    from embedkit.encoding.tokenizer import tokenize as tokenize
-    from embedkit.finetuning.checkpoint import export as export
-    from embedkit.finetuning.run import finetune as finetune
-    from embedkit.maps.map import explore as explore
-    from embedkit.predict import Predictor as Predictor
-    from embedkit.runs.folder import info as info
-    from embedkit.runs.split import split as split
-    from embedkit.search.exact import Searcher as Searcher
-    from embedkit.search.index import build_index
-    from embedkit.sts import similarity as similarity
-
-    index = build_index
-else:
-    __all__ = [*_HOMES, "__version__", "errors"]
+__all__ = [*_HOMES, "__version__", "errors"]
+# types: __init__.pyi, which docs/reference.py writes
 
 
 def __getattr__(name: str) -> Any:

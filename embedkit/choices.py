@@ -6,8 +6,11 @@ its tuple by a test, so that neither can know a kind that the other does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
+from typing import Annotated
+
+import msgspec
 
 from embedkit.errors import UsageError, did_you_mean
 
@@ -68,6 +71,34 @@ WHITENINGS = ("center", "whiten")
 INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")
 LAYOUT_METHODS = ("tsne", "umap", "pca")
 MATCHES = ("word", "start", "anywhere")
+
+
+def one_of(choices: Collection[str]) -> msgspec.Meta:
+    """Return the constraint of a text that is one of these.
+
+    >>> Annotated[str, one_of(["nfc", "nfkc"])].__metadata__[0].pattern
+    '^(nfc|nfkc)$'
+    """
+    return msgspec.Meta(pattern=f"^({'|'.join(choices)})$", extra={"choices": tuple(choices)})
+
+
+Format = Annotated[str, one_of(("auto", *FORMATS))]
+Quoting = Annotated[str, one_of(QUOTINGS)]
+Subtokens = Annotated[str, one_of(SUBTOKENS)]
+OnLong = Annotated[str, one_of(ON_LONG)]
+Precision = Annotated[str, one_of(PRECISIONS)]
+Storage = Annotated[str, one_of(STORAGES)]
+Engine = Annotated[str, one_of(ENGINES)]
+Task = Annotated[str, one_of(TASKS)]
+Features = Annotated[str, one_of(FEATURES)]
+ClassWeight = Annotated[str, one_of(CLASS_WEIGHTS)]
+Level = Annotated[str, one_of(LEVELS)]
+RunLevel = Annotated[str, one_of(RUN_LEVELS)]
+SearchMetric = Annotated[str, one_of(SEARCH_METRICS)]
+WhiteningKind = Annotated[str, one_of(WHITENINGS)]
+IndexName = Annotated[str, one_of(INDEX_KINDS)]
+LayoutMethod = Annotated[str, one_of(LAYOUT_METHODS)]
+
 _SYNONYMS = {"avg": "mean", "average": "mean"}
 
 

@@ -2,7 +2,8 @@
 
 A message states the given value, the expected one, and the remedy, in one line unless it lists
 differences. It names parameters of Python (``max_length=0``), which the command line translates
-into its options. An argument of the wrong type is a ``TypeError``.
+into its options. An argument of the wrong type is a ``UsageError``, an unknown keyword a
+``TypeError``.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import storage
+from embedkit.arguments import accepts
 from embedkit.corpus.memory import input_files
 from embedkit.corpus.plan import CorpusOptions, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
@@ -95,6 +96,7 @@ class Predictor:
         'river'
     """
 
+    @accepts()
     def __init__(
         self,
         run: AnyPath,

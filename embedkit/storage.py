@@ -34,6 +34,9 @@ from uuid import uuid4
 
 import msgspec
 
+from embedkit.arguments import plain
+from embedkit.choices import one_of as one_of
+from embedkit.display import without_nan
 from embedkit.errors import (
     DamagedError,
     EmbedkitError,
@@ -602,15 +605,6 @@ def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) ->
         write_durably(path, data, scratch=path.parent)
 
 
-def one_of(choices: Collection[str]) -> msgspec.Meta:
-    """Return the constraint of a string field that has one of these values.
-
-    >>> Annotated[str, one_of(["nfc", "nfkc"])].__metadata__[0].pattern
-    '^(nfc|nfkc)$'
-    """
-    return msgspec.Meta(pattern=f"^({'|'.join(choices)})$")
-
-
 def read_json(
     file: Path, *, error: type[EmbedkitError] = DamagedError, advice: str = _ADVICE
 ) -> Any:
@@ -654,6 +648,21 @@ def decode(kind: type[T], value: Any, *, file: Path, advice: str = _ADVICE) -> T
     if problem:
         raise DamagedError(f"{file} is damaged: {problem.replace('$.', '')}. {advice}")
     return record
+
+
+def encode(record: Any, *, indent: int | None = 1) -> bytes:
+    """Return a dataclass as JSON that :func:`decode` reads; the same record gives the same bytes.
+
+    NumPy's numbers become Python's, and ``null`` stands for NaN. What the reader would refuse is
+    not written: a :class:`UsageError` names the field.
+    """
+    value, kind = without_nan(plain(dataclasses.asdict(record))), type(record)
+    text = json.dumps(value, ensure_ascii=indent is None, sort_keys=True, indent=indent)
+    try:
+        decode(kind, json.loads(text), file=Path(kind.__name__))
+    except DamagedError as error:
+        raise UsageError(f"{first_line(error)} cannot be written") from error
+    return text.encode("utf-8", "backslashreplace")  # file names that are not UTF-8
 
 
 def _with_nan(kind: Any, value: Any) -> Any:

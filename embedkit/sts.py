@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedkit import storage
+from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions, hash_inputs, plan_corpus
@@ -60,6 +61,7 @@ class PairSimilarity(Shown):
         return rows or Shown.as_rows(self)
 
 
+@accepts()
 def similarity(
     corpus: CorpusLike,
     *,

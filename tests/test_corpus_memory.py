@@ -234,6 +234,6 @@ def test_what_is_no_corpus(tmp_path: Path, corpus: Any, message: str) -> None:
         run(corpus, tmp_path / "out", text="text" if isinstance(corpus, pa.Table) else None)
     with pytest.raises(UsageError, match="encoding='cp949'"):
         run(["a"], tmp_path / "out", encoding="cp949")
-    with pytest.raises(TypeError, match="keep='a'"):
+    with pytest.raises(UsageError, match="keep='a'"):
         run(["a"], tmp_path / "out", keep="a")
     assert not list(tmp_path.glob("out*"))

@@ -20,11 +20,11 @@ import pytest
 import embedkit
 from embedkit import storage
 from embedkit.comparison.load import read_runs
-from embedkit.dataset.verify import require_ok, verify
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, OutputExistsError
 from embedkit.predict import Predictor
 from embedkit.storage import check_files, file_sums, read_table, seal
+from embedkit.verification import require_ok, verify
 from tests.finetune_fixtures import corpus_of
 from tests.processes import command, invoke
 from tests.store_fixtures import N_ACCEPTED, extract_tiny, manifest_of, run, tree, write_tsv

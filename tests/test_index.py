@@ -14,11 +14,11 @@ import pytest
 import embedkit
 from embedkit.choices import INDEX_KINDS
 from embedkit.dataset.format import Layout
-from embedkit.dataset.verify import verify
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.search.exact import nearest
 from embedkit.search.index import KINDS, build_index, open_index
 from embedkit.storage import seal
+from embedkit.verification import verify
 from tests.processes import invoke
 from tests.store_fixtures import extract_tiny, tree, write_tsv
 

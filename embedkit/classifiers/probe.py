@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from embedkit.choices import RUN_LEVELS, check_choice
+from embedkit.arguments import accepts
+from embedkit.choices import RunLevel, Task, check_choice
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.train import side_by_side
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
+from embedkit.dataset.format import EXTRACTION
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import DatasetEncoder
 from embedkit.errors import UsageError
@@ -41,14 +43,15 @@ _CURVE = (0.1, 0.2, 0.4, 0.7, 1.0)
 _UNTRAINED = 3
 
 
+@accepts(*EXTRACTION)
 def probe(
     dataset: CorpusLike,
     *,
     out: str | Path | None = None,
     view: str | Sequence[str] | None = None,
-    level: str = "sentence",
+    level: RunLevel = "sentence",
     estimator: str | None = None,
-    task: str = "classification",
+    task: Task = "classification",
     label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
     folds: int = 5,
@@ -99,7 +102,6 @@ def probe(
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     if control is not None:
         check_choice(("random-weights",), control=control)
-    check_choice(RUN_LEVELS, level=level)
     out = free_out(out, dataset, "probe", overwrite=overwrite)
     data = load_or_extract(dataset, extraction, level=level, progress=progress)
     names, units = _names(data, view), Units.of_dataset(data)

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from embedkit.choices import RUN_LEVELS, check_choice
+from embedkit.arguments import accepts
+from embedkit.choices import ClassWeight, Features, RunLevel, Task
 from embedkit.classifiers.estimators import EstimatorSettings, save_model
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
-from embedkit.dataset.format import is_dataset
+from embedkit.dataset.format import EXTRACTION, is_dataset
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import encode_as
 from embedkit.errors import UsageError
@@ -188,15 +189,16 @@ def _test_set(
     return TestSet.further(further, units, target, name="the test set")
 
 
+@accepts(*EXTRACTION)
 def train(
     dataset: CorpusLike,
     *,
     out: str | Path | None = None,
     view: str | Sequence[str] | None = None,
-    level: str = "sentence",
+    level: RunLevel = "sentence",
     estimator: str | None = None,
-    features: str = "vectors",
-    task: str = "classification",
+    features: Features = "vectors",
+    task: Task = "classification",
     label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
     split_column: str | None = None,
@@ -204,7 +206,7 @@ def train(
     test: CorpusLike | None = None,
     threshold: str | None = None,
     tune: bool = True,
-    class_weight: str | None = None,
+    class_weight: ClassWeight | None = None,
     seed: int = 0,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
@@ -256,7 +258,6 @@ def train(
     settings = EstimatorSettings.of(
         estimator, task=task, features=features, class_weight=class_weight, seed=seed
     )
-    check_choice(RUN_LEVELS, level=level)
     settings.check_view(view)
     named = [view] if isinstance(view, str) else view or ()
     place = free_out(out, dataset, settings.method, *named, overwrite=overwrite)

@@ -442,8 +442,8 @@ def verify(
     Checksums; of a dataset also counts and order, and with --recompute the vectors themselves:
     whether they are the same to the last bit, or how far apart, and why that may be.
     """
-    from embedkit.dataset.verify import require_ok
-    from embedkit.dataset.verify import verify as check
+    from embedkit.verification import require_ok
+    from embedkit.verification import verify as check
 
     found = check(out, recompute=recompute or 0, model=model, progress=progress)
     counts = [count_text(found.files, "file")]

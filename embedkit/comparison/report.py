@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from embedkit.arguments import accepts
 from embedkit.choices import FIGURE_FORMATS, check_choice
 from embedkit.comparison import table
 from embedkit.comparison.cases import (
@@ -220,8 +221,9 @@ class CompareResult(Compared):
     report = write_report
 
 
+@accepts()
 def compare(
-    runs: Sequence[AnyPath],
+    runs: str | Sequence[AnyPath],
     *,
     baseline: str | None = None,
     metric: str | None = None,

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL, MATCHES, check_choice
 from embedkit.dataset.format import Layout
 from embedkit.dataset.read import VectorData, load
@@ -78,6 +79,7 @@ def _pattern(word: str, match: str) -> re.Pattern[str]:
     return re.compile(f"{pattern}|{unicodedata.normalize('NFD', pattern)}", re.IGNORECASE)
 
 
+@accepts()
 def words(
     source: AnyPath | Sequence[str],
     word: str,
@@ -93,7 +95,7 @@ def words(
     Args:
         source: a dataset with vectors of words or tokens, or a list of sentences.
         word: the word.
-        match: ``word``, ``start`` or ``anywhere``.
+        match: {MATCHES}.
         layer: layer or combination of layers to cluster; by default the last one.
         clusters: number of clusters; by default the one with the highest silhouette.
         model: checkpoint that encodes sentences.

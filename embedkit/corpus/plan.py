@@ -8,12 +8,13 @@ from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 
-from embedkit.choices import FORMATS, QUOTINGS, check_choice
+from embedkit.arguments import check_fields
+from embedkit.choices import Format, Quoting
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.readers import READERS, format_of_content, format_of_name, suffix_of
 from embedkit.corpus.sources import Dialect, Source, Table, compression_of, first_bytes, is_wide
-from embedkit.errors import CorpusError, UsageError, check_counts, did_you_mean
-from embedkit.storage import file_sha256
+from embedkit.errors import CorpusError, UsageError, did_you_mean
+from embedkit.storage import Count, Positive, file_sha256
 
 _MARKS = '\t\r\n",;|'
 _SHOWN = 500
@@ -60,27 +61,23 @@ class CorpusOptions:
     keep: Sequence[str] = ()
     word_label: str | None = None
     spans: Sequence[str] = ()
-    format: str = "auto"
+    format: Format = "auto"
     encoding: str = "utf-8"
-    quoting: str = "auto"
+    quoting: Quoting = "auto"
     header: bool = True
-    min_chars: int = 0
-    sample: int | None = None
-    seed: int = 0
-    limit: int | None = None
+    min_chars: Count = 0
+    sample: Positive | None = None
+    seed: Count = 0
+    limit: Positive | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.keep, str):
-            raise TypeError(f"keep={self.keep!r}: expected a list, such as [{self.keep!r}]")
+        check_fields(self)
         object.__setattr__(self, "keep", tuple(self.keep))
         object.__setattr__(self, "spans", tuple(self.spans))
         if isinstance(self.spans, str) or len(self.spans) not in (0, 2):
             raise UsageError(f"spans={self.spans!r}: expected two columns, of start and end.")
         if self.spans and self.text_pair is not None:
             raise UsageError("spans= are of single texts, not of pairs; leave out text_pair=.")
-        check_choice(("auto", *FORMATS), format=self.format)
-        check_choice(QUOTINGS, quoting=self.quoting)
-        check_counts(min_chars=self.min_chars, limit=self.limit, sample=self.sample, seed=self.seed)
         object.__setattr__(self, "encoding", _settled_encoding(self.encoding))
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import inspect
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from random import Random
 from typing import Any
 
 from embedkit import storage
+from embedkit.arguments import accepts, divided
 from embedkit.choices import Pooling
 from embedkit.corpus.memory import CorpusLike, input_files, paths_of
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, CorpusSettings, hash_inputs, plan_corpus
@@ -116,6 +116,7 @@ class ExtractResult(ShownFolder):
         return read_manifest(self.out)
 
 
+@accepts(CorpusOptions, ExtractSettings)
 def extract(
     corpus: CorpusLike,
     *,
@@ -159,14 +160,8 @@ def extract(
         >>> embedkit.load("two").X.shape
         (2, 384)
     """
-    of_corpus = {f.name for f in fields(CorpusOptions)}
-    unknown = options.keys() - of_corpus - {f.name for f in fields(ExtractSettings)}
-    if unknown:
-        raise TypeError(f"extract() got an unexpected keyword argument {min(unknown)!r}")
-    reading = CorpusOptions(**{name: options.pop(name) for name in of_corpus & options.keys()})
-    with plan_extract(
-        corpus, out=out, reading=reading, settings=ExtractSettings(**options)
-    ) as plan:
+    reading, settings = divided(options, CorpusOptions, ExtractSettings)
+    with plan_extract(corpus, out=out, reading=reading, settings=settings) as plan:
         return run_plan(
             plan,
             overwrite=overwrite,
@@ -174,22 +169,6 @@ def extract(
             allow_env_change=allow_env_change,
             progress=progress,
         )
-
-
-def _show_options() -> None:
-    """Show the options of :func:`extract` in its signature and documentation."""
-    records = (CorpusOptions, ExtractSettings)
-    signature = inspect.signature(extract)
-    shown = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for record in records:
-        shown += inspect.signature(record).parameters.values()
-    extract.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    parts = [inspect.getdoc(kind) or "" for kind in (CorpusOptions, VectorChoices, ExtractSettings)]
-    described = "\n".join(part.partition("Attributes:\n")[2].partition("\n\n")[0] for part in parts)
-    extract.__doc__ = (inspect.getdoc(extract) or "").replace("    **options: OPTIONS", described)
-
-
-_show_options()
 
 
 def run_plan(

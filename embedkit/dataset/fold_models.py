@@ -10,19 +10,18 @@ fold, which has not seen it; any other, such as those of a test set, the mean ov
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from embedkit import storage
-from embedkit.choices import ON_LONG
+from embedkit.choices import OnLong
 from embedkit.corpus.records import Record
 from embedkit.dataset.format import FoldSettings, text_key, whole_text
 from embedkit.errors import UsageError
@@ -47,7 +46,7 @@ class FoldModels(FoldSettings):
     source: tuple[str, ...]  # SHA-256 of the input files that the run read, in order
     prefix: str
     max_length: storage.Positive
-    on_long: Annotated[str, storage.one_of(ON_LONG)] = "truncate"
+    on_long: OnLong = "truncate"
     stride: storage.Count = 0
 
     @property
@@ -72,7 +71,7 @@ class SeenRecords:
     def write(self) -> None:
         """Write the records beside the models."""
         table = pa.table({"row": self.row, "text_key": self.text_key, "fold": self.fold})
-        content = json.dumps(asdict(self.models), sort_keys=True).encode()
+        content = storage.encode(self.models, indent=None)
         storage.write_parquet(_file(self.run), table.replace_schema_metadata({_KEY: content}))
 
     def folds_of(self, keys: Int64) -> Int64:

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,22 +20,22 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit import storage
+from embedkit.arguments import check_fields
 from embedkit.choices import (
     DEFAULT_MODEL,
-    ENGINES,
-    ON_LONG,
     POOLINGS,
-    PRECISIONS,
-    STORAGES,
-    SUBTOKENS,
+    Engine,
+    OnLong,
     Pooling,
-    check_choice,
+    Precision,
+    Storage,
+    Subtokens,
 )
-from embedkit.corpus.plan import CorpusSettings
+from embedkit.corpus.plan import CorpusOptions, CorpusSettings
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import l2_normalize, split_view
-from embedkit.errors import EncodeError, UsageError, check_counts, did_you_mean
-from embedkit.storage import Count, Positive, check_files, decode, incomplete, one_of, read_json
+from embedkit.errors import EncodeError, UsageError, did_you_mean
+from embedkit.storage import Count, Positive, check_files, decode, incomplete, read_json
 from embedkit.types import AnyPath, Float32
 
 FORMAT_VERSION = 1
@@ -95,8 +95,6 @@ class Layout:
         return [self.root / folder / name for name in names]
 
 
-Subtokens = Annotated[str, one_of(SUBTOKENS)]
-
 _MAY_DIFFER = {"may_differ": True}
 """Metadata of fields in which two datasets may differ whose sentence vectors are comparable."""
 
@@ -116,7 +114,7 @@ class VectorChoices:
     words: Subtokens | None = field(default=None, metadata=_MAY_DIFFER)
     tokens: bool = field(default=False, metadata=_MAY_DIFFER)
     special_tokens: bool = True
-    dims: int | None = None
+    dims: Positive | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,42 +164,29 @@ class ExtractSettings(VectorChoices):
     layers: str | int | Sequence[str | int] = "-1"
     pooling: str | Sequence[str] | None = None
     normalize: bool | None = None
-    max_length: int | None = None
-    on_long: str | None = None
-    stride: int | None = None
+    max_length: Positive | None = None
+    on_long: OnLong | None = None
+    stride: Count | None = None
     prefix: str | None = None
     prompt: str | None = None
-    precision: str | None = None
-    storage: str = "float32"
+    precision: Precision | None = None
+    storage: Storage = "float32"
     device: str = "auto"
-    batch_tokens: int | None = None
-    shard_rows: int | None = None
+    batch_tokens: Positive | None = None
+    shard_rows: Positive | None = None
     store_text: bool = True
-    workers: int | None = None
-    engine: str = "local"
+    workers: Positive | None = None
+    engine: Engine = "local"
     address: str | None = None
     gpus_per_worker: float = 0.0
     shard_index: int | None = None
     num_shards: int | None = None
 
     def __post_init__(self) -> None:
-        check_choice(ENGINES, engine=self.engine)
+        check_fields(self)
         index, count = self.shard_index, self.num_shards
         if (index, count) != (None, None) and (index is None or not 0 <= index < (count or 0)):
             raise UsageError(f"shard_index={index}: expected one from 0 to num_shards= minus 1.")
-        check_choice(STORAGES, storage=self.storage)
-        if self.on_long is not None:
-            check_choice(ON_LONG, on_long=self.on_long)
-        if self.words is not None:
-            check_choice(SUBTOKENS, words=self.words)
-        check_counts(
-            shard_rows=self.shard_rows,
-            batch_tokens=self.batch_tokens,
-            stride=self.stride,
-            max_length=self.max_length,
-            dims=self.dims,
-            workers=self.workers,
-        )
 
     @property
     def devices(self) -> list[str]:
@@ -212,6 +197,10 @@ class ExtractSettings(VectorChoices):
     def n_workers(self) -> int:
         """The number of workers."""
         return self.workers or len(self.devices)
+
+
+EXTRACTION = (CorpusOptions, ExtractSettings)
+"""Records with the options of ``extract``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,11 +220,11 @@ class VectorOptions(VectorChoices):
     views: dict[str, Positive] = field(metadata=_MAY_DIFFER)
     token_layers: dict[str, Positive] = field(metadata=_MAY_DIFFER)
     max_length: Count
-    on_long: Annotated[str, one_of(ON_LONG)]
+    on_long: OnLong
     stride: Count
     normalize: bool
     prefix: str
-    precision: Annotated[str, one_of(PRECISIONS)]
+    precision: Precision
     batch_tokens: Count = field(metadata=_MAY_DIFFER)
 
     def columns(self, level: str) -> set[str]:
@@ -250,7 +239,7 @@ class VectorSettings(VectorOptions):
     """Everything that shapes a vector; ``storage`` is the profile it is rounded to."""
 
     model: ModelSettings = field(metadata=_MAY_DIFFER)  # compared by :func:`different_files`
-    storage: Annotated[str, one_of(STORAGES)]
+    storage: Storage
 
     @classmethod
     def of(cls, options: VectorOptions, *, model: ModelSettings, storage: str) -> VectorSettings:
@@ -325,7 +314,7 @@ class InputSettings(CorpusSettings):
 class StorageSettings:
     """Storage profile, records per shard, and whether texts are stored."""
 
-    profile: Annotated[str, one_of(STORAGES)]
+    profile: Storage
     shard_rows: Positive
     text: bool
 

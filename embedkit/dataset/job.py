@@ -119,7 +119,7 @@ def open_job(
             for folder in (layout.receipts, layout.root / "sentences"):
                 storage.make_folder(folder)
             if not layout.job.is_file():
-                content = canonical_json(asdict(job))
+                content = storage.encode(job)
                 storage.write_durably(layout.job, content, scratch=layout.scratch)
         yield JobFolder(layout, job, repair)
 
@@ -323,7 +323,7 @@ class JobFolder:
         """Record a shard as finished; without a whole receipt it is made again."""
         file = self.layout.receipts / f"{receipt.shard:08d}.json"
         with storage.storage_errors(file):
-            file.write_bytes(canonical_json(asdict(receipt)))
+            file.write_bytes(storage.encode(receipt))
 
     def finish(
         self,
@@ -358,7 +358,7 @@ class JobFolder:
             files=files,
             names=names,
         )
-        content = canonical_json(asdict(manifest)) + b"\n"
+        content = storage.encode(manifest) + b"\n"
         storage.write_durably(layout.manifest, content, scratch=layout.scratch)
         card = layout.root / storage.CARD
         storage.write_durably(card, card_of(manifest).encode(), scratch=layout.scratch)

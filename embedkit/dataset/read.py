@@ -21,7 +21,8 @@ from isal import isal_zlib
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.choices import EXPORTS, LEVELS, POOLINGS, check_choice
+from embedkit.arguments import accepts
+from embedkit.choices import EXPORTS, LEVELS, POOLINGS, Level, check_choice
 from embedkit.dataset.format import (
     FileEntry,
     Layout,
@@ -380,8 +381,9 @@ def _joined(parts: Sequence[_Batch]) -> _Batch:
 _TABLE_OF = dict(zip(LEVELS, ("sentences", "words", "tokens"), strict=True))
 
 
+@accepts()
 def load(
-    path: AnyPath, view: str | Sequence[str] | None = None, *, level: str = "sentence"
+    path: AnyPath, view: str | Sequence[str] | None = None, *, level: Level = "sentence"
 ) -> VectorData:
     """Open a dataset for scikit-learn and NumPy; columns are read when they are used.
 
@@ -400,7 +402,6 @@ def load(
         >>> words.X[np.array(words.text) == "bank"].shape
         (12, 384)
     """
-    check_choice(LEVELS, level=level)
     folder = local_dataset(path)
     manifest = read_manifest(folder)
     stored = list(manifest.columns_of(_TABLE_OF[level]))

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from embedkit import choices
+from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.model import (
@@ -96,6 +97,7 @@ class Encoder:
         (2, 384)
     """
 
+    @accepts()
     def __init__(
         self,
         model: str | Path = DEFAULT_MODEL,
@@ -134,9 +136,22 @@ class Encoder:
             self.poolers[Pooling.SENTENCE] = _Sentence(checkpoint)
 
     @classmethod
-    def load(cls, model: str | Path = DEFAULT_MODEL, **settings: Any) -> Encoder:
+    def load(
+        cls,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        revision: str | None = None,
+        device: str = "auto",
+        precision: str | None = None,
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
+        offline: bool = False,
+        forward: str = "auto",
+    ) -> Encoder:
         """As ``Encoder(model, ...)``."""
-        return cls(model, **settings)
+        settings: dict[str, Any] = {"revision": revision, "device": device, "offline": offline}
+        settings |= {"precision": precision, "max_length": max_length, "forward": forward}
+        return cls(model, batch_tokens=batch_tokens, **settings)
 
     def __repr__(self) -> str:
         return (

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.encoding import inventory
 from embedkit.encoding.checkpoint import WORDPIECE, Checkpoint, find_checkpoint, quiet_transformers
@@ -183,6 +184,7 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: i
     return int(min(stated, checkpoint.positions))
 
 
+@accepts()
 def tokenize(
     text: str | None = None,
     pair: str | None = None,

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from embedkit import storage
+from embedkit.arguments import accepts
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
@@ -157,6 +158,7 @@ class ExportResult(Shown):
     code: str  # lines of Python that load it
 
 
+@accepts()
 def export(
     what: AnyPath,
     *,

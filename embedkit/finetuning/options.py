@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
-from embedkit.choices import (
-    CLASS_WEIGHTS,
-    HEADS,
-    ON_LONG,
-    PRECISIONS,
-    RUN_LEVELS,
-    TASKS,
-    check_choice,
-)
-from embedkit.errors import UsageError, check_counts, check_seed, first_line
+from embedkit.arguments import check_fields
+from embedkit.choices import HEADS, ClassWeight, OnLong, Precision, RunLevel, Task, check_choice
+from embedkit.errors import UsageError, check_seed, first_line
 from embedkit.runs.metrics import Threshold
+from embedkit.storage import Positive
 from embedkit.units.target import SEPARATOR
 
 WORDS = "words"
@@ -75,55 +68,42 @@ class TrainingOptions:
     0.001
     """
 
-    task: str = "classification"
+    task: Task = "classification"
     label_separator: str = SEPARATOR
-    level: str = "sentence"
+    level: RunLevel = "sentence"
     head: str | Callable[[int, int], Any] = "cls"
     cnn_widths: tuple[int, ...] = (2, 3, 4)
     one_logit: bool = False
     dropout: float | None = None
-    max_length: int | None = None
-    on_long: str = "truncate"
+    max_length: Positive | None = None
+    on_long: OnLong = "truncate"
     stride: int | None = None
     prefix: str | None = None
-    epochs: int = 3
+    epochs: Positive = 3
     learning_rate: float = 5e-5
     head_learning_rate: float | None = None
-    batch_size: int = 16
-    accumulate: int = 1
-    class_weight: str | None = None
+    batch_size: Positive = 16
+    accumulate: Positive = 1
+    class_weight: ClassWeight | None = None
     label_smoothing: float = 0.0
     freeze_layers: str | int | None = None
-    lora: int | None = None
+    lora: Positive | None = None
     warmup: float = 0.1
-    precision: str = "auto"
+    precision: Precision = "auto"
     gradient_checkpointing: bool = False
-    patience: int | None = None
+    patience: Positive | None = None
     validation: float = 0.1
     select_by: str = "loss"
     threshold: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice(TASKS, task=self.task)
-        check_choice(RUN_LEVELS, level=self.level)
+        check_fields(self)
         object.__setattr__(self, "head", name_of_head(self.head))
         if ":" in str(self.head):
             own_head(str(self.head))
         else:
             check_choice(HEADS, head=self.head)
-        check_choice(PRECISIONS, precision=self.precision)
-        check_choice(ON_LONG, on_long=self.on_long)
-        if self.class_weight is not None:
-            check_choice(CLASS_WEIGHTS, class_weight=self.class_weight)
-        check_counts(
-            max_length=self.max_length,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            accumulate=self.accumulate,
-            lora=self.lora,
-            patience=self.patience,
-        )
         check_seed(self.seed)
         widths, rate = self.cnn_widths, "a number above 0, such as 5e-5"
         layers = "all" if self.freeze_layers is None else str(self.freeze_layers)
@@ -204,18 +184,3 @@ def own_head(name: str) -> Callable[[int, int], Any]:
         advice = "Define the class at the top of a module that can be imported"
         raise UsageError(f"head={name!r}: {first_line(error)}. {advice}.") from error
     return head
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def takes_options(function: F) -> F:
-    """Add the options to signature and docstring of a function that takes them as ``**``."""
-    signature = inspect.signature(function)
-    *own, _ = signature.parameters.values()
-    options = inspect.signature(TrainingOptions).parameters.values()
-    vars(function)["__signature__"] = signature.replace(parameters=[*own, *options])
-    described = inspect.cleandoc(TrainingOptions.__doc__ or "").partition("Attributes:\n")[2]
-    listed = "Options of training:\n" + described.partition("\n\n")[0]
-    function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
-    return function

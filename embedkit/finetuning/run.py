@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 import transformers
 
 from embedkit import storage
+from embedkit.arguments import accepts, divided
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
@@ -50,7 +51,7 @@ from embedkit.finetuning.model import (
     warn_of_cut,
     write_model,
 )
-from embedkit.finetuning.options import TrainingOptions, takes_options
+from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, FoldResult, saving, train_fold
 from embedkit.machine import __version__, peak_memory_bytes, peak_memory_since
 from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
@@ -81,10 +82,8 @@ _FIELDS = frozenset(
 )
 """Options that are fields of ``run.json``; the others are in its ``settings``."""
 
-_OF_READING = {field.name for field in fields(CorpusOptions)} - {"seed"}
 
-
-@takes_options
+@accepts(CorpusOptions, TrainingOptions)
 def finetune(
     corpus: CorpusLike,
     *,
@@ -126,7 +125,7 @@ def finetune(
         test_min_chars: skip shorter texts of the test file.
         overwrite: replace a run, or discard an unfinished one with other settings.
         progress: called with the steps of each fold.
-        training: options of training, see below, and of reading (``label="intent"``).
+        **training: OPTIONS
 
     Raises:
         TypeError: unknown option of training.
@@ -136,11 +135,7 @@ def finetune(
         StorageError: a checkpoint cannot be written; finished folds are kept.
     """
     peak_before = peak_memory_bytes()
-    columns = {name: training.pop(name) for name in _OF_READING & training.keys()}
-    try:
-        options = TrainingOptions(**training)
-    except TypeError as error:
-        raise TypeError(str(error).replace("TrainingOptions.__init__", "finetune")) from None
+    columns, options = divided(training, CorpusOptions, TrainingOptions)
     where, precision = _device(device, options)
     options = replace(options, precision=precision)
     quiet_transformers()
@@ -148,7 +143,8 @@ def finetune(
     for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
         if test is None and value:
             raise UsageError(f"{name}={value}: there is no test set; name one with test=.")
-    reading = replace(reading or CorpusOptions(), **columns)
+    named = {name: value for name, value in training.items() if hasattr(columns, name)}
+    reading = replace(reading or CorpusOptions(), **named)
     reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
     data, more = Units.of_corpus(corpus, reading, level=options.level), None
     data.check_labelled()

@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.choices import LAYOUT_METHODS, check_choice
+from embedkit.arguments import accepts
+from embedkit.choices import LAYOUT_METHODS, LayoutMethod, check_choice
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown, shorten
 from embedkit.drawing import SHAPES
 from embedkit.encoding.views import layer_rank, parse_layers, split_view
-from embedkit.errors import UsageError, check_counts
+from embedkit.errors import UsageError
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.pages import cut_texts, packed, packed_json, page_file, render_page, with_names
 from embedkit.search.exact import unit_rows
-from embedkit.storage import write_files
+from embedkit.storage import Positive, write_files
 from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
@@ -292,16 +293,17 @@ class Explored(Shown):
     nbytes: int
 
 
+@accepts()
 def explore(
     dataset: str | os.PathLike[str],
     *,
     out: str | Path | None = None,
     view: str | None = None,
     layers: str = "all",
-    method: str = "tsne",
+    method: LayoutMethod = "tsne",
     color: str | None = None,
     label_names: Mapping[str, str] | None = None,
-    limit: int = 100_000,
+    limit: Positive = 100_000,
     seed: int = 0,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
@@ -316,11 +318,9 @@ def explore(
     >>> embedkit.explore("vectors", method="pca", out="map.html").page.name
     'map.html'
     """
-    check_choice(LAYOUT_METHODS, method=method)
     file = page_file(out or f"{Path(dataset).resolve().name}.explore.html", overwrite=overwrite)
     data = load(dataset, view)
     views = _views(data, layers)
-    check_counts(limit=limit)
     indices = np.arange(len(data))
     if len(data) > limit:
         logger.info("the page shows a random sample of %d of %d records", limit, len(data))

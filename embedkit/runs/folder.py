@@ -56,7 +56,6 @@ from embedkit.runs.run import (
     PredictionRun,
     ProbeRun,
     Run,
-    as_json,
 )
 from embedkit.runs.split import Split, write_split
 from embedkit.types import AnyPath
@@ -184,8 +183,8 @@ def write_run(folder: Path, content: Run) -> None:
             ["embedkit", *(storage.without_secrets(w) for w in sys.argv[1:] if w != "--overwrite")]
         )
     content = replace(content, command=command)
-    data = json.dumps(as_json(content), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-    storage.write_durably(folder / "run.json", data.encode(), scratch=folder)
+    data = storage.encode(content) + b"\n"
+    storage.write_durably(folder / "run.json", data, scratch=folder)
 
 
 def write_results(

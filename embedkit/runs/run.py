@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
-from embedkit.choices import FEATURES, RUN_LEVELS, STORAGES, TASKS
+from embedkit.choices import FEATURES, RunLevel, Storage, Task
 from embedkit.dataset.format import ModelSettings, Names, VectorOptions, VectorSettings
 from embedkit.display import Shown, without_nan
 from embedkit.encoding.tokenizer import TokenizerSettings
@@ -31,7 +31,7 @@ class DatasetContent:
     names: Names
     pairs: bool
     vectors: VectorOptions | None = None  # None if the run reads texts
-    storage: Annotated[str, one_of(STORAGES)] | None = None
+    storage: Storage | None = None
     reading: dict[str, Any] | None = None  # of a corpus
     rejected: dict[str, int] | None = None  # by reason
     fold_models: bool = False  # the vectors are of the models of a fine-tuned run
@@ -124,11 +124,11 @@ class PredictionRun(Run):
     """A run that fits an estimator to labels in the folds of a split, with its predictions."""
 
     estimator: str
-    task: Annotated[str, one_of(TASKS)]
+    task: Task
     settings: dict[str, Any]
     dataset: DatasetContent
     split: SplitSettings
-    level: Annotated[str, one_of(RUN_LEVELS)] = "sentence"
+    level: RunLevel = "sentence"
     features: Annotated[str, one_of((*FEATURES, "text"))]
     views: tuple[str, ...]  # side by side; empty if the run reads texts
     classes: tuple[str, ...]  # by class number; empty for a regression

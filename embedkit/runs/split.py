@@ -13,7 +13,7 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from embedkit import storage
+from embedkit.arguments import accepts
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.read import has_label, load
@@ -181,9 +182,7 @@ def write_split(split: Split, path: Path) -> None:
     split = split if split.records is None else split.records
     folds = split.folds.astype(np.int16)
     table = pa.table({"row": split.row, "group": split.group, "fold": folds})
-    table = table.replace_schema_metadata(
-        {_KEY: json.dumps(asdict(split.record), sort_keys=True).encode()}
-    )
+    table = table.replace_schema_metadata({_KEY: storage.encode(split.record, indent=None)})
     storage.make_folder(path.parent)
     storage.write_parquet(path, table)
 
@@ -275,6 +274,7 @@ _BINS = 10
 _HOLDOUT = 5  # of one fold, a record of so many is held out
 
 
+@accepts()
 def split(
     source: CorpusLike,
     *,

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedkit.choices import SEARCH_METRICS, WHITENINGS, check_choice
+from embedkit.arguments import accepts
+from embedkit.choices import SEARCH_METRICS, WHITENINGS, SearchMetric, WhiteningKind, check_choice
 from embedkit.dataset.read import Block, VectorData, load, text_keys
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import Shown, count_text
@@ -268,13 +269,14 @@ class Searcher:
         (3, 1.0)
     """
 
+    @accepts()
     def __init__(
         self,
         dataset: AnyPath,
         *,
         view: str | None = None,
-        metric: str = "cosine",
-        whitening: str | None = None,
+        metric: SearchMetric = "cosine",
+        whitening: WhiteningKind | None = None,
         where: str | None = None,
         keep_duplicates: bool = False,
         prefix: str | None = None,
@@ -283,7 +285,6 @@ class Searcher:
         finder: Finder | None = None,
         progress: ProgressCallback = no_progress,
     ) -> None:
-        check_choice(SEARCH_METRICS, metric=metric)
         if finder is not None and where is not None:
             raise UsageError("where needs exact search; leave the index out.")
         self.data = load(dataset, view)

@@ -6,10 +6,9 @@ and is mapped into memory when opened. Its recall is measured once, with records
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from embedkit import storage
-from embedkit.choices import INDEX_KINDS, SEARCH_METRICS, WHITENINGS, check_choice
+from embedkit.arguments import accepts
+from embedkit.choices import WHITENINGS, IndexName, SearchMetric, WhiteningKind
 from embedkit.dataset.format import Layout
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
@@ -31,6 +31,7 @@ RECALL_K = 10  # recall is the fraction of the ten nearest records that are foun
 _HELD_OUT = 500
 _PER_LIST, _LEAST_SAMPLE = 64, 16_384
 _FILE = "index.faiss"
+INFO = "index.json"
 _HASHED_BYTES = 512 << 20  # a quarter of a second
 
 
@@ -97,13 +98,14 @@ class AnnIndex:
         return Neighbours(scores, indices)
 
 
+@accepts()
 def build_index(
     dataset: AnyPath,
     *,
-    kind: str = "hnsw",
+    kind: IndexName = "hnsw",
     view: str | None = None,
-    metric: str = "cosine",
-    whitening: str | None = None,
+    metric: SearchMetric = "cosine",
+    whitening: WhiteningKind | None = None,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> IndexInfo:
@@ -128,7 +130,6 @@ def build_index(
         >>> info.records, info.width
         (12, 384)
     """
-    _check(kind, metric, whitening)
     data = load(dataset, view)
     if len(data) < KINDS[kind].minimum:
         raise UsageError(
@@ -201,8 +202,8 @@ def _written(
     storage.sync_tree(folder)
     seconds = time.perf_counter() - started
     info = replace(info, nbytes=file.stat().st_size, seconds=seconds)
-    content = json.dumps(asdict(info), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-    storage.write_durably(folder / "index.json", content.encode(), scratch=folder)
+    content = storage.encode(info) + b"\n"
+    storage.write_durably(folder / INFO, content, scratch=folder)
     return info
 
 
@@ -229,30 +230,33 @@ def _trained(
     return index if hasattr(index, "nlist") else faiss.IndexIDMap(index)
 
 
+def read_index_info(folder: Path, *, advice: str = "Build the index again.") -> IndexInfo:
+    """Read the description of an index."""
+    file = folder / INFO
+    return decode(IndexInfo, read_json(file, advice=advice), file=file, advice=advice)
+
+
 def open_index(
     data: VectorData, *, kind: str, metric: str = "cosine", whitening: str | None = None
 ) -> AnnIndex:
     """Open the index of a dataset's chosen view; an error unless it is of its present state."""
-    _check(kind, metric, whitening)
     folder = _folder(data, kind, metric, whitening)
     command = f"embedkit index {data.path} --view {data.views[0]} --kind {kind}"
     command += f" --whitening {whitening}" * bool(whitening)
     again = f"Build it again: {command} --overwrite."
-    if not (folder / "index.json").is_file():
+    if not (folder / INFO).is_file():
         complete = [p.parent for p in folder.parent.glob("*/index.json")]
         names = sorted(p.name for p in complete if p.suffix != ".incomplete")
         raise UsageError(
             f"{data.path} has no index {folder.name}; it has {', '.join(names) or 'none'}. "
             f"Build it: {command}."
         )
-    compared = ["index.json", *["whitening.npz"] * folder.name.endswith(tuple(WHITENINGS))]
+    compared = [INFO, *["whitening.npz"] * folder.name.endswith(tuple(WHITENINGS))]
     file = folder / _FILE
     if not file.is_file() or file.stat().st_size <= _HASHED_BYTES:  # larger ones by ``verify``
         compared.append(file.name)
     storage.check_files(folder, compared, advice=again)
-    file = folder / "index.json"
-    info = decode(IndexInfo, read_json(file, advice=again), file=file, advice=again)
-    manifest = data.manifest
+    info, manifest = read_index_info(folder, advice=again), data.manifest
     if info.fingerprint != manifest.fingerprint:
         raise MismatchError(
             f"{folder} was built for another dataset or another state of this one (fingerprint "
@@ -279,13 +283,6 @@ def _prepared(vectors: Float32, metric: str, whitening: Whitening | None) -> Flo
     if whitening is not None:
         vectors = whitening.apply(vectors)
     return np.ascontiguousarray(unit_rows(vectors) if metric == "cosine" else vectors)
-
-
-def _check(kind: str, metric: str, whitening: str | None) -> None:
-    check_choice(INDEX_KINDS, kind=kind)
-    check_choice(SEARCH_METRICS, metric=metric)
-    if whitening is not None:
-        check_choice(WHITENINGS, whitening=whitening)
 
 
 def _folder(data: VectorData, kind: str, metric: str, whitening: str | None) -> Path:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedkit.arguments import accepts
 from embedkit.dataset.format import (
     TABLES,
     Layout,
@@ -25,6 +26,8 @@ from embedkit.dataset.read import TableReader, by_record
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import Shown, count_text
 from embedkit.errors import DamagedError, StorageError, UsageError
+from embedkit.runs.folder import is_run, read_run
+from embedkit.search.index import INFO, read_index_info
 from embedkit.storage import differing_files, file_sums, is_sealed, read_table, unreadable
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
@@ -63,6 +66,7 @@ class Verification(Shown):
         return f"{texts}: {same}, the others are up to {self.worst:.1e} apart (relative L2); {why}"
 
 
+@accepts()
 def verify(
     path: AnyPath,
     *,
@@ -105,13 +109,12 @@ def verify(
         return result
     if not is_dataset(folder) and not is_sealed(folder):
         read_manifest(folder)  # raises an error that says what is there instead
-    _check_sums(folder, result)
-    if not is_dataset(folder):
-        return result
-    for index in sorted((Layout(folder).index).glob("*")):
-        if is_sealed(index):
-            _check_sums(index, result)
-    if not result.ok:
+    indexes = sorted(filter(is_sealed, Layout(folder).index.glob("*")))
+    for part in (folder, *indexes):
+        _check_sums(part, result)
+    for part in (folder, *indexes) if result.ok else ():
+        _check_json(part, result)
+    if not is_dataset(folder) or not result.ok:
         return result
     manifest = read_manifest(folder)
     _check_rows(folder, manifest, result)
@@ -137,6 +140,17 @@ def _check_sums(folder: Path, result: Verification) -> None:
     for table in TABLES:
         names = [f"{table}/{name}" for name in Layout(folder).content(table)]
         result.problems += [f"{name} is not in SHA256SUMS" for name in names if name not in sums]
+
+
+def _check_json(folder: Path, result: Verification) -> None:
+    """Read the description of a run or an index, as those who open it do."""
+    try:
+        if is_run(folder):
+            read_run(folder)
+        elif (folder / INFO).is_file():
+            read_index_info(folder)
+    except (DamagedError, UsageError) as error:
+        result.problems.append(str(error).rstrip("."))
 
 
 def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:

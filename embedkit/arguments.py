@@ -1,0 +1,207 @@
+"""What a person says, checked where it enters: names and types of keywords.
+
+A public function is decorated with :func:`accepts`, the dataclass of its options calls
+:func:`check_fields`. Both judge a value by the annotation, so that a signature is at the same time
+what an editor completes, what mypy checks, what the docs show, and what is checked at run time:
+
+    normalize: bool | None     normalize='no': expected True or False.
+    max_length: int | None     max_length='40': expected a whole number.
+    folds: int                 np.int64(4) becomes 4
+
+NumPy's numbers are numbers: they become Python's here, and nothing below has to think of them. A
+kind that cannot be judged (a function, a table, a model) is passed on as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cache, wraps
+from pathlib import Path
+from textwrap import indent
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from embedkit.choices import check_choice
+from embedkit.errors import UsageError, did_you_mean
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SIMPLE = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    NoneType: "None",
+}
+
+
+def accepts(*records: type) -> Callable[[F], F]:
+    """Check the keywords of a function by name and type.
+
+    A function that takes ``**`` options has the fields of ``records`` in its signature instead, and
+    their descriptions in its docstring, where that says ``OPTIONS``.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        shown = {n: p for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        own = set(shown)
+        for record in records:
+            for name, parameter in inspect.signature(record).parameters.items():
+                shown.setdefault(name, parameter)
+
+        @wraps(function)
+        def checked(*args: Any, **options: Any) -> Any:
+            for name in options.keys() - shown.keys():
+                problem = f"{function.__name__}() got an unexpected keyword argument {name!r}."
+                raise TypeError(problem + did_you_mean(name, shown))
+            named = {name: options.pop(name) for name in own & options.keys()}
+            bound = signature.bind_partial(*args, **named)
+            hints = _hints_of(function)
+            for name, value in bound.arguments.items():
+                if name in hints:
+                    bound.arguments[name] = checked_value(name, value, hints[name])
+            return function(*bound.args, **bound.kwargs, **options)
+
+        vars(checked)["__records__"] = tuple(record.__module__ for record in records)
+        vars(checked)["__signature__"] = signature.replace(parameters=[*shown.values()])
+        kinds = [kind for record in records for kind in reversed(record.__mro__)]
+        described = "\n".join(filter(None, map(_described, kinds)))
+        checked.__doc__ = _OPTIONS.sub(lambda _: described, function.__doc__ or "")
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+_OPTIONS = re.compile(r"^ *\*\*\w+: OPTIONS$", re.MULTILINE)
+
+
+def _described(record: type) -> str:
+    """The descriptions of a record's own options, indented as those of a function."""
+    text = inspect.cleandoc(vars(record).get("__doc__") or "").partition("Attributes:\n")[2]
+    return indent(text.partition("\n\n")[0], "    ")
+
+
+def check_fields(record: Any) -> None:
+    """Check the fields of a dataclass by their types, and replace NumPy's numbers by Python's."""
+    for name, hint in _fields_of(type(record)):
+        value = getattr(record, name)
+        if (settled := checked_value(name, value, hint)) is not value:
+            object.__setattr__(record, name, settled)
+
+
+def divided(options: Mapping[str, Any], *records: type) -> Iterator[Any]:
+    """Yield the records that options belong to."""
+    for record in records:
+        names = {f.name for f in fields(record)} & options.keys()  # type: ignore[arg-type]
+        yield record(**{name: options[name] for name in names})
+
+
+def checked_value(name: str, value: Any, hint: Any) -> Any:
+    """Return a value, NumPy's numbers as Python's, if it is of a kind; else a UsageError.
+
+    >>> checked_value("folds", np.int64(4), int)
+    4
+    >>> checked_value("normalize", "no", bool | None)
+    Traceback (most recent call last):
+    embedkit.errors.UsageError: normalize='no': expected True or False.
+    """
+    kinds, python = _kinds(hint), plain(value)
+    if any(_is_of(python, kind) for kind in kinds):
+        _check_limits(name, python, hint)
+        return python
+    if not all(map(_is_known, kinds)):
+        return value
+    expected = " or ".join(_name(kind) for kind in kinds if kind is not NoneType)
+    raise UsageError(f"{name}={value!r:.60}: expected {expected}.")
+
+
+def plain(value: Any) -> Any:
+    """Return a value without NumPy's scalars and arrays, also inside of lists and dictionaries."""
+    if type(value).__module__.partition(".")[0] in ("numpy", "pandas") and hasattr(value, "tolist"):
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    if type(value) is dict:
+        return {key: plain(inner) for key, inner in value.items()}
+    return value
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The alternatives of a type."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    union = get_origin(hint) in (Union, UnionType)
+    return [kind for part in get_args(hint) for kind in _kinds(part)] if union else [hint]
+
+
+def _check_limits(name: str, value: Any, hint: Any) -> None:
+    """Check what ``Annotated`` says of a type: one of some texts, or the least number."""
+    for part in (hint, *get_args(hint)):
+        for limit in getattr(part, "__metadata__", ()):
+            if limit.extra and value is not None:
+                check_choice(limit.extra["choices"], **{name: value})
+            least = limit.ge if limit.gt is None else limit.gt + 1
+            if least is not None and value is not None and value < least:
+                raise UsageError(f"{name}={value}: expected {least} or more.")
+
+
+_LISTS, _MAPPINGS, _PATHS = (Sequence, tuple, list), (Mapping, dict), (Path, os.PathLike)
+
+
+def _is_known(kind: Any) -> bool:
+    """False for kinds that cannot be told from a value, such as functions."""
+    return isinstance(kind, type) or get_origin(kind) in (*_LISTS, *_MAPPINGS, *_PATHS)
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    origin = get_origin(kind) or kind
+    if origin in _PATHS:
+        return isinstance(value, str | os.PathLike)
+    if origin in _LISTS:
+        parts = _kinds(get_args(kind)[0])
+        listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        return listed and all(any(_is_of(item, part) for part in parts) for item in value)
+    if kind in _SIMPLE:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            return False
+        return True
+    return isinstance(origin, type) and isinstance(value, origin)
+
+
+def _name(kind: Any) -> str:
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin in _LISTS:
+        names = " or ".join(_name(part) for part in _kinds(parts[0]))
+        return f"a list, each {names}"
+    if origin in _MAPPINGS:
+        return "a dictionary"
+    if origin in _PATHS:
+        return "a path"
+    return _SIMPLE.get(kind, f"a {kind.__name__}")
+
+
+@cache
+def _fields_of(record: type) -> list[tuple[str, Any]]:
+    hints = get_type_hints(record, include_extras=True)
+    return [(f.name, hints[f.name]) for f in fields(record)]  # type: ignore[arg-type]
+
+
+@cache
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Types of the parameters, without those whose names are known to type checkers alone."""
+    hints = {}
+    for name, hint in inspect.get_annotations(function).items():
+        try:
+            hints[name] = eval(hint, function.__globals__)  # type: ignore[attr-defined]
+        except NameError:
+            continue
+    return hints

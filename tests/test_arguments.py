@@ -1,0 +1,196 @@
+"""What a person says is checked by name and type where it enters."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mypy import api
+
+import embedkit
+from embedkit.arguments import accepts, checked_value
+from embedkit.corpus.plan import CorpusOptions
+from embedkit.dataset.format import ExtractSettings
+from embedkit.errors import DamagedError, UsageError
+from embedkit.finetuning.options import TrainingOptions
+from embedkit.runs.run import Cost
+from embedkit.runs.split import Split
+from embedkit.storage import encode, seal
+from tests.finetune_fixtures import corpus_of, tuned
+from tests.processes import ROOT, invoke
+from tests.run_fixtures import split_of
+from tests.store_fixtures import run, write_tsv
+
+CALLED_BY_VALUE = {"progress", "finder", "test", "head"}
+"""Functions, tables and classes, which are judged where they are used."""
+
+RECORDS = (CorpusOptions, ExtractSettings, TrainingOptions)
+
+
+def keywords() -> Iterator[tuple[str, str]]:
+    """Every keyword of every public function and class, with those of its options."""
+    for name in embedkit.__all__:
+        thing = getattr(embedkit, name)
+        if callable(thing):
+            # options of ``extract`` are checked there
+            own = inspect.unwrap(thing) if name in ("train", "probe") else thing
+            for parameter in inspect.signature(own).parameters.values():
+                if parameter.kind is parameter.KEYWORD_ONLY:
+                    yield name, parameter.name
+
+
+@pytest.mark.parametrize(("function", "keyword"), keywords())
+def test_a_value_of_another_type_is_named_before_anything_is_done(
+    function: str, keyword: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if keyword in CALLED_BY_VALUE:
+        pytest.skip("not told from its value")
+    thing = getattr(embedkit, function)
+    signature = inspect.signature(thing)
+    positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = ["nothing" for p in positional if p.default is p.empty]
+    with pytest.raises(UsageError, match=f"^{keyword}=.*expected "):
+        thing(*required, **{keyword: object()})
+    assert not list(tmp_path.iterdir())
+
+
+NUMPY = {bool: np.bool_, int: np.int64, float: np.float64, str: np.str_}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_numbers_of_numpy_are_numbers(record: type) -> None:
+    plain = record()
+    for name in inspect.signature(record).parameters:
+        value = getattr(plain, name)
+        if type(value) in NUMPY:
+            settled = getattr(record(**{name: NUMPY[type(value)](value)}), name)
+            assert settled == value
+            assert type(settled) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "message"),
+    [
+        ("no", bool | None, "expected True or False."),
+        (2.5, int | None, "expected a whole number."),
+        (True, int, "expected a whole number."),
+        ("40", int, "expected a whole number."),
+        (3, str | list[str], "expected a text or a list, each a text."),
+        ([3], list[str], "expected a list, each a text."),
+        (5, Path | None, "expected a path."),
+        ("x", Split, "expected a Split."),
+    ],
+)
+def test_messages_say_what_is_expected(value: Any, hint: Any, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        checked_value("name", value, hint)
+    assert str(error.value) == f"name={value!r}: {message}"
+
+
+def test_lists_may_be_arrays_and_ranges() -> None:
+    assert checked_value("layers", np.arange(2), str | list[int]) == [0, 1]
+    assert checked_value("layers", range(2), str | list[int]) == range(2)
+    assert checked_value("layers", [np.int64(1), "sum:1"], list[int | str]) == [1, "sum:1"]
+
+
+def test_misspelt_keywords_are_told() -> None:
+    for function, given, meant in (
+        (embedkit.extract, "lyers", "layers"),
+        (embedkit.train, "lable", "label"),
+        (embedkit.finetune, "epoch", "epochs"),
+        (embedkit.split, "fold", "folds"),
+        (embedkit.Encoder, "devise", "device"),
+    ):
+        with pytest.raises(TypeError, match=f"{given!r}. Did you mean {meant!r}"):
+            function("c.tsv", **{given: 3})
+
+
+def test_a_door_keeps_what_python_says_of_calls() -> None:
+    @accepts()
+    def function(first: int, *, second: int = 2) -> tuple[int, int]:
+        return first, second
+
+    assert function(np.int64(1), second=np.int64(3)) == (1, 3)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'first'"):
+        function()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="takes 1 positional argument"):
+        function(1, 2)  # type: ignore[misc]
+
+
+def test_runs_with_numbers_of_numpy_are_those_with_numbers(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_length": 16, "shard_rows": 4, "dims": 8, "normalize": True}
+    numpy = {name: NUMPY[type(value)](value) for name, value in options.items()}
+    write_tsv(tmp_path / "c.tsv")
+    fingerprints = [
+        run(tmp_path / "c.tsv", tmp_path / name, **given).manifest.fingerprint
+        for name, given in (("a", options), ("b", numpy))
+    ]
+    assert fingerprints[0] == fingerprints[1]
+    made = embedkit.split(tmp_path / "a", folds=np.int64(2), seed=np.int64(1))
+    assert made.fingerprint == embedkit.split(tmp_path / "a", folds=2, seed=1).fingerprint
+    for number, seed in enumerate((1, np.int64(1))):
+        out = tmp_path / f"run{number}"
+        embedkit.train(tmp_path / "a", out=out, folds=2, seed=seed, tune=np.bool_(False))
+    contents = [embedkit.info(tmp_path / f"run{number}") for number in range(2)]
+    assert contents[0].settings == contents[1].settings  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_fine_tuning_takes_numbers_of_numpy(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv")
+    made = tuned(corpus, tmp_path / "run", seed=np.int64(1), epochs=np.int64(1), folds=np.int64(2))
+    assert embedkit.info(made).settings["seed"] == 1  # type: ignore[union-attr]
+
+
+def test_nothing_is_written_that_the_reader_refuses() -> None:
+    record = split_of(np.zeros(4, int), folds=2).record
+    assert json.loads(encode(replace(record, seed=np.int64(3))))["seed"] == 3  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="Expected `int`, got `bool` - at `seed`"):
+        encode(replace(record, seed=True))
+    assert json.loads(encode(Cost(fit_seconds=float("nan"))))["fit_seconds"] is None
+
+
+def test_verify_and_info_agree(tmp_path: Path) -> None:
+    write_tsv(tmp_path / "c.tsv")
+    data = run(tmp_path / "c.tsv", tmp_path / "data").out
+    made = embedkit.train(data, out=tmp_path / "run", folds=2, tune=False).out
+    assert embedkit.verify(made).ok
+    content = json.loads((made / "run.json").read_text("utf-8"))
+    content["split"]["seed"] = True
+    (made / "run.json").write_text(json.dumps(content), "utf-8")
+    seal(made)
+    with pytest.raises(DamagedError, match=r"run\.json.*seed"):
+        embedkit.info(made)
+    found = embedkit.verify(made)
+    assert len(found.problems) == 1
+    assert "seed" in found.problems[0]
+    assert isinstance(invoke("verify", made).exception, DamagedError)
+
+
+SIX = """
+import embedkit
+embedkit.extract("c.tsv", lyers="all")
+embedkit.extract("c.tsv", pooling=3)
+embedkit.train("v", lable="stars")
+embedkit.train("v", modle="x")
+embedkit.finetune("c.tsv", epoch=3)
+embedkit.Encoder.load("m", devise="cpu")
+"""
+
+
+@pytest.mark.slow
+def test_mypy_finds_misspelt_and_mistyped_arguments(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SIX, "utf-8")
+    settings = ["--strict", "--config-file", str(ROOT / "pyproject.toml"), str(file)]
+    text, _, code = api.run(settings)
+    lines = [line.split(":")[1] for line in text.splitlines() if "error:" in line]
+    assert lines == [str(number) for number in range(3, 9)], text
+    assert code == 1
