@@ -27,7 +27,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from embedkit.choices import check_choice
+from embedkit.choices import check_choice, listed
 from embedkit.errors import UsageError, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,7 +73,8 @@ def accepts(*records: type) -> Callable[[F], F]:
         vars(checked)["__signature__"] = signature.replace(parameters=[*shown.values()])
         kinds = [kind for record in records for kind in reversed(record.__mro__)]
         described = "\n".join(filter(None, map(_described, kinds)))
-        checked.__doc__ = _OPTIONS.sub(lambda _: described, function.__doc__ or "")
+        text = _OPTIONS.sub(lambda _: described, function.__doc__ or "")
+        checked.__doc__ = listed(text, quote="``")
         return checked  # type: ignore[return-value]
 
     return decorate

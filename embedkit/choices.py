@@ -6,13 +6,19 @@ its tuple by a test, so that neither can know a kind that the other does not.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from embedkit.errors import UsageError, did_you_mean
+
+T = TypeVar("T")
+
+_LIST = re.compile(r"\{([A-Z_]+)\}")
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MULTILINGUAL = "multilingual"
@@ -80,6 +86,28 @@ def one_of(choices: Collection[str]) -> msgspec.Meta:
     '^(nfc|nfkc)$'
     """
     return msgspec.Meta(pattern=f"^({'|'.join(choices)})$", extra={"choices": tuple(choices)})
+
+
+def listed(text: str, *, quote: str = "") -> str:
+    """Return a text with the names of kinds where it names a list of this module.
+
+    >>> listed("Quoting: {QUOTINGS}.")
+    'Quoting: auto, none or csv.'
+    """
+
+    def names(match: re.Match[str]) -> str:
+        *first, last = (f"{quote}{kind}{quote}" for kind in globals()[match[1]])
+        return f"{', '.join(first)} or {last}"
+
+    return _LIST.sub(names, text)
+
+
+def documented(cls: type[T]) -> type[T]:
+    """Render the lists in the docstrings of a class and of its methods."""
+    for thing in (cls, *vars(cls).values()):
+        if inspect.isfunction(thing) or thing is cls:
+            thing.__doc__ = thing.__doc__ and listed(thing.__doc__, quote="``")
+    return cls
 
 
 Format = Annotated[str, one_of(("auto", *FORMATS))]

@@ -22,7 +22,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from embedkit import storage
-from embedkit.choices import DEFAULT_MODEL
+from embedkit.choices import DEFAULT_MODEL, documented
 from embedkit.dataset.read import VectorData, load
 from embedkit.errors import DamagedError, StorageError, UsageError
 from embedkit.types import Float32
@@ -100,6 +100,7 @@ class StoredVectors(_Vectors):
         return np.asarray(data.X[index])
 
 
+@documented
 class TextEncoder(_Vectors):
     """Texts → vectors.
 
@@ -108,7 +109,7 @@ class TextEncoder(_Vectors):
         view: such as ``mean_-1``, ``cls_0`` or ``pooler``.
         revision: branch, tag or commit of a hub checkpoint.
         device: ``auto``, ``cpu`` or ``cuda:0``.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
+        precision: {PRECISIONS}.
         max_length: tokens per text.
         prefix: put before every text; by default that of the checkpoint.
         normalize: scale every vector to length 1 (L2).

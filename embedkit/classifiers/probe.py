@@ -74,7 +74,7 @@ def probe(
         view: name of a stored view, or several in a list; by default all. Of words layers.
         level: ``sentence``: records are labelled, or ``word``: the words of records.
         estimator: fitted on each view, as in :func:`~embedkit.classifiers.train.train`.
-        task: ``classification``, ``regression`` or ``multilabel``.
+        task: {TASKS}.
         label_separator: between the classes of a record of several.
         split: result or file of ``embedkit split``.
         folds: number of folds where no split is given.

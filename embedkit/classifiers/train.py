@@ -226,7 +226,7 @@ def train(
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
             as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
-        task: ``classification``, ``regression`` or ``multilabel``: a record has any number of
+        task: {TASKS}, where a record has any number of
             classes, one classifier is fitted for each (``OneVsRestClassifier``), and classes are
             predicted whose probability reaches 0.5. Folds are not stratified.
         label_separator: between the classes of a record. An empty label has no class; a record

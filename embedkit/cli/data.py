@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import ENGINES, ON_LONG, STORAGES
+from embedkit.choices import ENGINES, ON_LONG, STORAGES, listed
 from embedkit.cli.command import Result, command, in_options, seconds_so_far
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
 from embedkit.cli.text import asked_for_all, number_text, table_text
@@ -56,8 +56,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--layers", default="-1", help=LAYERS),
     option(
         "--pooling",
-        help="cls, mean, max, last_token, pooler or sentence; several with commas. "
-        "[what the checkpoint defines, else mean]",
+        help=listed("{POOLINGS}; several with commas. [what the checkpoint defines, else mean]"),
     ),
     option(
         "--words",

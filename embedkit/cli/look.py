@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
+from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS, listed
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
@@ -172,9 +172,7 @@ _MATRIX, _FEW = 10, 4
     option("--text-pair", required=True, help="Column of the second text."),
     option("--score", help="Column of the human score."),
     option("--layers", default="all", help=LAYERS),
-    option(
-        "--pooling", default="cls,mean,max", help="cls, mean, max, last_token, pooler or sentence."
-    ),
+    option("--pooling", default="cls,mean,max", help=listed("{POOLINGS}.")),
     option("--out", type=FILE, help="Folder for the cosines, the table and the figure."),
     "--overwrite",
     "--model",

@@ -104,7 +104,7 @@ class VectorChoices:
     """Options of ``extract`` that a dataset records as they were given.
 
     Attributes:
-        words: write word vectors: ``first``, ``last``, ``first_last`` or ``mean`` of sub-tokens.
+        words: write word vectors: {SUBTOKENS} of sub-tokens.
             The words of CoNLL-U are its own, those of other formats stand between white space.
         tokens: write token vectors.
         special_tokens: whether ``mean`` and ``max`` count [CLS] and [SEP].
@@ -126,19 +126,20 @@ class ExtractSettings(VectorChoices):
         revision: branch, tag or commit of a hub checkpoint.
         offline: never ask the hub.
         layers: a list, or a string as for :func:`~embedkit.encoding.views.parse_layers`.
-        pooling: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``, ``sentence``; a list, or
-            a string with commas; by default that of the checkpoint.
+        pooling: {POOLINGS};
+            several in a list, or in a string with commas; by default that of the checkpoint.
         normalize: scale sentence vectors to length 1 (L2); by default if neither layers nor pooling
             is given and the checkpoint does.
         max_length: tokens per sequence, special ones counted.
-        on_long: ``truncate``, ``window`` or ``error``; by default ``truncate``, and of a fine-tuned
+        on_long: {ON_LONG}; by default ``truncate``, and of a fine-tuned
             run what it was trained with.
         stride: tokens common to neighbouring windows; by default a quarter of ``max_length``.
         prefix: put before every text, such as ``"query: "``; by default that of the checkpoint
             (``multilingual`` has one), ``""`` for none.
         prompt: name of one of the checkpoint's prompts, instead of a prefix.
-        precision: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
-        storage: ``float32``, ``float16``, ``compact`` or ``int8``.
+        precision: {PRECISIONS};
+            by default fp32 on the CPU, half precision on CUDA.
+        storage: {STORAGES}.
         device: ``auto``, ``cpu``, ``cuda:0``, or several (``cuda:0,cuda:1``) for as many workers.
         batch_tokens: tokens per batch, padding included.
         shard_rows: records per shard.

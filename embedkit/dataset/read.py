@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.arguments import accepts
-from embedkit.choices import EXPORTS, LEVELS, POOLINGS, Level, check_choice
+from embedkit.choices import EXPORTS, LEVELS, POOLINGS, Level, check_choice, documented
 from embedkit.dataset.format import (
     FileEntry,
     Layout,
@@ -392,7 +392,7 @@ def load(
         view: of sentences a view such as ``mean_-1`` or ``pooler``, of words and tokens a layer
             such as ``6``, ``-1`` or ``sum:-4..-1``; or several to put side by side. By default the
             last one stored that is a mean, else the last one.
-        level: ``sentence``, ``word`` or ``token``: what a row is.
+        level: what a row is: {LEVELS}.
 
     Raises:
         UsageError: not a dataset, or it has no such vectors; the message lists the stored ones.
@@ -421,6 +421,7 @@ def load(
     return VectorData(folder, manifest, tuple(names), level)
 
 
+@documented
 class VectorData(Shown):
     """Vectors of a dataset with what belongs to them, row by row in input order.
 
@@ -431,7 +432,7 @@ class VectorData(Shown):
         path: folder of the dataset.
         manifest: how it was made.
         views: the chosen views.
-        level: what a row is: ``sentence``, ``word`` or ``token``.
+        level: what a row is: {LEVELS}.
         reader: reads parts of the table.
     """
 
@@ -624,7 +625,7 @@ class VectorData(Shown):
 
         Args:
             out: file to write, or folder of ``lance``; by default ``<dataset>.<to>``.
-            to: ``npy``, ``csv``, ``faiss`` or ``lance``.
+            to: {EXPORTS}.
             overwrite: replace ``out``.
 
         Raises:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from embedkit import choices
 from embedkit.arguments import accepts
-from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice
+from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice, documented
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.model import (
     BATCH_TOKENS,
@@ -67,6 +67,7 @@ logger = logging.getLogger(__name__)
 _ENCODE_ROWS = 4_096
 
 
+@documented
 class Encoder:
     """A checkpoint with its tokenizer, loaded.
 
@@ -74,7 +75,7 @@ class Encoder:
         model: hub id, folder or ``multilingual``.
         revision: branch, tag or commit of a hub checkpoint.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-        precision: ``fp32``, ``bf16``, ``fp16``, ``int8`` or ``auto``; by default fp32 on CPU and
+        precision: {PRECISIONS}; by default fp32 on CPU and
             bf16 on CUDA, or fp16 below compute capability 8.0. On CPU ``auto`` is bf16 if the
             processor has instructions for it. ``int8``, on CPU, computes products in 8 bits;
             vectors are about 0.1 from those of fp32.

@@ -180,7 +180,7 @@ def export(
         out: folder to make, by default ``<run>.checkpoint``; or file, ``<dataset>.<to>``.
         fold: number of the fold, name of the model (``fold-0``), or ``best``: the lowest
             validation loss.
-        to: ``npy``, ``csv``, ``faiss`` or ``lance``, as in
+        to: {EXPORTS}, as in
             :meth:`~embedkit.dataset.read.VectorData.export`, whose path is returned.
         view: stored view of a dataset; by default the last mean.
         overwrite: replace a folder that holds a checkpoint.

@@ -38,7 +38,7 @@ class TrainingOptions:
         one_logit: of two classes, one logit instead of two.
         dropout: before the last layer of the head; by default that of the checkpoint.
         max_length: tokens per sequence; by default what the checkpoint states.
-        on_long: ``truncate``, ``window`` or ``error`` for texts with more, as in ``extract``.
+        on_long: {ON_LONG} for texts with more, as in ``extract``.
         stride: tokens that neighbouring windows have in common; by default a quarter of
             ``max_length``.
         prefix: put before every text; by default that of the checkpoint.
@@ -54,7 +54,8 @@ class TrainingOptions:
             (with the embeddings). Frozen layers have no dropout.
         lora: rank of small matrices that are trained instead of the encoder's own weights.
         warmup: steps, or below 1 the fraction of all steps, in which the learning rate rises.
-        precision: ``auto`` (bf16 or fp16 on CUDA, fp32 on the CPU), ``fp32``, ``bf16`` or ``fp16``.
+        precision: {PRECISIONS}, of which
+            ``int8`` cannot train; ``auto`` is bf16 or fp16 on CUDA, fp32 on the CPU.
         gradient_checkpointing: compute activations twice instead of keeping them.
         patience: epochs without a better validation loss or metric before a fold stops.
         validation: fraction of the training records to use for validation.

@@ -19,7 +19,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedkit.arguments import accepts
-from embedkit.choices import SEARCH_METRICS, WHITENINGS, SearchMetric, WhiteningKind, check_choice
+from embedkit.choices import (
+    SEARCH_METRICS,
+    WHITENINGS,
+    SearchMetric,
+    WhiteningKind,
+    check_choice,
+    documented,
+)
 from embedkit.dataset.read import Block, VectorData, load, text_keys
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import Shown, count_text
@@ -242,14 +249,15 @@ class Answer(Shown):
     hits: tuple[Hit, ...]
 
 
+@documented
 class Searcher:
     """Finds the nearest records of a dataset; the model is loaded for the first text.
 
     Args:
         dataset: folder that ``extract`` wrote.
         view: a stored view; by default the last mean.
-        metric: ``cosine``, ``dot`` or ``euclid``.
-        whitening: ``center`` or ``whiten``, or ``None``.
+        metric: {SEARCH_METRICS}.
+        whitening: {WHITENINGS}, or ``None``.
         where: an SQL condition on the columns, such as ``label = '1'``.
         keep_duplicates: also return records whose text was returned already.
         prefix: put before query texts; by default the prefix of the dataset's texts.

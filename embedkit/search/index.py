@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from embedkit.display import Shown
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.search.exact import Neighbours, Whitening, fit_whitening, nearest, unit_rows
-from embedkit.storage import decode, one_of, read_json, unreadable
+from embedkit.storage import decode, read_json, unreadable
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
 RECALL_K = 10  # recall is the fraction of the ten nearest records that are found
@@ -67,10 +67,10 @@ class IndexInfo(Shown):
     """Content of ``index.json``; ``recall`` is ``None`` where there are too few records."""
 
     fingerprint: str  # of the dataset
-    kind: Annotated[str, one_of(INDEX_KINDS)]
+    kind: IndexName
     view: str
-    metric: Annotated[str, one_of(SEARCH_METRICS)]
-    whitening: Annotated[str, one_of(WHITENINGS)] | None
+    metric: SearchMetric
+    whitening: WhiteningKind | None
     records: int
     width: int
     factory: str
@@ -116,8 +116,8 @@ def build_index(
         kind: ``flat`` (exact, uncompressed), ``hnsw`` (fastest; vectors and their links in
             memory), ``ivf`` (lists, mapped from disk) or ``ivfpq`` (lists of compressed vectors).
         view: a stored view; by default the last mean.
-        metric: ``cosine``, ``dot`` or ``euclid``.
-        whitening: ``center`` or ``whiten``, or ``None``.
+        metric: {SEARCH_METRICS}.
+        whitening: {WHITENINGS}, or ``None``.
         overwrite: replace an index of the same kind, view and metric.
         progress: called with the stage and the records done.
 
