@@ -32,7 +32,7 @@ STRENGTH, BETTER = {True: 1.5, False: 0.8}, {True: 0.35, False: 0.15}
 EQUAL = 5
 """Number of equally good methods; one better method is drawn after them."""
 
-RATES = ("false verdicts", "best of five", "coverage", "of differences", "power")
+RATES = ("false verdicts", "best of five", "coverage", "of differences", "wrong choice", "power")
 _LARGE = 1_000_000
 
 
@@ -120,8 +120,9 @@ def rates(world: World, *, repetitions: int, seed: int = 0) -> dict[str, dict[st
 
     ``false verdicts``: two equal methods are called different (p below 0.05). ``best of five``:
     the best of five equal methods is called better than another. ``coverage``: the interval of a
-    score holds the truth; ``of differences``: that of a difference does. ``power``: the better
-    method is called different from another one.
+    score holds the truth; ``of differences``: that of a difference does. ``wrong choice``: the
+    better method is given up for a cheaper one, if it is better by the smallest difference that
+    matters, where that is easiest. ``power``: the better method is called different from another.
     """
     usual = STRENGTH[world.positives > 0]
     better = usual + BETTER[world.positives > 0]
@@ -139,6 +140,8 @@ def rates(world: World, *, repetitions: int, seed: int = 0) -> dict[str, dict[st
             low, high = interval(value[0], influence[:, 0], methods[0][name], unit)
             gap = value[-1] - value[0]
             ends = difference_interval(gap, influence[:, -1] - influence[:, 0])
+            truly = true_better[name] - true[name]
+            lower = name in LOWER_IS_BETTER
             single, _ = paired_tests(value, influence, [(0, 1), (0, EQUAL)])
             _, corrected = paired_tests(value, influence, pairs)
             best = int(np.argmax(-value[:-1] if name in LOWER_IS_BETTER else value[:-1]))
@@ -148,7 +151,8 @@ def rates(world: World, *, repetitions: int, seed: int = 0) -> dict[str, dict[st
                     single[0] < 0.05,
                     min(of_best) < 0.05,
                     low <= true[name] <= high,
-                    ends[0] <= true_better[name] - true[name] <= ends[1],
+                    ends[0] <= truly <= ends[1],
+                    ends[0] > truly if lower else ends[1] < truly,
                     single[1] < 0.05,
                 )
             )

@@ -157,6 +157,32 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
 _SCALES = {"fraction": _log_odds, "correlation": _fisher, "error": _power, "explained": _explained}
 
 
+def difference_influence(
+    values: tuple[float, float], influence: tuple[Float64, Float64], scale: str
+) -> Float64:
+    """Return the influence of every unit on the difference of two values of a metric.
+
+    Near the end of its range a metric moves little, and the worse of two methods more than the
+    better one: the difference of 0.998 and 0.992 is skewed. Its error is therefore that of the
+    difference on the scale of :func:`interval`, in units of the metric, so that difference and
+    error have the ratio that they have there.
+    """
+    (one, other), (influence_one, influence_other) = values, influence
+    if scale not in _STRETCHED or not 0 < min(values) <= max(values) < 1:
+        return influence_one - influence_other
+    stretch, slope = _STRETCHED[scale]
+    gap = one - other
+    unit = gap / (stretch(one) - stretch(other)) if abs(gap) > _TINY else 1 / slope(one)
+    return np.asarray(unit * (slope(one) * influence_one - slope(other) * influence_other))
+
+
+_TINY = 1e-9
+_STRETCHED: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
+    "fraction": (lambda v: float(np.log(v / (1 - v))), lambda v: 1 / (v * (1 - v))),
+    "correlation": (lambda v: float(np.arctanh(v)), lambda v: 1 / (1 - v**2)),
+}
+
+
 def difference_interval(
     value: float, influence: Float64, units: float = np.inf
 ) -> tuple[float, float]:
