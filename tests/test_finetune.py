@@ -370,7 +370,7 @@ def test_interrupted_after_its_best_epoch_it_keeps_that_one(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint holds the weights of the best epoch beside its own; none is written before."""
-    settings: dict[str, Any] = {"folds": 1, "learning_rate": 5e-2, "epochs": 8}
+    settings: dict[str, Any] = {"folds": 1, "select_by": "accuracy", "epochs": 8}
     whole = tuned_on(shared, tmp_path / "whole", **settings)
     best = whole.epochs[0]
     assert best < 6

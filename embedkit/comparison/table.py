@@ -30,7 +30,14 @@ from embedkit.comparison.load import (
 )
 from embedkit.display import Shown
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
+from embedkit.runs.intervals import (
+    Score,
+    difference_influence,
+    difference_interval,
+    influences,
+    interval,
+    paired_tests,
+)
 from embedkit.runs.metrics import LOWER_IS_BETTER, Threshold, beta_of, is_percent, row_of
 from embedkit.runs.predictions import Predictions, headline_metric, metrics_of
 from embedkit.runs.run import Cost, FinetuneRun, ProbeRun
@@ -418,14 +425,18 @@ def _scores(
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
     pairs = list(combinations(range(len(scores)), 2))
     units = shown[metric].units(taken.group)  # the same for all methods
-    tests = paired_tests(values, np.stack(influence, axis=1), pairs, units)
+    scale = shown[metric].scale
+    tests = paired_tests(values, np.stack(influence, axis=1), pairs, units, scale)
     names = list(scores)
     differences: dict[tuple[str, str], Difference] = {}
     for pair, *p_values in zip(pairs, *tests, strict=True):
         p, corrected = (None if np.isnan(one) else float(one) for one in p_values)
         for a, b in (pair, pair[::-1]):
             gap = float(values[a] - values[b])
-            ends = difference_interval(gap, influence[a] - influence[b], units)
+            moved = difference_influence(
+                (values[a], values[b]), (influence[a], influence[b]), scale
+            )
+            ends = difference_interval(gap, moved, units)
             differences[names[a], names[b]] = Difference(gap, *ends, p, corrected)
     return scores, differences
 
@@ -491,7 +502,8 @@ def _costs(
     methods on an encoder share the shortest.
     """
     made = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
-    predicting, measured = {}, {}
+    predicting: dict[str, float | None] = {}
+    measured: dict[str, float] = {}
     for run in runs:
         predict = run.content.cost.predict_seconds
         if predict is not None:

@@ -154,7 +154,13 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
     return 1 - high, 1 - low
 
 
-_SCALES = {"fraction": _log_odds, "correlation": _fisher, "error": _power, "explained": _explained}
+_SCALES = {
+    "fraction": _log_odds,
+    "area": _log_odds,
+    "correlation": _fisher,
+    "error": _power,
+    "explained": _explained,
+}
 
 
 def difference_influence(
@@ -162,25 +168,18 @@ def difference_influence(
 ) -> Float64:
     """Return the influence of every unit on the difference of two values of a metric.
 
-    Near the end of its range a metric moves little, and the worse of two methods more than the
-    better one: the difference of 0.998 and 0.992 is skewed. Its error is therefore that of the
-    difference on the scale of :func:`interval`, in units of the metric, so that difference and
-    error have the ratio that they have there.
+    An area near its end is skewed, and the worse of two methods moves more than the better one: of
+    0.992 and 0.998, where few records decide. The influence on a difference of areas is that on
+    the difference of log-odds, on which the interval of an area is computed, in units of the
+    metric: their ratio is that of the log-odds.
     """
     (one, other), (influence_one, influence_other) = values, influence
-    if scale not in _STRETCHED or not 0 < min(values) <= max(values) < 1:
+    if scale != "area" or not 0 < min(values) <= max(values) < 1:
         return influence_one - influence_other
-    stretch, slope = _STRETCHED[scale]
-    gap = one - other
-    unit = gap / (stretch(one) - stretch(other)) if abs(gap) > _TINY else 1 / slope(one)
-    return np.asarray(unit * (slope(one) * influence_one - slope(other) * influence_other))
-
-
-_TINY = 1e-9
-_STRETCHED: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
-    "fraction": (lambda v: float(np.log(v / (1 - v))), lambda v: 1 / (v * (1 - v))),
-    "correlation": (lambda v: float(np.arctanh(v)), lambda v: 1 / (1 - v**2)),
-}
+    slope, slope_other = (1 / (value * (1 - value)) for value in values)
+    odds = np.log(one / (1 - one)) - np.log(other / (1 - other))
+    unit = (one - other) / odds if odds else 1 / slope
+    return np.asarray(unit * (slope * influence_one - slope_other * influence_other))
 
 
 def difference_interval(
@@ -193,13 +192,18 @@ def difference_interval(
 
 
 def paired_tests(
-    values: Float64, influence: Float64, pairs: Sequence[tuple[int, int]], units: float = np.inf
+    values: Float64,
+    influence: Float64,
+    pairs: Sequence[tuple[int, int]],
+    units: float = np.inf,
+    scale: str = "fraction",
 ) -> tuple[Float64, Float64]:
     """Return p of every pair by Student's t, and corrected by Holm for all of them.
 
     The errors are those of :func:`difference_interval`. NaN where a value is undefined.
     ``values`` ``(methods,)`` are of all records, ``influence`` is ``(blocks, methods)``, ``pairs``
-    are all pairs where the best is chosen by the same records, ``units`` are :meth:`Metric.units`.
+    are all pairs where the best is chosen by the same records, ``units`` are :meth:`Metric.units`,
+    ``scale`` is that of the metric.
     """
     from scipy.special import stdtr
 
@@ -207,7 +211,8 @@ def paired_tests(
     size = np.sqrt((influence**2).sum(0))
     for number, (one, other) in enumerate(pairs):
         value = values[one] - values[other]
-        error, freedom = _error(value, influence[:, one] - influence[:, other], units)
+        both = (values[one], values[other]), (influence[:, one], influence[:, other])
+        error, freedom = _error(value, difference_influence(*both, scale), units)
         if np.isnan(value) or np.isnan(error):
             continue
         same = error <= 1e-9 * max(size[one], size[other]) and abs(value) <= 1e-9 * max(
@@ -237,7 +242,7 @@ def _error(value: float, influence: Float64, units: float = np.inf) -> tuple[flo
     """Standard error of a value, and its degrees of freedom; NaN where influences are undefined.
 
     The degrees of freedom are Satterthwaite's of a sum of squares, by the kurtosis without bias:
-    fewer for long tails. Where no unit has an influence, as where one method is right and the other
+    fewer for long tails, and not more than there are effective units. Where no unit has an influence, as where one method is right and the other
     wrong on every record, the error is that of one further unit without a difference, and p, with a
     degree for every four units, about that of a sign test.
     """
@@ -251,7 +256,8 @@ def _error(value: float, influence: Float64, units: float = np.inf) -> tuple[flo
     squares = (influence / np.abs(influence).max()) ** 2
     excess = n * (squares**2).sum() / squares.sum() ** 2 - 3
     excess = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * excess + 6)
-    return error, max(1.0, float(2 / (2 / (n - 1) + max(excess, 0) / n)))
+    freedom = float(2 / (2 / (n - 1) + max(excess, 0) / n))
+    return error, max(1.0, min(freedom, units - 1))
 
 
 def _quantile(freedom: float) -> float:
