@@ -433,10 +433,9 @@ def _scores(
         p, corrected = (None if np.isnan(one) else float(one) for one in p_values)
         for a, b in (pair, pair[::-1]):
             gap = float(values[a] - values[b])
-            moved = difference_influence(
-                (values[a], values[b]), (influence[a], influence[b]), scale
-            )
-            ends = difference_interval(gap, moved, units)
+            both = (values[a], values[b]), (influence[a], influence[b])
+            tested = difference_influence(*both, scale)
+            ends = difference_interval(gap, influence[a] - influence[b], units, tested)
             differences[names[a], names[b]] = Difference(gap, *ends, p, corrected)
     return scores, differences
 

@@ -183,12 +183,20 @@ def difference_influence(
 
 
 def difference_interval(
-    value: float, influence: Float64, units: float = np.inf
+    value: float, influence: Float64, units: float = np.inf, tested: Float64 | None = None
 ) -> tuple[float, float]:
-    """Return the 95 % interval of a difference, by that of influences; arguments as for tests."""
+    """Return the 95 % interval of a difference, by that of influences; arguments as for tests.
+
+    ``tested`` is :func:`difference_influence`, by which the end towards 0 agrees with the test; the
+    other end is at least as far as the influences themselves say.
+    """
     error, freedom = _error(value, influence, units)
-    margin = _quantile(freedom) * error
-    return value - margin, value + margin
+    near = far = _quantile(freedom) * error
+    if tested is not None:
+        error, freedom = _error(value, tested, units)
+        near = _quantile(freedom) * error
+        far = max(near, far)
+    return value - (near if value > 0 else far), value + (near if value < 0 else far)
 
 
 def paired_tests(
@@ -242,9 +250,10 @@ def _error(value: float, influence: Float64, units: float = np.inf) -> tuple[flo
     """Standard error of a value, and its degrees of freedom; NaN where influences are undefined.
 
     The degrees of freedom are Satterthwaite's of a sum of squares, by the kurtosis without bias:
-    fewer for long tails, and not more than there are effective units. Where no unit has an influence, as where one method is right and the other
-    wrong on every record, the error is that of one further unit without a difference, and p, with a
-    degree for every four units, about that of a sign test.
+    fewer for long tails, and not more than there are effective units. Where no unit has an
+    influence, as where one method is right and the other wrong on every record, the error is that
+    of one further unit without a difference, and p, with a degree for every four units, about that
+    of a sign test.
     """
     n = len(influence)
     error = float(np.sqrt((influence**2).sum()))
