@@ -367,7 +367,7 @@ def _margin(metric: str, baseline: float, best: float, min_difference: float | N
     """
     if min_difference is None:
         row = row_of(metric)
-        if row and row.scale == "error":
+        if row and row.lower:
             return _PERCENT * abs(baseline)
         return min(_PERCENT, (1 - best) / 10) if best <= 1 else _PERCENT
     if not min_difference >= 0:

@@ -108,10 +108,11 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
     It is symmetric on a scale on which estimates are nearly normal: log-odds of fractions, the
     power -2/3 of errors (E. B. Wilson and M. M. Hilferty 1931, "The Distribution of Chi-Square",
     PNAS 17) and of the error that an R² leaves, Fisher's z of correlations. Where no unit has an
-    influence (a perfect score), it is Wilson's; NaN where the metric is undefined.
+    influence (a perfect score), it is Wilson's; NaN where the metric is undefined, or its estimate
+    biased: the calibration error is above 0 by chance even where all probabilities are right.
     """
     error, freedom = _error(value, influence)
-    if not np.isfinite(value) or np.isnan(error):
+    if not np.isfinite(value) or np.isnan(error) or metric.scale == "biased":
         return float("nan"), float("nan")
     least, most = sorted((metric.worst, 0.0 if metric.scale == "error" else 1.0))
     if not influence.any() or not least < value < most:
