@@ -18,7 +18,7 @@ from embedkit.finetuning import training
 from embedkit.finetuning.model import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
-from embedkit.runs.predictions import Target
+from embedkit.units.target import Target
 from tests.models import TEXTS
 from tests.test_heads import plain_of
 

@@ -484,10 +484,10 @@ def _baseline(asked: str | None, runs: Sequence[LoadedRun]) -> str:
 def _encoder(run: LoadedRun) -> str | None:
     """The encoder that a run starts from, and its input: what decides the cost of a text."""
     content = run.content
-    tokens: Any = content.tokens if isinstance(content, FinetuneRun) else content.dataset.vectors
-    if content.features == "tfidf" or not content.dataset.model.sha256:
+    if not content.views and not isinstance(content, FinetuneRun):
         return None
-    files = sorted(content.dataset.model.sha256.items())
+    tokens: Any = content.tokens if isinstance(content, FinetuneRun) else content.dataset.vectors
+    files = sorted(content.dataset.model.sha256.items()) or content.dataset.fingerprint
     return f"{files} {tokens and tokens.max_length}"
 
 
@@ -502,27 +502,24 @@ def _costs(
     """
     made = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
     predicting: dict[str, float | None] = {}
-    measured: dict[str, float] = {}
+    measured: dict[str | None, float] = {}
     for run in runs:
-        predict = run.content.cost.predict_seconds
+        content, predict = run.content, run.content.cost.predict_seconds
         if predict is not None:
             predict = predict / len(run.predictions.out_of_fold) * 1_000
-        encode = made.get(run.content.dataset.fingerprint) if run.content.views else None
-        if isinstance(run.content, FinetuneRun) and _encoder(run) is not None:
+        encode = made.get(content.dataset.fingerprint) if content.views else None
+        if isinstance(content, FinetuneRun):
             predict, encode = predict and 0.0, predict  # the head takes none
         predicting[run.name] = predict
         if encode is not None:
-            key = _encoder(run) or run.content.dataset.fingerprint
-            measured[key] = min(encode, measured.get(key, math.inf))
-    encoding = {
-        run.name: measured.get(_encoder(run) or run.content.dataset.fingerprint) for run in runs
-    }
+            measured[_encoder(run)] = min(encode, measured.get(_encoder(run), math.inf))
+    encoding = {run.name: measured.get(_encoder(run)) for run in runs}
     costs = {}
     for run in runs:
-        predict, encode = predicting[run.name], encoding[run.name]
-        known = predict is not None and (encode is not None or not run.content.views)
+        content, predict, encode = run.content, predicting[run.name], encoding[run.name]
+        known = predict is not None and (encode is not None or _encoder(run) is None)
         costs[run.name] = MethodCost(
-            **asdict(replace(run.content.cost, predict_seconds=predict)),
+            **asdict(replace(content.cost, predict_seconds=predict)),
             encode_seconds=encode,
             milliseconds=(predict or 0.0) + (encode or 0.0) if known else None,
             size_bytes=None if content.kind == FOREIGN else storage.tree_bytes(run.path / "model"),
