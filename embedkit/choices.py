@@ -66,7 +66,9 @@ HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
 FIGURE_FORMATS = ("pdf", "svg", "png")
 BEST_BLEND = "best"
-"""Instead of one of them: the one with the better score."""
+"""Instead of one of them: the method to use."""
+PREFERENCES = ("cost", "score")
+"""The method to use: the cheapest that is not worse, or the one with the best score."""
 
 EXPORTS = ("npy", "csv", "faiss", "lance")
 LEVELS = ("sentence", "word", "token")

@@ -23,7 +23,7 @@ from embedkit.comparison.cases import (
 )
 from embedkit.comparison.recommendation import Recommendation, notices, recommend
 from embedkit.comparison.report import charts_of
-from embedkit.comparison.table import Compared, compare
+from embedkit.comparison.table import Compared, Difference, compare, records_to_decide
 from embedkit.drawing import Shape, Text
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.figures import confusion, reliability_bins
@@ -70,7 +70,7 @@ def costing(paths: list[Path], **seconds: tuple[float | None, float]) -> Recomme
     for path in paths:
         predict, fit = seconds[path.name]
         edit_run(path, cost={"predict_seconds": predict, "fit_seconds": fit})
-    return recommend(compare(paths))
+    return recommend(compare(paths, min_difference=3))
 
 
 def probed(folder: Path, accuracy: float, *, n: int = 400, **probe: Any) -> Path:
@@ -85,7 +85,7 @@ def probed(folder: Path, accuracy: float, *, n: int = 400, **probe: Any) -> Path
 # the recommendation
 
 
-def test_the_cheapest_of_those_that_are_not_proven_worse(
+def test_the_cheapest_of_those_that_lack_nothing_that_matters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = predicting(tmp_path, {"good": 0.80, "same": 0.79, "bad": 0.60})
@@ -93,9 +93,19 @@ def test_the_cheapest_of_those_that_are_not_proven_worse(
     assert cheap.method.name == "same"
     assert "+1.0" in cheap.reason
     assert "a text in" in cheap.reason
+    assert cheap.reason.endswith("in a batch.")
     monkeypatch.setattr(Compared, "level", "word")
-    assert "a word in" in recommend(compare(paths)).reason
+    assert "a word in" in recommend(compare(paths, min_difference=3)).reason
     monkeypatch.undo()
+    # it may lack more than a point, and is not proven worse: what would decide is said
+    for settings in ({"min_difference": 1.5}, {"min_difference": 3, "prefer": "score"}):
+        open_ = compare(paths, **settings)
+        assert (open_.winner.name, open_.selection.equal[:2]) == ("good", ("good", "same"))
+    gap = Difference(0.004, -0.016, 0.024)
+    assert records_to_decide(gap, 0.01, 100) == pytest.approx(100 * ((0.02 / 0.006) ** 2 - 1))
+    assert records_to_decide(replace(gap, value=0.02), 0.01, 100) == 0  # proven by now
+    with pytest.raises(UsageError, match="prefer"):
+        compare(paths, prefer="best")
     dear = costing(paths, good=(1.0, 9.0), same=(9.0, 1.0), bad=(0.1, 0.1))
     assert dear.method.name == "good"
     # times that differ in their third digit are the same: then training decides
@@ -133,7 +143,7 @@ def test_the_choice_of_a_probe_is_a_candidate(tmp_path: Path) -> None:
     assert set(found.blends) == {"mean", "stacked"}
     assert {blend.runs for blend in found.blends.values()} == {2}
     # a little better is paired like everything else, not proven, and costs more to fit
-    close = compare([*paths, probed(tmp_path / "close", 0.72)])
+    close = compare([*paths, probed(tmp_path / "close", 0.72)], min_difference=9)
     assert close.winner.kind != "probe"
     assert close.differences["close", "two"].p_corrected is not None
 
@@ -249,7 +259,7 @@ def test_the_same_winner_everywhere(tmp_path: Path, kind: str) -> None:
     advice = recommend(found)
     before = "" if advice.useful else "numbers below: "
     assert f"{advice.title} <small>{before}{name}</small>" in page
-    said = invoke("compare", *paths, "--write-blend", tmp_path / "b.csv", "--blend", "best")
+    said = invoke("compare", *paths, "--write-blend", tmp_path / "b.csv")
     assert said.exit_code == 0, said.output
     assert said.output.splitlines()[0] == f"{advice.title} ({name})"
     assert f"  → {name} " in said.output
@@ -291,7 +301,7 @@ def test_decisions_name_what_was_not_tried(compared: Compared, tmp_path: Path) -
     for question in ("Layer", "Fine-tuning", "More labels"):  # the runs have no dataset
         assert (answers[question].answer, answers[question].command) == ("not tried", "")
         assert "embedkit extract" in answers[question].sentence
-    assert advice.next.startswith("embedkit predict ")
+    assert advice.next.startswith("embedkit compare ")  # a blend is the best
     paths = predicting(tmp_path, {"one": 0.7})
     with_probe = recommend(compare([*paths, probed(tmp_path / "probe", 0.6)]))
     assert with_probe.decisions[0].why == "chosen in 4 of 5 folds"

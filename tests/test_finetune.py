@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from transformers import AutoModel
 
 from embedkit import storage
+from embedkit.comparison.recommendation import recommend
+from embedkit.comparison.table import compare
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.errors import (
     DamagedError,
@@ -41,8 +44,8 @@ from tests.finetune_fixtures import (
     tuned,
     write_lines,
 )
-from tests.processes import command
-from tests.run_fixtures import scores_of, train
+from tests.processes import command, invoke
+from tests.run_fixtures import edit_run, scores_of, train
 from tests.store_fixtures import extract_tiny, tiny_model
 
 
@@ -351,6 +354,7 @@ def test_stopped_before_the_first_evaluation_it_goes_on(
     settings: dict[str, Any] = {"patience": 1, "folds": 2, "freeze_layers": freeze_layers}
     with monkeypatch.context() as patch:
         patch.setattr(training, "_CHECKPOINT_STEPS", 2)
+        patch.setattr(training, "_CHECKPOINT_SECONDS", 0)
         patch.setattr(storage, "write_durably", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tuned_on(shared, tmp_path / "run", **settings)
@@ -360,6 +364,107 @@ def test_stopped_before_the_first_evaluation_it_goes_on(
     tuned_on(shared, tmp_path / "whole", **settings)
     for name in ("predictions.parquet", "training.jsonl"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_interrupted_after_its_best_epoch_it_keeps_that_one(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint holds the weights of the best epoch beside its own; none is written before."""
+    settings: dict[str, Any] = {"folds": 1, "select_by": "accuracy", "epochs": 8}
+    whole = tuned_on(shared, tmp_path / "whole", **settings)
+    best = whole.epochs[0]
+    assert best < 6
+    saved: list[int] = []
+
+    def interrupted(state: Any) -> None:
+        if len(saved) == 6:
+            raise KeyboardInterrupt
+
+    write = storage.write_durably
+
+    def noted(path: Path, data: Any, *, scratch: Path) -> None:
+        write(path, data, scratch=scratch)
+        saved.extend([1] * (path.name == "complete"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write_durably", noted)
+        tuned_on(shared, tmp_path / "again", **settings)
+        assert not saved  # within a minute
+        patch.setattr(training, "_CHECKPOINT_SECONDS", 0)
+        with pytest.raises(KeyboardInterrupt):
+            tuned_on(shared, tmp_path / "run", progress=interrupted, **settings)
+    assert tuned_on(shared, tmp_path / "run", **settings).epochs == (best,)
+    for name in ("predictions.parquet", "training.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_finished_run_goes_on(shared: Path, tmp_path: Path, task: str) -> None:
+    """With steps of nothing its models stay as they are; each fold goes on with its own."""
+    given: dict[str, Any] = {"task": task, "split": shared / "split.parquet", "head": "mean"}
+    before = tuned_on(shared, tmp_path / "run", **given)
+    longer = {**given, "model": str(tmp_path / "run"), "epochs": 1}
+    nothing: dict[str, Any] = {"learning_rate": 1e-20, "head_learning_rate": 1e-20}
+    same = tuned_on(shared, tmp_path / "same", **longer, **nothing)
+    first, second = (predictions(tmp_path / name) for name in ("run", "same"))
+    columns = [name for name in first if name.startswith("proba")] or ["y_pred"]
+    assert np.allclose(first[columns], second[columns], atol=1e-5)
+    assert [epoch["epoch"] for epoch in same.history["fold-1"]] == [1, 2, 3]
+    assert same.epochs == (3, 3, 3)
+    assert same.cost.fit_seconds > before.cost.fit_seconds
+    assert same.dataset.model == before.dataset.model
+    del longer["head"]  # that of the run
+    assert tuned_on(shared, tmp_path / "on", **longer).head == "mean"
+    assert not np.allclose(first[columns], predictions(tmp_path / "on")[columns], atol=1e-5)
+    others: dict[str, dict[str, Any]] = {
+        "split": {"split": None},
+        "head": {"head": "cls"},
+        "validation": {"validation": 0.2},
+    }
+    for name, other in others.items():
+        with pytest.raises(MismatchError, match=f"another {name}"):
+            tuned_on(shared, tmp_path / "no", **{**longer, **other})
+
+
+def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None:
+    content = finetuned(shared / "run")
+
+    def history(*losses: float) -> dict[str, Any]:
+        epochs = tuple({"epoch": i + 1.0, "valid_loss": loss} for i, loss in enumerate(losses))
+        return dict.fromkeys(content.models, epochs)
+
+    for losses, trained in {
+        (1.0, 0.8, 0.7): False,
+        (0.7, 0.69, 0.688): True,
+        (1.0, 0.5, 0.6): True,
+        (1.0,): False,
+        (): True,  # without validation nothing is known
+    }.items():
+        assert replace(content, history=history(*losses)).is_trained is trained
+    line = "embedkit finetune c.tsv --epochs 3 --out=runs/a --head cnn --overwrite --seed 1"
+    expected = "embedkit finetune c.tsv --head cnn --seed 1 --model r --split r/split.parquet"
+    assert replace(content, command=line).going_on("r") == f"{expected} --out r-longer"
+    assert content.going_on("r") == ""  # made in Python
+
+    train(shared / "data", out=tmp_path / "frozen", split=shared / "split.parquet")
+    shutil.copytree(shared / "run", tmp_path / "run")
+    chance = [0.5] * 2
+    table = predictions(tmp_path / "run")
+    table[["proba_0", "proba_1"]], table["y_pred"] = chance, "0"
+    table.to_parquet(tmp_path / "run/predictions.parquet")
+    answers = {}
+    for losses in ((1.0, 0.5, 0.6), (1.0, 0.8, 0.7)):
+        edit_run(tmp_path / "run", history=history(*losses), command=line)
+        found = recommend(compare([tmp_path / "frozen", tmp_path / "run"]))
+        (decision,) = [one for one in found.decisions if one.question == "Fine-tuning"]
+        answers[losses] = decision
+    no, unknown = answers.values()
+    assert (no.answer, no.tone, no.command) == ("no", "no", "")
+    assert (unknown.answer, unknown.tone) == ("not trained to its end", "open")
+    assert "3 of 3 models were still improving" in unknown.sentence
+    assert "--model" in unknown.command
+    said = invoke("info", tmp_path / "run").output.splitlines()[0]
+    assert said.endswith("not trained to its end")
 
 
 def flipped(data: bytes) -> bytes:

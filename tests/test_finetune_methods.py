@@ -19,6 +19,7 @@ from embedkit.choices import HEADS
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
 from embedkit.errors import UsageError
+from embedkit.finetuning import training
 from embedkit.finetuning.model import (
     EncoderWithHead,
     build_model,
@@ -186,7 +187,7 @@ def test_loss_and_accuracy_of_training_are_those_of_a_plain_loop(
 
 
 def test_the_optimizer_has_the_rates_and_decays_of_the_options(
-    corpus: Path, tmp_path: Path
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -198,6 +199,7 @@ def test_the_optimizer_has_the_rates_and_decays_of_the_options(
             for group in optimizer.param_groups
         )
 
+    monkeypatch.setattr(training, "embedding_layer", lambda _: None)  # all rows are trained
     given: dict[str, Any] = {"learning_rate": 1e-3, "head_learning_rate": 3e-2}
     handle = register_optimizer_step_pre_hook(note)
     try:

@@ -151,7 +151,7 @@ def test_the_first_line_of_uneven_classes_is_macro_f1(shared: Path) -> None:
 
 
 def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
-    """Whether what is decided of half of a fold changes with the vectors of its other half."""
+    """Whether what is decided of half of a fold changes with its other half: vectors, labels."""
     data = embedkit.load(shared / "data")
     units = Units.of_dataset(data)
     target = units.target()
@@ -161,10 +161,13 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
     held = np.flatnonzero(made.folds == 2)
     changed = data.X.copy()
     changed[held[::2]] = 50 * np.random.default_rng(0).normal(size=changed[held[::2]].shape)
+    flipped = target.y.copy()
+    flipped[held[::2]] = 1 - flipped[held[::2]]
     outputs = []
     method = Frozen(EstimatorSettings(**options), tune=tune, threshold=threshold)
-    for X in (data.X, changed):
-        found, _ = cross_validate(method, units_with(X, row=data.row), target, made)
+    for X, y in ((data.X, target.y), (changed, flipped)):
+        labels = replace(target, y=y)
+        found, _ = cross_validate(method, units_with(X, row=data.row), labels, made)
         mine = np.isin(found.row, data.row[held[1::2]])
         outputs.append(np.column_stack([found.proba[mine], found.y_pred[mine]]))
     first, second = outputs

@@ -35,4 +35,5 @@ def test_verdicts_and_intervals(name: str) -> None:
         assert found["best of five"] <= most(0.05), metric
         assert 1 - found["coverage"] <= most(0.07), metric
         assert 1 - found["of differences"] <= most(0.07), metric
+        assert found["wrong choice"] <= most(0.05), metric
         assert (found["power"] > 0.25) or name != "independent" or metric != "log_loss"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import BEST_BLEND, BLENDS, EXPORTS, FEATURES, HEADS, PRECISIONS
+from embedkit.choices import BEST_BLEND, EXPORTS, FEATURES, HEADS, PRECISIONS, PREFERENCES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import (
     FILE,
@@ -195,9 +195,9 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--device",
     option(
         "--head",
-        default="cls",
         type=KnownOrClass(HEADS),
-        help="Classification head, or module:Class of a torch.nn.Module.",
+        help="Classification head, or module:Class of a torch.nn.Module. [mean for a sentence "
+        "encoder that averages tokens, else cls]",
     ),
     "--level",
     "--task",
@@ -207,7 +207,9 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--test",
     "--test-sample",
     "--test-min-chars",
-    option("--epochs", default=3, help="Maximum number of epochs."),
+    option(
+        "--epochs", type=int, help="Maximum number of epochs. [200 steps, at least 3, at most 20]"
+    ),
     option("--learning-rate", default=5e-5, help="Peak learning rate; it decays linearly to 0."),
     option("--batch-size", default=16, help="Texts per batch."),
     option("--dropout", type=float, help="Dropout before the last layer. [set by the checkpoint]"),
@@ -232,7 +234,11 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         default=0.1,
         help="Fraction of the training records used for validation; 0 disables it.",
     ),
-    option("--patience", type=int, help="Stop after N epochs without a better validation score."),
+    option(
+        "--patience",
+        type=int,
+        help="Stop after N epochs without a better validation score. [5 without --epochs]",
+    ),
     option(
         "--select-by",
         default="loss",
@@ -388,7 +394,8 @@ def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
         "--min-difference",
         type=float,
         help="Smallest difference that matters, in points of a metric in per cent, else in the "
-        "metric's units. [1 point; 0.01 of a correlation; 1 % of the baseline's error]",
+        "metric's units. [1 point, 0.01 of a correlation, but at most a tenth of what the best "
+        "lacks; 1 % of the baseline's error]",
     ),
     option("--report", type=FILE, help="HTML report to write."),
     option(
@@ -397,9 +404,10 @@ def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
         help="File for the blended labels and probabilities; .tsv, .csv, .jsonl or .parquet.",
     ),
     option(
-        "--blend",
-        help="Blend to write; best: the method to use, a blend or a single run.",
-        **choice([*BLENDS, BEST_BLEND], "mean"),
+        "--prefer",
+        help="Method to use, and to write with --write-blend: the cheapest that is not worse by "
+        "what matters, or the one with the best score.",
+        **choice(PREFERENCES, "cost"),
     ),
     option(
         "--answers",
@@ -415,7 +423,6 @@ def compare(
     runs: tuple[Path, ...],
     report: Path | None,
     write_blend: Path | None,
-    blend: str,
     answers: tuple[Path, ...],
     submission: str | None,
     overwrite: bool,
@@ -443,7 +450,7 @@ def compare(
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
-        made = compared.chosen_blend(blend)
+        made = compared.chosen_blend(BEST_BLEND)
         count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
         written.append(f"{path_text(write_blend)}: {count_text(count, 'record')}, {made.name}")
     if report is not None:

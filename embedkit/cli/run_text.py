@@ -17,7 +17,15 @@ from embedkit.encoding.views import layer_rank, split_view, view_ranges
 from embedkit.errors import EXIT_REJECTS
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
 from embedkit.runs.predictions import headline_metric
-from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, Run, SimilarityRun, as_json
+from embedkit.runs.run import (
+    UNTRAINED,
+    FinetuneRun,
+    PredictionRun,
+    ProbeRun,
+    Run,
+    SimilarityRun,
+    as_json,
+)
 
 if TYPE_CHECKING:
     from embedkit.runs.folder import RunResult
@@ -139,11 +147,18 @@ def _agreement_table(content: SimilarityRun) -> Iterator[str]:
         yield table_text(rows)
 
 
+def _finetuned_finding(content: FinetuneRun) -> str:
+    finding = _prediction_finding(content)
+    return finding if content.is_trained else f"{finding}; {UNTRAINED}"
+
+
 def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
     yield from _scores(content)
     cut, rejected = content.truncated, content.dataset.rejected or {}
     epochs = ", ".join(f"{epoch:g}" for epoch in sorted(set(content.epochs)))
     yield f"{count_text(len(content.models), 'model')}; best epochs: {epochs}"
+    if not content.is_trained:
+        yield f"{content.improving} of {count_text(len(content.models), 'model')} still improving"
     if cut["records"]:
         lost = f"{cut['tokens']:,} of {cut['tokens_all']:,} tokens"
         limit = content.tokens.max_length
@@ -269,7 +284,7 @@ def _method(content: PredictionRun) -> str:
 
 _KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Iterator[str]]]] = {
     "frozen": (_prediction_finding, _scores),
-    "finetuned": (_prediction_finding, _finetuned_scores),
+    "finetuned": (_finetuned_finding, _finetuned_scores),
     "probe": (_probe_finding, _probe_results),
     "similarity": (lambda run: agreement_finding(run.agreement), _agreement_table),
 }

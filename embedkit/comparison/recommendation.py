@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 
@@ -15,11 +15,11 @@ import numpy as np
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases
 from embedkit.comparison.load import FOREIGN
-from embedkit.comparison.table import MAJORITY, Compared, Difference, Row
+from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, price, records_to_decide
 from embedkit.display import TYPED_IN, count_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
-from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, ViewScore
+from embedkit.runs.run import UNTRAINED, FinetuneRun, PredictionRun, ProbeRun, ViewScore
 
 _CUT = 0.005
 _ESTIMATORS = {
@@ -153,7 +153,15 @@ def _reason(compared: Compared, chosen: Row) -> str:
         level = [n for n, gap in gaps.items() if compared.judge(gap) != "better"]
         said = f"It has the best {metric_name(metric)}"
         said += " of those that hold on the test set" if failed else ""
-        if level:
+        cheaper = [name for name in equal[1:] if price(compared.row(name)) < price(chosen)]
+        if cheaper:
+            said += f"; {cheaper[0]} is cheaper and not proven worse"
+            more = records_to_decide(
+                gaps[cheaper[0]], compared.min_difference, compared.counts["folds"]
+            )
+            if 1 <= more < math.inf:
+                said += f": about {float(f'{more:.1g}'):,.0f} more {compared.noun}s would decide"
+        elif level:
             many = len(others) > 1
             said += f"; {len(level)} of {len(others)} others are" if many else "; the other one is"
             said += " not proven worse, but not cheaper"
@@ -165,16 +173,15 @@ def _reason(compared: Compared, chosen: Row) -> str:
             said += f"; alone, {alone.name} has {_score_of(compared, alone.name)}"
         return f"{said}."
     gap = compared.differences[best.name, chosen.name]
-    ahead = metric_text(gap.value, metric, signed=True)
-    equivalent = compared.judge(gap) == "equivalent"
-    said = f"{best.name} is {'equivalent' if equivalent else 'not proven better'} ({ahead})"
+    ahead = score_text(gap, metric, signed=True)
+    said = f"{best.name} is not better by what matters ({ahead})"
     unit = "text" if compared.level == "sentence" else "word"
-    for verb, mine, theirs in (
-        (f"predicts a {unit} in", cost_text(chosen), cost_text(best)),
-        ("trains in", fit_text(chosen), fit_text(best)),
+    for verb, mine, theirs, how in (
+        (f"predicts a {unit} in", cost_text(chosen), cost_text(best), ", in a batch"),
+        ("trains in", fit_text(chosen), fit_text(best), ""),
     ):
         if mine and theirs and mine != theirs:
-            return f"{said}; this one {verb} {mine} instead of {theirs}."
+            return f"{said}; this one {verb} {mine} instead of {theirs}{how}."
     return f"{said}."
 
 
@@ -197,7 +204,7 @@ def fit_text(row: Row) -> str:
 
 
 def cost_text(row: Row) -> str:
-    """Return the time that a text takes; empty if it is unknown."""
+    """Return the time that a text takes in a batch; empty if it is unknown."""
     time = row.cost.milliseconds if row.cost else None
     return duration_text(None if time is None else time / 1_000)
 
@@ -221,8 +228,7 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
     tuned = [row for row in runs if row.kind == "finetuned"]
     others = [row for row in runs if row.kind != "finetuned"]
     if tuned and others:
-        more = dict(short_trainings(compared)).get(tuned[0].name, "")
-        yield _effect(compared, "Fine-tuning", tuned[0], others[0], more)
+        yield _tuning(compared, tuned[0], others[0])
     elif sentences and not tuned:
         yield _not_tried("Fine-tuning", _command(compared, "finetune"))
     curves = [curve for _, probe in compared.probes for curve in _curve(probe)]
@@ -283,6 +289,24 @@ def _effect(compared: Compared, question: str, one: Row, other: Row, more: str) 
     if one.name in compared.selection.failed:
         answer, tone, why = "no", "no", "fails on the test set"
     return Decision(question, answer, tone, why, sentence)
+
+
+def _tuning(compared: Compared, tuned: Row, other: Row) -> Decision:
+    """Whether fine-tuning is worth it: a run that was still improving never says no."""
+    content = _content(compared, tuned)
+    assert isinstance(content, FinetuneRun)
+    more = untrained_text(content)
+    decision = _effect(compared, "Fine-tuning", tuned, other, more)
+    if not more or decision.answer == "yes":
+        return decision
+    command = _going_on(compared, tuned)
+    return replace(decision, answer=UNTRAINED, tone="open", why=more, command=command)
+
+
+def _going_on(compared: Compared, tuned: Row) -> str:
+    """The command that goes on training a run."""
+    run = next(run for run in compared.runs if run.name == tuned.name)
+    return run.content.going_on(portable(run.path)) if isinstance(run.content, FinetuneRun) else ""
 
 
 def _curve(content: ProbeRun) -> Iterator[Decision]:
@@ -351,7 +375,7 @@ def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str
     if content is None:
         runs = [portable(run.path) for run in compared.models]
         end = ["--write-blend", portable(_free(Path("blend.tsv")))]
-        end += ["--blend", chosen.name.removeprefix("blend: ")]
+        end += ["--prefer", "score"]
         return shlex.join(["embedkit", "compare", *runs, *end])
     run = compared.selection.with_model
     path = next(portable(one.path) for one in compared.runs if one.name == run)
@@ -390,8 +414,9 @@ def run_notices(compared: Compared) -> Iterator[Notice]:
         yield Notice(f"{setting} differs", input_text(setting, runs))
     yield from _cut(compared)
     yield from _random_weights(compared)
-    for name, text in short_trainings(compared):
-        yield Notice(f"{name}: few epochs", f"{name}: {text}.")
+    for run in compared.runs:
+        if isinstance(run.content, FinetuneRun) and (text := untrained_text(run.content)):
+            yield Notice(f"{run.name} is {UNTRAINED}", f"{run.name}: {text}.")
 
 
 def input_text(setting: str, runs: Mapping[str, Sequence[str]]) -> str:
@@ -437,15 +462,8 @@ def _random_weights(compared: Compared) -> Iterator[Notice]:
             )
 
 
-def short_trainings(compared: Compared) -> Iterator[tuple[str, str]]:
-    """Yield the fine-tuned runs most models of which were best in their last epoch."""
-    for run in compared.runs:
-        if isinstance(content := run.content, FinetuneRun):
-            last = [epochs[-1] for epochs in content.history.values()]
-            count = sum(
-                "valid_loss" in one and epoch >= one["epoch"]
-                for epoch, one in zip(content.epochs, last, strict=True)
-            )
-            if count > len(last) / 2:
-                models = f"{count} of {len(last)} models"
-                yield run.name, f"{models} were best in their last epoch, more epochs could help"
+def untrained_text(content: FinetuneRun) -> str:
+    """Return that most models of a run were still improving at their end; else nothing."""
+    if content.is_trained:
+        return ""
+    return f"{content.improving} of {len(content.models)} models were still improving at their end"

@@ -228,11 +228,13 @@ def compare(
     baseline: str | None = None,
     metric: str | None = None,
     min_difference: float | None = None,
+    prefer: str = "cost",
     progress: ProgressCallback = no_progress,
 ) -> CompareResult:
     """Compare runs that were made under one split.
 
-    The method to use is the cheapest of those that are not proven worse than the best. Candidates
+    The method to use is the best, unless a cheaper one lacks less than the smallest difference that
+    matters even at the upper end of the interval of what it lacks. Candidates
     are the runs, their blends, and the view that each probe chooses inside the folds, if they are
     proven better than the majority; all of them if none is. Where there is a test set, a method
     that is proven worse on it than another candidate or the majority is ruled out. Cheaper is what
@@ -249,8 +251,9 @@ def compare(
             than 80 % of the records or classes were weighted; with ``multilabel`` micro-F1; for
             numeric targets the root mean squared error.
         min_difference: smallest difference that matters, in points of metrics in per cent, else in
-            the metric's units: by default 1 point, 0.01 of a correlation or of R², and of errors
-            1 % of the baseline's.
+            the metric's units: by default 1 point, 0.01 of a correlation or of R², at most a tenth
+            of what the best lacks to 1, and of errors 1 % of the baseline's.
+        prefer: ``cost``, or ``score``: the method to use is the best whatever it costs.
         progress: called after every run and method.
 
     Raises:
@@ -263,7 +266,12 @@ def compare(
         ('logreg', ['logreg', 'majority'])
     """
     found = table.compare(
-        runs, baseline=baseline, metric=metric, min_difference=min_difference, progress=progress
+        runs,
+        baseline=baseline,
+        metric=metric,
+        min_difference=min_difference,
+        prefer=prefer,
+        progress=progress,
     )
     return CompareResult(**{field.name: getattr(found, field.name) for field in fields(found)})
 
@@ -306,7 +314,7 @@ def _tiles(
         advice.verdict,
     )
     fit = fit_text(method)
-    what = "cost of a word" if compared.level == "word" else "cost of a text"
+    what = f"cost of a {'word' if compared.level == 'word' else 'text'}, in a batch"
     yield what, cost_text(method) or "unknown", f"{fit} to train" if fit else "", ""
     if bins:
         count = sum(b.count for b in bins)

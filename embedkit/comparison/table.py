@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from embedkit import storage
-from embedkit.choices import BEST_BLEND, BLENDS, check_choice
+from embedkit.choices import BEST_BLEND, BLENDS, PREFERENCES, check_choice
 from embedkit.comparison.blend import Blend, blend
 from embedkit.comparison.load import (
     FOREIGN,
@@ -30,10 +30,17 @@ from embedkit.comparison.load import (
 )
 from embedkit.display import Shown
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
+from embedkit.runs.intervals import (
+    Score,
+    difference_influence,
+    difference_interval,
+    influences,
+    interval,
+    paired_tests,
+)
 from embedkit.runs.metrics import LOWER_IS_BETTER, Threshold, beta_of, is_percent, row_of
 from embedkit.runs.predictions import Predictions, headline_metric, metrics_of
-from embedkit.runs.run import Cost, ProbeRun
+from embedkit.runs.run import Cost, FinetuneRun, ProbeRun
 from embedkit.types import AnyPath, ProgressCallback, no_progress, steps
 
 MAJORITY = "majority"
@@ -223,7 +230,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The method to use: the cheapest of those that are not proven worse than the best."""
+    """The method to use: the best, or a cheaper one that cannot be worse by what matters."""
 
     name: str
     useful: bool  # a method is proven better than the majority, and not worse on the test set
@@ -238,9 +245,11 @@ def compare(
     baseline: str | None = None,
     metric: str | None = None,
     min_difference: float | None = None,
+    prefer: str = "cost",
     progress: ProgressCallback = no_progress,
 ) -> Compared:
     """Return a comparison; arguments as for :func:`embedkit.compare`."""
+    check_choice(PREFERENCES, prefer=prefer)
     opened = read_runs(runs, progress=progress)
     metric = _metric(metric, opened)
     predictions, blends = _predictions(opened, metric)
@@ -250,10 +259,10 @@ def compare(
     tested = {name: p.take(p.scored_test) for name, p in predictions.items() if len(p.scored_test)}
     scores, differences = _scores(folds, metric, progress)
     test, on_test = _scores(tested, metric, progress)
-    margin = _margin(metric, scores[chosen][metric].value, min_difference)
+    values = {name: found[metric].value for name, found in scores.items()}
+    margin = _margin(metric, values[chosen], max(values.values()), min_difference)
     sign = 1 if metric in LOWER_IS_BETTER else -1
-    value = {name: sign * found[metric].value for name, found in scores.items()}
-    names = sorted(scores, key=lambda name: (np.isnan(value[name]), value[name]))
+    names = sorted(scores, key=lambda name: (np.isnan(values[name]), sign * values[name]))
     costs = _costs(opened, datasets, blends)
     by_name = {run.name: run for run in opened}
     kinds = {MAJORITY: "majority"} | {run.name: run.content.kind for run in opened}
@@ -278,12 +287,18 @@ def compare(
         gap = (on_test if test else differences).get((one.name, other))
         return judge(gap, metric, margin) if gap else ""
 
+    def shortfall(one: Row, best: Row) -> float:
+        """The upper end of what a method lacks to the best."""
+        gap = differences[best.name, one.name]
+        return -gap.low if metric in LOWER_IS_BETTER else gap.high
+
+    acceptable = margin if prefer == "cost" else -math.inf
     return Compared(
         metric=metric,
         min_difference=margin,
         baseline=chosen,
         rows=rows,
-        selection=_choose(rows, verdict),
+        selection=_choose(rows, verdict, lambda one, best: shortfall(one, best) <= acceptable),
         runs=opened,
         datasets=datasets,
         blends=blends,
@@ -292,13 +307,20 @@ def compare(
     )
 
 
-def _choose(rows: Sequence[Row], verdict: Callable[..., str]) -> Selection:
-    """Apply the rule of :func:`embedkit.compare` to rows in order, the best first."""
+def _choose(
+    rows: Sequence[Row], verdict: Callable[..., str], is_enough: Callable[[Row, Row], bool]
+) -> Selection:
+    """Apply the rule of :func:`embedkit.compare` to rows in order, the best first.
+
+    *Not proven worse* is not enough to take a cheaper method: few records prove nothing, so that a
+    method that lacks five points would be taken in every third sample of 600. ``is_enough`` says
+    that a method lacks nothing that matters to the best.
+    """
 
     def cheapest(known: Sequence[Row]) -> tuple[Row, list[Row]]:
         best = known[0]
         equal = [best, *(r for r in known[1:] if verdict(r, best.name) != "worse")]
-        return min(equal, key=_price), equal
+        return min([best, *(r for r in equal[1:] if is_enough(r, best))], key=price), equal
 
     methods = [row for row in rows if row.kind != "majority"]
     better = [row for row in methods if verdict(row, MAJORITY) == "better"]
@@ -320,16 +342,34 @@ def _choose(rows: Sequence[Row], verdict: Callable[..., str]) -> Selection:
     )
 
 
-def _price(row: Row) -> tuple[float, ...]:
+def price(row: Row) -> tuple[float, ...]:
+    """Return what a method costs, for sorting: the time of a text, of equals that to train."""
     times = (row.cost.milliseconds, row.cost.fit_seconds) if row.cost else (None, None)
     return tuple(math.inf if time is None else float(f"{time:.2g}") for time in times)
 
 
-def _margin(metric: str, baseline: float, min_difference: float | None) -> float:
-    """The smallest difference that matters, in the metric's units."""
+def records_to_decide(gap: Difference, margin: float, records: int) -> float:
+    """Return how many more records would decide whether a difference matters.
+
+    As many as narrow its interval until it proves one method better, or leaves less than the margin
+    to gain, whichever comes first, if the difference itself stays. An interval is narrower by the
+    root of the number of records.
+    """
+    value, half = abs(gap.value), (gap.high - gap.low) / 2
+    reach = max(margin - value, value)
+    return records * max((half / reach) ** 2 - 1, 0) if reach > 0 else math.inf
+
+
+def _margin(metric: str, baseline: float, best: float, min_difference: float | None) -> float:
+    """The smallest difference that matters, in the metric's units.
+
+    A point is much of what is missing near the end of a scale: then it is a tenth of that.
+    """
     if min_difference is None:
         row = row_of(metric)
-        return _PERCENT * (abs(baseline) if row and row.scale == "error" else 1)
+        if row and row.lower:
+            return _PERCENT * abs(baseline)
+        return min(_PERCENT, (1 - best) / 10) if best <= 1 else _PERCENT
     if not min_difference >= 0:
         raise UsageError(f"min_difference={min_difference}: expected 0 or more.")
     return min_difference * _PERCENT if is_percent(metric) else min_difference
@@ -385,14 +425,17 @@ def _scores(
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
     pairs = list(combinations(range(len(scores)), 2))
     units = shown[metric].units(taken.group)  # the same for all methods
-    tests = paired_tests(values, np.stack(influence, axis=1), pairs, units)
+    scale = shown[metric].scale
+    tests = paired_tests(values, np.stack(influence, axis=1), pairs, units, scale)
     names = list(scores)
     differences: dict[tuple[str, str], Difference] = {}
     for pair, *p_values in zip(pairs, *tests, strict=True):
         p, corrected = (None if np.isnan(one) else float(one) for one in p_values)
         for a, b in (pair, pair[::-1]):
             gap = float(values[a] - values[b])
-            ends = difference_interval(gap, influence[a] - influence[b], units)
+            both = (values[a], values[b]), (influence[a], influence[b])
+            tested = difference_influence(*both, scale)
+            ends = difference_interval(gap, influence[a] - influence[b], units, tested)
             differences[names[a], names[b]] = Difference(gap, *ends, p, corrected)
     return scores, differences
 
@@ -438,20 +481,45 @@ def _baseline(asked: str | None, runs: Sequence[LoadedRun]) -> str:
     )
 
 
+def _encoder(run: LoadedRun) -> str | None:
+    """The encoder that a run starts from, and its input: what decides the cost of a text."""
+    content = run.content
+    if not content.views and not isinstance(content, FinetuneRun):
+        return None
+    tokens: Any = content.tokens if isinstance(content, FinetuneRun) else content.dataset.vectors
+    files = sorted(content.dataset.model.sha256.items()) or content.dataset.fingerprint
+    return f"{files} {tokens and tokens.max_length}"
+
+
 def _costs(
     runs: Sequence[LoadedRun], datasets: Sequence[Dataset], blends: Mapping[str, Blend]
 ) -> dict[str, MethodCost]:
-    encoding = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
-    costs = {}
+    """Costs of runs and blends by name.
+
+    The same encoder takes the same time, frozen or trained. Times that were measured at different
+    moments of a machine that does other things as well differ by more than methods do, so that all
+    methods on an encoder share the shortest.
+    """
+    made = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
+    predicting: dict[str, float | None] = {}
+    measured: dict[str | None, float] = {}
     for run in runs:
-        content = run.content
-        cost, predict = content.cost, content.cost.predict_seconds
+        content, predict = run.content, run.content.cost.predict_seconds
         if predict is not None:
             predict = predict / len(run.predictions.out_of_fold) * 1_000
-        encode = encoding.get(content.dataset.fingerprint) if content.views else None
-        known = predict is not None and (encode is not None or not content.views)
+        encode = made.get(content.dataset.fingerprint) if content.views else None
+        if isinstance(content, FinetuneRun):
+            predict, encode = predict and 0.0, predict  # the head takes none
+        predicting[run.name] = predict
+        if encode is not None:
+            measured[_encoder(run)] = min(encode, measured.get(_encoder(run), math.inf))
+    encoding = {run.name: measured.get(_encoder(run)) for run in runs}
+    costs = {}
+    for run in runs:
+        content, predict, encode = run.content, predicting[run.name], encoding[run.name]
+        known = predict is not None and (encode is not None or _encoder(run) is None)
         costs[run.name] = MethodCost(
-            **asdict(replace(cost, predict_seconds=predict)),
+            **asdict(replace(content.cost, predict_seconds=predict)),
             encode_seconds=encode,
             milliseconds=(predict or 0.0) + (encode or 0.0) if known else None,
             size_bytes=None if content.kind == FOREIGN else storage.tree_bytes(run.path / "model"),
@@ -459,8 +527,13 @@ def _costs(
     if blends:
         models = with_models(runs)
         each = [costs[run.name] for run in models]
-        encoders = {r.content.dataset.fingerprint for r in models if r.content.views}
-        encode = _sum([encoding.get(fingerprint) for fingerprint in encoders])
+        # of frozen vectors each dataset once, every fine-tuned encoder by itself
+        encoders = {
+            run.content.dataset.fingerprint if run.content.views else run.name: run.name
+            for run in models
+            if run.content.views or encoding[run.name] is not None
+        }
+        encode = _sum([encoding[name] for name in encoders.values()])
         predict = _sum([one.predict_seconds for one in each])
         together = MethodCost(
             fit_seconds=_sum([one.fit_seconds for one in each]),

@@ -228,6 +228,11 @@ class Checkpoint:
         return self.model_type in _FROM_PADDING
 
     @property
+    def is_sentence_encoder(self) -> bool:
+        """True if its makers define a vector for texts: it was trained to give that one."""
+        return bool(self.definition.modules) or (self.folder / "modules.json").is_file()
+
+    @property
     def is_pickle(self) -> bool:
         """True if the weights are in ``.bin`` files."""
         return self.weights[0].endswith(".bin")

@@ -46,6 +46,7 @@ from embedkit.encoding.tokenizer import (
 )
 from embedkit.errors import DamagedError, UsageError, first_line
 from embedkit.finetuning.options import WORDS, TrainingOptions, own_head
+from embedkit.finetuning.vocabulary import embedding_layer
 from embedkit.storage import decode, read_json, unreadable
 from embedkit.types import Int64
 from embedkit.units.units import Units
@@ -280,6 +281,9 @@ def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWith
     settings = {"dropout": dropout} | settings
     model = EncoderWithHead(HeadConfig(encoder=config.to_dict(), **settings))
     model.encoder.load_state_dict(plain.module.state_dict())
+    source, layer = embedding_layer(plain.module), embedding_layer(model.encoder)
+    if source is not None and layer is not None:  # one matrix in memory: training replaces it
+        layer.weight = nn.Parameter(source.weight.detach())
     if isinstance(model.head, _Pooler) and (dense := pooler_layer(plain)) is not None:
         model.head.dense.load_state_dict(dense.state_dict())
     return model
@@ -573,10 +577,21 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
     return model
 
 
-def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write weights by name into a folder that exists."""
-    own = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
+def read_to_train(folder: Path, settings: Mapping[str, Any]) -> EncoderWithHead:
+    """Read a model to go on with its training; a regression has its mean and scale apart again."""
+    model = read_model(folder, settings["head"])
+    if model.config.problem == "value" and isinstance(last := model.classifier, nn.Linear):
+        mean, scale = settings["target_mean"], settings["target_scale"]
+        last.weight = nn.Parameter(last.weight.detach() / scale)
+        last.bias = nn.Parameter((last.bias.detach() - mean) / scale)
+        model.config.target_mean, model.config.target_scale = mean, scale
+    return model
+
+
+def save_weights(tensors: Mapping[str, Tensor], folder: Path, *, name: str = WEIGHTS) -> None:
+    """Write weights by name into a file of a folder that exists."""
+    own = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    save_file(own, folder / name, metadata={"format": "pt"})
 
 
 def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> dict[str, Any]:

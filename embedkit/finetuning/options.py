@@ -1,10 +1,17 @@
-"""Options of fine-tuning."""
+"""Options of fine-tuning.
+
+What is left open is decided by the data and the checkpoint as an expert would: as many epochs as
+make enough steps, since it is too few of them that make fine-tuning of few texts fail and seem
+unstable (Mosbach et al. 2021, arXiv:2006.04884; Zhang et al. 2021, arXiv:2006.05987), a head on the
+vector that the checkpoint was trained to give, and a higher learning rate for the weights that are
+new than for those that are trained already.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
@@ -20,6 +27,11 @@ from embedkit.units.target import SEPARATOR
 WORDS = "words"
 """Head of taggers: a linear layer on the first token of each word."""
 
+_STEPS = 200
+_EPOCHS = 3, 20
+_PATIENCE = 5
+_NEW_RATE = 1e-3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
@@ -33,7 +45,8 @@ class TrainingOptions:
             first token of each, as in ``AutoModelForTokenClassification``.
         head: one of :data:`~embedkit.choices.HEADS`, or a class of ``torch.nn.Module`` (its name as
             ``module:Class``) that is made as ``Class(width, outputs)`` and turns hidden states
-            ``(texts, tokens, width)`` and their mask ``(texts, tokens)`` into logits.
+            ``(texts, tokens, width)`` and their mask ``(texts, tokens)`` into logits. By default
+            ``mean`` for a sentence encoder whose vector is the mean, else ``cls``.
         cnn_widths: number of tokens that the convolutions span.
         one_logit: of two classes, one logit instead of two.
         dropout: before the last layer of the head; by default that of the checkpoint.
@@ -42,10 +55,11 @@ class TrainingOptions:
         stride: tokens that neighbouring windows have in common; by default a quarter of
             ``max_length``.
         prefix: put before every text; by default that of the checkpoint.
-        epochs: maximum number of passes over the training records.
+        epochs: maximum number of passes over the training records; by default as many as make 200
+            steps, at least 3 and at most 20.
         learning_rate: peak learning rate; it decays linearly to 0.
-        head_learning_rate: peak learning rate of the head; by default ``learning_rate``, at least
-            1e-3 for ``cnn``, ``lstm``, own classes and words, whose many weights are new.
+        head_learning_rate: peak learning rate of the head, whose weights are new; by default
+            ``learning_rate``, at least 1e-3.
         batch_size: texts per forward pass.
         accumulate: batches per step of the optimizer.
         class_weight: ``balanced`` gives every class the same weight in the loss.
@@ -57,7 +71,8 @@ class TrainingOptions:
         precision: {PRECISIONS}, of which
             ``int8`` cannot train; ``auto`` is bf16 or fp16 on CUDA, fp32 on the CPU.
         gradient_checkpointing: compute activations twice instead of keeping them.
-        patience: epochs without a better validation loss or metric before a fold stops.
+        patience: epochs without a better validation loss or metric before a fold stops; by default
+            5 where ``epochs`` is left open too.
         validation: fraction of the training records to use for validation.
         select_by: criterion for the best epoch and for ``patience``: the validation ``loss``, or a
             metric of the validation records such as ``macro_f1``.
@@ -72,7 +87,7 @@ class TrainingOptions:
     task: Task = "classification"
     label_separator: str = SEPARATOR
     level: RunLevel = "sentence"
-    head: str | Callable[[int, int], Any] = "cls"
+    head: str | Callable[[int, int], Any] | None = None
     cnn_widths: tuple[int, ...] = (2, 3, 4)
     one_logit: bool = False
     dropout: float | None = None
@@ -80,7 +95,7 @@ class TrainingOptions:
     on_long: OnLong = "truncate"
     stride: int | None = None
     prefix: str | None = None
-    epochs: Positive = 3
+    epochs: Positive | None = None
     learning_rate: float = 5e-5
     head_learning_rate: float | None = None
     batch_size: Positive = 16
@@ -100,10 +115,11 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        object.__setattr__(self, "head", name_of_head(self.head))
+        if self.head is not None:
+            object.__setattr__(self, "head", name_of_head(self.head))
         if ":" in str(self.head):
             own_head(str(self.head))
-        else:
+        elif self.head is not None:
             check_choice(HEADS, head=self.head)
         check_seed(self.seed)
         widths, rate = self.cnn_widths, "a number above 0, such as 5e-5"
@@ -125,7 +141,7 @@ class TrainingOptions:
                 value = getattr(self, name)
                 shown = repr(",".join(map(str, value)) if isinstance(value, tuple) else value)
                 raise UsageError(f"{name}={shown}: expected {expected}.")
-        if self.level == "word" and (self.head != "cls" or self.task != "classification"):
+        if self.level == "word" and (self.head is not None or self.task != "classification"):
             raise UsageError("level='word' has its own head and labels; leave out head=, task=.")
         if self.task != "classification":
             for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
@@ -147,16 +163,34 @@ class TrainingOptions:
 
     @property
     def head_name(self) -> str:
-        """Name of the head, of words :data:`WORDS`."""
-        return str(self.head) if self.level == "sentence" else WORDS
+        """Name of the head, of words :data:`WORDS`; empty if the checkpoint chooses it."""
+        return (str(self.head or "")) if self.level == "sentence" else WORDS
 
     @property
     def head_rate(self) -> float:
         """Peak learning rate of the head."""
         if self.head_learning_rate is not None:
             return self.head_learning_rate
-        few = self.head_name in ("cls", "pooler", "mean")
-        return max(self.learning_rate, 0.0 if few else 1e-3)
+        return max(self.learning_rate, _NEW_RATE)
+
+    def epochs_of(self, texts: int) -> int:
+        """Return the maximum number of epochs for a number of training texts.
+
+        >>> [TrainingOptions().epochs_of(texts) for texts in (96, 400, 10_000)]
+        [20, 8, 3]
+        """
+        steps = math.ceil(texts / self.batch_size / self.accumulate)
+        least, most = _EPOCHS
+        return self.epochs or min(max(math.ceil(_STEPS / steps), least), most)
+
+    def decided(self, *, texts: int, head: str) -> TrainingOptions:
+        """Return the options with what was left open, for a number of training texts."""
+        decided = replace(self, epochs=self.epochs_of(texts))
+        if self.level == "sentence" and self.head is None:
+            decided = replace(decided, head=head)
+        if self.epochs is None and self.patience is None and self.validation:
+            decided = replace(decided, patience=_PATIENCE)
+        return decided
 
     @property
     def decision(self) -> Threshold | None:

@@ -25,7 +25,7 @@ import transformers
 
 from embedkit import storage
 from embedkit.arguments import accepts, divided
-from embedkit.choices import DEFAULT_MODEL
+from embedkit.choices import DEFAULT_MODEL, HEADS, Pooling
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.fold_models import FoldModels, SeenRecords
@@ -41,12 +41,13 @@ from embedkit.encoding.tokenizer import (
     load_tokenizer,
     note_if_spelled_out,
 )
-from embedkit.errors import DamagedError, UsageError
+from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.finetuning.model import (
     EncoderWithHead,
     build_model,
     pooler_layer,
     predict_logits,
+    read_to_train,
     tokenized,
     warn_of_cut,
     write_model,
@@ -56,7 +57,7 @@ from embedkit.finetuning.training import Fold, FoldResult, saving, train_fold
 from embedkit.machine import __version__, peak_memory_bytes, peak_memory_since
 from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
 from embedkit.runs.figures import draw_training
-from embedkit.runs.folder import RunResult, free_out, resumable_run, write_results
+from embedkit.runs.folder import RunResult, free_out, read_run, resumable_run, write_results
 from embedkit.runs.metrics import Threshold, check_metric
 from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import DatasetContent, FinetuneRun
@@ -114,7 +115,8 @@ def finetune(
         out: folder of the run; by default ``runs/<corpus>-<head>``. It is ``OUT.incomplete`` until
             it is complete.
         reading: how the corpus is read; the seed of its sample is ``seed``.
-        model: hub id or folder of the checkpoint to start from.
+        model: hub id or folder of the checkpoint to start from; or a run of ``finetune`` on the
+            same split, to go on with: each fold with its own model, for ``epochs`` more.
         revision: branch, tag or commit of a hub checkpoint.
         offline: never ask the hub.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -139,7 +141,7 @@ def finetune(
     where, precision = _device(device, options)
     options = replace(options, precision=precision)
     quiet_transformers()
-    out = free_out(out, corpus, options.head_name, overwrite=overwrite)
+    out = free_out(out, corpus, options.head_name or "finetuned", overwrite=overwrite)
     for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
         if test is None and value:
             raise UsageError(f"{name}={value}: there is no test set; name one with test=.")
@@ -151,14 +153,14 @@ def finetune(
     if test is not None:
         seed = options.seed
         more = data.further(test, sample=test_sample, min_chars=test_min_chars, seed=seed)
-    checkpoint = find_checkpoint(model, revision=revision, offline=offline)
-    method = FineTuned.of(checkpoint, options, data, device=where)
+    checkpoint, earlier = _start(model, revision=revision, offline=offline)
+    method = replace(FineTuned.of(checkpoint, options, data, device=where), earlier=earlier)
     units = method.tokenized(data)
     target = _target(units, method.options)
     assigned = split_for(units, split, folds=folds, seed=options.seed, sets=target.of_sets)
     tested = method.test_set(more, units, target, assigned)
     assigned.check(target)
-    method.folds(units, target, assigned)  # raises what would end the fit
+    method = method.decided(units, target, assigned)
     with resumable_run(out, method.identity(data, more, assigned), overwrite=overwrite) as folder:
         method = replace(method, folder=folder)
         predictions, fits = cross_validate(
@@ -177,7 +179,7 @@ def finetune(
             libraries=_LIBRARIES,
             threshold=fits.threshold,
             thresholds=tuple(fold.threshold for fold in fits.folds),
-            dataset=_dataset_content(units, checkpoint, folder),
+            dataset=_dataset_content(units, method),
             cost=fits.cost(
                 peak_memory_bytes=_peak_memory(peak_before, where),
                 parameters=results[0].parameters,
@@ -202,6 +204,22 @@ def _device(name: str, options: TrainingOptions) -> tuple[torch.device, str]:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before, "cuda:0" is no device
         torch.cuda.reset_peak_memory_stats(device)
     return device, precision
+
+
+def _start(
+    model: str, *, revision: str | None, offline: bool
+) -> tuple[Checkpoint, tuple[Path, FinetuneRun] | None]:
+    """Return the checkpoint to start from, and the run whose training goes on, if it is one."""
+    folder = Path(model).expanduser()
+    if not (folder / "run.json").is_file():
+        return find_checkpoint(model, revision=revision, offline=offline), None
+    earlier = read_run(folder)
+    if not isinstance(earlier, FinetuneRun):
+        raise UsageError(f"model={model!r}: a {earlier.kind} run, not one of embedkit finetune.")
+    names = [f"model/{name}" for name in earlier.models]
+    storage.check_files(folder, names, advice="Make the run again.")
+    checkpoint = find_checkpoint(folder / names[0], offline=True)
+    return replace(checkpoint, prefix=earlier.tokens.prefix), (folder, earlier)
 
 
 def _peak_memory(before: int, device: torch.device) -> int | None:
@@ -320,12 +338,13 @@ class FineTuned:
     options: TrainingOptions  # all decided
     device: torch.device
     folder: Path = Path()
+    earlier: tuple[Path, FinetuneRun] | None = None  # run whose training goes on, and its folder
 
     @classmethod
     def of(
         cls, checkpoint: Checkpoint, options: TrainingOptions, data: Units, *, device: torch.device
     ) -> Self:
-        """Return the method for some units, with all options decided."""
+        """Return the method for some units, with all options decided but those of training."""
         frozen = str(options.freeze_layers)
         if frozen.isdigit() and int(frozen) > checkpoint.n_layers:
             count = checkpoint.n_layers
@@ -365,6 +384,33 @@ class FineTuned:
         split.check_test(further.name)
         return TestSet.further(self.tokenized(further), units, target, name=further.name)
 
+    def decided(self, units: Units, target: Target, split: Split) -> Self:
+        """Return the method with all options decided; raises what would end the fit."""
+        divided, _ = divide(split, target, self.options)
+        fewest = min(len(np.unique(units.place[subsets["train"]])) for subsets in divided)
+        checkpoint, own = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
+        head = "mean" if own and checkpoint.is_sentence_encoder else "cls"
+        if self.earlier is None:
+            return replace(self, options=self.options.decided(texts=fewest, head=head))
+        folder, earlier = self.earlier
+        head = earlier.head if earlier.head in HEADS else head  # another one is code: named again
+        decided = replace(self, options=self.options.decided(texts=fewest, head=head))
+        options = decided.options
+        for what, before, now in (
+            ("split", earlier.split.fingerprint, split.fingerprint),
+            ("label", earlier.classes, target.classes),
+            ("head", earlier.head, options.head_name),
+            ("input", earlier.tokens, self.tokens),
+            ("validation", earlier.settings["validation"], options.validation),
+            ("threshold", earlier.threshold_metric is not None, options.chooses_threshold),
+        ):
+            if before != now:  # a model would be scored on records that it has seen
+                raise MismatchError(
+                    f"model='{folder}' was trained with another {what}: {before}, now {now}. Going "
+                    f"on needs the same; repeat its options with split='{folder}/split.parquet'."
+                )
+        return decided
+
     def identity(self, data: Units, test: Units | None, split: Split) -> dict[str, Any]:
         """Return everything that shapes a run."""
         return {
@@ -373,6 +419,7 @@ class FineTuned:
             "split": split.fingerprint,
             "test": test and {"source": list(test.source), "reading": test.reading},
             "model": dict(sorted(self.checkpoint.sha256.items())),
+            "earlier": self.earlier and storage.file_sums(self.earlier[0]),
             **asdict(self.options),
             "device": self.device.type,
             "versions": {"embedkit": __version__, **_LIBRARIES},
@@ -436,7 +483,8 @@ class FineTuned:
             folds=fits,
             test=np.mean([result.test_proba for result in results], axis=0) if test else None,
             threshold=final,
-            fit_seconds=sum(result.fit_seconds for result in results),
+            fit_seconds=sum(result.fit_seconds for result in results)
+            + ((self.earlier and self.earlier[1].cost.fit_seconds) or 0.0),
             predict_seconds=sum(result.predict_seconds for result in results),
         )
 
@@ -465,8 +513,12 @@ class FineTuned:
         for fold in folds:
             result = _read_result(self.folder, fold)
             if result is None:
-                encoder = encoder or self._encoder()
-                start = build_model(encoder, seed=fold.seed, **_head_settings(fold))
+                settings = _head_settings(fold)
+                if self.earlier is None:
+                    encoder = encoder or self._encoder()
+                    start = build_model(encoder, seed=fold.seed, **settings)
+                else:
+                    start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
                 model, result = train_fold(fold, start, progress=progress)
                 _predict(fold, model, result, choosing, test)
                 self._keep(fold, model, result)
@@ -527,7 +579,9 @@ class FineTuned:
         options, texts = self.options, _texts(units)
         settings = asdict(options) | {"head_learning_rate": options.head_rate}
         names = [f"fold-{number}" for number in range(len(results))]
-        logs = [_history(result.log) for result in results]
+        past = {} if self.earlier is None else self.earlier[1].history
+        done = {name: past[name][-1]["epoch"] if past.get(name) else 0.0 for name in names}
+        each = list(zip(names, results, strict=True))
         return {
             "estimator": "finetune",
             "features": "text",
@@ -541,8 +595,11 @@ class FineTuned:
             "settings": {name: value for name, value in settings.items() if name not in _FIELDS},
             "views": (),
             "models": tuple(names),
-            "epochs": tuple(result.epoch for result in results),
-            "history": dict(zip(names, logs, strict=True)),
+            "epochs": tuple(done[name] + result.epoch for name, result in each),
+            "history": {
+                name: (*past.get(name, ()), *_history(result.log, done[name]))
+                for name, result in each
+            },
             "truncated": {
                 "records": int(texts.cut.sum()),
                 "tokens": int(texts.n_tokens.sum()) - len(texts.ids),
@@ -618,35 +675,41 @@ def _head_settings(fold: Fold) -> dict[str, Any]:
 # files
 
 
-def _history(log: Sequence[dict[str, Any]]) -> tuple[dict[str, float], ...]:
-    """Losses and scores of each epoch of a model."""
+def _history(log: Sequence[dict[str, Any]], done: float) -> tuple[dict[str, float], ...]:
+    """Losses and scores of each epoch of a model, after those that an earlier run has done."""
     epochs: dict[float, dict[str, float]] = {}
     for line in log:
         if values := {name: line[name] for name in _EPOCH if name in line}:
-            epochs.setdefault(line["epoch"], {"epoch": line["epoch"]}).update(values)
+            epoch = done + line["epoch"]
+            epochs.setdefault(epoch, {"epoch": epoch}).update(values)
     return tuple(epochs[epoch] for epoch in sorted(epochs))
 
 
-def _dataset_content(units: Units, checkpoint: Checkpoint, folder: Path) -> DatasetContent:
-    source = Path(units.name).resolve()
+def _dataset_content(units: Units, method: FineTuned) -> DatasetContent:
+    source, checkpoint = Path(units.name).resolve(), method.checkpoint
     shaping = json.dumps({"source": units.source, "reading": units.reading}, sort_keys=True)
+    model = ModelSettings(
+        type=checkpoint.model_type,
+        n_layers=checkpoint.n_layers,
+        width=checkpoint.width,
+        sha256=dict(sorted(checkpoint.sha256.items())),
+    )
+    names = Names(
+        inputs=(units.name,),
+        model=checkpoint.name,
+        model_source=checkpoint.source,
+        revision=checkpoint.revision,
+    )
+    if method.earlier is not None:  # the encoder is that which it began with
+        before = method.earlier[1].dataset
+        model, names = before.model, replace(before.names, inputs=(units.name,))
     return DatasetContent(
         fingerprint=hashlib.sha256(shaping.encode()).hexdigest(),
-        path=os.path.relpath(source, folder.resolve()) if source.exists() else "",
+        path=os.path.relpath(source, method.folder.resolve()) if source.exists() else "",
         source=units.source,
-        model=ModelSettings(
-            type=checkpoint.model_type,
-            n_layers=checkpoint.n_layers,
-            width=checkpoint.width,
-            sha256=dict(sorted(checkpoint.sha256.items())),
-        ),
+        model=model,
         pairs=units.pairs,
         reading=units.reading,
         rejected=units.rejected,
-        names=Names(
-            inputs=(units.name,),
-            model=checkpoint.name,
-            model_source=checkpoint.source,
-            revision=checkpoint.revision,
-        ),
+        names=names,
     )

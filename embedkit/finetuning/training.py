@@ -1,7 +1,12 @@
 """Training of one fold by the Trainer of transformers.
 
-This module adds batches of texts of similar length, durable checkpoints after every epoch and every
-1,000 steps, an error where the loss is not a number, and the choice of the epoch.
+This module adds batches of texts of similar length, durable checkpoints, an error where the loss is
+not a number, and the choice of the epoch. Of a large vocabulary only what the texts contain is
+trained (:mod:`embedkit.finetuning.vocabulary`).
+
+An epoch of few texts takes a second, and a checkpoint as long: one is written after an epoch, or
+1,000 steps, if a minute has passed since the last one. The weights of the best epoch so far are
+kept in memory, and go into a checkpoint beside those of its own step.
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ from embedkit.finetuning.model import (
     save_weights,
 )
 from embedkit.finetuning.options import TrainingOptions
+from embedkit.finetuning.vocabulary import OccurringRows, embedding_layer
 from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of, metrics_for
 from embedkit.types import Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import Target
@@ -49,7 +55,9 @@ logger = logging.getLogger(__name__)
 _BATCHES_SORTED = 50
 _LOGS_PER_EPOCH = 10
 _CHECKPOINT_STEPS = 1_000
+_CHECKPOINT_SECONDS = 60.0
 _COMPLETE = "complete"
+_BEST = "best.safetensors"
 _LOGGED = {
     "loss": "loss",
     "learning_rate": "learning_rate",
@@ -94,6 +102,11 @@ class Fold:
         """Name of the folder of the model."""
         return f"fold-{self.number}"
 
+    @property
+    def epochs(self) -> int:
+        """Maximum number of epochs."""
+        return self.options.epochs_of(len(np.unique(self.record[self.train])))
+
     def texts_of(self, units: Int64) -> TokenizedTexts:
         """Return the texts of units, all of whose units these are."""
         return self.texts[np.unique(self.record[units])]
@@ -128,30 +141,40 @@ def train_fold(
     options = fold.options
     freeze(model, options.freeze_layers)
     lora = None if options.lora is None else add_lora(model, options.lora, seed=fold.seed)
+    occurring, layer = None, embedding_layer(model.encoder)
+    if layer is not None and layer.weight.requires_grad:
+        seen = fold.texts_of(np.concatenate([fold.train, fold.valid]))
+        occurring = OccurringRows(layer, seen.ids.astype(np.int64), fold.device)
     model.to(fold.device)
     storage.make_folder(fold.work)
-    last, earlier, state = _last_checkpoint(fold.work), 0.0, None
+    last, earlier, state, best = _last_checkpoint(fold.work), 0.0, None, None
     totals: Totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
     if last is not None:
         kept_there = json.loads((last / _COMPLETE).read_text("utf-8"))
         earlier, totals = float(kept_there["seconds"]), kept_there["totals"]
         state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+        model.load_state_dict(load_file(str(last / WEIGHTS)), strict=False)  # frozen ones stay
+        best = load_file(str(last / (_BEST if (last / _BEST).is_file() else WEIGHTS)))
     started = time.perf_counter()
     if state is None or (state.global_step < state.max_steps and not _is_stuck(state, options)):
         trainer = _FoldTrainer(fold, model, totals, _Callback(fold, earlier, totals, progress))
+        trainer.best = best
         dtype = PRECISIONS[options.precision]
         with whole_fp32(fold.device, dtype):
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
-        state = trainer.state
+        state, best = trainer.state, trainer.best
     seconds = earlier + time.perf_counter() - started
-    kept = int((state.best_global_step if len(fold.valid) else None) or state.global_step)
-    _load_trained(model, fold.work / f"checkpoint-{kept}")
+    kept = _best_step(state, options) or state.global_step
+    if best is not None and kept != state.global_step:
+        model.load_state_dict(best, strict=False)
     log = [
         {"step": entry["step"], "epoch": round(entry["epoch"], 6), **values}
         for entry in state.log_history
         if (values := {name: entry[key] for key, name in _LOGGED.items() if key in entry})
     ]
     scored = [line["epoch"] for line in log if line["step"] == kept and "valid_loss" in line]
+    if occurring is not None:
+        occurring.restore()
     trained = FoldResult(
         log=log,
         epoch=float([*scored, state.epoch][0]),
@@ -174,6 +197,7 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         self, fold: Fold, model: EncoderWithHead, totals: Totals, callback: _Callback
     ) -> None:
         self.fold, self._totals = fold, totals
+        self.best: dict[str, torch.Tensor] | None = None  # of the best epoch so far, on the CPU
         validates = len(fold.valid) > 0
         super().__init__(
             model=model,
@@ -235,6 +259,8 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             problem = f"is not defined on the {len(y)} validation records of {fold.name}"
             raise UsageError(f"select_by={by!r} {problem}. Pass a larger validation=.")
         self.log(metrics)
+        if _best_step(self.state, fold.options) == self.state.global_step:
+            self.best = {name: value.cpu().clone() for name, value in self._trained().items()}
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
@@ -251,14 +277,22 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save what training changes; frozen parameters stay as in the initial model."""
+        """Save what training changes, and the best of it so far unless that is the same."""
         folder = Path(str(output_dir))
         storage.make_folder(folder)
+        save_weights(self._trained(), folder)
+        best_step = _best_step(self.state, self.fold.options)
+        if self.best is not None and best_step != self.state.global_step:
+            save_weights(self.best, folder, name=_BEST)
+
+    def _trained(self) -> dict[str, torch.Tensor]:
+        """What training changes: frozen parameters stay as in the initial model."""
         frozen = {name for name, p in self.model.named_parameters() if not p.requires_grad}
-        save_weights({n: v for n, v in self.model.state_dict().items() if n not in frozen}, folder)
+        state = self.model.state_dict()
+        return {name: value for name, value in state.items() if name not in frozen}
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        _load_trained(self.model, Path(resume_from_checkpoint))
+        """Load nothing: :func:`train_fold` has loaded the weights."""
 
 
 class LengthSampler(Sampler[int]):
@@ -287,20 +321,16 @@ class LengthSampler(Sampler[int]):
         yield from (int(i) for batch in [*batches, order[whole:]] for i in batch)
 
 
-def _load_trained(model: EncoderWithHead, folder: Path) -> None:
-    model.load_state_dict(load_file(str(folder / WEIGHTS)), strict=False)  # frozen ones stay
-
-
 def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
     options = fold.options
     texts = len(np.unique(fold.record[fold.train]))
     steps = math.ceil(texts / options.batch_size / options.accumulate)
     warmup = int(options.warmup)
     if options.warmup < 1:  # older transformers take no fraction under this name
-        warmup = math.ceil(options.warmup * options.epochs * steps)
+        warmup = math.ceil(options.warmup * fold.epochs * steps)
     arguments = TrainingArguments(
         output_dir=str(fold.work.resolve()),
-        num_train_epochs=options.epochs,
+        num_train_epochs=fold.epochs,
         per_device_train_batch_size=options.batch_size,
         gradient_accumulation_steps=options.accumulate,
         learning_rate=options.learning_rate,
@@ -308,9 +338,7 @@ def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
         logging_steps=max(steps // _LOGS_PER_EPOCH, 1),
         logging_nan_inf_filter=False,
         eval_strategy="epoch" if validates else "no",
-        save_strategy="epoch",
-        metric_for_best_model=_CHOSEN_BY if validates else None,
-        greater_is_better=_higher_is_better(options),
+        save_strategy="no",  # the callback decides
         bf16=options.precision == "bf16",
         fp16=options.precision == "fp16",
         use_cpu=fold.device.type == "cpu",
@@ -335,7 +363,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self, fold: Fold, earlier: float, totals: Totals, progress: ProgressCallback
     ) -> None:
         self._fold, self._totals, self._progress = fold, totals, progress
-        self._started = time.perf_counter() - earlier
+        self._saved = time.perf_counter()
+        self._started = self._saved - earlier
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         for key in ("loss", "eval_loss"):
@@ -344,13 +373,15 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
                 raise _diverged(self._fold, problem)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._report(state)
         if _is_stuck(state, self._fold.options):
             control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % _CHECKPOINT_STEPS == 0 and not float(state.epoch).is_integer():
-            control.should_log = control.should_save = True
-        epochs = self._fold.options.epochs
+            # always logged, so that the log does not depend on the time
+            control.should_log, control.should_save = True, self._is_time_to_save
+        epochs = self._fold.epochs
         steps = state.max_steps // epochs
         epoch, done = divmod(state.global_step - 1, steps)
         stage = f"{self._fold.name}, epoch {epoch + 1} of {epochs}"
@@ -364,7 +395,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             means["epoch_accuracy"] = float(totals["right"] / texts)
         totals.update(dict.fromkeys(totals, 0.0))
         state.log_history.append(means)
-        control.should_log = True
+        control.should_log, control.should_save = True, self._is_time_to_save
+        if not len(self._fold.valid):
+            self._report(state)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         folder = self._fold.work / f"checkpoint-{state.global_step}"
@@ -372,16 +405,22 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         totals = {name: float(value) for name, value in self._totals.items()}
         content = {"seconds": time.perf_counter() - self._started, "totals": totals}
         storage.write_durably(folder / _COMPLETE, json.dumps(content).encode(), scratch=folder)
-        kept = {folder.name, f"checkpoint-{state.best_global_step}"}
         for other in self._fold.work.glob("checkpoint-*"):
-            if other.name not in kept:
+            if other.name != folder.name:
                 storage.remove_tree(other)
-        if float(state.epoch).is_integer():
-            values = {key: value for entry in state.log_history for key, value in entry.items()}
-            names = [key for key in _LOGGED if key in values and key.startswith(("ep", "ev"))]
-            text = ", ".join(f"{_LOGGED[key].replace('_', ' ')} {values[key]:.4f}" for key in names)
-            epochs = self._fold.options.epochs
-            logger.info("%s, epoch %d of %d: %s", self._fold.name, state.epoch, epochs, text)
+        self._saved = time.perf_counter()
+
+    @property
+    def _is_time_to_save(self) -> bool:
+        return time.perf_counter() - self._saved >= _CHECKPOINT_SECONDS
+
+    def _report(self, state: Any) -> None:
+        """Log the results of an epoch."""
+        values = {key: value for entry in state.log_history for key, value in entry.items()}
+        names = [key for key in _LOGGED if key in values and key.startswith(("ep", "ev"))]
+        text = ", ".join(f"{_LOGGED[key].replace('_', ' ')} {values[key]:.4f}" for key in names)
+        epochs = self._fold.epochs
+        logger.info("%s, epoch %d of %d: %s", self._fold.name, state.epoch, epochs, text)
 
 
 def _diverged(fold: Fold, problem: str) -> EncodeError:
@@ -396,13 +435,24 @@ def _higher_is_better(options: TrainingOptions) -> bool:
     return options.select_by not in ("loss", *LOWER_IS_BETTER)
 
 
+def _validated(state: TrainerState, options: TrainingOptions) -> list[tuple[float, int]]:
+    """What chose the epoch, lower is better, and the step of each epoch."""
+    sign = -1 if _higher_is_better(options) else 1
+    entries = [entry for entry in state.log_history if _CHOSEN_BY in entry]
+    return [(sign * entry[_CHOSEN_BY], entry["step"]) for entry in entries]
+
+
+def _best_step(state: TrainerState, options: TrainingOptions) -> int | None:
+    """The step of the best epoch so far, the first of equals; ``None`` before an evaluation."""
+    return min(_validated(state, options), default=(0.0, None))[1]
+
+
 def _is_stuck(state: TrainerState, options: TrainingOptions) -> bool:
     """Return whether validation did not improve for ``patience`` epochs."""
-    sign = -1 if _higher_is_better(options) else 1
-    values = [sign * entry[_CHOSEN_BY] for entry in state.log_history if _CHOSEN_BY in entry]
+    values = _validated(state, options)
     if options.patience is None or not values:  # none: stopped before the first evaluation
         return False
-    return len(values) - 1 - int(np.argmin(values)) >= options.patience
+    return len(values) - 1 - values.index(min(values)) >= options.patience
 
 
 def _last_checkpoint(work: Path) -> Path | None:

@@ -108,10 +108,11 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
     It is symmetric on a scale on which estimates are nearly normal: log-odds of fractions, the
     power -2/3 of errors (E. B. Wilson and M. M. Hilferty 1931, "The Distribution of Chi-Square",
     PNAS 17) and of the error that an R² leaves, Fisher's z of correlations. Where no unit has an
-    influence (a perfect score), it is Wilson's; NaN where the metric is undefined.
+    influence (a perfect score), it is Wilson's; NaN where the metric is undefined, or its estimate
+    biased: the calibration error is above 0 by chance even where all probabilities are right.
     """
     error, freedom = _error(value, influence)
-    if not np.isfinite(value) or np.isnan(error):
+    if not np.isfinite(value) or np.isnan(error) or metric.scale == "biased":
         return float("nan"), float("nan")
     least, most = sorted((metric.worst, 0.0 if metric.scale == "error" else 1.0))
     if not influence.any() or not least < value < most:
@@ -154,26 +155,64 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
     return 1 - high, 1 - low
 
 
-_SCALES = {"fraction": _log_odds, "correlation": _fisher, "error": _power, "explained": _explained}
+_SCALES = {
+    "fraction": _log_odds,
+    "area": _log_odds,
+    "correlation": _fisher,
+    "error": _power,
+    "explained": _explained,
+}
+
+
+def difference_influence(
+    values: tuple[float, float], influence: tuple[Float64, Float64], scale: str
+) -> Float64:
+    """Return the influence of every unit on the difference of two values of a metric.
+
+    An area near its end is skewed, and the worse of two methods moves more than the better one: of
+    0.992 and 0.998, where few records decide. The influence on a difference of areas is that on
+    the difference of log-odds, on which the interval of an area is computed, in units of the
+    metric: their ratio is that of the log-odds.
+    """
+    (one, other), (influence_one, influence_other) = values, influence
+    if scale != "area" or not 0 < min(values) <= max(values) < 1:
+        return influence_one - influence_other
+    slope, slope_other = (1 / (value * (1 - value)) for value in values)
+    odds = np.log(one / (1 - one)) - np.log(other / (1 - other))
+    unit = (one - other) / odds if odds else 1 / slope
+    return np.asarray(unit * (slope * influence_one - slope_other * influence_other))
 
 
 def difference_interval(
-    value: float, influence: Float64, units: float = np.inf
+    value: float, influence: Float64, units: float = np.inf, tested: Float64 | None = None
 ) -> tuple[float, float]:
-    """Return the 95 % interval of a difference, by that of influences; arguments as for tests."""
+    """Return the 95 % interval of a difference, by that of influences; arguments as for tests.
+
+    ``tested`` is :func:`difference_influence`, by which the end towards 0 agrees with the test; the
+    other end is at least as far as the influences themselves say.
+    """
     error, freedom = _error(value, influence, units)
-    margin = _quantile(freedom) * error
-    return value - margin, value + margin
+    near = far = _quantile(freedom) * error
+    if tested is not None:
+        error, freedom = _error(value, tested, units)
+        near = _quantile(freedom) * error
+        far = max(near, far)
+    return value - (near if value > 0 else far), value + (near if value < 0 else far)
 
 
 def paired_tests(
-    values: Float64, influence: Float64, pairs: Sequence[tuple[int, int]], units: float = np.inf
+    values: Float64,
+    influence: Float64,
+    pairs: Sequence[tuple[int, int]],
+    units: float = np.inf,
+    scale: str = "fraction",
 ) -> tuple[Float64, Float64]:
     """Return p of every pair by Student's t, and corrected by Holm for all of them.
 
     The errors are those of :func:`difference_interval`. NaN where a value is undefined.
     ``values`` ``(methods,)`` are of all records, ``influence`` is ``(blocks, methods)``, ``pairs``
-    are all pairs where the best is chosen by the same records, ``units`` are :meth:`Metric.units`.
+    are all pairs where the best is chosen by the same records, ``units`` are :meth:`Metric.units`,
+    ``scale`` is that of the metric.
     """
     from scipy.special import stdtr
 
@@ -181,7 +220,8 @@ def paired_tests(
     size = np.sqrt((influence**2).sum(0))
     for number, (one, other) in enumerate(pairs):
         value = values[one] - values[other]
-        error, freedom = _error(value, influence[:, one] - influence[:, other], units)
+        both = (values[one], values[other]), (influence[:, one], influence[:, other])
+        error, freedom = _error(value, difference_influence(*both, scale), units)
         if np.isnan(value) or np.isnan(error):
             continue
         same = error <= 1e-9 * max(size[one], size[other]) and abs(value) <= 1e-9 * max(
@@ -211,9 +251,10 @@ def _error(value: float, influence: Float64, units: float = np.inf) -> tuple[flo
     """Standard error of a value, and its degrees of freedom; NaN where influences are undefined.
 
     The degrees of freedom are Satterthwaite's of a sum of squares, by the kurtosis without bias:
-    fewer for long tails. Where no unit has an influence, as where one method is right and the other
-    wrong on every record, the error is that of one further unit without a difference, and p, with a
-    degree for every four units, about that of a sign test.
+    fewer for long tails, and not more than there are effective units. Where no unit has an
+    influence, as where one method is right and the other wrong on every record, the error is that
+    of one further unit without a difference, and p, with a degree for every four units, about that
+    of a sign test.
     """
     n = len(influence)
     error = float(np.sqrt((influence**2).sum()))
@@ -225,7 +266,8 @@ def _error(value: float, influence: Float64, units: float = np.inf) -> tuple[flo
     squares = (influence / np.abs(influence).max()) ** 2
     excess = n * (squares**2).sum() / squares.sum() ** 2 - 3
     excess = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * excess + 6)
-    return error, max(1.0, float(2 / (2 / (n - 1) + max(excess, 0) / n)))
+    freedom = float(2 / (2 / (n - 1) + max(excess, 0) / n))
+    return error, max(1.0, min(freedom, units - 1))
 
 
 def _quantile(freedom: float) -> float:

@@ -43,7 +43,7 @@ class MetricRow:
     percent: bool = False
     lower: bool = False
     compared: bool = False  # shown by compare whatever metric is asked for
-    scale: Literal["fraction", "correlation", "error", "explained"] = "fraction"
+    scale: Literal["fraction", "area", "correlation", "error", "explained", "biased"] = "fraction"
     worst: Callable[[Any], float] = lambda _: 0.0  # predictions → end of the range
     counts_all: bool = False  # a perfect value rests on all records, not on the rarer class
     of_sets: bool = False  # of sets of classes, too
@@ -72,11 +72,14 @@ METRICS: Mapping[str, MetricRow] = {
         lambda p: _mean(p.brier), "Brier score", worst=lambda p: 1.0 if p.classes == 2 else 2.0
     ),
     "calibration_error": _error(
-        lambda p: _calibration_error(p.y, p.proba), "calibration error", worst=lambda _: 1.0
+        lambda p: _calibration_error(p.y, p.proba),
+        "calibration error",
+        worst=lambda _: 1.0,
+        scale="biased",
     ),
-    "roc_auc": _percent(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC", compared=True),
+    "roc_auc": _percent(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC", compared=True, scale="area"),
     "average_precision": _percent(
-        lambda p: p.ranked[0].average_precision, task="two", compared=True
+        lambda p: p.ranked[0].average_precision, task="two", compared=True, scale="area"
     ),
     "precision": _percent(lambda p: p.cells.precision, task="two"),
     "recall": _percent(lambda p: p.cells.recall, task="two"),

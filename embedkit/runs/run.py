@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
@@ -168,6 +169,13 @@ class TrainRun(PredictionRun):
     choices: tuple[Choice, ...]
 
 
+UNTRAINED = "not trained to its end"
+
+_STILL = 0.01
+_REPLACED = {"--model", "--split", "--folds", "--out", "--epochs", "--overwrite"}
+"""Options that going on with a training gives anew or does without."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FinetuneRun(PredictionRun):
     """A run of ``finetune``."""
@@ -184,6 +192,40 @@ class FinetuneRun(PredictionRun):
     truncated: dict[str, int]  # ``records`` and ``tokens`` that were cut, and ``tokens_all``
     history: dict[str, tuple[dict[str, float], ...]] = field(default_factory=dict)
     """By model and epoch: means over its training steps, and validation scores (macro-F1, R²)."""
+
+    @property
+    def improving(self) -> int:
+        """Number of models whose validation loss still fell in their last epoch.
+
+        It fell to a new low by more than a hundredth; of a single epoch nothing is known, and it
+        counts. The learning rate decays to 0, so that the loss of a model that needs no more
+        training hardly changes at the end.
+        """
+        every = [
+            [e["valid_loss"] for e in one if "valid_loss" in e] for one in self.history.values()
+        ]
+        return sum(
+            len(loss) == 1 or loss[-1] < (1 - _STILL) * min(loss[:-1]) for loss in every if loss
+        )
+
+    @property
+    def is_trained(self) -> bool:
+        """False if most models were still improving at the end of their training."""
+        return self.improving <= len(self.models) / 2
+
+    def going_on(self, path: str) -> str:
+        """Return the command that goes on with the training of a folder; empty if unknown."""
+        words, kept = shlex.split(self.command or ""), []
+        while words:
+            word = words.pop(0)
+            if (name := word.partition("=")[0]) not in _REPLACED:
+                kept.append(word)
+            elif name == word and name != "--overwrite":
+                words = words[1:]
+        if kept[1:2] != ["finetune"]:
+            return ""
+        new = {"--model": path, "--split": f"{path}/split.parquet", "--out": f"{path}-longer"}
+        return shlex.join([*kept, *(word for pair in new.items() for word in pair)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
