@@ -49,6 +49,7 @@ from pathlib import Path
 from typing import Any
 import os
 
+__all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
 __version__: str
 
 def compare(
@@ -57,6 +58,7 @@ def compare(
     baseline: str | None = ...,
     metric: str | None = ...,
     min_difference: float | None = ...,
+    prefer: str = ...,
     progress: ProgressCallback = ...,
 ) -> CompareResult: ...
 
@@ -171,7 +173,7 @@ def finetune(
     task: Task = ...,
     label_separator: str = ...,
     level: RunLevel = ...,
-    head: str | Callable[[int, int], Any] = ...,
+    head: str | Callable[[int, int], Any] | None = ...,
     cnn_widths: tuple[int, ...] = ...,
     one_logit: bool = ...,
     dropout: float | None = ...,
@@ -179,7 +181,7 @@ def finetune(
     on_long: OnLong = ...,
     stride: int | None = ...,
     prefix: str | None = ...,
-    epochs: Positive = ...,
+    epochs: Positive | None = ...,
     learning_rate: float = ...,
     head_learning_rate: float | None = ...,
     batch_size: Positive = ...,

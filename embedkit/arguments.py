@@ -91,7 +91,7 @@ def _described(record: type) -> str:
 
 def check_fields(record: Any) -> None:
     """Check the fields of a dataclass by their types, and replace NumPy's numbers by Python's."""
-    for name, hint in _fields_of(type(record)):
+    for name, hint in _fields_of(type(record)):  # type: ignore[arg-type]  # a class is hashable
         value = getattr(record, name)
         if (settled := checked_value(name, value, hint)) is not value:
             object.__setattr__(record, name, settled)
@@ -100,7 +100,7 @@ def check_fields(record: Any) -> None:
 def divided(options: Mapping[str, Any], *records: type) -> Iterator[Any]:
     """Yield the records that options belong to."""
     for record in records:
-        names = {f.name for f in fields(record)} & options.keys()  # type: ignore[arg-type]
+        names = {f.name for f in fields(record)} & options.keys()
         yield record(**{name: options[name] for name in names})
 
 
@@ -193,7 +193,7 @@ def _name(kind: Any) -> str:
 @cache
 def _fields_of(record: type) -> list[tuple[str, Any]]:
     hints = get_type_hints(record, include_extras=True)
-    return [(f.name, hints[f.name]) for f in fields(record)]  # type: ignore[arg-type]
+    return [(f.name, hints[f.name]) for f in fields(record)]
 
 
 @cache
@@ -202,7 +202,7 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     hints = {}
     for name, hint in inspect.get_annotations(function).items():
         try:
-            hints[name] = eval(hint, function.__globals__)  # type: ignore[attr-defined]
+            hints[name] = eval(hint, function.__globals__)
         except NameError:
             continue
     return hints

@@ -123,10 +123,11 @@ def similarity(
     prefix = encoder.checkpoint.prefix_or_own(prefix)
     cosines, truncated = _cosines(records, encoder, views, prefix, progress)
     agreement = {}
-    for view, values in cosines.items() if gold is not None else ():
-        metrics = metrics_for(gold, values)
-        both = {name: metrics[name] for name in ("spearman", "pearson")}
-        agreement[view] = scored(both, np.arange(len(records)))
+    if gold is not None:
+        for view, values in cosines.items():
+            metrics = metrics_for(gold, values)
+            both = {name: metrics[name] for name in ("spearman", "pearson")}
+            agreement[view] = scored(both, np.arange(len(records)))
     pairs = PairSimilarity(
         records=tuple(records),
         cosines=cosines,

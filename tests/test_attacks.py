@@ -449,7 +449,7 @@ def test_the_hash_of_an_input_is_of_the_bytes_that_were_read(tmp_path: Path) -> 
         os.utime(file, ns=(before.state[1], before.state[1]))
         now = InputFile.of(file)
         assert (now.size, now.state[1]) == (before.size, before.state[1])
-        assert now.key != before.key
+        assert now.state != before.state
         with pytest.raises(CorpusError, match="changed"):
             before.check_unchanged()
 
@@ -590,7 +590,7 @@ def test_a_dense_layer_of_any_stated_size(tmp_path: Path) -> None:
         (copy / folder / "config.json").write_text(json.dumps(content))
     shutil.copy(copy / "model.safetensors", copy / "2_Dense")
     with pytest.raises(ModelError, match="2_Dense"):
-        embedkit.Encoder(str(copy), device="cpu").encode(["a bus"], "sentence")
+        embedkit.Encoder(str(copy), device="cpu").encode(["a bus"], pooling="sentence")
 
 
 def workbook(path: Path, cells: dict[str, str]) -> Path:

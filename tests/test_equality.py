@@ -90,9 +90,10 @@ def check(
     views, specs = everything(encoder)
     assert set(ours.views) == {view.name for view in views}
     forwards = (plain, plain.exact)
+    nothing: list[str | None] = [None] * len(texts)
     alone = [
         [forward(prefix + text, pair, max_length=length) for forward in forwards]
-        for text, pair in zip(texts, pairs or [None] * len(texts), strict=True)
+        for text, pair in zip(texts, pairs or nothing, strict=True)
     ]
     assert tokenized.n_kept.tolist() == [len(one.special) for one, _ in alone]
     for view in views:

@@ -394,7 +394,7 @@ def test_the_options_are_in_the_signature_and_the_documentation() -> None:
     documented = set(re.findall(r"^    (\w+): ", inspect.getdoc(embedkit.extract) or "", re.M))
     assert names | set(OWN) <= documented
     with pytest.raises(TypeError, match="layer"):
-        embedkit.extract(["a"], out="x", layer="1")
+        embedkit.extract(["a"], out="x", layer="1")  # type: ignore[call-arg]
 
 
 def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:

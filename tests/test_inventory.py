@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -175,7 +175,7 @@ def test_coordinates_that_the_makers_cut_off(folder: Path, tmp_path: Path) -> No
     assert encoder.encode(SOME, pooling="mean").shape == (len(SOME), 24)
     for dims in ({"dims": 8}, {"dims": 0}, {"dims": -1}, {"truncate_dim": 8}, {"truncate_dim": 0}):
         with pytest.raises(UsageError, match=r"dims?="):
-            encoder.encode(SOME, **dims)
+            encoder.encode(SOME, **cast("Any", dims))
 
 
 @pytest.mark.parametrize("kind", ["cosine", "dot", "euclidean", "manhattan"])
@@ -276,7 +276,7 @@ def adapt(folder: Path, seed: int, **settings: Any) -> None:
     base = AutoModel.from_pretrained(folder)
     torch.manual_seed(seed)
     lora = LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **settings)
-    get_peft_model(base, lora).save_pretrained(folder)
+    get_peft_model(base, lora).save_pretrained(str(folder))
     state(folder / "adapter_config.json", base_model_name_or_path=str(folder))
 
 
@@ -433,7 +433,7 @@ def test_every_key_of_sentence_transformers_is_in_a_table() -> None:
 
 def test_every_key_of_transformers_is_in_a_table() -> None:
     base = configuration_utils.PreTrainedConfig
-    keys = {field.name for field in fields(base)}  # type: ignore[arg-type]
+    keys = {field.name for field in fields(base)}
     keys |= set(re.findall(r'kwargs\.pop\("(\w+)"', inspect.getsource(base.__post_init__)))
     text = source(modeling_utils)
     keys |= set(re.findall(r'getattr\((?:self\.)?config, "(\w+)"', text))

@@ -155,9 +155,9 @@ def test_workers_reuse_too(tmp_path: Path) -> None:
     tsv(corpus, OLD)
     run(corpus, tmp_path / "old", **OPTIONS)
     tsv(corpus, [*NEW, *OLD])
-    given = ("extract", corpus, "--model", tiny_model(), "--out", tmp_path / "two", "--words")
-    given += ("--tokens", "--precision", "fp32", "--device", "cpu", "--workers", "2")
-    assert command(*map(str, given), "--reuse", str(tmp_path / "old"), cwd=tmp_path).returncode == 3
+    words = ["extract", corpus, "--model", tiny_model(), "--out", tmp_path / "two", "--words"]
+    words += ["--tokens", "--precision", "fp32", "--device", "cpu", "--workers", "2"]
+    assert command(*map(str, words), "--reuse", str(tmp_path / "old"), cwd=tmp_path).returncode == 3
     run(corpus, tmp_path / "fresh", **OPTIONS)
     for level in ("sentence", "word", "token"):
         two, fresh = (embedkit.load(tmp_path / n, level=level).X for n in ("two", "fresh"))
@@ -221,7 +221,7 @@ def test_two_at_once_publish_what_they_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that begins after the other has ended, but had looked before, is of its own corpus."""
-    out, genuine = tmp_path / "out", extract_module.open_job
+    out, genuine = tmp_path / "out", vars(extract_module)["open_job"]
     for name, rows in (("old", OLD), ("nov", [*OLD, *NEW]), ("dec", OLD[:7])):
         tsv(tmp_path / f"{name}.tsv", rows)
     run(tmp_path / "old.tsv", out, **OPTIONS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -154,7 +154,7 @@ def _breaks(text: str) -> Any:
     return Markup(re.sub(r"(?<=\w)[_/](?=\w)", r"\g<0><wbr>", str(escape(shown(text)))))
 
 
-_FILTERS = {
+_FILTERS: dict[str, Callable[..., Any]] = {
     "p": p_text,
     "bytes": bytes_text,
     "breaks": _breaks,

@@ -701,7 +701,7 @@ def _to_npy(data: VectorData, out: Path) -> None:
     with out.open("wb") as sink:  # in order: a map over holes dies or loses pages on a full disk
         np.lib.format.write_array_header_1_0(sink, header)
         for block in data.reader.blocks:
-            sink.write(data.reader.vectors_of(block))
+            sink.write(data.reader.vectors_of(block).data)
 
 
 def _to_csv(data: VectorData, out: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +61,7 @@ class Source:
         columns -= {*made.vectors.views, *(f"layer {name}" for name in made.vectors.token_layers)}
         differing = made.vector_settings.differences(settings.vector_settings)
         differing += [f"it has no {name}" for name in sorted(columns)]
-        pairs = [
+        pairs: list[tuple[str, Any, Any]] = [
             ("folds", made.folds, settings.folds),
             ("text_pair", bool(made.input.text_pair), bool(settings.input.text_pair)),
         ]

@@ -307,7 +307,8 @@ class Encoder:
         rows = [np.atleast_2d(np.asarray(x.cpu() if torch.is_tensor(x) else x)) for x in (a, b)]
         kind = self.checkpoint.definition.similarity
         if (power := {"euclidean": 2.0, "manhattan": 1.0}.get(kind)) is not None:
-            return -torch.cdist(*map(torch.from_numpy, rows), p=power).numpy()
+            first, second = map(torch.from_numpy, rows)
+            return np.asarray(-torch.cdist(first, second, p=power).numpy())
         if kind != "dot":
             rows = [l2_normalize(x) for x in rows]
         return np.asarray(rows[0] @ rows[1].T, np.float32)

@@ -558,7 +558,7 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
             f"it, pass head={config.head!r}."
         )
     try:
-        if problem := wrong_size(config.encoder, folder / WEIGHTS):
+        if problem := wrong_size(config.encoder or {}, folder / WEIGHTS):
             raise ValueError(problem)
         with init_empty_weights(include_buffers=False):  # random ones take longer than reading
             model = EncoderWithHead(config)
