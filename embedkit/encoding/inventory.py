@@ -231,8 +231,9 @@ def stated_length(sentence: Mapping[str, Any]) -> int | None:
 def options_of(sentence: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Arguments of a loader, ``processor_kwargs`` or ``config_kwargs``, that are to be applied."""
     options = _section(sentence, name)
-    rules = _TOKENIZER if name == "processor_kwargs" else LOADING
-    return {key: value for key, value in options.items() if rules.get(key, APPLIED) == APPLIED}
+    if name == "config_kwargs":
+        return {key: value for key, value in options.items() if key not in LOADING}
+    return {key: value for key, value in options.items() if _TOKENIZER.get(key) == APPLIED}
 
 
 def unread_weights(names: Iterable[str], parts: Iterable[str], base: str, depth: int) -> list[str]:
