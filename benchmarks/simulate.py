@@ -18,14 +18,7 @@ from itertools import combinations
 import numpy as np
 from scipy import stats
 
-from embedkit.runs.intervals import (
-    Metric,
-    difference_influence,
-    difference_interval,
-    influences,
-    interval,
-    paired_tests,
-)
+from embedkit.runs.intervals import Metric, difference_interval, influences, interval, paired_tests
 from embedkit.runs.metrics import LOWER_IS_BETTER, metrics_for
 from embedkit.types import Float64, Int64
 
@@ -153,8 +146,8 @@ def rates(world: World, *, repetitions: int, seed: int = 0) -> dict[str, dict[st
             gap = value[-1] - value[0]
             scale, units = methods[0][name].scale, methods[0][name].units(unit)
             both = (value[-1], value[0]), (influence[:, -1], influence[:, 0])
-            tested = difference_influence(*both, scale)
-            ends = difference_interval(gap, influence[:, -1] - influence[:, 0], units, tested)
+            areas = both if scale == "area" else None
+            ends = difference_interval(gap, influence[:, -1] - influence[:, 0], units, areas)
             truly = true_better[name] - true[name]
             lower = name in LOWER_IS_BETTER
             single, _ = paired_tests(value, influence, [(0, 1), (0, EQUAL)], units, scale)

@@ -30,14 +30,7 @@ from embedkit.comparison.load import (
 )
 from embedkit.display import Shown
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.runs.intervals import (
-    Score,
-    difference_influence,
-    difference_interval,
-    influences,
-    interval,
-    paired_tests,
-)
+from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
 from embedkit.runs.metrics import LOWER_IS_BETTER, Threshold, beta_of, is_percent, row_of
 from embedkit.runs.predictions import Predictions, headline_metric, metrics_of
 from embedkit.runs.run import Cost, FinetuneRun, ProbeRun
@@ -434,8 +427,8 @@ def _scores(
         for a, b in (pair, pair[::-1]):
             gap = float(values[a] - values[b])
             both = (values[a], values[b]), (influence[a], influence[b])
-            tested = difference_influence(*both, scale)
-            ends = difference_interval(gap, influence[a] - influence[b], units, tested)
+            areas = both if scale == "area" else None
+            ends = difference_interval(gap, influence[a] - influence[b], units, areas)
             differences[names[a], names[b]] = Difference(gap, *ends, p, corrected)
     return scores, differences
 

@@ -10,6 +10,7 @@ the sources, and error rates where the truth is known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,6 +25,7 @@ BLOCKS = 200
 """More units than these are put together at random, so that the time does not grow with them."""
 
 _AT_ONCE = 1 << 20
+_TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +166,19 @@ _SCALES = {
 }
 
 
-def difference_influence(
-    values: tuple[float, float], influence: tuple[Float64, Float64], scale: str
-) -> Float64:
-    """Return the influence of every unit on the difference of two values of a metric.
+Both = tuple[tuple[float, float], tuple[Float64, Float64]]
+"""The values of a metric for two methods, and the influences on them."""
 
-    An area near its end is skewed, and the worse of two methods moves more than the better one: of
-    0.992 and 0.998, where few records decide. The influence on a difference of areas is that on
-    the difference of log-odds, on which the interval of an area is computed, in units of the
-    metric: their ratio is that of the log-odds.
+
+def _on_log_odds(values: tuple[float, float], influence: tuple[Float64, Float64]) -> Float64:
+    """Influences on a difference of areas, by the test on their log-odds, in units of areas.
+
+    Near its end an area is skewed, and the worse of two methods moves more than the better one: of
+    0.992 and 0.998, where few records decide. On the scale of its interval it is not; the ratio of
+    difference and error is the one that they have there.
     """
     (one, other), (influence_one, influence_other) = values, influence
-    if scale != "area" or not 0 < min(values) <= max(values) < 1:
+    if not 0 < min(values) <= max(values) < 1:
         return influence_one - influence_other
     slope, slope_other = (1 / (value * (1 - value)) for value in values)
     odds = np.log(one / (1 - one)) - np.log(other / (1 - other))
@@ -184,19 +187,27 @@ def difference_influence(
 
 
 def difference_interval(
-    value: float, influence: Float64, units: float = np.inf, tested: Float64 | None = None
+    value: float, influence: Float64, units: float = np.inf, areas: Both | None = None
 ) -> tuple[float, float]:
     """Return the 95 % interval of a difference, by that of influences; arguments as for tests.
 
-    ``tested`` is :func:`difference_influence`, by which the end towards 0 agrees with the test; the
-    other end is at least as far as the influences themselves say.
+    Of ``areas`` the end towards 0 agrees with the test. The other one is made of the ends of both
+    intervals, the far one of the worse method, for areas that depend on each other as their
+    influences do (G. Y. Zou and A. Donner 2008, "Construction of confidence limits about effect
+    measures", Statistics in Medicine 27).
     """
     error, freedom = _error(value, influence, units)
     near = far = _quantile(freedom) * error
-    if tested is not None:
-        error, freedom = _error(value, tested, units)
+    if areas is not None and 0 < min(areas[0]) <= max(areas[0]) < 1:
+        values, both = areas if value >= 0 else (areas[0][::-1], areas[1][::-1])
+        error, freedom = _error(value, _on_log_odds(values, both), units)
         near = _quantile(freedom) * error
-        far = max(near, far)
+        each = [_error(v, moved) for v, moved in zip(values, both, strict=True)]
+        margins = [_quantile(freedom) * error for error, freedom in each]
+        above = _log_odds(values[0], margins[0])[1] - values[0]
+        below = values[1] - _log_odds(values[1], margins[1])[0]
+        shared = float(both[0] @ both[1]) / max(each[0][0] * each[1][0], _TINY)
+        far = max(near, math.sqrt(max(above**2 + below**2 - 2 * shared * above * below, 0)))
     return value - (near if value > 0 else far), value + (near if value < 0 else far)
 
 
@@ -220,8 +231,11 @@ def paired_tests(
     size = np.sqrt((influence**2).sum(0))
     for number, (one, other) in enumerate(pairs):
         value = values[one] - values[other]
-        both = (values[one], values[other]), (influence[:, one], influence[:, other])
-        error, freedom = _error(value, difference_influence(*both, scale), units)
+        moved = influence[:, one] - influence[:, other]
+        if scale == "area":
+            both = influence[:, one], influence[:, other]
+            moved = _on_log_odds((values[one], values[other]), both)
+        error, freedom = _error(value, moved, units)
         if np.isnan(value) or np.isnan(error):
             continue
         same = error <= 1e-9 * max(size[one], size[other]) and abs(value) <= 1e-9 * max(
