@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -282,8 +283,8 @@ _SHOWN = 3
 @click.argument("run", metavar="RUN|CHECKPOINT")
 @click.argument("corpus", required=False)
 @options(
-    option("--text", "single", help="One text, instead of a corpus."),
-    option("--column", "text", help="Column of the text in the corpus. [inferred from the header]"),
+    option("--text", "single", help="One text, instead of a corpus; of a corpus as --column."),
+    option("--column", "text", help="Column of the text in the corpus. [as of the run]"),
     "--text-pair",
     "--id",
     "--encoding",
@@ -316,8 +317,10 @@ def predict(
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 
-    if (corpus is None) == (single is None):
-        raise UsageError("give either a corpus, -, or --text.")
+    if corpus is None and single is None:
+        raise UsageError("give a corpus, - for lines of standard input, or a text with --text.")
+    if reading.text is None and corpus is not None:
+        reading = replace(reading, text=single)
     model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
     model["head"] = head
     with progress_bar() as progress:
