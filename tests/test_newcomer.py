@@ -53,7 +53,15 @@ def test_a_message_names_no_option_that_the_command_lacks(trained: Path, tmp_pat
     done = command("train", trained / "train.csv", cwd=tmp_path)
     assert done.returncode == 2
     assert "which column is the text?" in done.stderr
-    assert "--text is an option of embedkit extract: run that first" in done.stderr
+    assert "--text-pair is an option of embedkit extract: run that first" in done.stderr
+    done = command("train", trained / "train.csv", "--text", "smss", cwd=tmp_path)
+    assert "Did you mean 'sms'" in done.stderr
+    done = command("probe", trained / "data", "--label", "target", cwd=tmp_path)
+    assert "--label target is of a corpus" in done.stderr
+    made = ("--text", "sms", "--id", "msg_id", "--label", "target", "--folds", "2")
+    assert command("split", trained / "train.csv", *made, cwd=tmp_path).returncode == 0
+    done = command("train", trained / "data", "--features", "tfid", cwd=tmp_path)
+    assert "Did you mean 'tfidf'" in done.stderr
     done = command("predict", trained / "run", "--text", "win money", cwd=tmp_path)
     assert done.stdout.startswith("1\t")
     done = command("predict", trained / "run", trained / "test.csv", "--text", "sms", cwd=tmp_path)

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     "--seed",
     "--overwrite",
     "--text",
+    "--id",
     "--label",
     option("--label-separator", help="Between the classes of a record; folds are not stratified."),
 )
@@ -128,6 +129,8 @@ def split(
     "--test",
     "--threshold",
     "--class-weight",
+    "--text",
+    "--label",
     "--seed",
     "--overwrite",
 )
@@ -140,7 +143,18 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.train import train as fit
     from embedkit.cli.run_text import result_of
 
+    settings |= _columns(dataset, settings)
     return result_of(fit(dataset, view=names_of(view), progress=progress, **settings))
+
+
+def _columns(dataset: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The columns that are named of a corpus, taken from all settings; a dataset has its own."""
+    values = {name: settings.pop(name) for name in ("text", "label")}
+    given = {name: value for name, value in values.items() if value is not None}
+    if given and dataset.is_dir():
+        name, value = next(iter(given.items()))
+        raise UsageError(f"{name}={value!r} is of a corpus; {dataset} is a dataset with its own.")
+    return given
 
 
 @command(
@@ -167,6 +181,8 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         **choice(["random-weights"]),
     ),
     option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
+    "--text",
+    "--label",
     "--overwrite",
 )
 def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
@@ -178,6 +194,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.probe import probe as run
     from embedkit.cli.run_text import result_of
 
+    settings |= _columns(dataset, settings)
     return result_of(run(dataset, view=names_of(view), progress=progress, **settings))
 
 
@@ -249,6 +266,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--threshold",
     "--text",
     "--text-pair",
+    "--id",
     "--label",
     "--word-label",
     "--limit",
