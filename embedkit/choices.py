@@ -24,7 +24,7 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MULTILINGUAL = "multilingual"
 """The name by which multilingual-e5-small is found, wherever its weights come from."""
 
-FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow", "sheet", "conllu")
+FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow", "sheet", "conllu", "conll")
 QUOTINGS = ("auto", "none", "csv")
 
 
@@ -129,8 +129,6 @@ WhiteningKind = Annotated[str, one_of(WHITENINGS)]
 IndexName = Annotated[str, one_of(INDEX_KINDS)]
 LayoutMethod = Annotated[str, one_of(LAYOUT_METHODS)]
 
-_SYNONYMS = {"avg": "mean", "average": "mean"}
-
 
 def check_choice(known: Sequence[str], **given: object) -> None:
     """Raise a :class:`~embedkit.errors.UsageError` for a value that is not a known one.
@@ -141,5 +139,5 @@ def check_choice(known: Sequence[str], **given: object) -> None:
     """
     for name, value in given.items():
         if value not in known:
-            hint = did_you_mean(_SYNONYMS.get(str(value), str(value)), known)
+            hint = did_you_mean(str(value), known)
             raise UsageError(f"{name}={value!r}: expected {', '.join(known) or 'none'}.{hint}")

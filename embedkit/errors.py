@@ -84,6 +84,18 @@ class OutputExistsError(EmbedkitError):
     exit_code = 8
 
 
+_SYNONYMS = {
+    "avg": "mean",
+    "average": "mean",
+    "f1_macro": "macro_f1",
+    "f1_micro": "micro_f1",
+    "auc": "roc_auc",
+    "auroc": "roc_auc",
+    "ap": "average_precision",
+    "pr_auc": "average_precision",
+    "logistic_regression": "logreg",
+}
+"""What other libraries call a value."""
 _LARGEST_SEED = 2**31 - 1
 _LEAST = {"min_chars": 0, "stride": 0, "seed": 0}
 
@@ -104,8 +116,10 @@ def check_seed(seed: int) -> None:
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string."""
-    near = difflib.get_close_matches(given, [str(name) for name in known], n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    names = {str(name).lower(): str(name) for name in known}
+    usual = _SYNONYMS.get(given.lower().replace("-", "_"), given.lower())
+    near = difflib.get_close_matches(usual, names, n=1, cutoff=0.6)
+    return f" Did you mean {names[near[0]]!r}?" if near else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,21 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.arguments import accepts
-from embedkit.corpus.memory import input_files
-from embedkit.corpus.plan import CorpusOptions, plan_corpus
+from embedkit.corpus.memory import InputFile, input_files
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.dataset.format import is_dataset
+from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.dataset.read import load
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import HARMLESS, json_line, visible
 from embedkit.encoding.tokenizer import Spans
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.runs.folder import check_alike, dataset_content, read_run
 from embedkit.runs.predictions import decide, invalid_proba
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.storage import read_table
 from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, no_progress
-from embedkit.units.units import Units, match
+from embedkit.units.units import Units, match, reading_of
 
 logger = logging.getLogger(__name__)
 
@@ -462,7 +462,7 @@ def predict_file(
         records: Iterator[PredictedRecord]
         if not is_dataset(corpus):
             files = held.enter_context(input_files(corpus))
-            plan = plan_corpus(files, reading or CorpusOptions())
+            plan = _plan_as(run, files, reading or CorpusOptions(), columns)
             for notice in plan.notices:
                 if not notice.startswith("label column:"):  # the label is what is predicted
                     logger.info("%s", notice)
@@ -513,6 +513,40 @@ def _rows(units: Units, predictions: Iterable[Prediction]) -> Iterator[Predicted
     if units.word is not None:
         columns |= {"word": units.word.tolist(), "text": units.texts()}
     return with_columns(predictions, **columns)
+
+
+def _plan_as(
+    run: AnyPath, files: Sequence[InputFile], reading: CorpusOptions, submission: Submission | None
+) -> CorpusPlan:
+    """The plan of a corpus with the columns that the run was made from, as far as it has them.
+
+    The first name of a submission is the column of ids if there is no other: a file of answers is
+    joined by these, and numbers of rows under that name would be joined to the wrong records.
+    """
+    names: dict[str, Any] = {}
+    made = read_run(Path(run)) if (Path(run) / "run.json").is_file() else None
+    if isinstance(made, PredictionRun):
+        names, path = made.dataset.reading or {}, Path(run, made.dataset.path)
+        if not names and made.dataset.path and is_dataset(path):
+            names = reading_of(read_manifest(path).job.input)
+    asked = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
+    columns: dict[str, Any] = {name: names.get(name) for name in asked}
+    try:
+        plan = plan_corpus(files, replace(reading, **columns))
+    except CorpusError:  # the ids may have another name, and the text too
+        columns |= {"id": None} if "id" in columns else {}
+        try:
+            plan = plan_corpus(files, replace(reading, **columns))
+        except CorpusError:
+            plan, columns = plan_corpus(files, reading), {}
+    if submission is None or plan.id is not None:
+        return plan
+    if submission[0] in plan.columns:
+        return plan_corpus(files, replace(reading, **columns | {"id": submission[0]}))
+    raise UsageError(
+        f"submission={','.join(submission)!r}: {files[0].name} has no column of ids. Name it with "
+        "id=, or with the first name of the submission."
+    )
 
 
 def parse_submission(text: str | None) -> Submission | None:

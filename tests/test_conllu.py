@@ -32,7 +32,7 @@ def words(found: Outcome, record: int = 0) -> list[str]:
     return [one.text[start:end] for start, end in one.words.spans]
 
 
-def labels(found: Outcome, record: int = 0) -> tuple[str, ...] | None:
+def labels(found: Outcome, record: int = 0) -> tuple[str | None, ...] | None:
     one = found.records[record].words
     return None if one is None else one.labels
 

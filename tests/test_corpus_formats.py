@@ -21,7 +21,7 @@ from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder, Outcome, read_files
 
 BAD_JSON = {
-    '{"text": "a", "x": NaN}': "bad_json",
+    '{"text": "a", "x": nan}': "bad_json",
     '{"text": "a", "x": {"y": 1, "y": 2}}': "duplicate_key",
     '["a"]': "not_an_object",
     '{"text": "a': "bad_json",
@@ -55,7 +55,10 @@ def test_a_bad_json_line_costs_one_record(
         ("9" * 5_000, "9" * 5_000),
         ("1e5", "1e5"),
         ('"007"', "007"),
-        ("true", "true"),
+        ("true", "True"),
+        ("1.00", "1"),
+        ("NaN", None),
+        ("-Infinity", "-inf"),
         ("null", None),
         ('[1, 2.50,"a"]', '[1, 2.50, "a"]'),
         ('{"a":[{}, null, "\\u1112\\""],"b": 1e3}', '{"a": [{}, null, "ᄒ\\""], "b": 1e3}'),
@@ -67,7 +70,7 @@ def test_json_values_beside_the_text_keep_their_form(
     line = f'{{"text": "a", "id": {value}, "label": {value}, "x": {value}}}\n'
     (record,) = folder.read(line, "corpus.jsonl", label="label", keep=["x"]).records
     assert (record.label, record.kept) == (literal, (literal,))
-    assert record.id == ("0" if literal is None else literal)
+    assert record.id == ("row 0" if literal is None else literal)
 
 
 def test_a_deeply_nested_value_that_is_kept_costs_one_record(folder: Folder) -> None:
@@ -131,8 +134,13 @@ def test_another_json_document_is_refused(folder: Folder, document: str) -> None
 def test_keys_are_looked_for_in_the_first_thousand_lines(folder: Folder) -> None:
     line, last = '{"text": "a"}\n', '{"text": "b", "id": "x"}\n'
     assert folder.read(line * 999 + last, "corpus.jsonl").records[-1].id == "x"
-    with pytest.raises(CorpusError, match="id='id'"):
-        folder.plan(line * 1_000 + last, "corpus.jsonl", id="id")
+    late = line * 1_000 + last
+    assert folder.read(late, "corpus.jsonl").records[-1].id == "1000"
+    got = folder.read(late, "corpus.jsonl", id="id")  # by its name it is read
+    assert (got.records[0].id, got.records[-1].id) == ("row 0", "x")
+    assert any("id='id'" in notice for notice in got.reader.plan.notices)
+    with pytest.raises(CorpusError, match=r"label='txet': .* Did you mean 'text'"):
+        folder.plan(late, "corpus.jsonl", label="txet")
 
 
 def _write_arrow(table: pa.Table, path: Path) -> None:
@@ -196,6 +204,30 @@ def test_a_workbook(folder: Folder, name: str, monkeypatch: pytest.MonkeyPatch) 
         read_files(folder.path / name)
 
 
+def test_a_sheet_is_named(folder: Folder) -> None:
+    path = folder.path / "corpus.xlsx"
+    with pd.ExcelWriter(str(path)) as writer:
+        pd.DataFrame({"readme": ["a notice"]}).to_excel(writer, sheet_name="about", index=False)
+        pd.DataFrame({"text": ["a", "b"]}).to_excel(writer, sheet_name="data", index=False)
+        titled = pd.DataFrame({"id": [1, 2], "text": ["a", "b"]})
+        titled.to_excel(writer, sheet_name="title", index=False, startrow=1)
+        writer.sheets["title"]["A1"] = "Reviews of 2020"
+    got = read_files(path)
+    assert got.texts == ["a notice"]
+    assert "'about', 'data', 'title' (choose another with sheet=)" in got.reader.plan.notices[0]
+    got = read_files(path, sheet="data")
+    assert got.texts == ["a", "b"]
+    assert not [notice for notice in got.reader.plan.notices if "sheet" in notice]
+    with pytest.raises(CorpusError, match=r"one cell, and the next have 2. Remove a title"):
+        read_files(path, sheet="title")
+    with pytest.raises(CorpusError, match=r"sheet='dat': .* Did you mean 'data'"):
+        read_files(path, sheet="dat")
+    (folder.path / "corpus.csv").write_bytes(path.read_bytes())
+    with pytest.raises(CorpusError, match=r"if it is a workbook, read it with format='sheet'"):
+        read_files(folder.path / "corpus.csv")
+    assert read_files(folder.path / "corpus.csv", format="sheet", sheet="data").texts == ["a", "b"]
+
+
 STRINGS = {
     "string": pa.string(),
     "large_string": pa.large_string(),
@@ -232,15 +264,15 @@ def test_columnar_with_bad_utf8(columnar: Callable[..., Outcome], kind: str) -> 
 
 def test_columnar_values_beside_the_text(columnar: Callable[..., Outcome]) -> None:
     got = columnar(id=[7, None], text=["a", "b"], label=pa.array([1.5, 2.0]))
-    assert [(r.id, r.label) for r in got.records] == [("7", "1.5"), ("1", "2.0")]
+    assert [(r.id, r.label) for r in got.records] == [("7", "1.5"), ("row 1", "2")]
 
 
 @pytest.mark.parametrize(
     ("column", "kind"),
     [
-        ("text", pa.list_(pa.string())),
+        ("text", pa.list_(pa.binary())),
         ("text", pa.int64()),
-        ("label", pa.list_(pa.int8())),
+        ("label", pa.list_(pa.binary())),
         ("label", pa.binary()),
     ],
     ids=str,

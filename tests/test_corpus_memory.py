@@ -141,7 +141,7 @@ def test_values_beside_the_text_keep_their_form(tmp_path: Path) -> None:
     record = {"text": "a", "id": np.int64(7), "a": when, "b": decimal.Decimal("1.50"), "c": True}
     data = embedkit.load(run([record], tmp_path / "out", keep=["a", "b", "c"]).out)
     kept = [data.column(name)[0] for name in "abc"]
-    assert (data.ids[0], kept) == ("7", ["2020-01-31", "1.50", "true"])
+    assert (data.ids[0], kept) == ("7", ["2020-01-31", "1.50", "True"])
 
 
 @pytest.mark.parametrize(

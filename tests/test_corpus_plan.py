@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedkit.corpus.memory import InputFile
-from embedkit.errors import CorpusError
+from embedkit.errors import CorpusError, UsageError
 from tests.corpus_fixtures import Folder, plan_files, read_files
 
 
@@ -166,3 +166,71 @@ def test_a_sample_is_reproducible_by_its_seed(folder: Folder) -> None:
     assert len(got.records) == 5
     assert max(r.row for r in got.records) < 20
     assert got.reader.counts.left_out == {"sample": 5, "limit": 380}
+
+
+FOREIGN = {
+    "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n": "Run git lfs pull",
+    "\ufeff\n<!DOCTYPE html>\n<html><head>": "web page",
+    '<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>': "error of a server",
+    "404: Not Found": "error of a server",
+    "{\\rtf1\\ansi hello}": "RTF",
+}
+
+
+@pytest.mark.parametrize("name", ["c.csv", "c.tsv", "c.txt", "c.jsonl", "c", "c.parquet", "c.xlsx"])
+@pytest.mark.parametrize("data", FOREIGN)
+def test_what_is_no_corpus_is_named(folder: Folder, data: str, name: str) -> None:
+    with pytest.raises(CorpusError, match=FOREIGN[data]):
+        folder.read(data, name)
+
+
+@pytest.mark.parametrize(
+    ("data", "texts"),
+    [
+        ("id;text, raw;label\n1;hello, you;a\n2;bye;b\n", ["hello, you", "bye"]),
+        ("id\ttext\tnote, free\n1\ta, b\tc, d\n2\te, f\tg, h\n", ["a, b", "e, f"]),
+        ("sep=;\nid;text\n1;a, b\n", ["a, b"]),
+        ('id,text\r\r\n1,"a\r\nb"\r\r\n2,c\r\r\n', ["a\r\nb", "c"]),
+        ("\ufeff\ufeffid,text\n1,a\n", ["a"]),
+    ],
+)
+def test_the_separator_is_what_the_lines_agree_on(
+    folder: Folder, data: str, texts: list[str]
+) -> None:
+    text = "text, raw" if "raw" in data else "text"
+    got = folder.read(data, "c.csv", text=text, id="id")
+    assert got.texts == texts
+    assert not got.rejects
+
+
+def test_a_separator_is_given(folder: Folder) -> None:
+    data = "text,id;label\na,1;x\n"
+    assert folder.plan(data, "c.csv", text="text,id", delimiter=";").columns == ("text,id", "label")
+    assert folder.plan("id\ttext\n", "c.csv", delimiter="tab").columns == ("id", "text")
+    got = folder.read("id,text\n1,a\n", "c.tsv")
+    assert got.texts == ["a"]
+    assert "format: csv" in got.reader.plan.notices[0]
+    with pytest.raises(UsageError, match="delimiter="):
+        folder.plan(data, "c.csv", delimiter="ab")
+    with pytest.raises(CorpusError, match="first line has one cell, and the next have 2"):
+        folder.plan("# made on Monday\nid,text\n1,a\n2,b\n", "c.csv")
+
+
+def test_each_file_has_its_own_format(folder: Folder) -> None:
+    paths = [
+        folder.write("a\n", "1.txt"),
+        folder.write('{"text": "b"}\n', "2.jsonl"),
+        folder.write("text\nc\n", "3.csv"),
+    ]
+    got = read_files(*paths)
+    assert got.texts == ["a", "b", "c"]
+    with pytest.raises(CorpusError, match=r"4\.tsv has the columns id, text, but .*1\.txt"):
+        plan_files(*paths, folder.write("id\ttext\n", "4.tsv"))
+    marked = folder.write("# text = a\n1\ta" + "\t_" * 8 + "\n\n", "5.conllu")
+    with pytest.raises(CorpusError, match="only one of them marks words"):
+        plan_files(paths[0], marked)
+
+
+def test_a_header_in_the_middle_is_said(folder: Folder) -> None:
+    got = folder.read("text,label\na,x\n\ufefftext,label\nb,y\n", "c.csv")
+    assert "1 record equal to the header" in " ".join(got.reader.counts.notices)

@@ -110,6 +110,7 @@ def probe(
         check_metric(metric, classes=len(target.classes), sets=target.of_sets)
     shown = metric or {"regression": "r2", "multilabel": "micro_f1"}.get(task, "accuracy")
     chosen = split_for(units, split, folds=folds, seed=seed, sets=target.of_sets)
+    chosen = chosen.labelled(target)
     chosen.check(target)
     words = data.text if level == "word" else None
     random_labels = control_task(target, chosen, seed, words=words)

@@ -271,6 +271,7 @@ def train(
         decision.check(len(target.classes), sets=target.of_sets)
     sets = target.of_sets
     chosen = split_for(units, split, column=split_column, folds=folds, seed=seed, sets=sets)
+    chosen = chosen.labelled(target)
     method = Frozen(settings, tune, decision)
     method.check(chosen)
     tested = _test_set(test, data, units, target, chosen, vectors=features == "vectors")

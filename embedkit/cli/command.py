@@ -17,13 +17,14 @@ import click
 
 from embedkit.cli.options import FIRST_HEADING, HEADINGS, progress_bar
 from embedkit.cli.text import fitted, json_text, say
-from embedkit.errors import EmbedkitError, StorageError
+from embedkit.errors import CorpusError, EmbedkitError, StorageError
 from embedkit.types import no_progress
 
 if TYPE_CHECKING:
     from embedkit.corpus.plan import CorpusOptions
 
 STARTED = time.monotonic()
+_OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]*")
 _LOGGER = logging.getLogger("embedkit")
 
 
@@ -103,6 +104,10 @@ class Commands(click.Group):
             if command is not None and error.args:
                 others = [p for one in self.commands.values() for p in one.params]
                 message = in_options(str(error), [*others, *command.params])
+                known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+                lacking = [name for name in _OPTION.findall(message) if name not in known]
+                if isinstance(error, CorpusError) and lacking:
+                    message += f" {lacking[0]} is an option of embedkit extract: run that first."
                 error.args = (message, *error.args[1:])
             raise
 

@@ -92,6 +92,8 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--format",
     "--encoding",
     "--quoting",
+    "--delimiter",
+    "--sheet",
     "--no-header",
     "--min-chars",
     "--sample",
@@ -124,8 +126,6 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--no-text", **FLAG, help="Do not store the texts."),
     option("--workers", type=int, help="Processes that make shards. [one for each --device]"),
     option("--engine", help="Where workers run; see docs/scale.md.", **choice(ENGINES, "local")),
-    option("--address", help="Address of the Ray cluster. [the one that ray finds]"),
-    option("--gpus-per-worker", type=float, default=0.0, help="GPUs of a Ray worker, such as 0.5."),
     option("--shard-index", type=int, help="Make this one of --num-shards parts only, from 0."),
     option("--num-shards", type=int, help="Number of parts; afterwards run without both."),
 )

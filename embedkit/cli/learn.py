@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     "--seed",
     "--overwrite",
     "--text",
+    "--id",
     "--label",
     option("--label-separator", help="Between the classes of a record; folds are not stratified."),
 )
@@ -127,6 +129,8 @@ def split(
     "--test",
     "--threshold",
     "--class-weight",
+    "--text",
+    "--label",
     "--seed",
     "--overwrite",
 )
@@ -139,7 +143,18 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.train import train as fit
     from embedkit.cli.run_text import result_of
 
+    settings |= _columns(dataset, settings)
     return result_of(fit(dataset, view=names_of(view), progress=progress, **settings))
+
+
+def _columns(dataset: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The columns that are named of a corpus, taken from all settings; a dataset has its own."""
+    values = {name: settings.pop(name) for name in ("text", "label")}
+    given = {name: value for name, value in values.items() if value is not None}
+    if given and dataset.is_dir():
+        name, value = next(iter(given.items()))
+        raise UsageError(f"{name}={value!r} is of a corpus; {dataset} is a dataset with its own.")
+    return given
 
 
 @command(
@@ -166,6 +181,8 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         **choice(["random-weights"]),
     ),
     option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
+    "--text",
+    "--label",
     "--overwrite",
 )
 def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
@@ -177,6 +194,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.probe import probe as run
     from embedkit.cli.run_text import result_of
 
+    settings |= _columns(dataset, settings)
     return result_of(run(dataset, view=names_of(view), progress=progress, **settings))
 
 
@@ -248,6 +266,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--threshold",
     "--text",
     "--text-pair",
+    "--id",
     "--label",
     "--word-label",
     "--limit",
@@ -282,8 +301,8 @@ _SHOWN = 3
 @click.argument("run", metavar="RUN|CHECKPOINT")
 @click.argument("corpus", required=False)
 @options(
-    option("--text", "single", help="One text, instead of a corpus."),
-    option("--column", "text", help="Column of the text in the corpus. [inferred from the header]"),
+    option("--text", "single", help="One text, instead of a corpus; of a corpus as --column."),
+    option("--column", "text", help="Column of the text in the corpus. [as of the run]"),
     "--text-pair",
     "--id",
     "--encoding",
@@ -316,8 +335,10 @@ def predict(
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 
-    if (corpus is None) == (single is None):
-        raise UsageError("give either a corpus, -, or --text.")
+    if corpus is None and single is None:
+        raise UsageError("give a corpus, - for lines of standard input, or a text with --text.")
+    if reading.text is None and corpus is not None:
+        reading = replace(reading, text=single)
     model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
     model["head"] = head
     with progress_bar() as progress:

@@ -24,6 +24,7 @@ from embedkit.choices import (
 )
 from embedkit.cli.text import above_bar
 from embedkit.display import visible
+from embedkit.errors import did_you_mean
 from embedkit.types import Progress, ProgressCallback, no_progress
 
 Option = Callable[[Any], Any]
@@ -35,7 +36,7 @@ HEADINGS: Mapping[str, frozenset[str]] = {
         (
             "Reading the corpus",
             "--text-pair --id --keep --word-label --spans --format --encoding --quoting "
-            "--no-header --min-chars --sample --limit",
+            "--delimiter --no-header --sheet --min-chars --sample --limit",
         ),
         ("Encoding", "--revision --max-length --on-long --prefix --precision"),
         (
@@ -56,7 +57,19 @@ LAYERS = (
 )
 
 
-class KnownOrClass(click.Choice[str]):
+class KnownName(click.Choice[str]):
+    """A known name; the nearest one is proposed for another."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the name; an error for an unknown one."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            near = did_you_mean(str(value), self.choices)
+            raise click.BadParameter(error.message + near, ctx, param) from None
+
+
+class KnownOrClass(KnownName):
     """A known name, or ``module:Class``."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -66,7 +79,7 @@ class KnownOrClass(click.Choice[str]):
 
 def choice(known: Sequence[str], default: str | None = None) -> dict[str, Any]:
     """Settings of an option with known values."""
-    return {"type": click.Choice(known), "default": default}
+    return {"type": KnownName(known), "default": default}
 
 
 POSITIVE = click.IntRange(min=1)
@@ -83,6 +96,8 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("--format", "Format; auto: by the name of the file.", choice(["auto", *FORMATS], "auto")),
     ("--encoding", "Character encoding of text files.", {"default": "utf-8"}),
     ("--quoting", "Quoting of fields; auto: RFC 4180 in .csv files.", choice(QUOTINGS, "auto")),
+    ("--delimiter", "What separates cells, or tab. [what divides the first lines alike]", {}),
+    ("--sheet", "Name of the sheet of a workbook. [the first]", {}),
     ("--no-header", "The first line is a record; columns are named 0, 1, 2 …", FLAG),
     ("--min-chars", "Leave out shorter texts; they are counted.", {"default": 0}),
     ("--sample", "Use only N randomly chosen records; the others are counted.", _COUNT),

@@ -1,19 +1,23 @@
-"""Reader of CoNLL-U: a record is a sentence.
+"""Readers of CoNLL-U and of other CoNLL columns: a record is a sentence.
 
 Its text is the comment ``# text``, else the forms, separated by spaces unless ``SpaceAfter=No``;
 its words are spans of that text. The words of a multiword token (``1-2 don't``) are spans of their
 own if their forms concatenate to its form (``do``, ``n't``); otherwise (``du``: ``de``, ``le``) the
 token is one word, and the values of its words are joined by ``+``. Empty nodes (``1.1``) are
 skipped.
+
+In other columns, such as those of CoNLL-2003, a line is a word and its labels, and nothing tells
+the spaces: the text has one between all words, as that of a list of words has.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
+from operator import attrgetter
 
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
@@ -21,7 +25,6 @@ from embedkit.corpus.sources import (
     BadRow,
     Cell,
     Line,
-    NotText,
     Place,
     Row,
     TextTable,
@@ -29,6 +32,7 @@ from embedkit.corpus.sources import (
     row,
     too_long,
 )
+from embedkit.corpus.values import NotText, list_of, text_of
 from embedkit.errors import CorpusError
 
 _COLUMNS = 10
@@ -39,6 +43,10 @@ _COMMENT = re.compile(r"#\s*(text|sent_id|newdoc id|newdoc)\s*(?:=(.*))?")
 _ID = re.compile(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?")
 _EMPTY_NODE = re.compile(r"[0-9]+\.[1-9][0-9]*")
 _PEEK = 1_000
+
+
+Span = tuple[int, int]
+"""First character of a word in its text, and the one after its last."""
 
 
 @dataclass(slots=True)
@@ -55,7 +63,9 @@ class _Token:
 class ConlluTable(TextTable):
     """CoNLL-U: the columns ``text``, ``id`` (``sent_id``) and ``doc`` (the ``newdoc`` before it).
 
-    Cells of the columns of words hold a value for each word, separated by tabs.
+    There are no ids if none of the first sentences has one.
+
+    Cells of the columns of words are lists of a value for each word.
     """
 
     word_columns = tuple(_OF_WORDS)
@@ -67,14 +77,9 @@ class ConlluTable(TextTable):
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """Yield the chosen columns of every sentence."""
         doc: str | None = None
-        for lines in self._sentences():
-            if sum(line.length for line in lines) > MAX_RECORD_BYTES:
-                yield too_long(lines)
-                continue
-            try:
-                decoded = [(line.number, line.data.decode(self._encoding)) for line in lines]
-            except UnicodeDecodeError as error:
-                yield bad_row(lines, "invalid_encoding", f"{self._encoding}: {error.reason}")
+        for lines, decoded in self._decoded():
+            if isinstance(decoded, BadRow):
+                yield decoded
                 continue
             comments: dict[str, str] = {}  # in front of the words
             for _, line in decoded:
@@ -90,10 +95,22 @@ class ConlluTable(TextTable):
                 yield bad_row(lines, error.reason, error.detail)
                 continue
             cells: dict[str, str | None] = {
-                name: "\t".join(word[place] for word in words) for name, place in _OF_WORDS.items()
+                name: text_of([word[place] for word in words]) for name, place in _OF_WORDS.items()
             }
             cells |= {"text": text, "id": comments.get("sent_id"), "doc": doc}
             yield row(lines, tuple(cells[name] for name in names), spans)
+
+    def _decoded(self) -> Iterator[tuple[list[Line], list[tuple[int, str]] | BadRow]]:
+        """Yield the lines of every sentence with their numbers and texts, or its reject."""
+        for lines in self._sentences():
+            if sum(line.length for line in lines) > MAX_RECORD_BYTES:
+                yield lines, too_long(lines)
+                continue
+            try:
+                yield lines, [(line.number, line.data.decode(self._encoding)) for line in lines]
+            except UnicodeDecodeError as error:
+                detail = f"{self._encoding}: {error.reason}"
+                yield lines, bad_row(lines, "invalid_encoding", detail)
 
     def _sentences(self) -> Iterator[list[Line]]:
         """Yield the lines between blank lines; of sentences over the limit only the first ones."""
@@ -119,7 +136,64 @@ class ConlluTable(TextTable):
         if words and not any(data.count(b"\t") == _COLUMNS - 1 for data in words):
             problem = f"no line of words has {_COLUMNS} columns separated by tabs"
             raise CorpusError(f"{self.path} is not CoNLL-U: {problem}. Set format=.")
-        return list(_OF_SENTENCES)
+        named = any(data.startswith(b"# sent_id") for data in map(attrgetter("data"), peeked))
+        return [name for name in _OF_SENTENCES if named or name != "id"]
+
+
+_NAMES = {2: ("form", "label"), 3: ("form", "pos", "label"), 4: ("form", "pos", "chunk", "ner")}
+_DOCUMENT = "-DOCSTART-"
+
+
+class ConllTable(ConlluTable):
+    """Words with labels, a word on a line, sentences between blank lines, as of CoNLL-2003.
+
+    Columns are separated by tabs, else by other white space; they are ``form pos chunk ner`` if
+    there are four, ``form pos label`` or ``form label`` if there are less, else numbered. Lines of
+    another number of columns that begin with ``#`` are comments, and ``-DOCSTART-`` is no word.
+    """
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+        """Yield the chosen columns of every sentence."""
+        for lines, decoded in self._decoded():
+            if isinstance(decoded, BadRow):
+                yield decoded
+                continue
+            words = [(number, _columns(line)) for number, line in decoded]
+            words = [w for w in words if len(w[1]) == self._width or w[1][0][:1] != "#"]
+            if not words or words[0][1][0] == _DOCUMENT:
+                self.blank += len(lines)
+                continue
+            wrong = next((w for w in words if len(w[1]) != self._width), None)
+            if wrong is not None:
+                detail = f"expected {self._width} columns, got {len(wrong[1])}"
+                yield bad_row(lines, "wrong_columns", f"line {wrong[0]}: {detail}")
+                continue
+            values = list(zip(*(columns for _, columns in words), strict=True))
+            text, spans = joined(values[0])
+            lists = dict(zip(self.word_columns, map(text_of, values), strict=True))
+            yield row(lines, tuple((lists | {"text": text})[name] for name in names), spans)
+
+    def _read_columns(self) -> list[str]:
+        peeked = list(islice(self._lines, _PEEK))
+        self._lines.back(peeked)
+        widths = Counter(
+            len(_columns(line.data.decode(self._encoding, "replace"))) for line in peeked
+        )
+        self._width = max([0, *(width for width in widths if width)], key=lambda n: widths[n])
+        if peeked and self._width < 2:
+            raise CorpusError(f"{self.path} has no columns of words and labels. Set format=.")
+        self.word_columns = _NAMES.get(self._width) or tuple(map(str, range(self._width)))
+        return ["text"]
+
+
+def _columns(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else line.split()
+
+
+def joined(words: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
+    """The text of words with a space between, and their spans."""
+    starts = accumulate((len(word) + 1 for word in words), initial=0)
+    return " ".join(words), tuple((at, at + len(word)) for at, word in zip(starts, words))  # noqa: B905 - one start more
 
 
 def _sentence(
@@ -181,16 +255,12 @@ def _tokens(lines: Sequence[tuple[int, str]]) -> list[_Token]:
     return tokens
 
 
-Span = tuple[int, int]
-"""First character of a word in its text, and the one after its last."""
-
-
 @dataclass(frozen=True, slots=True)
 class Words:
     """The words of one text: their spans (``None``: split at whitespace) and their labels."""
 
     spans: tuple[Span, ...] | None
-    labels: tuple[str, ...] | None
+    labels: tuple[str | None, ...] | None
 
 
 def words_of(row: Row, cell: Cell, text: str, *, labelled: bool) -> Words:
@@ -200,13 +270,8 @@ def words_of(row: Row, cell: Cell, text: str, *, labelled: bool) -> Words:
         return Words(spans, None)
     if cell is None:
         raise BadRecordError("null_word_label", "the labels of the words are null or absent")
-    labels: tuple[str, ...]
-    if spans is not None:
-        labels = tuple(cell.split("\t"))
-    elif isinstance(cell, NotText) and cell.startswith("["):
-        labels = tuple(map(str, json.loads(cell, parse_int=str, parse_float=str)))
-    else:
-        labels = tuple(cell.split())
+    several = list_of(cell) if isinstance(cell, NotText) else None
+    labels = tuple(cell.split() if several is None else several)
     count = len(text.split()) if spans is None else len(spans)
     if len(labels) != count:
         raise BadRecordError("word_label_count", f"{len(labels)} labels for {count} words")

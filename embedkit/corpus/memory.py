@@ -17,23 +17,29 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
-from uuid import UUID
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.corpus.readers import format_of_name, is_bytes, is_string, without_dictionary
+from embedkit.corpus.readers import (
+    LEFT_OUT,
+    format_of_name,
+    has_bytes,
+    inner_type,
+    is_list,
+    is_string,
+    without_dictionary,
+)
+from embedkit.corpus.values import is_missing, plain
 from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
 from embedkit.storage import address_of, storage_errors, store_of, unreadable, without_secrets
 
 logger = logging.getLogger(__name__)
 
 _ROW_GROUP = 16_384
+_WITHOUT_ARROW = ("interval", "period")  # types of pandas whose values have a text only
 _CHECKED = 1_000
 _EXPECTED = (
     "a path, a list of paths, a list or iterator of str or dict, a DataFrame, an Arrow table or a "
@@ -155,7 +161,7 @@ def _spool(corpus: Any, folder: Path) -> Path:
             file = folder / f"{kind}.parquet"
             _write_table(*table, file)
             return file
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:
         problem = f"{first_line(error)}. Convert that column to str, or drop it."
         raise UsageError(f"the {kind} cannot be read as a table: {problem}") from error
     file = folder / f"{kind}.jsonl"
@@ -183,39 +189,27 @@ def _check_no_path(text: str, number: int) -> None:
 
 
 def _json_line(record: Any, number: int) -> bytes:
-    if record is None or isinstance(record, str) or _is_nan(record):
+    if isinstance(record, str) or is_missing(record):
         record = {"text": record}
     if not isinstance(record, Mapping):
         kind = type(record).__name__
         raise UsageError(f"record {number} of the corpus is a {kind}; expected a str or a dict.")
-    values = {name: None if _is_nan(value) else value for name, value in record.items()}
     try:
-        line = json.dumps(values, ensure_ascii=False, default=_literal)
+        values = plain(record)
+        line = json.dumps(values, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         problem = f"{first_line(error)}. Pass dicts of str, numbers, dates and None."
         raise UsageError(f"record {number} of the corpus cannot be read: {problem}") from error
     try:
         return line.encode("utf-8") + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair, which the reader rejects
-        return json.dumps(values, default=_literal).encode("ascii") + b"\n"
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and value != value
-
-
-def _literal(value: object) -> object:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, date | datetime | time | Decimal | UUID):
-        return str(value)
-    raise TypeError(f"a value is a {type(value).__name__}")
+        return json.dumps(values).encode("ascii") + b"\n"
 
 
 def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | None:
     library = type(corpus).__module__.partition(".")[0]
     if library == "pandas":
-        table = pa.Table.from_pandas(corpus, preserve_index=False)
+        table = pa.Table.from_pandas(_readable(corpus), preserve_index=False)
         return table.schema, iter(table.to_batches())
     if library == "datasets" and hasattr(corpus, "num_rows"):
         tables = corpus.with_format("arrow").iter(_ROW_GROUP)
@@ -227,25 +221,39 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
     return None
 
 
-def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Path) -> None:
-    """Write the columns of strings, numbers and dates; those in a struct have dotted names."""
-    kinds = [(field.name, _plain_type(field.type)) for field in _flat(schema.empty_table()).schema]
-    target = pa.schema([(name, kind) for name, kind in kinds if kind is not None])
+def _readable(frame: Any) -> Any:
+    """A frame of pandas with its named index as columns, and text for intervals and periods."""
+    names = [name for name in frame.index.names if name is not None]
+    if names and not {*names} & {*frame.columns}:
+        frame = frame.reset_index(names)
+    for place, kind in enumerate(frame.dtypes):
+        if str(getattr(kind, "categories", frame.iloc[:0, place]).dtype).startswith(_WITHOUT_ARROW):
+            texts = [None if is_missing(value) else str(value) for value in frame.iloc[:, place]]
+            frame = frame.copy(deep=False)
+            frame.isetitem(place, texts)
+    return frame
 
-    def plain(batch: pa.RecordBatch) -> pa.Table:
-        flat = _flat(pa.Table.from_batches([batch])).select(target.names)
-        columns = [without_dictionary(column.combine_chunks()) for column in flat.columns]
-        return pa.Table.from_arrays(columns, target.names).cast(target)
+
+def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Path) -> None:
+    """Write the columns; of those with bytes only that they were there, and their type."""
+    kinds = [_plain_type(field.type) for field in schema]
+    target = pa.schema(
+        pa.field(field.name, kind)
+        if kind is not None
+        else pa.field(field.name, pa.null(), metadata={LEFT_OUT: str(field.type)})
+        for field, kind in zip(schema, kinds, strict=True)
+    )
+
+    def plain_table(batch: pa.RecordBatch) -> pa.Table:
+        columns = [
+            pa.nulls(len(batch)) if kind is None else without_dictionary(column).cast(kind)
+            for column, kind in zip(batch.columns, kinds, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=target)
 
     with storage_errors(file), pq.ParquetWriter(file, target, compression="zstd") as writer:
-        for table in _row_groups(map(plain, batches), target):
+        for table in _row_groups(map(plain_table, batches), target):
             writer.write_table(table)
-
-
-def _flat(table: pa.Table) -> pa.Table:
-    while any(pa.types.is_struct(field.type) for field in table.schema):
-        table = table.flatten()
-    return table
 
 
 def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -261,7 +269,13 @@ def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Ta
 
 def _plain_type(kind: pa.DataType) -> pa.DataType | None:
     """The type in which a column is written; ``None`` if it is left out."""
-    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if pa.types.is_nested(inner) or is_bytes(inner) or isinstance(inner, pa.BaseExtensionType):
+    kind = inner_type(kind)
+    if has_bytes(kind) or pa.types.is_union(kind):
         return None
-    return pa.large_string() if is_string(inner) else inner
+    if is_list(kind):
+        inner = _plain_type(kind.value_type)
+        return None if inner is None else pa.large_list(inner)
+    if pa.types.is_struct(kind):
+        fields = [(field.name, _plain_type(field.type)) for field in kind.fields]
+        return pa.struct(fields) if fields and all(inner for _, inner in fields) else None
+    return pa.large_string() if is_string(kind) else kind

@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import dataclasses
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
+from itertools import islice
 
 from embedkit.arguments import check_fields
 from embedkit.choices import Format, Quoting
 from embedkit.corpus.memory import InputFile
-from embedkit.corpus.readers import READERS, format_of_content, format_of_name, suffix_of
-from embedkit.corpus.sources import Dialect, Source, Table, compression_of, first_bytes, is_wide
+from embedkit.corpus.readers import (
+    READERS,
+    check_title,
+    format_of_content,
+    format_of_name,
+    separator_named_by,
+    suffix_of,
+)
+from embedkit.corpus.sources import (
+    Dialect,
+    Source,
+    Table,
+    check_kind,
+    compression_of,
+    first_bytes,
+    is_wide,
+)
 from embedkit.errors import CorpusError, UsageError, did_you_mean
 from embedkit.storage import Count, Positive, file_sha256
 
 _MARKS = '\t\r\n",;|'
-_SHOWN = 500
+_SHOWN, _SAMPLED_LINES = 500, 50
 _TEXT_NAMES = ("text", "document", "sentence", "content", "review", "comment", "body", "title")
 _ID_NAMES = ("id", "doc_id", "document_id", "uid", "guid", "idx", "index")
+_WITH_LISTS = ("jsonl", "parquet", "arrow")
+_TEXTS = ("text_pair", "text")
+_WORD_NAMES = ("tokens", "words")
+"""Of columns with lists, which are the words of a text."""
+_DELIMITERS = {"tab": "\t", "\\t": "\t"}
+_ADVICE = " (if that is a text, there is no header: header=False)"
 _LABEL_NAMES = ("label", "labels", "target", "class", "category", "y")
 
 
@@ -42,6 +65,9 @@ class CorpusOptions:
         encoding: encoding of text files, any Python codec.
         quoting: ``auto`` (CSV files follow RFC 4180, others have no quoting), ``none`` or ``csv``.
         header: whether the first line names the columns; otherwise they are ``0``, ``1``, ….
+        delimiter: what separates the cells of a TSV or CSV file; by default what gives the first
+            lines the same number of cells.
+        sheet: name of the sheet of a workbook; by default the first.
         min_chars: leave shorter texts out, and count them.
         sample: use only so many records, sampled at random by ``seed``.
         seed: seed of the sample.
@@ -65,13 +91,22 @@ class CorpusOptions:
     encoding: str = "utf-8"
     quoting: Quoting = "auto"
     header: bool = True
+    delimiter: str | None = None
+    sheet: str | None = None
     min_chars: Count = 0
     sample: Positive | None = None
     seed: Count = 0
     limit: Positive | None = None
 
     def __post_init__(self) -> None:
+        for name in ("text", "text_pair", "id", "label", "word_label"):
+            if isinstance(value := getattr(self, name), int):
+                object.__setattr__(self, name, str(value))  # frames without names number theirs
         check_fields(self)
+        if self.delimiter is not None:
+            object.__setattr__(self, "delimiter", _DELIMITERS.get(self.delimiter, self.delimiter))
+            if len(str(self.delimiter)) != 1 or str(self.delimiter) in '"\r\n':
+                raise UsageError(f"delimiter={self.delimiter!r}: expected one character, or tab.")
         object.__setattr__(self, "keep", tuple(self.keep))
         object.__setattr__(self, "spans", tuple(self.spans))
         if isinstance(self.spans, str) or len(self.spans) not in (0, 2):
@@ -102,6 +137,16 @@ class CorpusSettings(Dialect):
     sample: int | None
     seed: int | None
 
+    @property
+    def divided(self) -> bool:
+        """True if the text is a list of words."""
+        return self.format in _WITH_LISTS and self.delimiter == " "
+
+    @property
+    def marks_words(self) -> bool:
+        """True if words are marked: by the format, as spans or as lists."""
+        return bool(self.spans) or self.divided or READERS[self.format].marks_words
+
 
 def _settled_encoding(encoding: str) -> str:
     """The encoding, if lines and cells can be found in its bytes."""
@@ -122,6 +167,7 @@ class CorpusPlan(CorpusSettings):
 
     files: tuple[InputFile, ...]  # in reading order
     columns: tuple[str, ...]
+    dialects: tuple[Dialect, ...]  # of each file
     notices: tuple[str, ...] = ()  # about guesses, for the user
 
     @property
@@ -130,10 +176,10 @@ class CorpusPlan(CorpusSettings):
         optional = (self.text_pair, self.id, self.label, self.word_label)
         return (self.text, *(name for name in optional if name is not None), *self.keep)
 
-    @property
-    def marks_words(self) -> bool:
-        """True if words are marked, by the format or as spans."""
-        return bool(self.spans) or READERS[self.format].marks_words
+    def open(self, number: int) -> Table:
+        """Open a file; each is read in its own format."""
+        dialect = self.dialects[number]
+        return READERS[dialect.format].open(self.files[number].path, dialect)
 
 
 def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None) -> CorpusPlan:
@@ -144,20 +190,31 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     options = options or CorpusOptions()
     if not files:
         raise UsageError("no input file was given. Example: embedkit extract corpus.tsv")
-    dialect, notices = _dialect(files[0], options)
-    kind, tables = READERS[dialect.format], list[Table]()
+    dialects, tables, notices = list[Dialect](), list[Table](), list[str]()
     for file in files:
-        with closing(kind.open(file.path, dialect)) as table:
+        dialect, said = _dialect(file, options)
+        named = f"{file.name}: " if dialects and said else ""
+        if not dialects or dialect != dialects[0]:
+            notices += [named + one for one in said]
+        with closing(READERS[dialect.format].open(file.path, dialect)) as table:
             tables.append(table)
-    columns = _common_columns(files, tables, same=kind.same_columns)
-    guess = _Guess(columns, files[0].name, notices, tables[0].word_columns)
+            dialects.append(dialect)
+            notices += table.notices
+    _check_formats(files, dialects)
+    dialect = dialects[0]
+    same = len({one.format for one in dialects}) == 1 and READERS[dialect.format].same_columns
+    columns = _common_columns(files, tables, same=same)
+    guess = _Guess(columns, files[0].name, notices, tables)
     text = guess.text(options.text)
     text_pair = guess.given("text_pair", options.text_pair)
     used, kept = {text, text_pair}, (*options.keep, *options.spans)
+    if any(table.is_list(text) for table in tables):
+        dialect = dataclasses.replace(dialect, delimiter=" ")
     plan = CorpusPlan(
         **dataclasses.asdict(dialect),
         files=tuple(files),
         columns=columns,
+        dialects=tuple(dialects),
         text=text,
         text_pair=text_pair,
         id=guess.found("id", options.id, _ID_NAMES, used),
@@ -171,11 +228,25 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
         seed=options.seed if options.sample is not None else None,
         notices=tuple(notices),
     )
-    for table in tables:
+    if plan.divided and (plan.text_pair or plan.spans):
+        raise CorpusError(f"text={text!r}: its lists are the words of single texts, without spans.")
+    options_of = {getattr(plan, name): name for name in ("word_label", "label", "id", *_TEXTS)}
+    for file, table in zip(files, tables, strict=True):
         for name in plan.wanted:
-            role = {plan.text: "text", plan.text_pair: "text_pair"}.get(name, "")
-            table.check_column(name, role=role)
+            option = options_of.get(name, "keep")
+            if problem := _problem_of(table, name, option if option in _TEXTS else ""):
+                raise CorpusError(f"{file.name}: {option}={name!r}: {problem}")
     return plan
+
+
+def _problem_of(table: Table, name: str, role: str = "") -> str:
+    """Why a column cannot be read; empty if it can."""
+    try:
+        if name in table.columns:
+            table.check_column(name, role=role)
+    except CorpusError as error:
+        return str(error)
+    return ""
 
 
 def hash_inputs(plan: CorpusPlan) -> CorpusPlan:
@@ -188,10 +259,11 @@ class _Guess:
     """Chooses columns by name, and notes its guesses."""
 
     def __init__(
-        self, columns: Sequence[str], file: str, notices: list[str], word_columns: Sequence[str]
+        self, columns: Sequence[str], file: str, notices: list[str], tables: Sequence[Table]
     ) -> None:
         self._columns, self._file, self._notices = columns, file, notices
-        self._word_columns = word_columns
+        self._word_columns = tables[0].word_columns
+        self._tables = tables
 
     def given(self, option: str, name: str | None) -> str | None:
         """The named column, which must exist; spaces around its name are ignored."""
@@ -202,6 +274,11 @@ class _Guess:
         if name in self._word_columns:
             problem = f"in {self._file} each word has a value; use word_label={name!r}"
             raise CorpusError(f"{option}={name!r}: {problem}.")
+        near = did_you_mean(name, self._columns)
+        if option != "text" and not near and any(table.open_ended for table in self._tables):
+            problem = f"none of the first records of {self._file} has it; where it is, it is read"
+            self._notices.append(f"{option}={name!r}: {problem}")
+            return name
         raise self._lacks(option, name, self._columns)
 
     def _lacks(self, option: str, name: str, columns: Sequence[str]) -> CorpusError:
@@ -223,6 +300,10 @@ class _Guess:
         column = next((by_lower[known] for known in usual if known in by_lower), None)
         if column is None or column in used:
             return None
+        problems = [_problem_of(table, column) for table in self._tables if option == "id"]
+        if problem := next(filter(None, problems), ""):
+            self._notices.append(f"{option} column: none, as {problem.rstrip('.')}")
+            return None
         self._notices.append(f"{option} column: {column} (choose another with {option}=)")
         return column
 
@@ -239,8 +320,12 @@ class _Guess:
     def text(self, name: str | None) -> str:
         """The text column: named, the only one, or with a usual name."""
         if name is None and len(self._columns) == 1:
-            return self._columns[0]
-        column = self.found("text", name, _TEXT_NAMES)
+            (only,) = self._columns
+            if only.lower() not in (*_TEXT_NAMES, "0"):
+                self._notices.append(f"text column: the only one, {only[:60]!r}{_ADVICE}")
+            return only
+        usual = [*_TEXT_NAMES, *(n for n in _WORD_NAMES if self._tables[0].is_list(n))]
+        column = self.found("text", name, usual)
         if column is None:
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
@@ -254,32 +339,86 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
     name, encoding, header = options.format, options.encoding, options.header
     if name == "auto":
         name = format_of_name(file.path)
-    if not name:
+    if not name or (name == "tsv" and format_of_content(file.path, encoding) == "conll"):
         name = format_of_content(file.path, encoding)
         notices.append(f"format: {name} (recognised by its first bytes; set it with format=)")
-    kind = READERS[name]
+    kind, given = READERS[name], options.delimiter
+    if options.sheet is not None and name != "sheet":
+        raise UsageError(
+            f"sheet={options.sheet!r} is for workbooks; {file.name} is read as {name}."
+        )
     if not kind.text:
+        check_kind(file.path, text=False)
         if name != "sheet" and compression_of(first_bytes(file.path), file.path):
             problem = f"a compressed {name.capitalize()} file must be unpacked first"
             raise CorpusError(f"{file.name}: {problem}.")
-        return Dialect(name), notices
+        return Dialect(name, delimiter=options.sheet or "\t"), notices
     if not kind.quoting:
         return Dialect(name, encoding), notices
     with closing(Source(file.path, encoding=encoding)) as source:
         source.skip_blank()
-        line = next((line for line in source if line.data), None)
-        first = line.data.decode(source.encoding, "replace") if line else ""
-    if options.format == "auto" and suffix_of(file.path) == ".txt" and header and "\t" not in first:
+        lines = list(islice((line.data for line in source if line.data), _SAMPLED_LINES))
+        texts = [line.decode(source.encoding, "replace") for line in lines]
+    named = separator_named_by(lines[0]) if lines else ""
+    texts = texts[1:] if named else texts
+    first, guessing, quoting = texts[0] if texts else "", options.format == "auto", options.quoting
+    if guessing and suffix_of(file.path) == ".txt" and header and "\t" not in first and not given:
         name, header = "lines", first.strip().lower() in _TEXT_NAMES
         notices.append("one text per line (the first line has no tab; set it with format=)")
     elif not kind.header:
         header = False
+    elif (
+        guessing
+        and name == "tsv"
+        and "\t" not in first
+        and not given
+        and (mark := _agreed(texts, READERS["csv"].delimiters, quoting="csv"))
+    ):
+        name, kind = "csv", READERS["csv"]
+        notices.append(f"format: csv (each line has as many {mark!r}; set it with format=)")
+    quoting = kind.quoting if quoting == "auto" else quoting
     usual = kind.delimiters[0] if kind.delimiters else "\t"
-    delimiter = next((mark for mark in kind.delimiters if mark in first), usual)
-    if delimiter != usual:
-        notices.append(f"delimiter: {delimiter!r} (the first line has no comma)")
-    quoting = kind.quoting if options.quoting == "auto" else options.quoting
+    marks = [mark for mark in kind.delimiters if mark in first]
+    delimiter = given or named or _agreed(texts, marks, quoting=quoting)
+    if not delimiter:
+        delimiter = marks[0] if marks else usual
+        if len(marks) > 1 and len(texts) > 1:
+            notices.append(f"delimiter: {delimiter!r}, on which the first lines do not agree")
+    if delimiter != usual and not given:
+        notices.append(f"delimiter: {delimiter!r} (choose another with delimiter=)")
+    if header and not marks and not given:
+        for mark in kind.delimiters:
+            check_title(file.path, _widths(texts, mark, quoting=quoting))
     return Dialect(name, encoding, delimiter, quoting, header), notices
+
+
+def _agreed(lines: Sequence[str], marks: Sequence[str], *, quoting: str) -> str:
+    """The mark that divides all of these lines into the same number of cells, the larger one."""
+    agreed = {"": 1}
+    for mark in marks:
+        widths = set(_widths(lines, mark, quoting=quoting))
+        if len(widths) == 1 and len(lines) > 1:
+            agreed[mark] = widths.pop()
+    return max(agreed, key=lambda mark: agreed[mark])
+
+
+def _widths(lines: Sequence[str], mark: str, *, quoting: str) -> list[int]:
+    """Numbers of the cells of these lines; the last, which may go on after them, is left out."""
+    if quoting != "csv":
+        return [line.count(mark) + 1 for line in lines]
+    try:
+        widths = [len(cells) for cells in csv.reader(lines, delimiter=mark)]
+    except csv.Error:
+        return []
+    return widths[: max(2, len(widths) - 1)]
+
+
+def _check_formats(files: Sequence[InputFile], dialects: Sequence[Dialect]) -> None:
+    """Raise a :class:`CorpusError` if words are marked in some of the files only."""
+    marks = [READERS[dialect.format].marks_words for dialect in dialects]
+    if len({*marks}) > 1:
+        other = files[marks.index(not marks[0])].name
+        raise CorpusError(f"{files[0].name} and {other}: only one of them marks words.")
 
 
 def _common_columns(

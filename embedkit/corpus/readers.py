@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from embedkit.corpus.conllu import ConlluTable
+from embedkit.corpus.conllu import ConllTable, ConlluTable
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
     PACKED_SUFFIXES,
@@ -33,7 +33,6 @@ from embedkit.corpus.sources import (
     Cell,
     Dialect,
     Line,
-    NotText,
     Place,
     Row,
     Source,
@@ -41,12 +40,14 @@ from embedkit.corpus.sources import (
     TextTable,
     bad_row,
     check_encoding,
+    check_kind,
     first_bytes,
     has_surrogate,
     row,
     too_long,
 )
-from embedkit.errors import CorpusError
+from embedkit.corpus.values import NotText, number_text, text_of
+from embedkit.errors import CorpusError, did_you_mean
 from embedkit.storage import unreadable
 
 _BATCH = 4_096
@@ -56,6 +57,15 @@ _BYTES_OF = {
     pa.large_string(): pa.large_binary(),
     pa.string_view(): pa.binary_view(),
 }
+LEFT_OUT = b"embedkit.left_out"
+"""In the metadata of a field: its type, if its values cannot be read and are left out."""
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
 # the last two are raised for column names that are not UTF-8 and dates beyond Python's
 _ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
 
@@ -117,12 +127,17 @@ class _ColumnarTable(Table):
             raise unreadable(self.path, error, error=CorpusError, advice=again) from error
 
     def check_column(self, name: str, *, role: str) -> None:
-        _, kind = self._fields[name]
-        inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-        needed = "a string" if role else "a string, a number or a date"
-        is_text = is_string(inner) or pa.types.is_null(inner)
-        if (role and not is_text) or pa.types.is_nested(inner) or is_bytes(inner):
-            raise CorpusError(f"{self.path}: column {name!r} is {kind}; {needed} is needed.")
+        _, field = self._fields[name]
+        kind = (field.metadata or {}).get(LEFT_OUT, str(field.type).encode()).decode()
+        inner = inner_type(field.type)
+        needed = "a string" if role else "a string, a number, a date or a list"
+        is_text = is_string(inner) or pa.types.is_null(inner) or (role == "text" and is_list(inner))
+        if (role and not is_text) or has_bytes(inner) or kind != str(field.type):
+            raise CorpusError(f"column {name!r} is {kind}; {needed} is needed.")
+
+    def is_list(self, name: str) -> bool:
+        """True for lists of any length."""
+        return name in self._fields and is_list(inner_type(self._fields[name][1].type))
 
 
 class _ParquetTable(_ColumnarTable):
@@ -188,10 +203,10 @@ def _column(batch: pa.RecordBatch, top: str, *inner: str) -> pa.Array:
 
 def _nested(
     fields: Iterable[pa.Field], place: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
-    """Names of columns, and of the fields in them below these, with their types."""
+) -> Iterator[tuple[tuple[str, ...], pa.Field]]:
+    """Names of columns, and of the fields in them below these, with the fields."""
     for field in fields:
-        yield (inner := (*place, field.name)), field.type
+        yield (inner := (*place, field.name)), field
         if pa.types.is_struct(field.type):
             yield from _nested(field.type, inner)
 
@@ -200,25 +215,25 @@ _SHEET_BYTES = 4 << 30
 _TRIAL = """
 import resource, sys, python_calamine
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
-python_calamine.load_workbook(sys.argv[1]).get_sheet_by_index(0)
+python_calamine.load_workbook(open(sys.argv[1], "rb")).get_sheet_by_name(sys.argv[3])
 """
 
 
 @lru_cache  # a command opens the same workbook several times
-def _fits_memory(path: Path, *_state: int) -> bool:
-    """True unless the first sheet of a workbook needs so much memory that a process ends of it.
+def _fits_memory(path: Path, sheet: str, *_state: int) -> bool:
+    """True unless a sheet of a workbook needs so much memory that a process ends of it.
 
     A sheet takes as many cells as the rectangle that holds all of them: one stray cell in the last
     corner makes 17 billion, of which the library ends the process. So another process goes first.
     """
-    words = [sys.executable, "-P", "-c", _TRIAL, str(path), str(_SHEET_BYTES)]
+    words = [sys.executable, "-P", "-c", _TRIAL, str(path), str(_SHEET_BYTES), sheet]
     return subprocess.run(words, capture_output=True, check=False).returncode >= 0
 
 
 class _SheetTable(Table):
-    """The first sheet of a workbook, which is in memory; its first row names the columns."""
+    """One sheet of a workbook, which is in memory; its first row names the columns."""
 
-    def __init__(self, path: Path, _dialect: Dialect) -> None:
+    def __init__(self, path: Path, dialect: Dialect) -> None:
         try:
             import python_calamine
         except ImportError as error:
@@ -226,22 +241,40 @@ class _SheetTable(Table):
             raise CorpusError(f"{path} is a workbook: {advice}.") from error
         self.path, self._done = path, 0
         try:
-            status = path.stat()
-            if not _fits_memory(path, status.st_size, status.st_mtime_ns, status.st_ino):
-                problem = f"its first sheet takes more than {_SHEET_BYTES >> 30} GB of memory"
-                raise CorpusError(f"{path}: {problem}. Save it as CSV (UTF-8).")
-            with python_calamine.load_workbook(path) as book:
-                self._sheet = book.get_sheet_by_index(0)
+            with path.open("rb") as file, python_calamine.load_workbook(file) as book:
+                name = self._sheet_of(book.sheet_names, dialect.delimiter)
+                status = path.stat()
+                state = status.st_size, status.st_mtime_ns, status.st_ino
+                if not _fits_memory(path, name, *state):
+                    limit = f"{_SHEET_BYTES >> 30} GB of memory"
+                    problem = f"its sheet {name!r} takes more than {limit}. Save it as CSV (UTF-8)"
+                    raise CorpusError(f"{path}: {problem}.")
+                self._sheet = book.get_sheet_by_name(name)
         except (python_calamine.CalamineError, OSError) as error:
-            raise CorpusError(f"{path} is not a readable workbook: {error}.") from error
+            check_kind(path)
+            problem = f"is not a readable workbook: {error}. If it is text: format='tsv' or 'csv'"
+            raise CorpusError(f"{path} {problem}.") from error
         rows = enumerate(self._sheet.iter_rows())
-        filled = ((i, row) for i, row in rows if any(map(_sheet_cell, row)))
-        self._first, header = next(filled, (0, []))
-        names = [str(_sheet_cell(cell) or "") for cell in header]
-        self.columns = names[: len(names) - next((i for i, n in enumerate(names[::-1]) if n), 0)]
-        if not self.columns:
-            raise CorpusError(f"{path}: its first sheet is empty.")
+        filled = list(islice(((i, row) for i, row in rows if any(map(_sheet_cell, row))), 3))
+        if not filled:
+            raise CorpusError(f"{path}: its sheet {name!r} is empty.{self._others}")
+        self._first = filled[0][0]
+        self.columns, *below = [_sheet_names(row) for _, row in filled]
+        check_title(path, [len(cells) for cells in (self.columns, *below)])
         _check_names(self.columns, path)
+
+    def _sheet_of(self, names: Sequence[str], given: str) -> str:
+        """The name of the sheet to read; a tab stands for the first one."""
+        listed = ", ".join(map(repr, names))
+        self._others = f" There are {listed}; name one with sheet=." if len(names) > 1 else ""
+        if given == "\t":
+            if len(names) > 1:
+                self.notices = (f"sheet: {names[0]!r}, of {listed} (choose another with sheet=)",)
+            return names[0]
+        if given not in names:
+            problem = f"sheet={given!r}: {self.path} has {listed}."
+            raise CorpusError(problem + did_you_mean(given, names))
+        return given
 
     @property
     def fraction(self) -> float:
@@ -259,11 +292,24 @@ class _SheetTable(Table):
             yield Row(number, None, 0, tuple(cells[place] for place in places))
 
 
+def _sheet_names(row: Sequence[Any]) -> list[str]:
+    """The texts of the cells of a row up to its last one that is not empty."""
+    names = [str(_sheet_cell(cell) or "") for cell in row]
+    return names[: len(names) - next((i for i, name in enumerate(names[::-1]) if name), 0)]
+
+
+def check_title(path: Path, widths: Sequence[int]) -> None:
+    """Raise a :class:`CorpusError` if one cell stands above rows of several cells."""
+    if len(widths) > 2 and widths[0] == 1 and min(widths[1:]) > 1:
+        raise CorpusError(
+            f"{path}: its first line has one cell, and the next have {widths[1]}. Remove a title "
+            "or a comment above the names of the columns."
+        )
+
+
 def _sheet_cell(value: Any) -> Cell:
-    """Text as it is, whole numbers without a decimal point, an empty cell as null."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return (value or None) if isinstance(value, str) else NotText(value)
+    """The text of a cell; an empty one is null."""
+    return text_of(value) or None
 
 
 def _check_bounds(column: pa.Array) -> None:
@@ -277,11 +323,20 @@ def _check_bounds(column: pa.Array) -> None:
 
 def _cells(column: pa.Array) -> list[bytes | NotText | None]:
     column = without_dictionary(column)
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage
     if is_string(column.type):
         # as bytes: one undecodable value must cost one row and not the batch
         values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
         return list(values)
-    return [None if v is None else NotText(v) for v in column.to_pylist()]
+    if pa.types.is_floating(column.type):  # digits of its own precision; null is NaN
+        return [_not_text(value) for value in column.to_numpy(zero_copy_only=False)]
+    return [_not_text(value) for value in column.to_pylist()]
+
+
+def _not_text(value: Any) -> NotText | None:
+    text = text_of(value)
+    return None if text is None else NotText(text)
 
 
 def _row(values: tuple[bytes | NotText | None, ...]) -> Row | BadRow:
@@ -308,13 +363,30 @@ def is_string(kind: pa.DataType) -> bool:
     return kind in _BYTES_OF
 
 
-def is_bytes(kind: pa.DataType) -> bool:
-    """True if values of the type are bytes."""
+def has_bytes(kind: pa.DataType) -> bool:
+    """True if values of the type are or contain bytes."""
+    if pa.types.is_nested(kind):
+        fields = map(kind.field, range(kind.num_fields))
+        return any(has_bytes(inner_type(field.type)) for field in fields)
     return kind in _BYTES_OF.values() or pa.types.is_fixed_size_binary(kind)
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """True if values of the type are lists."""
+    return any(is_kind(kind) for is_kind in _LISTS)
+
+
+def inner_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the values of a dictionary, or in which an extension type stores its values."""
+    if pa.types.is_dictionary(kind):
+        return inner_type(kind.value_type)
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
 _LONE_CR = "\ud800"  # replaces it for the csv module, which would end the record
-_LINE_ENDS = ("", "\n", "\r\n")
+_LINE_ENDS = ("", "\n", "\r\n", "\r\n")
+_SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?')
+"""What Excel writes above a table to name the separator."""
 
 _Parsed = tuple[Sequence[Line], Sequence[bytes | str]]  # physical lines, and the cells in them
 _Records = Iterator[_Parsed | BadRow | None]  # None stands for a blank line
@@ -356,6 +428,9 @@ class _DelimitedTable(TextTable):
         return row(lines, chosen)
 
     def _read_columns(self) -> list[str]:
+        line = next(self._lines, None)
+        if line is not None and separator_named_by(line.data) != self._dialect.delimiter:
+            self._lines.back([line])
         for parsed in self._records():
             if isinstance(parsed, BadRow):
                 raise CorpusError(f"{self.path}: the first line cannot be read: {parsed.detail}.")
@@ -391,6 +466,12 @@ class _LinesTable(_DelimitedTable):
 
     def _names(self, _count: int) -> list[str]:
         return ["text"]
+
+
+def separator_named_by(line: bytes) -> str:
+    """The separator that a first line such as ``sep=;`` names; empty if it names none."""
+    match = _SEPARATOR_LINE.fullmatch(line)
+    return match[1].decode("latin-1") if match else ""
 
 
 def _plain_records(lines: Source, split: Callable[[bytes], Sequence[bytes | str]]) -> _Records:
@@ -505,10 +586,7 @@ class _JsonTable(TextTable):
         try:
             record = self._parse(line)
             values = [_value(record, name) for name in names]
-            return tuple(
-                value if value is None or isinstance(value, str) else NotText(_json_literal(value))
-                for value in values
-            )
+            return tuple(map(text_of, values))
         except RecursionError as error:
             raise BadRecordError("bad_json", "nested too deeply") from error
 
@@ -517,8 +595,8 @@ class _JsonTable(TextTable):
             record = json.loads(
                 line.data.decode(self._encoding),
                 parse_int=NotText,
-                parse_float=NotText,
-                parse_constant=_refuse_constant,
+                parse_float=number_text,
+                parse_constant=_CONSTANTS.get,
                 object_pairs_hook=_unique_keys,
             )
         except UnicodeDecodeError as error:
@@ -545,13 +623,17 @@ class _JsonTable(TextTable):
             if held > _PEEK_BYTES:
                 break
         self._items = chain(peeked, items)
+        self.open_ended = len(peeked) == _PEEK or held > _PEEK_BYTES
         filled = [line for line in peeked if line.data.strip()]
-        names: dict[str, None] = {}
+        self._kinds: dict[str, Any] = {}  # the first value of each key that is not null
         objects = undecodable = 0
         for line in filled:
             try:
-                names.update(dict.fromkeys(_keys(self._parse(line))))
+                record = self._parse(line)
                 objects += 1
+                for name, value in _items(record):
+                    if self._kinds.get(name) is None:
+                        self._kinds[name] = value
             except (RecursionError, BadRecordError) as error:
                 undecodable += getattr(error, "reason", "") == "invalid_encoding"
         check_encoding(self.path, self._encoding, undecodable, len(filled))
@@ -560,14 +642,33 @@ class _JsonTable(TextTable):
                 f"{self.path} holds neither JSON objects, one per line, nor an array of them. Pass "
                 "records in a document in Python: embedkit.extract(json.load(file)['data'], …)."
             )
-        return list(names)
+        if objects == len(filled) == 1 and _is_frame(record):
+            raise CorpusError(
+                f"{self.path} holds a frame by its columns, not records. Write it with "
+                "df.to_json(path, orient='records', lines=True)."
+            )
+        return list(self._kinds)
+
+    def is_list(self, name: str) -> bool:
+        """True for a key whose first value is a list."""
+        return isinstance(self._kinds.get(name), list)
 
 
-def _keys(record: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _items(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys and values, also those below; keys of objects within an object have dotted names."""
     for name, value in record.items():
-        yield prefix + name
+        yield prefix + name, value
         if isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{name}.")
+            yield from _items(value, f"{prefix}{name}.")
+
+
+def _is_frame(record: Mapping[str, Any]) -> bool:
+    """True for an object as ``to_json`` of pandas writes a frame without ``orient``."""
+    columns = [value for value in record.values() if isinstance(value, dict)]
+    by_column = bool(columns) and all(map(str.isdecimal, chain.from_iterable(columns)))
+    by_row = bool(columns) and all(map(str.isdecimal, record))
+    split = {"columns", "data"} <= record.keys()
+    return split or (len(columns) == len(record) and (by_column or by_row))
 
 
 def _value(record: Any, name: str) -> Any:
@@ -578,19 +679,8 @@ def _value(record: Any, name: str) -> Any:
     return record
 
 
-def _json_literal(value: object) -> str:
-    if isinstance(value, NotText):
-        return str(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_json_literal, value))}]"
-    if isinstance(value, dict):
-        pairs = (f"{_json_literal(name)}: {_json_literal(item)}" for name, item in value.items())
-        return f"{{{', '.join(pairs)}}}"
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _refuse_constant(name: str) -> float:
-    raise BadRecordError("bad_json", f"{name} is not JSON")
+_CONSTANTS = {"Infinity": NotText("inf"), "-Infinity": NotText("-inf")}
+"""Numbers that Python writes and JSON does not have; the third, NaN, is a missing value."""
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -652,6 +742,12 @@ READERS: Mapping[str, Format] = {
         open=ConlluTable,
         suffixes=(".conllu",),
         magic=(b"# sent_id", b"# newdoc", b"# text =", b"# global.columns"),
+        marks_words=True,
+    ),
+    "conll": Format(
+        open=ConllTable,
+        suffixes=(".conll", ".bio", ".iob", ".iob2"),
+        magic=(b"-DOCSTART-",),
         marks_words=True,
     ),
 }

@@ -14,19 +14,19 @@ from functools import lru_cache
 
 import numpy as np
 
-from embedkit.corpus.conllu import Words, words_of
+from embedkit.corpus.conllu import Words, joined, words_of
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.readers import READERS
 from embedkit.corpus.sources import (
     BadRecordError,
     BadRow,
-    NotText,
     Place,
     Row,
     Table,
     check_encoding,
     has_surrogate,
 )
+from embedkit.corpus.values import NotText, list_of
 from embedkit.display import count_text
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Record:
     file: int
     line: int | None  # physical line on which it begins, from 1; None for Parquet, like offset
     offset: int | None
-    id: str  # the row number without an id column
+    id: str  # the row number without an id column; "row 7" where the column has none
     text: str
     text_pair: str | None
     label: str | None
@@ -79,6 +79,8 @@ class ReadCounts:
     fields_with_quotes: int = 0
     fields_csv_quoted: int = 0
     repeated_ids: int = 0
+    missing_ids: int = 0
+    repeated_headers: int = 0
 
     @property
     def n_rejected(self) -> int:
@@ -98,6 +100,14 @@ class ReadCounts:
             verb = "repeats" if self.repeated_ids == 1 else "repeat"
             repeated = count_text(self.repeated_ids, "record")
             notices.append(f"ids are not unique: {repeated} {verb} an earlier id")
+        if self.missing_ids:
+            missing = count_text(self.missing_ids, "record")
+            notices.append(f"{missing} without an id: the id is the row, such as 'row 7'")
+        if self.repeated_headers:
+            equal = count_text(self.repeated_headers, "record")
+            notices.append(
+                f"{equal} equal to the header: were files joined with theirs? It is kept"
+            )
         return notices
 
 
@@ -137,11 +147,13 @@ class CorpusReader:
         return records
 
     def __iter__(self) -> Iterator[Record | Reject]:
-        counts, start, kind = self.counts, self._start, READERS[self.plan.format]
+        counts, start = self.counts, self._start
         for number, file in enumerate(self.plan.files):
             if start is not None and number < start.file:
                 continue
-            with closing(kind.open(file.path, self.plan)) as table:
+            self._dialect = self.plan.dialects[number]
+            kind, encoding = READERS[self._dialect.format], self._dialect.encoding
+            with closing(self.plan.open(number)) as table:
                 self.file_number, self._table = number, table
                 undecodable = in_file = 0
                 if start is not None and number == start.file:
@@ -155,7 +167,7 @@ class CorpusReader:
                     in_file += 1
                     undecodable += isinstance(raw, BadRow) and raw.reason == "invalid_encoding"
                     if in_file == _TRIAL and kind.text:
-                        check_encoding(file.path, self.plan.encoding, undecodable, in_file)
+                        check_encoding(file.path, encoding, undecodable, in_file)
                     if self.plan.limit is not None and row >= self.plan.limit:
                         counts.left_out["limit"] += 1
                         continue
@@ -164,7 +176,7 @@ class CorpusReader:
                         yield item
                 counts.blank_lines += table.blank
                 if in_file < _TRIAL and kind.text:
-                    check_encoding(file.path, self.plan.encoding, undecodable, in_file)
+                    check_encoding(file.path, encoding, undecodable, in_file)
                 self.file_number, self._table = number + 1, None
         counts.repeated_ids += len(self._ids) - len(np.unique(self._ids))
 
@@ -183,8 +195,11 @@ class CorpusReader:
         return replace(raw, spans=(span,))
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
+        if isinstance(raw, Row) and self.plan.divided:
+            raw = _joined(raw)
         if isinstance(raw, Row):
             self._count_quotes(raw.cells)
+            self._count_headers(raw.cells)
             problem = _problem(raw.cells, paired=self.plan.text_pair is not None)
             if problem is None:
                 text = str(raw.cells[0])
@@ -214,6 +229,9 @@ class CorpusReader:
             None if name is None else next(cells)
             for name in (plan.text, plan.text_pair, plan.id, plan.label, plan.word_label)
         )
+        if plan.id is not None and not identifier:
+            self.counts.missing_ids += 1
+            identifier = f"row {row}"
         if identifier is not None and len(self._ids) < _COMPARED_IDS:
             self._ids.append(hash(identifier))
         return Record(
@@ -229,8 +247,15 @@ class CorpusReader:
             words=words,
         )
 
+    def _count_headers(self, cells: Sequence[str | None]) -> None:
+        headed = self._dialect.header and READERS[self._dialect.format].header
+        names = self.plan.wanted if headed else ()
+        if len(names) > 1 and names[0] in str(cells[0]):  # the mark of another file may precede it
+            same = [str(cell).removeprefix("\ufeff") for cell in cells] == [*names]
+            self.counts.repeated_headers += same
+
     def _count_quotes(self, cells: Sequence[str | None]) -> None:
-        if self.plan.quoting == "none" and READERS[self.plan.format].delimiters:
+        if self._dialect.quoting == "none" and READERS[self._dialect.format].delimiters:
             for cell in cells:
                 if cell and '"' in cell:
                     self.counts.fields_with_quotes += 1
@@ -238,6 +263,20 @@ class CorpusReader:
                     outer = len(cell) > 1 and cell[0] == cell[-1] == '"'
                     csv_quoted = outer and '"' not in cell[1:-1].replace('""', "")
                     self.counts.fields_csv_quoted += csv_quoted
+
+
+def _joined(raw: Row) -> Row | BadRow:
+    """A row whose text is a list of words: these with a space between, and their spans."""
+    first = raw.cells[0]
+    words = list_of(first) if isinstance(first, NotText) else first and first.split()
+    if words is None:
+        return raw
+    if not words or not all(word and word.strip() for word in words):
+        detail = "the text has no words" if not words else "one of the words is null or blank"
+        excerpt = str(first).encode("utf-8", "surrogatepass")[:_EXCERPT]
+        return BadRow(raw.line, raw.offset, raw.length, "empty_text", detail, excerpt)
+    text, spans = joined([str(word) for word in words])
+    return replace(raw, cells=(text, *raw.cells[1:]), spans=spans)
 
 
 def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | None:

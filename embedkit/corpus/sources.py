@@ -33,20 +33,35 @@ _MAGIC = {
     b"\xfd7zXZ\x00": "xz",
     b"PK\x03\x04": "zip",
 }
-_FOREIGN = {
-    "a PDF": (0, b"%PDF-"),
-    "a PNG image": (0, b"\x89PNG\r\n"),
-    "a JPEG image": (0, b"\xff\xd8\xff"),
-    "a SQLite database": (0, b"SQLite format 3\x00"),
-    "a tar archive": (257, b"ustar"),
-    "a 7z archive": (0, b"7z\xbc\xaf\x27\x1c"),
-    "a RAR archive": (0, b"Rar!\x1a\x07"),
-    "an old Office document": (0, b"\xd0\xcf\x11\xe0\xa1\xb1"),
-    "an HDF5 file": (0, b"\x89HDF\r\n"),
-    "a Parquet file": (0, b"PAR1"),
-    "an Arrow file": (0, b"ARROW1"),
-}
-"""Files that are not text, whatever their name: position and content of their signature."""
+_KIND, _FETCH = "Name its kind with format=", "Fetch the file itself"
+_FOREIGN: Sequence[tuple[str, int | None, bytes, str]] = (
+    ("a PDF", 0, b"%PDF-", "Extract its text first"),
+    ("a PNG image", 0, b"\x89PNG\r\n", _FETCH),
+    ("a JPEG image", 0, b"\xff\xd8\xff", _FETCH),
+    ("a SQLite database", 0, b"SQLite format 3\x00", "Export a table of it as CSV"),
+    ("a tar archive", 257, b"ustar", "Unpack it"),
+    ("a 7z archive", 0, b"7z\xbc\xaf\x27\x1c", "Unpack it"),
+    ("a RAR archive", 0, b"Rar!\x1a\x07", "Unpack it"),
+    ("an old Office document", 0, b"\xd0\xcf\x11\xe0\xa1\xb1", "Of a workbook: format='sheet'"),
+    ("an HDF5 file", 0, b"\x89HDF\r\n", "Export a table of it as CSV"),
+    ("a pickle", 0, b"\x80\x04\x95", "Load it, and pass the object in Python"),
+    ("a pickle", 0, b"\x80\x05\x95", "Load it, and pass the object in Python"),
+    ("a NumPy array", 0, b"\x93NUMPY", "Load it, and pass the list of its texts in Python"),
+    ("a Parquet file", 0, b"PAR1", _KIND),
+    ("an Arrow file", 0, b"ARROW1", _KIND),
+    ("a pointer of Git LFS, not the file", None, b"version https://git-lfs", "Run git lfs pull"),
+    ("a web page", None, b"<!doctype html", _FETCH),
+    ("a web page", None, b"<html", _FETCH),
+    ("a web page or a table of one", None, b"<table", "Save it as CSV"),
+    ("an XML document, maybe an error of a server", None, b"<?xml", f"{_FETCH}, or convert it"),
+    ("an error of a server", None, b"404: not found", _FETCH),
+    ("an RTF document", None, b"{\\rtf", "Save it as plain text"),
+)
+"""What is no corpus, whatever its name: kind, position and bytes of its signature, and what to do.
+
+Without a position the signature stands at the beginning of the text, in any case, after a byte
+order mark and white space.
+"""
 _WIDE_BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -80,8 +95,24 @@ def compression_of(head: bytes, path: Path) -> str | None:
     """Name of the compression by the first bytes, ``None`` for plain files."""
     kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
     if kind in ("zip", "xz"):
-        raise CorpusError(f"{path} is a {kind} file; unpack it. gzip, zstd and bzip2 are read.")
+        advice = "; if it is a workbook, read it with format='sheet'" if kind == "zip" else ""
+        read = f"gzip, zstd and bzip2 are read{advice}"
+        raise CorpusError(f"{path} is a {kind} file; unpack it. {read}.")
     return kind
+
+
+def check_kind(path: Path, head: bytes = b"", *, text: bool = True) -> None:
+    """Raise a :class:`CorpusError` for a file of a foreign kind, by its first bytes.
+
+    Of a file that is not ``text`` only signatures of text are looked for.
+    """
+    if not head:
+        with _opened(path) as stream:
+            head = stream.read(_EXCERPT) or b""
+    start = head[:_HEAD].replace(codecs.BOM_UTF8, b"").lstrip()[:_EXCERPT].lower()
+    for kind, at, mark, advice in _FOREIGN:
+        if start.startswith(mark) if at is None else text and head.startswith(mark, at):
+            raise CorpusError(f"{path} is {kind}. {advice}.")
 
 
 _EMPTY_LINES = re.compile(rb"(?:\r?\n)+")
@@ -100,6 +131,7 @@ class Source:
         self.encoding = "utf-8" if self._transcode else encoding
         self._given = encoding
         self._number = self._offset = 0
+        self._line_end = b"\r"
         self._returned: deque[Line] = deque()
         self._file = _opened(path)
         self.size = path.stat().st_size
@@ -153,7 +185,7 @@ class Source:
         if too_long:
             data = data[:_EXCERPT]
         elif data.endswith(b"\n"):
-            data = data[:-1].removesuffix(b"\r")
+            data = data[:-1].removesuffix(self._line_end)
         return Line(self._number, offset, length, data, too_long)
 
     def array_items(self) -> Iterator[Line]:
@@ -236,16 +268,17 @@ class Source:
 
     def _check_head(self) -> None:
         head = self.head()
-        for kind, (at, mark) in _FOREIGN.items():
-            if head.startswith(mark, at):
-                problem = f"is {kind}, and a text file was expected"
-                raise CorpusError(f"{self.path} {problem}. Name its kind with format=.")
-        if head.startswith(codecs.BOM_UTF8):
+        check_kind(self.path, head)
+        if head.count(b"\r\r\n") * 2 > head.count(b"\n"):
+            self._line_end = b"\r\r"  # text mode of Windows around a writer of line ends
+        while head.startswith(codecs.BOM_UTF8, self._offset):
             self._stream.read(len(codecs.BOM_UTF8))
-            self._offset = len(codecs.BOM_UTF8)
-        elif wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
+            self._offset += len(codecs.BOM_UTF8)
+        if self._offset:
+            return
+        if wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
             raise CorpusError(f"{self.path} looks like {wide.upper()}. Use encoding={wide!r}.")
-        elif head.count(0) > len(head) / 100:
+        if head.count(0) > len(head) / 100:
             problem = "holds NUL bytes: it is not text, or UTF-16 without a mark"
             raise CorpusError(f"{self.path} {problem} (encoding='utf-16-le' or 'utf-16-be').")
 
@@ -266,7 +299,9 @@ def _opened(path: Path) -> io.FileIO:
 class Dialect:
     """Dialect of the files of a corpus; fields as for ``CorpusOptions``.
 
-    ``quoting`` is settled: ``none`` takes quotes literally, ``csv`` follows RFC 4180 strictly.
+    ``quoting`` is settled: ``none`` takes quotes literally, ``csv`` follows RFC 4180 strictly. The
+    ``delimiter`` of a workbook is the name of its sheet; a tab stands for the first one.
+    Of a text that is a list of words it is the space between these.
     """
 
     format: str
@@ -321,18 +356,14 @@ class BadRecordError(Exception):
         self.reason, self.detail = reason, detail
 
 
-class NotText(str):
-    """Literal form of a number, a date or a list."""
-
-    __slots__ = ()
-
-
 class Table(ABC):
     """One open input file; ``blank`` counts the blank lines skipped so far."""
 
     path: Path
     columns: list[str]
-    word_columns: tuple[str, ...] = ()  # with a value for each word, separated by tabs
+    notices: tuple[str, ...] = ()  # about guesses, for the user
+    word_columns: tuple[str, ...] = ()  # with a list of a value for each word
+    open_ended: bool = False  # whether later records may have further columns
     blank: int = 0
 
     @property
@@ -353,6 +384,10 @@ class Table(ABC):
 
     def check_column(self, name: str, *, role: str) -> None:  # noqa: B027 - a default
         """Raise a :class:`CorpusError` if the type of a column does not suit its role."""
+
+    def is_list(self, name: str) -> bool:
+        """True if the cells of a column are lists; as the text these are the words of a record."""
+        return False
 
 
 class TextTable(Table):

@@ -74,7 +74,7 @@ from embedkit.types import AnyPath, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
-_IN_FILES = {"format", "encoding", "quoting", "header"}
+_IN_FILES = {"format", "encoding", "quoting", "header", "delimiter", "sheet"}
 _SHARD_BYTES = 256 << 20
 _SHARD_ROWS = 4_096, 16_384
 _TYPICAL_TOKENS = 64

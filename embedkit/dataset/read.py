@@ -119,8 +119,8 @@ def text_keys(data: VectorData) -> Int64:
 
 
 def has_label(label: str | None) -> bool:
-    """True if there is a label: not null, not blank, and not the NaN of a numeric column."""
-    return label is not None and label.strip().lower() not in ("", "nan")
+    """True if there is a label: neither null nor blank."""
+    return label is not None and bool(label.strip())
 
 
 def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") -> None:

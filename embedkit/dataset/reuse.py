@@ -21,16 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embedkit.corpus.readers import READERS
 from embedkit.corpus.records import Record
-from embedkit.dataset.format import (
-    InputSettings,
-    JobSettings,
-    local_dataset,
-    read_manifest,
-    text_key,
-    whole_text,
-)
+from embedkit.dataset.format import JobSettings, local_dataset, read_manifest, text_key, whole_text
 from embedkit.dataset.job import Job, difference
 from embedkit.dataset.read import TableReader
 from embedkit.encoding.tokenizer import ranges
@@ -68,7 +60,7 @@ class Source:
         pairs += [("tokens", made.vectors.tokens, True)] * wanted.tokens
         if wanted.words is not None:
             pairs.append(("words", made.vectors.words, wanted.words))
-            pairs.append(("marked words", _marks(made.input), _marks(settings.input)))
+            pairs.append(("marked words", made.input.marks_words, settings.input.marks_words))
         differing += [
             f"{name} is {there!r}, expected {here!r}"
             for name, there, here in pairs
@@ -83,10 +75,6 @@ class Source:
                     f"Leave it out, or pass allow_env_change=True in Python. Differences:\n{other}"
                 )
         return cls(path, manifest.fingerprint)
-
-
-def _marks(reading: InputSettings) -> bool:
-    return bool(reading.spans) or READERS[reading.format].marks_words
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +116,7 @@ class OpenSource:
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]
         self._names = ["text", *["text_pair"] * bool(settings.input.text_pair)]
-        self._marked = vectors.words is not None and _marks(settings.input)
+        self._marked = vectors.words is not None and settings.input.marks_words
 
     def extent(self, table: str, places: Int64) -> tuple[Int64, Int64]:
         """First row and number of rows of records in the table of words or tokens."""

@@ -158,6 +158,7 @@ def finetune(
     units = method.tokenized(data)
     target = _target(units, method.options)
     assigned = split_for(units, split, folds=folds, seed=options.seed, sets=target.of_sets)
+    assigned = assigned.labelled(target)
     tested = method.test_set(more, units, target, assigned)
     assigned.check(target)
     method = method.decided(units, target, assigned)

@@ -27,7 +27,7 @@ from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
-from embedkit.dataset.read import has_label, load
+from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.errors import (
     CorpusError,
@@ -134,6 +134,12 @@ class Split(Shown):
         """Return the split of words, by the index of each one's record and its number in it."""
         taken = self.row[record], self.group[record], self.folds[record]
         return Split(*taken, self.settings, word, records=self)
+
+    def labelled(self, target: Target) -> Split:
+        """Return the split without the words that have no label; of records it is itself."""
+        if self.word is None:
+            return self
+        return replace(self, folds=np.where(target.unknown, UNUSED, self.folds))
 
     def check(self, target: Target) -> None:
         """Raise a :class:`UsageError` if a fold cannot be fitted or predicted.
@@ -463,7 +469,8 @@ def same_text_groups(
     for values in (keys, groups):
         first: dict[Any, int] = {}
         for i, value in enumerate(() if values is None else values):
-            known = value is not None and has_label(str(value))
+            # nan is what other programs write for no group: such records must not stick together
+            known = value is not None and str(value).strip().lower() not in ("", "nan")
             to.append(first.setdefault(value, i) if known else i)
     index = np.arange(count)
     if not to:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.corpus.values import list_of
 from embedkit.dataset.read import has_label
 from embedkit.errors import UsageError
 from embedkit.types import Bool, Float64, Int64
@@ -58,6 +59,10 @@ class Target:
             raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
         if sets and max(map(len, each)) == 1:
             logger.warning(f"{name}: no record has two classes by label_separator={separator!r}")
+        lists = [] if sets else [label for label in known if len(list_of(str(label)) or "0") != 1]
+        if lists:
+            problem = f"the label {lists[0]:.60} is a list of classes"
+            raise UsageError(f"{name}: {problem}. Pass task='multilabel'.")
         classes = tuple(names.tolist()) if sets else ()
         if task == "classification":
             classes = _classes(names, name)
@@ -133,8 +138,15 @@ def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
 
 
 def parts_of(label: str | None, separator: str) -> list[str]:
-    """Return the classes of a record as its label names them, such as ``a|b``; none if empty."""
-    return [name for part in (label or "").split(separator) if (name := part.strip())]
+    """Return the classes of a record as its label names them; none if it is empty.
+
+    >>> parts_of("a|b", "|"), parts_of('["a|b", "c"]', "|")
+    (['a', 'b'], ['a|b', 'c'])
+    """
+    text = label or ""
+    listed = list_of(text)
+    parts = text.split(separator) if listed is None else [part or "" for part in listed]
+    return [name for part in parts if (name := part.strip())]
 
 
 def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:

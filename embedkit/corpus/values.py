@@ -1,0 +1,141 @@
+"""Values and their texts: what a typed value is called in a dataset, whatever held it.
+
+A corpus in CSV holds texts; Parquet, JSON, workbooks, frames and objects of Python hold values with
+types, and each of them has its own way to print one. A column of whole numbers with one missing
+value is a column of floats in pandas, so that the class ``1`` would be ``1.0`` in a frame and ``1``
+in a workbook; true is ``True`` in Python and ``true`` in JSON. Every reader therefore asks this
+module, and the same rows get the same ids, labels and spans from every container:
+
+- a float that is whole has no decimal point, by itself and not by its column: a workbook cannot
+  tell ``1`` and ``1.0``, and the first rows of a corpus keep their text when it grows;
+- otherwise a float has the fewest digits that tell it from its neighbours, in its own precision;
+- ``True`` and ``False`` are spelt so; dates are in ISO 8601, a time after a space, unless midnight;
+- None, NaN, NaT and NA of any library are missing, at any depth;
+- a list or a mapping is JSON, with the same rules inside.
+
+A text is itself: ``nan``, ``1.0`` and ``true`` in a column of texts are the texts of their makers.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+
+
+class NotText(str):
+    """Text of a number, a date, a list or another value that is not a text."""
+
+    __slots__ = ()
+
+
+def is_missing(value: object) -> bool:
+    """True for None, NaN, NaT and NA of any library."""
+    if value is None:
+        return True
+    try:
+        return bool(value != value)
+    except (TypeError, ValueError):  # NA of pandas has no truth value, nor have arrays
+        return type(value).__name__ == "NAType"
+
+
+def text_of(value: Any) -> str | None:
+    """The text of a value; ``None`` if it is missing.
+
+    >>> [text_of(value) for value in (1.0, 0.5, True, float("nan"), ["a", 2.0, None])]
+    ['1', '0.5', 'True', None, '["a", 2, null]']
+    """
+    if isinstance(value, str):
+        return value
+    if is_missing(value):
+        return None
+    if _is_list(value) or isinstance(value, Mapping):
+        return NotText(_json(value))
+    return NotText(_scalar(value))
+
+
+def plain(value: Any) -> Any:
+    """The same value of types that JSON has; missing ones are ``None``.
+
+    A ``TypeError`` is raised for a value that has no text, such as bytes.
+    """
+    if isinstance(value, str | bool | int) or is_missing(value):
+        return None if is_missing(value) else value
+    if isinstance(value, Mapping):
+        if wrong := [name for name in value if not isinstance(name, str)]:
+            raise TypeError(f"a key is a {type(wrong[0]).__name__}")
+        return {name: plain(item) for name, item in value.items()}
+    if _is_list(value):
+        return [plain(item) for item in value]
+    if isinstance(value, np.bool_ | np.integer):
+        return value.item()
+    if isinstance(value, float | np.floating):
+        return float(str(value))  # the digits of its own precision
+    if isinstance(value, date | time | timedelta | np.datetime64 | Decimal | UUID):
+        return _scalar(value)
+    raise TypeError(f"a value is a {type(value).__name__}")
+
+
+def number_text(literal: str) -> NotText:
+    """The text of a number as JSON writes it: of a whole float without its decimals."""
+    whole, point, decimals = literal.partition(".")
+    return NotText(whole if point and not decimals.strip("0") else literal)
+
+
+def list_of(text: str) -> list[str | None] | None:
+    """The texts in the text of a list, as JSON or Python write it; ``None`` if it is none.
+
+    >>> list_of('["a|b", 1.0, null]'), list_of("['x', 'y']"), list_of("[NP]")
+    (['a|b', '1', None], ['x', 'y'], None)
+    """
+    text = text.strip()
+    if not text.startswith("[") or not text.endswith("]"):
+        return None
+    try:
+        values = json.loads(text, parse_int=NotText, parse_float=number_text)
+    except ValueError:
+        try:
+            values = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return None
+    except RecursionError:
+        return None
+    return [text_of(value) for value in values]
+
+
+def _is_list(value: object) -> bool:
+    kinds = (list, tuple, set, frozenset)
+    return isinstance(value, kinds) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, np.datetime64):
+        value = value.astype("datetime64[us]").item()
+    if isinstance(value, datetime) and value.time() == time.min and value.tzinfo is None:
+        value = value.date()
+    if isinstance(value, date | time):
+        return str(value)
+    if isinstance(value, float | np.floating):
+        return str(value).removesuffix(".0")
+    return str(value)
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = (f"{json.dumps(str(k), ensure_ascii=False)}: {_json(v)}" for k, v in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if _is_list(value):
+        ordered: Iterable[Any] = sorted(value) if isinstance(value, set | frozenset) else value
+        return f"[{', '.join(map(_json, ordered))}]"
+    if isinstance(value, NotText) or (isinstance(value, float | np.floating) and value == value):
+        return str(text_of(value))
+    if isinstance(value, bool | int | np.bool_ | np.integer):
+        return str(value).lower()
+    text = text_of(value)
+    return "null" if text is None else json.dumps(text, ensure_ascii=False)
