@@ -22,19 +22,19 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "code lines of embedkit/": 20_650,
+    "code lines of embedkit/": 22_500,
     "modules of embedkit/": 110,
     "code lines of the longest module": 700,
     "functions of more than 80 code lines": 0,
     "functions that use more than 25 names of the package": 3,
     "dataclasses": 144,
     "options of all commands": 222,
-    "code lines of tests/": 15_850,
+    "code lines of tests/": 18_000,
 }
 """Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is
 free. Limits have air on purpose and are not set to what there is."""
 
-MODULES_ON_THE_WAY = 30
+MODULES_ON_THE_WAY = 36
 """In how many modules ``extract`` may call functions."""
 
 LAYERS = (

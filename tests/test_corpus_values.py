@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openpyxl  # type: ignore[import-untyped]
+import openpyxl
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
