@@ -45,7 +45,7 @@ def keywords() -> Iterator[tuple[str, str]]:
                     yield name, parameter.name
 
 
-@pytest.mark.parametrize(("function", "keyword"), keywords())
+@pytest.mark.parametrize(("function", "keyword"), [*keywords()])
 def test_a_value_of_another_type_is_named_before_anything_is_done(
     function: str, keyword: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ def described() -> Iterator[tuple[str, str, str]]:
                     yield owner, match[1], match[2]
 
 
-@pytest.mark.parametrize(("owner", "parameter", "text"), described())
+@pytest.mark.parametrize(("owner", "parameter", "text"), [*described()])
 def test_a_list_that_names_some_names_all(owner: str, parameter: str, text: str) -> None:
     names = LISTS[parameter]
     named = [name for name in names if f"``{name}``" in text]
