@@ -199,7 +199,7 @@ def test_a_threshold_is_chosen_on_validation_alone(
         assert one.label == ("1" if one.proba["1"] >= final else "0")
 
     # the records: disjoint by text from those that choose the epoch, and from the test set
-    both, threshold = index
+    both, threshold = index[-2:]
     made = read_split(shared / "split.parquet")
     assert set(threshold) <= set(both)
     assert not set(made.group[threshold]) & set(made.group[np.setdiff1d(both, threshold)])
@@ -480,7 +480,7 @@ def test_a_damaged_fold_is_trained_again(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "_write", _refuse)
+        patch.setattr(run_module, "write_results", _refuse)
         with pytest.raises(OSError, match="No space left on device"):
             tuned_on(shared, tmp_path / "run", epochs=1)
     file = tmp_path / "run.incomplete" / damaged
