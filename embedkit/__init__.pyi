@@ -57,6 +57,7 @@ def compare(
     baseline: str | None = ...,
     metric: str | None = ...,
     min_difference: float | None = ...,
+    prefer: str = ...,
     progress: ProgressCallback = ...,
 ) -> CompareResult: ...
 
@@ -171,7 +172,7 @@ def finetune(
     task: Task = ...,
     label_separator: str = ...,
     level: RunLevel = ...,
-    head: str | Callable[[int, int], Any] = ...,
+    head: str | Callable[[int, int], Any] | None = ...,
     cnn_widths: tuple[int, ...] = ...,
     one_logit: bool = ...,
     dropout: float | None = ...,
@@ -179,7 +180,7 @@ def finetune(
     on_long: OnLong = ...,
     stride: int | None = ...,
     prefix: str | None = ...,
-    epochs: Positive = ...,
+    epochs: Positive | None = ...,
     learning_rate: float = ...,
     head_learning_rate: float | None = ...,
     batch_size: Positive = ...,
