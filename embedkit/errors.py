@@ -4,6 +4,19 @@ A message states the given value, the expected one, and the remedy, in one line 
 differences. It names parameters of Python (``max_length=0``), which the command line translates
 into its options. An argument of the wrong type is a ``UsageError``, an unknown keyword a
 ``TypeError``.
+
+    EmbedkitError                       exit code 1
+        UsageError                    2
+            CorpusError               2
+            ModelError                2
+                DamagedModelError     5
+            RecipeError               5
+        MismatchError                 4
+        DamagedError                  5
+        EncodeError                   5
+        StorageError                  6
+        LockedError                   7
+        OutputExistsError             8
 """
 
 from __future__ import annotations

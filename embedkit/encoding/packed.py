@@ -1,10 +1,25 @@
 """The padding-free forward: the sequences of a batch are concatenated, ``(tokens, width)``.
 
-The modules of transformers run with an attention that keeps sequences apart; families that do not
-let attention be replaced are run with padding. A trial at load compares every layer with the plain
-forward. In fp32 on CPU a text has the same bits whatever the other texts of its batch; the trial
-checks that too. In bf16 the matrix unit of some processors sums in an order that depends on the
-size of the batch; the same batch still gives the same bits.
+    plain    [a a a a a]        packed   a a a a a b b c          lengths 5, 2, 1
+             [b b . . .]                 0         5   7 8        offsets
+             [c . . . .]        every product, norm and activation sees 8 rows instead of 15
+
+What is notable:
+
+- The modules are those of transformers. Only attention is replaced, by a function in its registry
+  that keeps sequences apart; so a new family needs no code here, and a family that does not let
+  attention be replaced runs with padding.
+- A trial at load compares every layer with the plain forward, kernel by kernel, and takes the first
+  that agrees. In fp32 on CPU it also compares a text alone with the same text in a batch: a text
+  has the same bits in any company. (In bf16 the matrix unit of some processors sums in an order
+  that depends on the size of the batch; the same batch still gives the same bits.)
+- A forward ends by an exception, :class:`_Done`, as soon as the highest layer that is asked for has
+  been handed out: the forwards of transformers have no other way out.
+- If only first tokens are needed of the highest layer, that layer runs twice: once up to its
+  attention, for the keys and values of all tokens; then for first tokens alone. The larger half of
+  a layer, its feed-forward block, then has a row for each text instead of one for each token.
+- :func:`hasten` swaps modules for faster equal ones: packed weights on CPU, int8, and on a GPU one
+  product for queries, keys and values, GELU inside of a product, norms in one kernel.
 """
 
 from __future__ import annotations

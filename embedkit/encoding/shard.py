@@ -1,7 +1,17 @@
 """One shard: its sequences are sorted, batched, run, and restored to the order of its texts.
 
+    texts         t0 t1 t2 t3 …        in input order; long ones in several windows
+    windows       sorted by length, longest first; equal ones once
+    batches       |--- 65,536 tokens ---|--- … ---|      (2,048 on CPU)
+    vectors       index_copy to the row of the window; windows of a text combined at the end
+
 Batches depend on the shard alone, and where they change no bits on the number of threads too, so
-the same shard gives the same bits again.
+the same shard gives the same bits again. On a GPU everything is queued: lengths stay on the host,
+tokens are sent once from pinned memory, and nothing waits before :meth:`PendingShard.result`. On CPU
+batches run side by side, one thread each, which is faster than several threads in one.
+
+A batch for which memory does not suffice is halved, by sequences, until it fits; the number of
+halvings is recorded, since on a GPU bits may depend on the size of a batch.
 """
 
 from __future__ import annotations
