@@ -5,18 +5,18 @@ differences. It names parameters of Python (``max_length=0``), which the command
 into its options. An argument of the wrong type is a ``UsageError``, an unknown keyword a
 ``TypeError``.
 
-    EmbedkitError                       exit code 1
-        UsageError                    2
-            CorpusError               2
-            ModelError                2
-                DamagedModelError     5
-            RecipeError               5
-        MismatchError                 4
-        DamagedError                  5
-        EncodeError                   5
-        StorageError                  6
-        LockedError                   7
-        OutputExistsError             8
+    EmbedkitError                    exit code 1
+     ├ UsageError                    2   what was asked for cannot be done
+     │  ├ CorpusError                2
+     │  └ ModelError                 2
+     ├ MismatchError                 4   settings, model or input differ from what exists
+     ├ DamagedError                  5   content is not what was written
+     │  ├ DamagedModelError          5   a ModelError too
+     │  └ RecipeError                5   a UsageError too
+     ├ EncodeError                   5   the model's numbers, or memory for them
+     ├ StorageError                  6   the machine: space, permissions, I/O
+     ├ LockedError                   7   another process writes there
+     └ OutputExistsError             8
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 
 Batches depend on the shard alone, and where they change no bits on the number of threads too, so
 the same shard gives the same bits again. On a GPU everything is queued: lengths stay on the host,
-tokens are sent once from pinned memory, and nothing waits before :meth:`PendingShard.result`. On CPU
-batches run side by side, one thread each, which is faster than several threads in one.
+tokens are sent once from pinned memory, and nothing waits before :meth:`PendingShard.result`. On
+CPU batches run side by side, one thread each, which is faster than several threads in one.
 
 A batch for which memory does not suffice is halved, by sequences, until it fits; the number of
 halvings is recorded, since on a GPU bits may depend on the size of a batch.
