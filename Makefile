@@ -13,7 +13,8 @@ help:
 	@echo "make test-avx2  the tests of the encoder with the instructions of an older processor"
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
 	@echo "make test-gpu-image  the encoder on CPU with the versions of a CUDA image (5 GB, Python 3.12)"
-	@echo "make crashes   an error, a kill and a power cut at every write of extract, train, finetune, index"
+	@echo "make crashes   an error, a kill and a power cut at every write of extract, train, finetune, index;"
+	@echo "               pairs of commands at once; flipped bits"
 	@echo "make check     lint, format and types"
 	@echo "make bench     measure"
 	@echo "make simulate  error rates of verdicts and intervals where the truth is known (5 minutes)"
@@ -88,8 +89,10 @@ test-gpu-image: $(IMAGE)/.installed
 
 # two at a time
 crashes: install
-	printf '%s\n' extract 'extract --overwrite' 'extract --append' train finetune index | \
+	printf '%s\n' extract 'extract --overwrite' 'extract --reuse' train finetune index | \
 	    xargs -P 2 -I {} $(BIN)/python -m tests.durable {}
+	$(BIN)/python -m tests.races --times 20
+	$(BIN)/python -m tests.flips --count 1000
 
 check: install
 	$(BIN)/ruff check .

@@ -183,5 +183,5 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_nan(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [without_nan(inner) for inner in value]
+        return [v if isinstance(v, int | str) else without_nan(v) for v in value]  # mostly these
     return None if isinstance(value, float) and not math.isfinite(value) else value

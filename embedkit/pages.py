@@ -16,8 +16,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from embedkit import storage
 from embedkit.display import HARMLESS, visible, without_nan
-from embedkit.errors import OutputExistsError, UsageError
+from embedkit.errors import UsageError
 
 _LONGEST_TEXT = 2_000
 
@@ -49,8 +50,7 @@ def page_file(file: str | Path, *, overwrite: bool, name: str = "out") -> Path:
     path = Path(file)
     if path.suffix not in (".html", ".htm"):
         raise UsageError(f"{name}={str(path)!r}: expected a name ending in .html.")
-    if path.exists() and not overwrite:
-        raise OutputExistsError(f"{path} exists. Choose another name, or pass overwrite=True.")
+    storage.refuse_existing(path, overwrite=overwrite)
     return path
 
 

@@ -390,6 +390,7 @@ def write_prediction_file(
     as_json: bool = False,
     more: Sequence[str] = (),
     submission: Submission | None = None,
+    overwrite: bool = False,
 ) -> int:
     """Write predictions to a file, which appears when it is complete; return their number.
 
@@ -400,7 +401,6 @@ def write_prediction_file(
     kind = "jsonl" if as_json else "tsv"
     if out is not None:
         kind = file_format(out)
-        storage.make_folder(out.parent)
     answer, of_answer = ("label", "string") if names else ("value", "float64")
     columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in more}
     columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
@@ -413,7 +413,7 @@ def write_prediction_file(
 
         schema = pa.schema([(name, pa.type_for_alias(type_)) for name, type_ in columns.items()])
         table = pa.Table.from_pylist(list(rows), schema)
-        storage.write_parquet(out, table)
+        storage.write_files({out: storage.parquet_bytes(table)}, overwrite=overwrite)
         return int(table.num_rows)
     header = [] if kind == "jsonl" else [dict(zip(columns, columns, strict=True))]
     count = 0
@@ -429,7 +429,7 @@ def write_prediction_file(
         else:  # without quotes: characters that would break the line become spaces
             sink.write("\t".join(re.sub(r"[\t\r\n]", " ", value) for value in values) + "\n")
     if out is not None:
-        storage.write_durably(out, sink.getvalue().encode(), scratch=out.parent)
+        storage.write_files({out: sink.getvalue().encode()}, overwrite=overwrite)
     return count - len(header)
 
 
@@ -443,6 +443,7 @@ def predict_file(
     reading: CorpusOptions | None = None,
     out: Path | None = None,
     submission: str | None = None,
+    overwrite: bool = False,
     as_json: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> tuple[str, dict[str, int]]:
@@ -456,6 +457,7 @@ def predict_file(
         file_format(out)
         if out.exists() and corpus.exists() and out.samefile(corpus):
             raise OutputExistsError(f"out={str(out)!r} is the corpus itself. Choose another file.")
+        storage.refuse_existing(out, overwrite=overwrite)
         storage.check_place(out)
     with ExitStack() as held:
         reader: CorpusReader | None = None
@@ -482,6 +484,7 @@ def predict_file(
             out,
             as_json=as_json,
             submission=columns,
+            overwrite=overwrite,
             more=("word", "text") if of_words else (),
         )
         done = f"{count:,} {'words' if of_words else 'texts'} predicted"

@@ -1,4 +1,4 @@
-"""Atomic creation of output folders, durable files, locks, ``SHA256SUMS``; reading of JSON.
+"""Atomic creation of outputs, durable files, locks, ``SHA256SUMS``; reading of JSON.
 
     OUT.incomplete/               the folder while it is written, locked
     OUT.incomplete/unfinished/    files that only the next attempt needs
@@ -6,7 +6,11 @@
 
 One rename makes it ``OUT``. An existing ``OUT`` is first renamed to ``unfinished/replaced`` in the
 new folder, then the new folder gets its name, then the old one is deleted; after a crash in between
-the next command completes this.
+the next command completes this. A single file is written as ``OUT.incomplete`` too, and renamed.
+
+Of commands that make the same output at once, one holds the lock of ``OUT.incomplete``. What stands
+at ``OUT`` is looked at under the lock, since a command that saw nothing there may have waited long
+enough for another one to finish; and once more before the rename.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -73,6 +78,9 @@ _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 _SECRETS = re.compile(  # a password may hold any sign; what follows a colon may be a port
     r"\b([A-Za-z][\w+.-]+:/+)(?:[^\s/?#@:]*(?::(?!\d+/)[^\s@]*)?@)?([^\s?#'\"]*)(?:[?#][^\s'\"]*)?"
 )
+_TAG = re.compile(r"[0-9a-f]{32}(-[1-9][0-9]{0,4})?")
+_TAGGED_BYTES = 50 << 20  # parts in which s3fs sends large files
+_READ_BYTES = 8 << 20
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _REPLACED = "replaced"
 _NOT_THERE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -161,14 +169,19 @@ def new_locked(path: Path) -> int:
         os.close(descriptor)  # one did, before it was locked
 
 
-def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a table as Parquet with page checksums; the same table gives the same bytes."""
+def parquet_bytes(table: pa.Table) -> memoryview:
+    """A table as Parquet with page checksums; the same table gives the same bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    write_durably(path, memoryview(sink.getvalue()), scratch=path.parent)
+    return memoryview(sink.getvalue())
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a table as :func:`parquet_bytes`, durably."""
+    write_durably(path, parquet_bytes(table), scratch=path.parent)
 
 
 def publish_file(source: Path, target: Path) -> None:
@@ -249,26 +262,67 @@ def remove_file(path: Path) -> None:
 
 
 @contextmanager
-def exclusive(folder: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
-    """Hold the folder's lock; the kernel frees it at the end.
+def exclusive(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder or file; the kernel frees it at the end.
 
     A :class:`LockedError` if another process holds it, unless both ask for a ``shared`` one; or
-    ``wait`` until it is free.
+    ``wait`` until it is free. Also if something fails because another process has deleted it
+    the folder meanwhile: it is not the disk that fails then.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError as error:
+        raise _locked(path) from error
     try:
         try:
             kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
-            if not os.path.samestat(os.fstat(descriptor), folder.stat()):
+            if not os.path.samestat(os.fstat(descriptor), path.stat()):
                 raise BlockingIOError  # its holder renamed it before we had the lock
         except (BlockingIOError, FileNotFoundError) as error:
-            raise LockedError(
-                f"{folder} is being written by another process. Wait for it, or pass another out=."
-            ) from error
-        yield
+            raise _locked(path) from error
+        try:
+            yield
+        except (OSError, StorageError) as error:
+            status = os.fstat(descriptor)
+            if status.st_nlink or not stat.S_ISDIR(status.st_mode) or os.path.lexists(path):
+                raise
+            raise _locked(path) from error
     finally:
         os.close(descriptor)
+
+
+def _locked(path: Path) -> LockedError:
+    problem = "is being written, or was just replaced, by another process"
+    return LockedError(f"{path} {problem}. Wait for it, or pass another out=.")
+
+
+State = tuple[int, ...]
+
+
+def state_of(path: Path) -> State:
+    """What stands at a path: empty for nothing; another or a changed file has another state."""
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return ()
+    return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+
+
+def check_unchanged(path: Path, seen: State) -> None:
+    """Raise a :class:`LockedError` if what stands at a path is not what was seen there."""
+    if state_of(path) != seen:
+        raise LockedError(
+            f"{path} was changed by another process meanwhile. Run the same command again."
+        )
+
+
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Raise an :class:`OutputExistsError` if a file may not be written there; writes nothing."""
+    if path.is_dir():
+        raise OutputExistsError(f"{path} is a folder. Choose the name of a file.")
+    if os.path.lexists(path) and not overwrite:
+        raise OutputExistsError(f"{path} exists. Choose another name, or pass overwrite=True.")
 
 
 def file_sha256(path: Path) -> str:
@@ -440,25 +494,75 @@ def incomplete(out: Path) -> Path:
 def new_folder(
     out: Path,
     *,
+    free: Callable[[], None] = lambda: None,
     begin: Callable[[Path], None] | None = None,
     sealed: bool = True,
     private: str = UNFINISHED,
 ) -> Iterator[Path]:
     """A locked folder to fill, which replaces ``out`` when the block ends without an error.
 
-    ``begin`` is called with the folder when it is locked; without, it is emptied. Its checksums are
-    written if ``sealed``; the folder ``private`` in it has none, and is deleted at the end.
+    When the lock is held, ``free`` is called, which raises an error if ``out`` may not be replaced,
+    and ``begin`` with the folder; without, it is emptied. Its checksums are written if ``sealed``;
+    the folder ``private`` in it has none, and is deleted at the end.
     """
     work = incomplete(out)
     make_folder(work)
     with exclusive(work):  # before anything is deleted: another process may be writing
+        seen = seen_under_lock(out, free)
         for left in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
             remove_file(left)
         (begin or empty_folder)(work)
         yield work
         if sealed:
             seal(work, leave_out=private)
-        publish(work, out, private=private)
+        with replacing(out, seen):
+            publish(work, out, private=private)
+
+
+def seen_under_lock(out: Path, free: Callable[[], None]) -> State:
+    """What stands at ``out``, whose folder of work is locked, if ``free`` raises no error."""
+    try:
+        free()
+    except EmbedkitError:
+        with suppress(OSError):
+            incomplete(out).rmdir()  # only if it is empty
+        raise
+    return state_of(out)
+
+
+@contextmanager
+def replacing(out: Path, seen: State) -> Iterator[None]:
+    """Hold the lock of an output that is to be replaced, if it is what was ``seen`` there.
+
+    Whoever makes something inside of it, such as an index, shares the lock, and is waited for.
+    """
+    with exclusive(out, wait=True) if out.is_dir() else nullcontext():
+        check_unchanged(out, seen)
+        yield
+
+
+@contextmanager
+def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
+    """A locked file to write, which replaces ``out`` when the block ends without an error.
+
+    ``free`` is called as by :func:`new_folder`. After an error nothing is left of the file.
+    """
+    work = incomplete(out)
+    make_folder(out.parent)
+    with storage_errors(work):
+        work.open("ab").close()
+    with exclusive(work):
+        try:
+            free()
+            seen = state_of(out)
+            yield work
+            check_unchanged(out, seen)
+            publish_file(work, out)
+        except BaseException:
+            with suppress(OSError):
+                os.truncate(work, 0)
+                work.unlink()
+            raise
 
 
 def publish(work: Path, out: Path, *, private: str = UNFINISHED) -> None:
@@ -530,10 +634,10 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
     """Copy a sealed folder to an object store, where it is complete when it has the file ``last``.
 
     The file ``first`` tells that the files there are of this folder, so that an interrupted upload
-    is continued. Both are written only where there are none, unless they may be replaced.
+    is continued. Both are written only where there are none, unless they may be replaced. Files
+    that are there with the same content stay, unless all may be replaced.
     """
     sums = file_sums(folder)
-    sizes = {name: (folder / name).stat().st_size for name in [*sums, SUMS]}
     with store_of(address) as (store, root):
 
         def create(name: str) -> bytes | None:
@@ -551,22 +655,51 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
             return None
 
         existing = create(first)
-        there = {n[len(root) + 1 :]: d["size"] for n, d in store.find(root, detail=True).items()}
-        before = {first: sums[first]} if existing is None else {}  # what is known to be there
-        if existing == (folder / first).read_bytes():
-            before = {name: sums[name] for name in there if name in sums}
-        elif existing is not None and SUMS in there:
-            matches = map(_LINE.fullmatch, store.cat_file(f"{root}/{SUMS}").decode().splitlines())
-            before = {match[2]: match[1] for match in matches if match is not None}
-        todo = [n for n in sums if (before.get(n), there.get(n)) != (sums[n], sizes[n])]
+        there = {n[len(root) + 1 :]: d for n, d in store.find(root, detail=True).items()}
+
+        def stays(name: str) -> bool:
+            """True if this content is there, by the checksum of the store, else by reading it."""
+            if name not in there or there[name]["size"] != (folder / name).stat().st_size:
+                return False
+            tag = str(there[name].get("ETag") or "").strip('"')
+            return (
+                _has_tag(folder / name, tag) or stored_sha256(store, f"{root}/{name}") == sums[name]
+            )
+
+        kept = {first} if existing is None else {n for n in sums if not replace and stays(n)}
+        todo = [name for name in sums if name not in kept]
         if last in there and any(name in there for name in todo if name not in (first, last)):
             store.rm_file(f"{root}/{last}")
         for name in [*(n for n in todo if n != last), SUMS]:
             store.put_file(str(folder / name), f"{root}/{name}")
         if create(last) is not None:
             store.put_file(str(folder / last), f"{root}/{last}")
-        for name in there.keys() - sizes.keys():
+        for name in there.keys() - {*sums, SUMS}:
             store.rm_file(f"{root}/{name}")
+
+
+def _has_tag(file: Path, tag: str) -> bool:
+    """True if a file has this ETag of S3: its MD5, or that of the MD5 of its parts."""
+    parts = int(tag.partition("-")[2] or 0) if _TAG.fullmatch(tag) else -1
+    if parts < 0:
+        return False
+    digests = []
+    with file.open("rb") as stream:
+        while part := stream.read(_TAGGED_BYTES if parts else -1):
+            digests.append(hashlib.md5(part, usedforsecurity=False))
+    if parts:
+        whole = hashlib.md5(b"".join(d.digest() for d in digests), usedforsecurity=False)
+        return f"{whole.hexdigest()}-{len(digests)}" == tag
+    return [d.hexdigest() for d in digests] == [tag]
+
+
+def stored_sha256(store: Any, place: str) -> str:
+    """SHA-256 in hex of the bytes of a file in an object store, which are all read."""
+    digest = hashlib.sha256()
+    with store.open(place, "rb") as stream:
+        while data := stream.read(_READ_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -597,12 +730,19 @@ def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) ->
 
     A file with identical content is not a conflict (an earlier run was interrupted).
     """
-    for path, data in files.items():
-        if path.exists() and not overwrite and (not path.is_file() or path.read_bytes() != data):
-            raise OutputExistsError(f"{path} exists. Choose another name, or pass overwrite=True.")
-    for path, data in files.items():
-        make_folder(path.parent)
-        write_durably(path, data, scratch=path.parent)
+    *others, last = files
+
+    def free() -> None:
+        for path, data in files.items():
+            same = path.is_file() and path.read_bytes() == data
+            refuse_existing(path, overwrite=overwrite or same)
+
+    with new_file(last, free=free) as work:
+        for path in others:
+            make_folder(path.parent)
+            write_durably(path, files[path], scratch=path.parent)
+        with storage_errors(work):
+            work.write_bytes(files[last])
 
 
 def read_json(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,9 +29,19 @@ from embedkit.display import Shown, count_text
 from embedkit.errors import DamagedError, StorageError, UsageError
 from embedkit.runs.folder import is_run, read_run
 from embedkit.search.index import INFO, read_index_info
-from embedkit.storage import differing_files, file_sums, is_sealed, read_table, unreadable
+from embedkit.storage import (
+    address_of,
+    differing_files,
+    file_sums,
+    is_sealed,
+    read_table,
+    store_of,
+    stored_sha256,
+    unreadable,
+)
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
+_AT_ONCE = 8  # files of an object store that are read
 _TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3, "int8": 2e-2}
 
 
@@ -78,6 +89,8 @@ def verify(
 ) -> Verification:
     """Compare files with ``SHA256SUMS``; of a dataset also check counts and order.
 
+    Of a dataset in an object store the files there are read, not those of the local copy.
+
     Args:
         path: a dataset with its indexes, a run, an index, or a Parquet file such as a split.
         recompute: of a dataset, number of random records to embed again from their stored texts.
@@ -95,7 +108,7 @@ def verify(
         >>> checked.ok, checked.rows, checked.recomputed_rows  # 12 texts and their 72 words
         (True, 12, 84)
     """
-    folder, result = local_dataset(path), Verification()
+    folder, result = local_dataset(path, whole=True), Verification()
     if folder.is_file():  # whose pages carry checksums
         if folder.suffix != ".parquet":
             raise UsageError(
@@ -109,6 +122,8 @@ def verify(
         return result
     if not is_dataset(folder) and not is_sealed(folder):
         read_manifest(folder)  # raises an error that says what is there instead
+    if address := address_of(path):
+        result.problems += _differing_in_store(address, file_sums(folder))
     indexes = sorted(filter(is_sealed, Layout(folder).index.glob("*")))
     for part in (folder, *indexes):
         _check_sums(part, result)
@@ -126,6 +141,22 @@ def verify(
         encoder = encode_as(manifest, views, owner=str(folder), device=device, model=model)
         _recompute(folder, manifest, encoder, result, recompute, seed, progress)
     return result
+
+
+def _differing_in_store(address: str, sums: Mapping[str, str]) -> list[str]:
+    """A message for each file that an object store does not have as it was written."""
+    with store_of(address) as (store, root):
+
+        def problem(name: str) -> str:
+            try:
+                if stored_sha256(store, f"{root}/{name}") == sums[name]:
+                    return ""
+            except FileNotFoundError:
+                return f"{address}/{name} is missing"
+            return f"{address}/{name} is damaged"
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return [text for text in pool.map(problem, sums) if text]
 
 
 def _check_sums(folder: Path, result: Verification) -> None:

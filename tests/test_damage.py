@@ -26,8 +26,17 @@ from embedkit.predict import Predictor
 from embedkit.storage import check_files, file_sums, read_table, seal
 from embedkit.verification import require_ok, verify
 from tests.finetune_fixtures import corpus_of
+from tests.flips import flip as flip_bits
 from tests.processes import command, invoke
-from tests.store_fixtures import N_ACCEPTED, extract_tiny, manifest_of, run, tree, write_tsv
+from tests.store_fixtures import (
+    N_ACCEPTED,
+    extract_tiny,
+    manifest_of,
+    run,
+    tiny_model,
+    tree,
+    write_tsv,
+)
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -97,6 +106,53 @@ def test_one_view_does_not_pass_for_another(out: Path) -> None:
         with suppress(DamagedError):
             vectors = [embedkit.load(out, name).X.tobytes() for name in ("mean_0", "mean_1")]
             assert vectors == expected
+
+
+def test_a_shard_of_another_model_is_refused(made: Path, out: Path, tmp_path: Path) -> None:
+    """Whether it has been there, or gets the name of the shard while the dataset is open."""
+    settings = SETTINGS | {"model": str(tiny_model(seed=2))}
+    other = run(made.with_name("c.tsv"), tmp_path / "other", **settings).out
+    content = manifest_of(out)  # of this other dataset, shards often have the same size
+    content["files"][PART]["bytes"] = (other / PART).stat().st_size
+    (out / "_embedkit/manifest.json").write_text(json.dumps(content), "utf-8")
+    _sealed(out)
+    data: Any = embedkit.load(made)
+    blocks = data.reader.blocks  # opens each shard once
+    shutil.copy(made / PART, tmp_path / "kept")
+    try:
+        storage.link_file(other / PART, made / PART)
+        for read in (lambda: data.reader.vectors_of(blocks[1]), lambda: data.ids):
+            with pytest.raises(DamagedError, match=r"part-00000001\.parquet"):
+                read()
+    finally:
+        storage.link_file(tmp_path / "kept", made / PART)
+    shutil.copy(other / PART, out / PART)
+    for name in ("X", "row"):
+        with pytest.raises(
+            DamagedError, match=r"part-00000001\.parquet cannot be read: its foot"
+        ):
+            getattr(embedkit.load(out), name)
+
+
+def test_no_bit_of_a_page_header_gives_another_column(out: Path) -> None:
+    """Arrow reads fewer values, without an error, where the header says so."""
+    shard = out / PART
+    whole, groups = shard.read_bytes(), pq.read_metadata(shard).row_group(0)
+    schema = pq.read_schema(shard).names
+    refused, rng = 0, random.Random(0)
+    for name in ("row", "id", "n_tokens", "truncated", "text_key"):
+        chunk = groups.column(schema.index(name))
+        shard.write_bytes(whole)
+        expected = embedkit.load(out).column(name)
+        for at in range(chunk.data_page_offset, chunk.data_page_offset + 40):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << rng.randrange(8)
+            shard.write_bytes(damaged)
+            try:
+                assert embedkit.load(out).column(name) == expected, (name, at)
+            except DamagedError:
+                refused += 1
+    assert refused > 40
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "SHA256SUMS"])
@@ -368,3 +424,10 @@ def test_a_page_of_a_single_parquet_file(tmp_path: Path) -> None:
         read_table(file)
     assert not verify(file).ok
     assert command("verify", file, cwd=tmp_path).returncode == 5
+
+
+def test_a_sample_of_flipped_bits(tmp_path: Path) -> None:
+    """As ``make crashes`` flips a thousand."""
+    ended, wrong = flip_bits(tmp_path, 60, seed=3)
+    assert not wrong
+    assert ended["refused"] > 30

@@ -8,7 +8,9 @@ import random
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,14 @@ from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.format import Receipt
 from embedkit.dataset.job import JobFolder, ShardRange, ShardReader
 from embedkit.dataset.shards import ExtractPlan, run_shard
-from embedkit.errors import EncodeError, LockedError, OutputExistsError, StorageError, UsageError
+from embedkit.errors import (
+    DamagedError,
+    EncodeError,
+    LockedError,
+    OutputExistsError,
+    StorageError,
+    UsageError,
+)
 from embedkit.types import Progress, no_progress
 from tests.processes import ROOT, invoke
 from tests.store_fixtures import load_quickly, run, tiny_model, tree, write_tsv
@@ -362,3 +371,66 @@ def test_a_dataset_in_an_object_store_grows(golden: Path, tmp_path: Path, store:
     shutil.rmtree(tmp_path / "cache")
     assert stored(store).keys() == before.keys()
     assert embedkit.verify(OUT).ok
+
+
+PART = "sentences/part-00000001.parquet"
+
+
+def flipped(content: bytes) -> bytes:
+    """Content of the same size with another bit in the middle."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize("machine", ["same", "another"])
+def test_damage_in_an_object_store_is_found_and_repaired(
+    golden: Path, tmp_path: Path, store: Any, machine: str
+) -> None:
+    """Of a file whose size is as before; a copy that was fetched earlier says nothing about it."""
+    corpus, settings = golden.with_name("c.tsv"), {"words": "mean", "tokens": True}
+    run(corpus, OUT, **settings)
+    whole = stored(store)
+    store.pipe_file(f"{OUT}/{PART}", flipped(whole[PART]))
+    if machine == "same":
+        assert [p.removeprefix(OUT) for p in embedkit.verify(OUT).problems] == [
+            f"/{PART} is damaged"
+        ]
+    else:
+        shutil.rmtree(tmp_path / "cache")
+        with pytest.raises(DamagedError, match="part-00000001"):
+            embedkit.load(OUT)
+    run(corpus, OUT, **settings)
+    shutil.rmtree(tmp_path / "cache")
+    assert embedkit.verify(OUT).ok
+    assert stored(store)[PART] == whole[PART]
+
+
+def test_overwriting_sends_every_file(golden: Path, store: Any) -> None:
+    corpus = golden.with_name("c.tsv")
+    run(corpus, OUT)
+    before = {name: store.info(name)["LastModified"] for name in store.find(OUT)}
+    time.sleep(1)  # of which times are multiples
+    run(corpus, OUT, overwrite=True)
+    store.invalidate_cache()
+    assert all(store.info(name)["LastModified"] > moment for name, moment in before.items())
+
+
+def test_a_damaged_copy_is_fetched_again(golden: Path, tmp_path: Path, store: Any) -> None:
+    run(golden.with_name("c.tsv"), OUT)
+    whole = embedkit.load(OUT).X
+    (part,) = (tmp_path / "cache").rglob(PART)
+    part.write_bytes(flipped(part.read_bytes()))
+    with pytest.raises(DamagedError, match="fetches this copy again"):
+        _ = embedkit.load(OUT).X
+    np.testing.assert_array_equal(embedkit.load(OUT).X, whole)
+    part.write_bytes(flipped(part.read_bytes()))
+    assert embedkit.verify(OUT).ok  # the store is, and the copy is again
+    np.testing.assert_array_equal(embedkit.load(OUT).X, whole)
+
+
+def test_readers_wait_for_the_one_that_fetches(golden: Path, tmp_path: Path, store: Any) -> None:
+    run(golden.with_name("c.tsv"), OUT)
+    shutil.rmtree(tmp_path / "cache")
+    with ThreadPoolExecutor(4) as pool:
+        read = list(pool.map(lambda _: embedkit.load(OUT).X.tobytes(), range(4)))
+    assert len(set(read)) == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import sys
 import unicodedata
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,21 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.model_selection import StratifiedKFold
 
 import embedkit
 from embedkit.dataset.format import text_key
 from embedkit.dataset.read import text_keys
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
-from embedkit.runs.split import Split, make_split, read_split, same_text_groups, split, write_split
+from embedkit.runs.split import (
+    Split,
+    assign_folds,
+    make_split,
+    read_split,
+    same_text_groups,
+    split,
+    write_split,
+)
 from embedkit.units.units import Units
 from tests.run_fixtures import units_with
 from tests.store_fixtures import run, write_tsv
@@ -79,6 +90,56 @@ def test_groups_are_never_parted() -> None:
     assert len(set(zip(groups, made.folds, strict=True))) == 10
     blank = make_split(records(list(LABELS), groups=["", " ", None, "nan"] * 20))
     assert len(set(blank.group)) == 80
+
+
+@given(
+    groups=st.lists(st.integers(0, 30), min_size=40, max_size=90),
+    singles=st.integers(0, 60),
+    folds=st.integers(2, 5),
+    seed=st.integers(0, 5),
+)
+def test_single_records_even_out_what_groups_leave(
+    groups: list[int], singles: int, folds: int, seed: int
+) -> None:
+    """Groups stay whole; a class differs between folds only by what its groups force."""
+    group = np.array([*groups, *range(100, 100 + singles)])
+    strata = np.array([i * i % 3 for i in range(len(group))])
+    try:
+        fold = assign_folds(strata, group, folds, seed=seed)
+    except UsageError:
+        assert len(np.unique(group)) < folds
+        return
+    assert len(np.unique([group, fold], axis=1).T) == len(np.unique(group))
+    alone = np.bincount(group)[group] == 1
+    for number in range(3):
+        counts = np.bincount(fold[strata == number], minlength=folds)
+        some = np.bincount(fold[(strata == number) & alone], minlength=folds)
+        assert (counts[some > 0] <= counts.min() + 1).all()
+
+
+def test_one_repeated_text_does_not_make_the_folds_of_all_others_slow() -> None:
+    """Python runs for groups, of which a single record is none."""
+
+    def calls(count: int) -> int:
+        seen = Counter[str]()
+        group, strata = np.arange(count), np.arange(count) % 4
+        group[7] = 0
+        sys.setprofile(lambda _, event, argument: seen.update([event]))
+        try:
+            assign_folds(strata, group, 5, seed=0)
+        finally:
+            sys.setprofile(None)
+        return seen["call"] + seen["c_call"]
+
+    calls(100)  # imports
+    assert calls(4_000) < 1.5 * calls(1_000)
+
+
+def test_folds_without_repeats_are_those_of_scikit_learn() -> None:
+    strata = np.arange(300) ** 2 % 5
+    folds = StratifiedKFold(4, shuffle=True, random_state=3).split(strata, strata)
+    ours = assign_folds(strata, np.arange(300), 4, seed=3)
+    assert all((ours[test] == number).all() for number, (_, test) in enumerate(folds))
 
 
 def test_many_numbered_classes_are_stratified() -> None:

@@ -19,6 +19,7 @@ from embedkit.storage import (
     UNFINISHED,
     check_files,
     finish_swap,
+    new_file,
     new_folder,
     read_json,
     write_files,
@@ -132,6 +133,30 @@ def test_the_old_or_the_new(tmp_path: Path) -> None:
     check_files(out)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert sorted(path.name for path in out.iterdir()) == ["SHA256SUMS", "file"]
+
+
+def test_only_what_was_seen_is_replaced(tmp_path: Path) -> None:
+    """What another program puts there while a folder or a file is written stays."""
+    make(tmp_path / "folder", "first")
+    (tmp_path / "file").write_text("first")
+
+    def write_folder() -> None:
+        with new_folder(tmp_path / "folder") as work:
+            (work / "file").write_text("second")
+            (tmp_path / "folder" / "mine").touch()
+
+    def write_file() -> None:
+        with new_file(tmp_path / "file", free=lambda: None) as work:
+            work.write_text("second")
+            (tmp_path / "file").write_text("mine, too")
+
+    for write in (write_folder, write_file):
+        with pytest.raises(LockedError, match="changed by another process"):
+            write()
+    assert (tmp_path / "file").read_text() == "mine, too"
+    assert (tmp_path / "folder/file").read_text() == "first"
+    assert (tmp_path / "folder/mine").exists()
+    assert not (tmp_path / "file.incomplete").exists()
 
 
 @pytest.mark.parametrize("function", ["publish_folder", "remove_tree", "make_folder"])

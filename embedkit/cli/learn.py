@@ -310,6 +310,7 @@ _SHOWN = 3
         "--out", type=FILE, help="File to write: .tsv, .csv, .jsonl or .parquet. [standard output]"
     ),
     "--submission",
+    "--overwrite",
     "--label-names",
     "--device",
     option("--head", help="Own head of the run, module:Class: its code is imported and runs."),
@@ -346,7 +347,7 @@ def predict(
             done, rejected = predict_file(
                 run, corpus, reading=reading, as_json=as_json, progress=progress, **model, **output
             )
-        elif given := [f"--{name}" for name, value in output.items() if value is not None]:
+        elif given := [f"--{name}" for name, value in output.items() if value]:
             raise UsageError(f"{given[0]} is for a corpus; redirect other output with >.")
         else:
             predictor = Predictor(run, **model)

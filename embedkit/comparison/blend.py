@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit import storage
 from embedkit.choices import BLENDS, check_choice
-from embedkit.errors import OutputExistsError, UsageError
+from embedkit.errors import UsageError
 from embedkit.predict import (
     PredictedRecord,
     Submission,
@@ -167,8 +168,7 @@ def write_blend(
     ``submission`` is of the test set or of new records alone.
     """
     file_format(out, name="write_blend")
-    if out.exists() and not overwrite:
-        raise OutputExistsError(f"{out} exists. Choose another name, or pass overwrite=True.")
+    storage.refuse_existing(out, overwrite=overwrite)
     p = made.predictions
     if answers and not p.classes:
         raise UsageError("answers= needs runs that predict labels; these predict values.")
@@ -190,6 +190,7 @@ def write_blend(
         out,
         more=[*(["word"] if p.of_words else []), *([] if answers else ["fold"])],
         submission=submission,
+        overwrite=overwrite,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,6 +57,7 @@ RESERVED = frozenset(
 MANIFEST = "_embedkit/manifest.json"
 _ADVICE = "Run the extract command that made it again."
 _PART = re.compile(r"part-\d{8}\.parquet")
+_FOOTER_BYTES = 1 << 16  # read at once, enough for most
 _DICTIONARY = ("label", "token")
 _PREFIX = b"embedkit."
 _SCALE = b"embedkit.scale"  # in the metadata of a column of int8
@@ -347,10 +349,11 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Rows and bytes of a shard file."""
+    """Rows and bytes of a shard file, and the SHA-256 of its footer, see :func:`footer_sha256`."""
 
     rows: Count
     bytes: Count
+    footer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,10 +479,12 @@ def _layer_order(name: str) -> tuple[int, int, str]:
     return max(numbers, default=0), len(numbers), name
 
 
-def local_dataset(path: AnyPath, *, new: bool = False) -> Path:
+def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> Path:
     """The folder of a dataset; of one in an object store a local copy of its present state.
 
-    It must be complete there, that is, have a manifest, unless it may be ``new``.
+    It must be complete and undamaged there, unless it may be ``new``. The copy is known by its
+    manifest and sums, and files that differ from them are fetched again if the ``whole`` copy is
+    compared. Processes that need a copy at once wait for the one that fetches it.
     """
     address = storage.address_of(path)
     if not address:
@@ -493,18 +498,29 @@ def local_dataset(path: AnyPath, *, new: bool = False) -> Path:
             if not new:
                 raise UsageError(f"{shown} is not a dataset: it has no {MANIFEST}.")
             return copy
-        here = Layout(copy).manifest
-        if here.is_file() and here.read_bytes() == store.cat_file(f"{root}/{MANIFEST}"):
-            return copy
         storage.make_folder(copy.parent)
         copy.parent.chmod(0o700)  # the bucket may be private
-        with storage.new_folder(copy, sealed=False) as work:
-            store.get_file(f"{root}/{storage.SUMS}", str(work / storage.SUMS))
-            for name in storage.file_sums(work):
-                storage.make_folder((work / name).parent)
-                store.get_file(f"{root}/{name}", str(work / name))
-            check_files(work, advice=f"Make {shown} again.")
-            storage.sync_tree(work)
+        with storage.exclusive(copy.parent, wait=True):
+            same = all(
+                (copy / name).is_file()
+                and (copy / name).read_bytes() == store.cat_file(f"{root}/{name}")
+                for name in (MANIFEST, storage.SUMS)
+            )
+            if same and not (whole and storage.differing_files(copy, storage.file_sums(copy))):
+                return copy
+            with storage.new_folder(copy, sealed=False) as work:
+                store.get_file(f"{root}/{storage.SUMS}", str(work / storage.SUMS))
+                for name, digest in storage.file_sums(work).items():
+                    storage.make_folder((work / name).parent)
+                    if (copy / name).is_file() and storage.file_sha256(copy / name) == digest:
+                        storage.link_file(copy / name, work / name)
+                    else:
+                        store.get_file(f"{root}/{name}", str(work / name))
+                if not new:  # a job makes what is damaged again
+                    check_files(work, advice=f"Make {shown} again.")
+                if same:
+                    storage.link_tree(Layout(copy).index, Layout(work).index)
+                storage.sync_tree(work)
     return copy
 
 
@@ -697,6 +713,22 @@ def read_footer(path: Any) -> Footer:
         if getattr(error, "errno", None) is not None:  # the machine's
             raise
         raise ValueError(f"not a shard of embedkit: {error}") from error
+
+
+def footer_sha256(descriptor: int) -> str:
+    """SHA-256 in hex of the footer of an open Parquet file, with its length and the last bytes.
+
+    Pages carry checksums of their own; the footer, which says where they are, what they mean and
+    whose they are, has none in Parquet. A ``ValueError`` if the file has no footer.
+    """
+    size = os.fstat(descriptor).st_size
+    end = os.pread(descriptor, _FOOTER_BYTES, max(size - _FOOTER_BYTES, 0))
+    length = int.from_bytes(end[-8:-4], "little") + 8
+    if not end.endswith(b"PAR1") or length > size:
+        raise ValueError("it does not end as a Parquet file does")
+    if length > len(end):
+        end = os.pread(descriptor, length, size - length)
+    return hashlib.sha256(end[-length:]).hexdigest()
 
 
 def text_column(values: Sequence[str | None]) -> pa.Array:

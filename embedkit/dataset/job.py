@@ -33,6 +33,7 @@ from embedkit.dataset.format import (
     TABLES,
     EnvironmentShards,
     FileEntry,
+    Footer,
     JobSettings,
     Layout,
     Manifest,
@@ -40,6 +41,7 @@ from embedkit.dataset.format import (
     Receipt,
     Totals,
     canonical_json,
+    footer_sha256,
     is_dataset,
     read_footer,
 )
@@ -107,11 +109,19 @@ def open_job(
 ) -> Iterator[JobFolder]:
     """Begin or resume ``OUT.incomplete`` and hold its lock, which ``shared`` processes share."""
     layout = Layout(storage.incomplete(out))
+
+    def free() -> None:
+        if repair is not None:
+            storage.check_unchanged(out, repair.seen)
+        elif not overwrite:
+            _refuse_appeared(out)
+
     if repair is not None and not allow_env_change:
         check_environment(out, _known(repair.layout, repair.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
     storage.make_folder(layout.root)
     with storage.exclusive(layout.root, shared=shared):
+        seen = storage.seen_under_lock(out, free)
         storage.make_folder(layout.private)
         with storage.exclusive(layout.private, wait=True):
             if layout.job.is_file():
@@ -121,7 +131,7 @@ def open_job(
             if not layout.job.is_file():
                 content = storage.encode(job)
                 storage.write_durably(layout.job, content, scratch=layout.scratch)
-        yield JobFolder(layout, job, repair)
+        yield JobFolder(layout, job, repair, seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,13 +208,23 @@ def plan_shards(
 
 
 def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
-    """The receipt of a shard whose files below ``root``, the sentences last, have these SHA-256."""
-    footers = {name: read_footer(root / name) for name in sums}
-    sentences = footers[list(sums)[-1]]
+    """The receipt of a shard whose files below ``root``, the sentences last, have these SHA-256.
+
+    A ``ValueError`` if they are not those of one shard with this number.
+    """
+    files, footers = dict[str, FileEntry](), list[Footer]()
+    for name in sums:
+        with (root / name).open("rb") as file:
+            footers.append(read_footer(file))
+            size = os.fstat(file.fileno()).st_size
+            files[name] = FileEntry(footers[-1].rows, size, footer_sha256(file.fileno()))
+    sentences = footers[-1]
+    if {(f.fingerprint, f.shard) for f in footers} != {(sentences.fingerprint, number)}:
+        raise ValueError("its files belong to several shards, or to another one")
     return Receipt(
         shard=number,
         fingerprint=sentences.fingerprint,
-        files={n: FileEntry(f.rows, (root / n).stat().st_size) for n, f in footers.items()},
+        files=files,
         sha256=dict(sums),
         ledger=dict(sentences.ledger),
         environment=sentences.job["environment"],
@@ -251,8 +271,10 @@ class JobFolder:
     With ``repair`` it begins with the undamaged shards of the dataset that it replaces.
     """
 
-    def __init__(self, layout: Layout, job: Job, repair: Repair | None = None) -> None:
-        self.layout, self.job, self._repair = layout, job, repair
+    def __init__(
+        self, layout: Layout, job: Job, repair: Repair | None = None, seen: storage.State = ()
+    ) -> None:
+        self.layout, self.job, self._repair, self._seen = layout, job, repair, seen
         vectors = job.settings.vectors
         asked = {"words": vectors.words is not None, "tokens": vectors.tokens, "sentences": True}
         self._tables = [name for name, wanted in asked.items() if wanted]
@@ -297,14 +319,11 @@ class JobFolder:
         """The receipts of shards that are complete; all others must be made."""
         receipts: list[Receipt] = []
         for file in sorted(self.layout.receipts.glob("*.json")):
-            with suppress(DamagedError, ValueError, FileNotFoundError):
+            with suppress(DamagedError, KeyError, ValueError, FileNotFoundError):
                 receipt = storage.decode(Receipt, storage.read_json(file), file=file)
-                root, entries = self.layout.root, receipt.files.items()
-                paths = {storage.path_inside(root, name): e.bytes for name, e in entries}
-                if all(path.stat().st_size == size for path, size in paths.items()):
-                    footers = {(f.fingerprint, f.shard) for f in map(read_footer, paths)}
-                    if footers == {(receipt.fingerprint, receipt.shard)}:
-                        receipts.append(receipt)
+                sums = {name: receipt.sha256[name] for name in self.names(receipt.shard)}
+                if receipt == _receipt(self.layout.root, receipt.shard, sums):
+                    receipts.append(receipt)
         return receipts
 
     def commit(self, number: int, files: Mapping[str, pa.Buffer]) -> Receipt:
@@ -366,13 +385,12 @@ class JobFolder:
             if file.is_file():
                 sums[file.relative_to(layout.root).as_posix()] = storage.file_sha256(file)
         storage.write_sums(layout.root, sums, scratch=layout.scratch)
-        if self._repair is not None:
-            storage.link_tree(Layout(out).index, layout.index)
-        if not _is_free(out) and not overwrite and self._repair is None:
-            raise OutputExistsError(
-                f"{out} appeared during the job. Move it away and run the same command again."
-            )
-        storage.publish(layout.root, out, private=SCRATCH)
+        if not overwrite and self._repair is None:
+            _refuse_appeared(out)
+        with storage.replacing(out, self._seen):
+            if self._repair is not None:
+                storage.link_tree(Layout(out).index, layout.index)
+            storage.publish(layout.root, out, private=SCRATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +399,7 @@ class Repair:
 
     layout: Layout
     damaged: Mapping[str, str]
+    seen: storage.State  # what the dataset was when it was read
 
 
 def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair | None:
@@ -391,7 +410,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     storage.finish_swap(out, is_dataset, private=SCRATCH)
     if _is_free(out) or overwrite:
         return None
-    layout = Layout(out)
+    layout, seen = Layout(out), storage.state_of(out)
     try:
         damaged = storage.differing_files(out, storage.file_sums(out))
     except DamagedError as error:
@@ -407,7 +426,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     if damaged:
         shown = "; ".join(list(damaged.values())[:3])
         logger.warning(f"{len(damaged)} damaged files of {out} are made again: {shown}")
-    return Repair(layout, damaged)
+    return Repair(layout, damaged, seen)
 
 
 def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
@@ -467,6 +486,14 @@ def _is_free(out: Path) -> bool:
             f"{out} is not a dataset of embedkit, so it is never replaced. Pass another out=."
         )
     return False
+
+
+def _refuse_appeared(out: Path) -> None:
+    """Raise if another process has made a dataset of this name meanwhile."""
+    if not _is_free(out):
+        raise OutputExistsError(
+            f"{out} appeared during the job. Move it away and run the same command again."
+        )
 
 
 def _refuse_foreign(root: Path) -> None:

@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from embedkit.dataset.format import (
     FileEntry,
     Layout,
     Manifest,
+    footer_sha256,
+    is_dataset,
     local_dataset,
     matrix_of,
     read_manifest,
@@ -36,6 +39,7 @@ from embedkit.display import Shown
 from embedkit.encoding.views import parse_layers, parse_view, split_view
 from embedkit.errors import (
     DamagedError,
+    LockedError,
     OutputExistsError,
     UsageError,
     check_counts,
@@ -57,8 +61,10 @@ _HEADER_BYTES = 64
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
-def copy_vectors(path: Path, group: pq.RowGroupMetaData, columns: Mapping[str, Float32]) -> bool:
-    """Copy vector columns of a row group into matrices, their page checksums compared.
+def copy_vectors(
+    descriptor: int, group: pq.RowGroupMetaData, columns: Mapping[str, Float32]
+) -> bool:
+    """Copy vector columns of a row group of an open file into matrices, page checksums compared.
 
     ``columns`` are ``(rows, width)`` float32 by column name, maybe parts of a wider matrix.
     ``False`` if the file is not of the kind that this reader takes; a damaged page is a
@@ -67,11 +73,10 @@ def copy_vectors(path: Path, group: pq.RowGroupMetaData, columns: Mapping[str, F
     chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
     if len(chunks) < group.num_columns:
         raise ValueError("a column occurs twice in its footer")
-    with path.open("rb", buffering=0) as file:
-        return all(
-            _copy_column(file.fileno(), chunks.get(f"{name}.list.element"), matrix)
-            for name, matrix in columns.items()
-        )
+    return all(
+        _copy_column(descriptor, chunks.get(f"{name}.list.element"), matrix)
+        for name, matrix in columns.items()
+    )
 
 
 def _copy_column(descriptor: int, chunk: pq.ColumnChunkMetaData | None, matrix: Float32) -> bool:
@@ -182,8 +187,8 @@ class TableReader:
         blocks: list[Block] = []
         start = 0
         for number in range(self._manifest.n_shards):
-            with self._damage(number):
-                metadata = self._metadata(number)
+            with self._opened(number) as file:
+                metadata = self._metadata(number, file)
             for group in range(metadata.num_row_groups):
                 rows = metadata.row_group(group).num_rows
                 blocks.append(Block(number, group, start, rows, metadata))
@@ -194,9 +199,9 @@ class TableReader:
         """Read the vectors of a row group into ``(rows, width)``, in the caller's thread."""
         parts = np.split(target, self._edges[1:-1], axis=1)
         columns = dict(zip(self._views, parts, strict=True))
-        with self._damage(block.shard):
+        with self._opened(block.shard) as file:
             group = block.metadata.row_group(block.group)
-            if not copy_vectors(self._part(block.shard), group, columns):
+            if not copy_vectors(file.fileno(), group, columns):
                 table = self.scalars_of(block, self._views)
                 for name, matrix in columns.items():
                     matrix[:] = matrix_of(table, name)
@@ -209,8 +214,10 @@ class TableReader:
 
     def scalars_of(self, block: Block, names: Sequence[str]) -> pa.Table:
         """Columns of one row group."""
-        with self._damage(block.shard), self._open(block.shard, block.metadata) as file:
-            return file.read_row_group(block.group, columns=list(names), use_threads=False)
+        with self._opened(block.shard) as file:
+            shard = pq.ParquetFile(file, metadata=block.metadata, page_checksum_verification=True)
+            table = shard.read_row_group(block.group, columns=list(names), use_threads=False)
+            return _complete(table, block.rows)
 
     def scalars(self, names: Sequence[str], shard: int) -> pa.Table:
         """Columns of one shard; a :class:`UsageError` if there is no such column."""
@@ -223,8 +230,10 @@ class TableReader:
                     f"{root} has no column {name!r}; it has {', '.join(self.columns)}. Extract it "
                     "again with label= or keep=."
                 )
-        with self._damage(shard), self._open(shard) as file:
-            return file.read(columns=list(names))
+        with self._opened(shard) as file:
+            metadata = self._metadata(shard, file)
+            whole = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
+            return _complete(whole.read(columns=list(names)), metadata.num_rows)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column of all rows; errors as for :meth:`scalars`."""
@@ -236,8 +245,8 @@ class TableReader:
     @cached_property
     def schema(self) -> pa.Schema:
         """Names and types of all stored columns."""
-        with self._damage(0), self._open(0) as file:
-            return file.schema_arrow
+        with self._opened(0) as file:
+            return self._metadata(0, file).schema.to_arrow_schema()
 
     @cached_property
     def columns(self) -> list[str]:
@@ -283,34 +292,56 @@ class TableReader:
     def _part(self, number: int) -> Path:
         return self._layout.shard_file(self._table, number)
 
-    def _open(self, number: int, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-        return pq.ParquetFile(
-            self._part(number),
-            metadata=metadata or self._metadata(number),
-            page_checksum_verification=True,
-        )
+    @contextmanager
+    def _opened(self, number: int) -> Iterator[FileIO]:
+        """A shard, open for reading; its size and footer are those that the manifest tells.
 
-    def _metadata(self, number: int) -> pq.FileMetaData:
+        So it is this shard of this dataset. It stays open while it is read, since another process
+        may give its name to another file. Whatever is wrong with it is a :class:`DamagedError`.
+        """
         part, entry = self._part(number), self._entry(number)
-        if (size := part.stat().st_size) != entry.bytes:
-            raise ValueError(f"it has {size:,} bytes, expected {entry.bytes:,}")
-        metadata = pq.read_metadata(part)
-        if metadata.num_rows != entry.rows:
-            raise ValueError(f"{metadata.num_rows} rows, {entry.rows} were written")
+        try:
+            with part.open("rb", buffering=0) as file:
+                if (size := os.fstat(file.fileno()).st_size) != entry.bytes:
+                    raise ValueError(f"it has {size:,} bytes, expected {entry.bytes:,}")
+                if footer_sha256(file.fileno()) != entry.footer:
+                    raise ValueError("its footer is not that of this shard of this dataset")
+                yield file
+        except (UsageError, DamagedError):
+            raise
+        except (ValueError, KeyError, pa.ArrowException, OSError) as error:  # a column is missing
+            self._check_same()
+            copied = str(self._layout.root) in storage.spelled  # from an object store
+            advice = "It is damaged: run its command again."
+            if copied:
+                advice = "The next command fetches this copy again."
+            problem = storage.unreadable(part, error, advice=advice)
+            if copied and isinstance(problem, DamagedError):
+                storage.remove_file(self._layout.manifest)
+            raise problem from error
+
+    def _check_same(self) -> None:
+        """Raise a :class:`LockedError` if the dataset is no longer the one that was opened."""
+        root = self._layout.root
+        with suppress(DamagedError):
+            if not is_dataset(root) or read_manifest(root) != self._manifest:
+                raise LockedError(f"{root} was replaced while it was read. Run this command again.")
+
+    def _metadata(self, number: int, file: FileIO) -> pq.FileMetaData:
+        metadata, rows = pq.read_metadata(file), self._entry(number).rows
+        if metadata.num_rows != rows:
+            raise ValueError(f"{metadata.num_rows} rows, {rows} were written")
         names = metadata.schema.to_arrow_schema().names
         if not set(self._stored) <= set(names) or len(set(names)) != len(names):
             raise ValueError(f"its columns are not those of the manifest: {', '.join(names):.200}")
         return metadata
 
-    @contextmanager
-    def _damage(self, number: int) -> Iterator[None]:
-        try:
-            yield
-        except (UsageError, DamagedError):
-            raise
-        except (ValueError, KeyError, pa.ArrowException, OSError) as error:  # a column is missing
-            advice = "It is damaged: run its command again."
-            raise storage.unreadable(self._part(number), error, advice=advice) from error
+
+def _complete(table: pa.Table, rows: int) -> pa.Table:
+    """A table that has so many ``rows``: Arrow reads fewer where the header of a page says so."""
+    if table.num_rows != rows:
+        raise ValueError(f"a column has {table.num_rows} values, expected {rows}")
+    return table
 
 
 _BLOCKS_SHUFFLED = 4  # row groups whose rows are mixed
@@ -639,19 +670,25 @@ class VectorData(Shown):
         """
         check_choice(EXPORTS, to=to)
         target = Path(f"{self.path.name}.{to}" if out is None else out)
-        if os.path.lexists(target) and not overwrite:
-            raise OutputExistsError(
-                f"{target} exists. Choose another out=, or pass overwrite=True."
-            )
+
+        def free() -> None:
+            if to != "lance":
+                storage.refuse_existing(target, overwrite=overwrite)
+            elif os.path.lexists(target) and not (overwrite and (target / "_versions").is_dir()):
+                advice = "Choose another out=, or pass overwrite=True to replace a Lance table."
+                raise OutputExistsError(f"{target} exists. {advice}")
+
+        free()
         storage.check_place(target)
-        work = storage.incomplete(target)
-        for left in (work, *([target] if target.is_dir() else [])):
-            storage.remove_tree(left) if left.is_dir() else left.unlink(missing_ok=True)
-        with storage.storage_errors(work, RuntimeError, pa.ArrowException):
-            _EXPORT[to](self, work)
-        if work.is_dir():
-            storage.sync_tree(work)
-        storage.publish_file(work, target)
+        if to == "lance":
+            place = storage.new_folder(target, free=free, sealed=False)
+        else:
+            place = storage.new_file(target, free=free)
+        with place as work:
+            with storage.storage_errors(work, RuntimeError, pa.ArrowException):
+                _EXPORT[to](self, work)
+            if work.is_dir():
+                storage.sync_tree(work)
         return target
 
     def _integers(self, name: str) -> Int64:

@@ -212,14 +212,18 @@ def export(
     check_files(source, [f"model/{name}"], advice="Make the run again.")
     has_head = is_plain_head(read_config(source / "model" / name))
     finish_swap(target, lambda _: True, private=_PRIVATE)
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        if not overwrite:
+
+    def free() -> None:
+        if target.is_dir() and not any(target.iterdir()):
+            return
+        if target.exists() and not overwrite:
             raise OutputExistsError(
                 f"{target} exists. Choose another out=, or pass overwrite=True."
             )
-        if not (target / "config.json").is_file():
+        if target.exists() and not (target / "config.json").is_file():
             raise OutputExistsError(f"{target} is not a checkpoint, so it is not replaced.")
-    with new_folder(target, sealed=False, private=_PRIVATE) as work:
+
+    with new_folder(target, free=free, sealed=False, private=_PRIVATE) as work:
         with storage.storage_errors(work, SafetensorError):
             inside = f"model/{name}/"
             for file in storage.file_sums(source):  # what else is there may be a link to anywhere

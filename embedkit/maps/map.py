@@ -369,7 +369,7 @@ def explore(
         "first": color or (columns[0].name if columns else ""),
     }
     html = _page(data, indices, content, columns, ordered).encode()
-    write_files({file: html}, overwrite=True)
+    write_files({file: html}, overwrite=overwrite)
     layouts, counts = tuple(one.layout for one in ordered), (len(indices), len(data))
     return Explored(file, method, views[start], layouts, chance, *counts, len(html))
 

@@ -112,7 +112,7 @@ def new_run(out: Path, *, overwrite: bool = False) -> AbstractContextManager[Pat
             f"{work} holds an unfinished run of another kind. Finish it, choose another out=, or "
             "pass overwrite=True to discard it."
         )
-    return storage.new_folder(out)
+    return storage.new_folder(out, free=lambda: check_free(out, overwrite=overwrite))
 
 
 @contextmanager
@@ -142,7 +142,9 @@ def resumable_run(
         content = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
         storage.write_durably(job, content.encode(), scratch=job.parent)
 
-    with storage.new_folder(out, begin=write_job):
+    with storage.new_folder(
+        out, free=lambda: check_free(out, overwrite=overwrite), begin=write_job
+    ):
         try:
             yield work
         except (UsageError, EncodeError):  # their advice is another job, which may begin here

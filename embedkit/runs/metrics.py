@@ -583,30 +583,35 @@ class _Ranking:
     def __init__(self, positive: Bool, scores: Float64) -> None:
         self._order = np.argsort(-scores, kind="stable")
         self._positive = positive[self._order].astype(np.float64)
-        self._starts = np.append(0, np.flatnonzero(np.diff(scores[self._order])) + 1)
+        self._ends = np.flatnonzero(np.append(np.diff(scores[self._order]), 1))
 
     @_kept
-    def _sums(self, weights: Float64) -> tuple[Float64, Float64, Float64]:
-        """Weights of positives and negatives at every score, and of positives down to it."""
+    def _sums(self, weights: Float64) -> tuple[Float64, Float64]:
+        """Weights of positives, and of all records, down to every score.
+
+        Sums of weights of 1 and 1/2 are exact, and so are their differences.
+        """
         ordered = np.take(weights, self._order, axis=1)
-        gained = ordered * self._positive
-        missed = ordered - gained
-        if len(self._starts) < len(self._order):
-            gained, missed = (np.add.reduceat(w, self._starts, axis=1) for w in (gained, missed))
-        return gained, missed, np.cumsum(gained, axis=1)
+        hits = np.cumsum(ordered * self._positive, axis=1)
+        chosen = np.cumsum(ordered, axis=1, out=ordered)
+        if len(self._ends) < len(self._order):
+            hits, chosen = (np.take(w, self._ends, axis=1) for w in (hits, chosen))
+        return hits, chosen
 
     def roc_auc(self, weights: Float64) -> Float64:
         """Area under the ROC curve by trapezoids; NaN if only one class is there."""
-        gained, missed, hits = self._sums(weights)
-        pairs, area = hits[:, -1] * missed.sum(1), np.full(len(weights), np.nan)
-        under = np.einsum("ij,ij->i", missed, hits) - np.einsum("ij,ij->i", missed, gained) / 2
+        hits, chosen = self._sums(weights)
+        missed, area = chosen - hits, np.full(len(weights), np.nan)
+        pairs = hits[:, -1] * missed[:, -1]
+        under = np.einsum("ij,ij->i", np.diff(missed, axis=1), hits[:, 1:] + hits[:, :-1])
+        under = (missed[:, 0] * hits[:, 0] + under) / 2
         np.divide(under, pairs, out=area, where=pairs > 0)
         return area
 
     def average_precision(self, weights: Float64) -> Float64:
         """Mean precision over the recall gained at each score; NaN without positives."""
-        gained, missed, hits = self._sums(weights)
+        hits, chosen = self._sums(weights)
         total, area = hits[:, -1], np.full(len(weights), np.nan)
-        chosen = np.maximum(hits + np.cumsum(missed, axis=1), _SMALLEST)
-        np.divide(np.einsum("ij,ij->i", gained, hits / chosen), total, out=area, where=total > 0)
+        gained, precision = np.diff(hits, axis=1, prepend=0.0), hits / np.maximum(chosen, _SMALLEST)
+        np.divide(np.einsum("ij,ij->i", gained, precision), total, out=area, where=total > 0)
         return area

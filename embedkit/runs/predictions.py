@@ -39,6 +39,7 @@ _COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "fold": p
 _ADVICE = "Make the run again."
 ROUNDING = 1e-3
 _ARRAYS = ("row", "group", "fold", "y", "proba", "y_pred", "word")
+_MOST_FOLDS = 1 << 15  # splits hold int16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +119,7 @@ class Predictions:
         """Return some of the predictions."""
         return Predictions(
             **{name: getattr(self, name)[index] for name in _ARRAYS},
-            ids=tuple(self.ids[i] for i in index),
+            ids=tuple(map(self.ids.__getitem__, index.tolist())),
             classes=self.classes,
             views={name: values[index] for name, values in self.views.items()},
         )
@@ -395,7 +396,7 @@ def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Pr
     if of_words:
         columns = {"row": pa.int64(), "word": pa.int32()} | columns
     check_columns(table, columns, file=file, nullable=["y_true"], advice=_ADVICE)
-    number = {"test": TEST} | {str(fold): fold for fold in range(len(table) + 1)}
+    number = {"test": TEST} | {str(fold): fold for fold in range(min(len(table), _MOST_FOLDS) + 1)}
     try:
         y, y_pred = (_numbers(table[n], classes) for n in ("y_true", "y_pred"))
         predictions = Predictions(

@@ -33,7 +33,6 @@ from embedkit.errors import (
     CorpusError,
     DamagedError,
     MismatchError,
-    OutputExistsError,
     UsageError,
     check_counts,
     check_seed,
@@ -183,14 +182,13 @@ class Split(Shown):
         return [(np.flatnonzero(fitted & ~test), np.flatnonzero(test)) for test in held_out]
 
 
-def write_split(split: Split, path: Path) -> None:
+def write_split(split: Split, path: Path, *, overwrite: bool = False) -> None:
     """Write the folds of records durably; the same split gives the same bytes."""
     split = split if split.records is None else split.records
     folds = split.folds.astype(np.int16)
     table = pa.table({"row": split.row, "group": split.group, "fold": folds})
     table = table.replace_schema_metadata({_KEY: storage.encode(split.record, indent=None)})
-    storage.make_folder(path.parent)
-    storage.write_parquet(path, table)
+    storage.write_files({path: storage.parquet_bytes(table)}, overwrite=overwrite)
 
 
 def read_split(path: Path) -> Split:
@@ -318,13 +316,13 @@ def split(
         >>> split.n_folds, len(split.row), len(split.test)
         (3, 12, 3)
     """
-    if out is not None and Path(out).exists() and not overwrite:
-        raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
+    if out is not None:
+        storage.refuse_existing(Path(out), overwrite=overwrite)
     records = _records(source, label, group, reading or CorpusOptions(), seed)
     sets = label_separator is not None
     result = make_split(records, folds=folds, test=test, seed=seed, sets=sets)
     if out is not None:
-        write_split(result, Path(out))
+        write_split(result, Path(out), overwrite=overwrite)
     return result
 
 
@@ -422,24 +420,64 @@ def _warn_of_leakage(folds: Int64, groups: Int64, column: str) -> None:
 
 def assign_folds(strata: Int64, groups: Int64, folds: int, *, seed: int) -> Int64:
     """Return ``(n,)`` fold numbers: strata spread evenly, groups never divided."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+    from sklearn.model_selection import StratifiedKFold
 
-    distinct = len(np.unique(groups))
-    if distinct < folds:
-        raise UsageError(f"cannot make {folds} folds from {distinct} distinct texts or groups.")
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    if len(sizes) < folds:
+        raise UsageError(f"cannot make {folds} folds from {len(sizes)} distinct texts or groups.")
     if np.bincount(strata).max() < folds:  # nothing to spread; scikit-learn refuses
         strata = np.zeros_like(strata)
-    options = {"n_splits": folds, "shuffle": True, "random_state": seed}
-    if distinct == len(groups):
-        subsets = StratifiedKFold(**options).split(strata, strata)
-    else:
-        subsets = StratifiedGroupKFold(**options).split(strata, strata, groups)
+    if len(sizes) < len(groups):
+        return _dealt(strata, group, sizes, folds, seed=seed)
+    subsets = StratifiedKFold(folds, shuffle=True, random_state=seed).split(strata, strata)
     result = np.empty(len(strata), np.int64)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         for number, (_, test) in enumerate(subsets):
             result[test] = number
     return result
+
+
+def _dealt(strata: Int64, group: Int64, sizes: Int64, folds: int, *, seed: int) -> Int64:
+    """Return ``(n,)`` folds of records in groups, which have the numbers ``group`` and ``sizes``.
+
+    The largest groups are dealt first, each to the fold that has the least of its classes; then
+    single records fill the folds up, class by class. scikit-learn's ``StratifiedGroupKFold`` weighs
+    every fold for every group, also for the single records, of which a corpus mostly consists: one
+    repeated text among 200,000 makes that take longer than all fits.
+    """
+    random, total = np.random.default_rng(seed), np.bincount(strata).astype(np.float64)
+    counts = np.zeros((folds, len(total)), np.int64)
+    result = np.empty(len(strata), np.int64)
+    records, ends = np.argsort(group, kind="stable"), np.cumsum(sizes)
+    several = random.permutation(np.flatnonzero(sizes > 1))
+    for number in several[np.argsort(-sizes[several], kind="stable")]:
+        mine = records[ends[number] - sizes[number] : ends[number]]
+        classes, amounts = np.unique(strata[mine], return_counts=True)
+        crowded = counts[:, classes] @ (amounts / total[classes] ** 2)
+        fold = np.lexsort((counts.sum(axis=1), crowded))[0]
+        result[mine] = fold
+        counts[fold, classes] += amounts
+    single = random.permutation(np.flatnonzero(sizes[group] == 1))
+    single = single[np.argsort(strata[single], kind="stable")]
+    classes, starts = np.unique(strata[single], return_index=True)
+    for number, mine in zip(classes, np.split(single, starts)[1:], strict=True):
+        share = _filling(counts[:, number], counts.sum(axis=1), len(mine))
+        result[mine] = np.repeat(np.arange(folds), share)
+        counts[:, number] += share
+    return result
+
+
+def _filling(counts: Int64, sizes: Int64, more: int) -> Int64:
+    """Divide ``more`` records of a class evenly among folds that have ``counts`` of it already.
+
+    Those that are left over go to the smallest folds.
+    """
+    level = int(((np.cumsum(np.sort(counts)) + more) // np.arange(1, len(counts) + 1)).min())
+    share = np.maximum(level - counts, 0)
+    low = np.flatnonzero(counts <= level)
+    share[low[np.argsort((sizes + share)[low], kind="stable")][: more - share.sum()]] += 1
+    return share
 
 
 def inner_folds(

@@ -7,7 +7,8 @@ and is mapped into memory when opened. Its recall is measured once, with records
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -18,10 +19,10 @@ import numpy as np
 from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.choices import WHITENINGS, IndexName, SearchMetric, WhiteningKind
-from embedkit.dataset.format import Layout
+from embedkit.dataset.format import Layout, read_manifest
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
-from embedkit.errors import MismatchError, OutputExistsError, UsageError
+from embedkit.errors import LockedError, MismatchError, OutputExistsError, UsageError
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.search.exact import Neighbours, Whitening, fit_whitening, nearest, unit_rows
 from embedkit.storage import decode, read_json, unreadable
@@ -137,9 +138,19 @@ def build_index(
             f"{KINDS[kind].minimum:,} or more."
         )
     target = _folder(data, kind, metric, whitening)
-    if target.exists() and not overwrite:
-        raise OutputExistsError(f"{target} exists already; pass overwrite=True to build it again.")
-    with storage.new_folder(target) as folder, faiss_with_threads(usable_cores()) as faiss:
+
+    def free() -> None:
+        if target.exists() and not overwrite:
+            raise OutputExistsError(
+                f"{target} exists already; pass overwrite=True to build it again."
+            )
+
+    free()
+    with (
+        _in_dataset(data),
+        storage.new_folder(target, free=free) as folder,
+        faiss_with_threads(usable_cores()) as faiss,
+    ):
         started = time.perf_counter()
         fitted = None if whitening is None else fit_whitening(data, whitening)
         factory = KINDS[kind].factory.format(
@@ -185,6 +196,18 @@ def build_index(
             seconds=0.0,
         )
         return _written(faiss, index, fitted, folder, info, started)
+
+
+@contextmanager
+def _in_dataset(data: VectorData) -> Iterator[None]:
+    """Share the lock of a dataset, so that none replaces it while something is made inside.
+
+    A :class:`LockedError` if one has since it was opened.
+    """
+    with storage.exclusive(data.path, shared=True):
+        if read_manifest(data.path) != data.manifest:
+            raise LockedError(f"{data.path} was replaced meanwhile. Run the same command again.")
+        yield
 
 
 def _written(
