@@ -163,6 +163,8 @@ def _is_known(kind: Any) -> bool:
 
 def _is_of(value: Any, kind: Any) -> bool:
     origin = get_origin(kind) or kind
+    if kind is Any:  # a class, with which nothing can be compared
+        return True
     if origin in _PATHS:
         return isinstance(value, str | os.PathLike)
     if origin in _LISTS:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -47,6 +47,7 @@ _EXPECTED = (
 )
 
 
+@runtime_checkable
 class ArrowStream(Protocol):
     """A table of any library with Arrow's C stream interface."""
 
