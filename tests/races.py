@@ -113,7 +113,7 @@ def call(line: str, folder: Path, delay: float = 0.0) -> dict[str, Any]:
     time.sleep(delay)
     try:
         done = command(*line.format(model=tiny_model()).split(), cwd=folder)
-    except Exception:
+    except BaseException:  # those of pytest are none of Exception
         return {"code": None, "error": traceback.format_exc()[-1_500:]}
     return {"code": done.returncode, "error": done.stderr[-500:], "modules": [*sys.modules]}
 
@@ -130,8 +130,13 @@ def together(lines: Sequence[str], folder: Path, delays: Sequence[float]) -> lis
         child.start()
         sending.close()
         started.append((receiving, child))
-    ended = [receiving.recv() for receiving, _ in started]
-    for _, child in started:
+    ended = list[dict[str, Any]]()
+    for receiving, child in started:
+        try:
+            ended.append(receiving.recv())
+        except EOFError:
+            child.join()
+            ended.append({"code": None, "error": f"ended with {child.exitcode}"})
         child.join()
     for module in {name for one in ended for name in one.pop("modules", ())} - sys.modules.keys():
         with suppress(Exception):
