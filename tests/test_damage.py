@@ -128,9 +128,7 @@ def test_a_shard_of_another_model_is_refused(made: Path, out: Path, tmp_path: Pa
         storage.link_file(tmp_path / "kept", made / PART)
     shutil.copy(other / PART, out / PART)
     for name in ("X", "row"):
-        with pytest.raises(
-            DamagedError, match=r"part-00000001\.parquet cannot be read: its foot"
-        ):
+        with pytest.raises(DamagedError, match=r"part-00000001\.parquet cannot be read: its foot"):
             getattr(embedkit.load(out), name)
 
 
