@@ -158,7 +158,13 @@ _LISTS, _MAPPINGS, _PATHS = (Sequence, tuple, list), (Mapping, dict), (Path, os.
 
 def _is_known(kind: Any) -> bool:
     """False for kinds that cannot be told from a value, such as functions."""
-    return isinstance(kind, type) or get_origin(kind) in (*_LISTS, *_MAPPINGS, *_PATHS)
+    return _is_class(kind) or get_origin(kind) in (*_LISTS, *_MAPPINGS, *_PATHS)
+
+
+def _is_class(kind: Any) -> bool:
+    """True for what values may be instances of: neither Any, a class since 3.11, nor a protocol."""
+    protocol = getattr(kind, "_is_protocol", False)
+    return isinstance(kind, type) and kind is not Any and not protocol
 
 
 def _is_of(value: Any, kind: Any) -> bool:
@@ -177,7 +183,7 @@ def _is_of(value: Any, kind: Any) -> bool:
         except msgspec.ValidationError:
             return False
         return True
-    return isinstance(origin, type) and isinstance(value, origin)
+    return _is_class(origin) and isinstance(value, origin)
 
 
 def _name(kind: Any) -> str:

@@ -58,7 +58,7 @@ def test_a_message_names_no_option_that_the_command_lacks(trained: Path, tmp_pat
     assert "Did you mean 'sms'" in done.stderr
     done = command("probe", trained / "data", "--label", "target", cwd=tmp_path)
     assert "--label target is of a corpus" in done.stderr
-    made = ("--text", "sms", "--id", "msg_id", "--label", "target", "--folds", "2")
+    made = ("--text", "sms", "--label", "target", "--folds", "2")
     assert command("split", trained / "train.csv", *made, cwd=tmp_path).returncode == 0
     done = command("train", trained / "data", "--features", "tfid", cwd=tmp_path)
     assert "Did you mean 'tfidf'" in done.stderr

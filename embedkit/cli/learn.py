@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     "--seed",
     "--overwrite",
     "--text",
-    "--id",
     "--label",
     option("--label-separator", help="Between the classes of a record; folds are not stratified."),
 )
