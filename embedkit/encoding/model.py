@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -394,8 +395,10 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     folder, file = str(checkpoint.transformer), checkpoint.adapter
     settings = peft.PeftConfig.from_pretrained(folder)
     settings.inference_mode = True
-    tuned = peft.get_peft_model(model, settings)
-    report = tuned.load_adapter(folder, "default")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # weights are counted below
+        tuned = peft.get_peft_model(model, settings)
+        report = tuned.load_adapter(folder, "default")
     if lacking := [*report.missing_keys, *report.unexpected_keys]:
         raise ValueError(f"{len(lacking)} of {file} do not belong to it, such as {lacking[0]}")
     if not hasattr(tuned, "merge_and_unload"):
