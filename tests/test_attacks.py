@@ -329,12 +329,10 @@ RECIPES = f"""\
 [extract]|{CORPUS}|out = "https://example.org/x"
 [extract]|{CORPUS}|out = "file:///tmp/x"
 [extract]|corpus = ["c.tsv", "--out=../evil"]
-[extract]|{CORPUS}|engine = "ray"|address = "ray://example.org:1"
 [finetune]|{CORPUS}|head = "evil:Head"
 [train]|dataset = "c.tsv"|estimator = "evil:X"
 [predict]|run = "r"|{CORPUS}|head = "evil:X"
 [compare]|runs = ["r"]|report = "../r.html"
-[words]|what = ["v"]|figure = "../f.pdf"
 [index]|dataset = "../v"
 [search]|dataset = "v"|query = "q"|makes = "../v"
 """.splitlines()

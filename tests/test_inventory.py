@@ -323,7 +323,7 @@ def test_adapters_that_cannot_be_applied(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors do not belong"):
         Encoder(folder, device="cpu")
     state(folder / "adapter_config.json", peft_type="PREFIX_TUNING")
-    with pytest.raises(ModelError, match=r"adapter_model\.safetensors"):
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors|weights cannot be loaded"):
         Encoder(folder, device="cpu")
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"no adapter_model"):

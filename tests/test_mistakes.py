@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("similarity array.json --text text --text-pair text --score zzz", 2, "--score zzz"),
         ("extract header.tsv", 2, "header.tsv has no records"),
         ("extract same.tsv --out same", 0, "39 records repeat an earlier id"),
-        ("train array --out r", 2, "--label or --keep"),
+        ("train array --out r", 2, "--label"),
         ("train rare --out r --folds 2", 2, "8 labels for 8 records"),
         ("train rare --out m --folds 2 --task multilabel", 2, "by --label-separator |"),
         ("extract rare.tsv --model models/nothere", 2, "no such folder"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -249,6 +249,15 @@ def _problem_of(table: Table, name: str, role: str = "") -> str:
     return ""
 
 
+def _filled(source: Source) -> Iterator[bytes]:
+    """Lines that are not empty; millions of those that are may follow each of them."""
+    source.skip_blank()
+    for line in source:
+        if line.data:
+            yield line.data
+        source.skip_blank()
+
+
 def hash_inputs(plan: CorpusPlan) -> CorpusPlan:
     """The same plan with the SHA-256 of every input."""
     files = tuple(dataclasses.replace(f, sha256=file_sha256(f.path)) for f in plan.files)
@@ -356,8 +365,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
     if not kind.quoting:
         return Dialect(name, encoding), notices
     with closing(Source(file.path, encoding=encoding)) as source:
-        source.skip_blank()
-        lines = list(islice((line.data for line in source if line.data), _SAMPLED_LINES))
+        lines = list(islice(_filled(source), _SAMPLED_LINES))
         texts = [line.decode(source.encoding, "replace") for line in lines]
     named = separator_named_by(lines[0]) if lines else ""
     texts = texts[1:] if named else texts

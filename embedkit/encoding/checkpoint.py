@@ -301,7 +301,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     config_path = transformer / "config.json"
     if not config_path.is_file():
         raise ModelError(f"{name}: {transformer} holds no config.json. {_instead(folder, modules)}")
-    config = as_data(_read_json(config_path))
+    config = _read_json(config_path)
     settings = _sentence_settings(transformer)
     sentence = {inventory.LEGACY.get(key, key): value for key, value in settings[1].items()}
     config |= inventory.options_of(sentence, "config_kwargs")
@@ -309,7 +309,8 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     rules = inventory.config_rules(kind)
     listed = {key: config[key] for key in config.keys() & rules}
     stated = list(inventory.statements("config.json", listed, rules))
-    config = {key: value for key, value in config.items() if key not in inventory.OVERRIDDEN}
+    # what names code is stated above, and goes no further
+    config = as_data({key: config[key] for key in config if key not in inventory.OVERRIDDEN})
     n_layers, width = (
         next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
         for keys in (_N_LAYERS, _WIDTH)

@@ -538,6 +538,8 @@ def read_config(folder: Path) -> HeadConfig:
     encoder, head = (decode(dict[str, Any], read_json(file), file=file) for file in files)
     names = inspect.get_annotations(HeadConfig).keys() & head.keys() - {"encoder"}
     try:
+        if not isinstance(head.get("head", ""), str):
+            raise TypeError(f"head is {head['head']!r:.60}, not a name")
         return HeadConfig(encoder=as_data(encoder), **{name: head[name] for name in names})
     except Exception as error:  # transformers checks types
         raise unreadable(files[1], error, advice="Make the run again.") from error
