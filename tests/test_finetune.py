@@ -459,7 +459,8 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
         (decision,) = [one for one in found.decisions if one.question == "Fine-tuning"]
         answers[losses] = decision
     no, unknown = answers.values()
-    assert (no.answer, no.tone, no.command) == ("no", "no", "")
+    assert no.answer in ("no", "not proven")
+    assert not no.command
     assert (unknown.answer, unknown.tone) == ("not trained to its end", "open")
     assert "3 of 3 models were still improving" in unknown.sentence
     assert "--model" in unknown.command

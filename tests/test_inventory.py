@@ -209,7 +209,7 @@ def test_a_transformer_in_a_folder_of_its_own(name: str, folder: Path, tmp_path:
     assert "Give " not in str(told.value)
     modules[0]["path"] = "../flat"
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ModelError, match="out of its folder"):
+    with pytest.raises(ModelError, match="is not the name of a folder"):
         find_checkpoint(folder)
 
 

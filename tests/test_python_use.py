@@ -41,7 +41,7 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
     runs.append(embedkit.finetune(frame, split=split, **{**TINY, "epochs": 1}))
     probe = embedkit.probe(data, split=split)
     names = [str(run.out) for run in (*runs, probe)]
-    assert names == [f"runs/dataframe-{n}" for n in ("logreg", "tfidf", "cls", "probe")]
+    assert names == [f"runs/dataframe-{n}" for n in ("logreg", "tfidf", "finetuned", "probe")]
     table = embedkit.compare([*runs, probe])
     assert len(table.rows) >= 3
     assert [p.label for p in embedkit.Predictor(runs[0], device="cpu").predict(["bad"])]

@@ -60,7 +60,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = two_runs(folder, N)
     train(folder / "data", out=folder / "runs/knn", estimator="knn", view="mean_0", **options)
     probe(folder / "data", out=folder / "runs/probe", **options)
-    tuned(folder / "corpus.tsv", folder / "runs/tuned", validation=0.2, folds=None, **options)
+    tuned(folder / "corpus.tsv", folder / "runs/tuned", validation=0.2, folds=3, **options)
     write_report(compare(runs_of(folder)), folder / "report.html")
     return folder
 

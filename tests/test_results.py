@@ -308,7 +308,7 @@ def test_a_test_part_from_elsewhere(shared: Path, tmp_path: Path) -> None:
     assert test_set.seen_texts == sum(text_key(t) in trained for t in texts) > 0
     tfidf = train(shared / "data", out=tmp_path / "t", test=corpus, features="tfidf").content
     again = train(shared / "data", out=tmp_path / "u", test=tmp_path / "test", features="tfidf")
-    assert tfidf.scores["test"] == again.content.scores["test"]
+    assert str(tfidf.scores["test"]) == str(again.content.scores["test"])  # with intervals of NaN
 
 
 def test_units_of_a_test_set_are_its_texts(shared: Path, tmp_path: Path) -> None:
@@ -323,7 +323,8 @@ def test_units_of_a_test_set_are_its_texts(shared: Path, tmp_path: Path) -> None
         run = train(shared / "data", out=tmp_path / name, test=corpus, features="tfidf")
         scores[name] = run.content.scores["test"]
     for metric, score in scores["one"].items():
-        assert astuple(scores["three"][metric]) == pytest.approx(astuple(score), abs=1e-5), metric
+        expected = pytest.approx(astuple(score), abs=1e-5, nan_ok=True)
+        assert astuple(scores["three"][metric]) == expected, metric
 
 
 def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:

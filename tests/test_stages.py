@@ -41,8 +41,9 @@ def test_one_shard_is_read_ahead_and_bytes_to_be_written_are_bounded(
 
     encoder = SimpleNamespace(device=SimpleNamespace(type="cpu"))
     pending = SimpleNamespace(nbytes=100)
-    plan = SimpleNamespace(encoder=encoder, start_shard=lambda *_, **__: pending)
-    maker: Any = SimpleNamespace(read=reading, plan=plan, write=write)
+    made: dict[str, Any] = {"read": reading, "write": write, "compared": lambda shard: shard}
+    plan = SimpleNamespace(encoder=encoder)
+    maker: Any = SimpleNamespace(plan=plan, start=lambda *_: pending, **made)
     todo: Any = range(20)
     assert shards.run_shards(maker, todo, begun, lambda _: None) == [*range(20)]
     assert most[0] <= 2

@@ -94,7 +94,7 @@ class _Module(TypedDict):
 class _Stated(TypedDict, total=False):
     """``config_sentence_transformers.json``."""
 
-    prompts: dict[str, str] | None
+    prompts: dict[str, str | None] | None
     default_prompt_name: str | None
     truncate_dim: int | None
 

@@ -642,7 +642,7 @@ class TextTokenizer:
         settings = TokenizerSettings(max_length=self._templates[1].added + 5)
         chosen = []
         for lengths in ((9, 7), (7, 9)):
-            pair = ("a " * lengths[0], "1 " * lengths[1])
+            pair = ("a " * lengths[0], "a " * lengths[1])  # one word: lengths in tokens follow
             own = self.hf(*pair, truncation="longest_first", max_length=settings.max_length)
             if self.is_fast:  # the library keeps the limit
                 self.hf.backend_tokenizer.no_truncation()
