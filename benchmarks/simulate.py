@@ -144,14 +144,12 @@ def rates(world: World, *, repetitions: int, seed: int = 0) -> dict[str, dict[st
             influence = np.stack([moved[name] for moved in by_method], axis=1)
             low, high = interval(value[0], influence[:, 0], methods[0][name], unit)
             gap = value[-1] - value[0]
-            scale, units = methods[0][name].scale, methods[0][name].units(unit)
-            both = (value[-1], value[0]), (influence[:, -1], influence[:, 0])
-            areas = both if scale == "area" else None
-            ends = difference_interval(gap, influence[:, -1] - influence[:, 0], units, areas)
+            units = methods[0][name].units(unit)
+            ends = difference_interval(gap, influence[:, -1] - influence[:, 0], units)
             truly = true_better[name] - true[name]
             lower = name in LOWER_IS_BETTER
-            single, _ = paired_tests(value, influence, [(0, 1), (0, EQUAL)], units, scale)
-            _, corrected = paired_tests(value, influence, pairs, units, scale)
+            single, _ = paired_tests(value, influence, [(0, 1), (0, EQUAL)], units)
+            _, corrected = paired_tests(value, influence, pairs, units)
             best = int(np.argmax(-value[:-1] if name in LOWER_IS_BETTER else value[:-1]))
             of_best = [p for p, pair in zip(corrected, pairs, strict=True) if best in pair]
             outcomes[name].append(
@@ -201,8 +199,7 @@ def fitted_rates(count: int, *, repetitions: int) -> dict[str, float]:
         for name in FITTED:
             value = np.array([metrics[name].value(count) for metrics in methods])
             influence = np.stack([moved[name] for moved in by_method], axis=1)
-            scale = methods[0][name].scale
-            p, _ = paired_tests(value, influence, [(0, 1)], scale=scale)
+            p, _ = paired_tests(value, influence, [(0, 1)])
             different[name].append(bool(p[0] < 0.05))
     return {name: float(np.mean(found)) for name, found in different.items()}
 

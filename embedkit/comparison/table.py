@@ -418,17 +418,14 @@ def _scores(
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
     pairs = list(combinations(range(len(scores)), 2))
     units = shown[metric].units(taken.group)  # the same for all methods
-    scale = shown[metric].scale
-    tests = paired_tests(values, np.stack(influence, axis=1), pairs, units, scale)
+    tests = paired_tests(values, np.stack(influence, axis=1), pairs, units)
     names = list(scores)
     differences: dict[tuple[str, str], Difference] = {}
     for pair, *p_values in zip(pairs, *tests, strict=True):
         p, corrected = (None if np.isnan(one) else float(one) for one in p_values)
         for a, b in (pair, pair[::-1]):
             gap = float(values[a] - values[b])
-            both = (values[a], values[b]), (influence[a], influence[b])
-            areas = both if scale == "area" else None
-            ends = difference_interval(gap, influence[a] - influence[b], units, areas)
+            ends = difference_interval(gap, influence[a] - influence[b], units)
             differences[names[a], names[b]] = Difference(gap, *ends, p, corrected)
     return scores, differences
 

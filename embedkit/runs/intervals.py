@@ -10,7 +10,6 @@ the sources, and error rates where the truth is known.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -157,73 +156,26 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
     return 1 - high, 1 - low
 
 
-_SCALES = {
-    "fraction": _log_odds,
-    "area": _log_odds,
-    "correlation": _fisher,
-    "error": _power,
-    "explained": _explained,
-}
-
-
-Both = tuple[tuple[float, float], tuple[Float64, Float64]]
-"""The values of a metric for two methods, and the influences on them."""
-
-
-def _on_log_odds(values: tuple[float, float], influence: tuple[Float64, Float64]) -> Float64:
-    """Influences on a difference of areas, by the test on their log-odds, in units of areas.
-
-    Near its end an area is skewed, and the worse of two methods moves more than the better one: of
-    0.992 and 0.998, where few records decide. On the scale of its interval it is not; the ratio of
-    difference and error is the one that they have there.
-    """
-    (one, other), (influence_one, influence_other) = values, influence
-    if not 0 < min(values) <= max(values) < 1:
-        return influence_one - influence_other
-    slope, slope_other = (1 / (value * (1 - value)) for value in values)
-    odds = np.log(one / (1 - one)) - np.log(other / (1 - other))
-    unit = (one - other) / odds if odds else 1 / slope
-    return np.asarray(unit * (slope * influence_one - slope_other * influence_other))
+_SCALES = {"fraction": _log_odds, "correlation": _fisher, "error": _power, "explained": _explained}
 
 
 def difference_interval(
-    value: float, influence: Float64, units: float = np.inf, areas: Both | None = None
+    value: float, influence: Float64, units: float = np.inf
 ) -> tuple[float, float]:
-    """Return the 95 % interval of a difference, by that of influences; arguments as for tests.
-
-    Of ``areas`` the end towards 0 agrees with the test. The other one is made of the ends of both
-    intervals, the far one of the worse method, for areas that depend on each other as their
-    influences do (G. Y. Zou and A. Donner 2008, "Construction of confidence limits about effect
-    measures", Statistics in Medicine 27).
-    """
+    """Return the 95 % interval of a difference, by that of influences; arguments as for tests."""
     error, freedom = _error(value, influence, units)
-    near = far = _quantile(freedom) * error
-    if areas is not None and 0 < min(areas[0]) <= max(areas[0]) < 1:
-        values, both = areas if value >= 0 else (areas[0][::-1], areas[1][::-1])
-        error, freedom = _error(value, _on_log_odds(values, both), units)
-        near = _quantile(freedom) * error
-        each = [_error(v, moved) for v, moved in zip(values, both, strict=True)]
-        margins = [_quantile(freedom) * error for error, freedom in each]
-        above = _log_odds(values[0], margins[0])[1] - values[0]
-        below = values[1] - _log_odds(values[1], margins[1])[0]
-        shared = float(both[0] @ both[1]) / max(each[0][0] * each[1][0], _TINY)
-        far = max(near, math.sqrt(max(above**2 + below**2 - 2 * shared * above * below, 0)))
-    return value - (near if value > 0 else far), value + (near if value < 0 else far)
+    margin = _quantile(freedom) * error
+    return value - margin, value + margin
 
 
 def paired_tests(
-    values: Float64,
-    influence: Float64,
-    pairs: Sequence[tuple[int, int]],
-    units: float = np.inf,
-    scale: str = "fraction",
+    values: Float64, influence: Float64, pairs: Sequence[tuple[int, int]], units: float = np.inf
 ) -> tuple[Float64, Float64]:
     """Return p of every pair by Student's t, and corrected by Holm for all of them.
 
     The errors are those of :func:`difference_interval`. NaN where a value is undefined.
     ``values`` ``(methods,)`` are of all records, ``influence`` is ``(blocks, methods)``, ``pairs``
-    are all pairs where the best is chosen by the same records, ``units`` are :meth:`Metric.units`,
-    ``scale`` is that of the metric.
+    are all pairs where the best is chosen by the same records, ``units`` are :meth:`Metric.units`.
     """
     from scipy.special import stdtr
 
@@ -231,11 +183,7 @@ def paired_tests(
     size = np.sqrt((influence**2).sum(0))
     for number, (one, other) in enumerate(pairs):
         value = values[one] - values[other]
-        moved = influence[:, one] - influence[:, other]
-        if scale == "area":
-            both = influence[:, one], influence[:, other]
-            moved = _on_log_odds((values[one], values[other]), both)
-        error, freedom = _error(value, moved, units)
+        error, freedom = _error(value, influence[:, one] - influence[:, other], units)
         if np.isnan(value) or np.isnan(error):
             continue
         same = error <= 1e-9 * max(size[one], size[other]) and abs(value) <= 1e-9 * max(
