@@ -20,7 +20,7 @@ from typing import Any
 from embedkit.arguments import check_fields
 from embedkit.choices import HEADS, ClassWeight, OnLong, Precision, RunLevel, Task, check_choice
 from embedkit.errors import UsageError, check_seed, first_line
-from embedkit.runs.metrics import Threshold
+from embedkit.runs.metrics import Threshold, named_metric
 from embedkit.storage import Positive
 from embedkit.units.target import SEPARATOR
 
@@ -122,6 +122,7 @@ class TrainingOptions:
         elif self.head is not None:
             check_choice(HEADS, head=self.head)
         check_seed(self.seed)
+        object.__setattr__(self, "select_by", named_metric(self.select_by))
         widths, rate = self.cnn_widths, "a number above 0, such as 5e-5"
         layers = "all" if self.freeze_layers is None else str(self.freeze_layers)
         layers_fit = layers in ("embeddings", "all") or layers.isdigit()
