@@ -70,14 +70,14 @@ BEST_BLEND = "best"
 PREFERENCES = ("cost", "score")
 """The method to use: the cheapest that is not worse, or the one with the best score."""
 
-EXPORTS = ("npy", "csv", "faiss", "lance")
+EXPORTS = ("npy", "csv", "faiss")
 LEVELS = ("sentence", "word", "token")
 RUN_LEVELS = ("sentence", "word")
 """What a run labels: records, or the words of records."""
 SEARCH_METRICS = ("cosine", "dot", "euclid")
 WHITENINGS = ("center", "whiten")
 INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")
-LAYOUT_METHODS = ("tsne", "umap", "pca")
+LAYOUT_METHODS = ("tsne", "pca")
 MATCHES = ("word", "start", "anywhere")
 
 

@@ -344,17 +344,13 @@ def _snippet(use: Use) -> str:
 @command(
     "embedkit explore reviews.vectors",
     "embedkit explore reviews.vectors --view cls_6 --color n_tokens --out reviews.html",
-    "embedkit explore reviews.vectors --layers -1 --method umap",
+    "embedkit explore reviews.vectors --layers -1 --method pca",
 )
 @click.argument("dataset", type=FILE)
 @options(
     "--view",
     option("--layers", default="all", help="Stored layers for the slider: all, -1 or 0,6,12."),
-    option(
-        "--method",
-        help="Layout in two dimensions; umap needs: pip install umap-learn.",
-        **choice(LAYOUT_METHODS, "tsne"),
-    ),
+    option("--method", help="Layout in two dimensions.", **choice(LAYOUT_METHODS, "tsne")),
     option("--color", help="Column for the first colours; the page offers all. [label]"),
     "--label-names",
     option("--out", type=FILE, help="The page. [DATASET.explore.html]"),
