@@ -37,15 +37,9 @@ from embedkit.dataset.format import (
 )
 from embedkit.display import Shown
 from embedkit.encoding.views import parse_layers, parse_view, split_view
-from embedkit.errors import (
-    DamagedError,
-    LockedError,
-    UsageError,
-    check_counts,
-    check_seed,
-    did_you_mean,
-)
+from embedkit.errors import DamagedError, LockedError, UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.storage import Positive, Seed
 from embedkit.types import AnyPath, Float32, Int64
 
 if TYPE_CHECKING:
@@ -592,12 +586,13 @@ class VectorData(Shown):
         vectors = self.reader.divided(self.X)
         return pd.DataFrame(columns | {name: list(rows) for name, rows in vectors.items()})
 
+    @accepts()
     def iter_batches(
         self,
-        batch_size: int = 8_192,
+        batch_size: Positive = 8_192,
         *,
         columns: Sequence[str] = (),
-        shuffle_seed: int | None = None,
+        shuffle_seed: Seed | None = None,
         worker: tuple[int, int] = (0, 1),
     ) -> Iterator[dict[str, NDArray[Any]]]:
         """Vectors and labels in batches, without reading the whole dataset.
@@ -625,15 +620,10 @@ class VectorData(Shown):
             >>> sum(len(batch["X"]) for batch in data.iter_batches(5, shuffle_seed=0))
             12
         """
-        check_counts(batch_size=batch_size)
-        if shuffle_seed is not None:
-            check_seed(shuffle_seed)
         if not 0 <= worker[0] < worker[1]:
             raise UsageError(
                 f"worker={worker}: expected a number from 0, and the number of workers."
             )
-        if isinstance(columns, str):
-            raise TypeError(f"columns={columns!r} is a string; pass a list of columns.")
         for name in columns:
             if name not in self.columns:
                 raise UsageError(f"columns={name!r}: {self.path} has {', '.join(self.columns)}.")
