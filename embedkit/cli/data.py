@@ -33,6 +33,16 @@ logger = logging.getLogger(__name__)
 _USUAL_LENGTH = 512
 
 
+def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """``--words`` may stand without a value, and then takes a corpus behind it for one."""
+    if value is not None and Path(value).is_file():
+        raise UsageError(
+            f"--words {value}: this is a file, not one of {', '.join(SUBTOKENS)}. "
+            "Name the corpus before --words."
+        )
+    return value
+
+
 @command(
     "embedkit extract reviews.tsv",
     "embedkit extract reviews.tsv --layers all --pooling cls,mean,pooler --out vectors",
@@ -52,8 +62,10 @@ _USUAL_LENGTH = 512
         "--words",
         is_flag=False,
         flag_value="mean",
-        help="Also write word vectors, formed from these sub-tokens; name CORPUS before it. [mean]",
-        **choice(SUBTOKENS),
+        default=None,
+        callback=_no_corpus,
+        metavar="[first|last|first_last|mean]",
+        help="Also write word vectors, formed from these sub-tokens. [mean]",
     ),
     "--word-label",
     option(
