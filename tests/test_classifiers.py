@@ -318,7 +318,7 @@ def test_few_texts_are_fitted_in_as_many_columns(monkeypatch: pytest.MonkeyPatch
     random = np.random.default_rng(0)
     words = "rain bus good bad home film end house".split()  # noqa: SIM905
     texts = [" ".join(random.choice(words, 3)) for _ in range(60)] + ["good film"] * 9 + [""] * 3
-    X = build_pipeline(EstimatorSettings(features="tfidf"))[:-1].fit_transform(texts).astype(float)
+    X = build_pipeline(EstimatorSettings(features="tfidf"))[:-1].fit_transform(texts)
     assert X.shape[1] > len(texts)
     y = np.array([("good" in text) + ("bad" in text) for text in texts])
     folds = inner_folds(y, np.arange(len(y)), 4, seed=0)

@@ -202,8 +202,8 @@ def test_the_kappa_of_ordered_classes_is_scikit_learns() -> None:
     y_pred = np.clip(y + random.integers(-2, 3, size=80), 0, 4)
     proba = np.eye(5)[y_pred]
     metric = metrics_for(y, proba, ordinal=True)["qwk"]
-    weights = random.integers(0, 3, size=(1, 80))
-    repeated = np.repeat(np.arange(80), weights[0])
+    weights = random.integers(0, 3, size=(1, 80)).astype(float)
+    repeated = np.repeat(np.arange(80), weights[0].astype(int))
     for index, value in ((np.arange(80), metric.value(80)), (repeated, metric(weights)[0])):
         expected = metrics.cohen_kappa_score(
             y[index], y_pred[index], weights="quadratic", labels=np.arange(5)

@@ -113,7 +113,8 @@ def _narrow(X: Any) -> Float64:
     of the products L L' = X X', for which coefficients w of L are w L⁻¹ X of X; the products of
     repeated texts have a root with a trace on their diagonal.
     """
-    products = (X @ X.T).toarray().astype(np.float64)
+    X = X.astype(np.float64)  # of products in float32 there may be no root
+    products = (X @ X.T).toarray()
     return np.asarray(np.linalg.cholesky(products + 1e-9 * np.eye(len(products))), np.float64)
 
 

@@ -340,7 +340,7 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
                 m for m in model.encoder.modules() if kept.isdisjoint(m.modules())
             )
         if 0 < highest < count:
-            return stack[:highest], stack[highest]
+            return [*stack[:highest]], stack[highest]
     return None
 
 
