@@ -12,8 +12,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads free thei
 import gc
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +32,7 @@ from tests.models import Plain, build
 from tests.processes import logging_as_before
 from tests.store_fixtures import load_quickly
 
-LONGEST = ("test_same_bits", "test_crashes", "test_report_browser", "test_readme", "test_workflows")
+LONGEST = ("test_same_bits", "test_crashes", "test_report_browser", "test_workflows")
 MEMORY_PER_WORKER = 2_500_000_000
 
 # the same examples every time, on a busy machine too: a failure in one run must be one in the next
@@ -204,3 +206,42 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     bucket.mkdir("bucket")
     yield bucket
     server.stop()
+
+
+class Files(BaseHTTPRequestHandler):
+    """Answers with content by path; of a path that ends with ``cut``, with half of it."""
+
+    files: dict[str, bytes]
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        content = self.files.get(path)
+        self.send_response(404 if content is None else 200)
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.end_headers()
+        if self.command == "GET" and content:
+            self.wfile.write(content[: len(content) // 2] if path.endswith("cut") else content)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Starts a web server with files by their path; returns ``127.0.0.1:port``."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    running: list[ThreadingHTTPServer] = []
+
+    def start(files: dict[str, bytes], handler: type[Any] = Files) -> str:
+        kind = type("Handler", (handler,), {"files": files})
+        running.append(ThreadingHTTPServer(("127.0.0.1", 0), kind))
+        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
+        return f"127.0.0.1:{running[-1].server_port}"
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()

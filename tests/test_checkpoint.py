@@ -100,21 +100,6 @@ def test_default_max_length(
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"num_hidden_layers": None}, "num_hidden_layers"),
-        ({"model_type": "own"}, "own"),
-        ({"is_decoder": True}, "bert"),
-        ({"is_encoder_decoder": True}, "bert"),
-    ],
-)
-def test_a_config_that_cannot_be_used(changes: dict[str, Any], named: str, copy: Path) -> None:
-    change_config(copy, **changes)
-    with pytest.raises(ModelError, match=named):
-        find_checkpoint(str(copy))
-
-
-@pytest.mark.parametrize(
     ("file", "content"),
     [
         ("config.json", b"\xff"),

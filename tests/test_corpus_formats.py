@@ -262,11 +262,6 @@ def test_columnar_with_bad_utf8(columnar: Callable[..., Outcome], kind: str) -> 
     assert got.rejects[0].excerpt == b"b\xff"
 
 
-def test_columnar_values_beside_the_text(columnar: Callable[..., Outcome]) -> None:
-    got = columnar(id=[7, None], text=["a", "b"], label=pa.array([1.5, 2.0]))
-    assert [(r.id, r.label) for r in got.records] == [("7", "1.5"), ("row 1", "2")]
-
-
 @pytest.mark.parametrize(
     ("column", "kind"),
     [

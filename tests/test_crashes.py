@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.durable import Disk, Tree, in_child, install, states_of
-from tests.processes import ROOT, program
+from tests.durable import Disk, Tree, install, states_of
+from tests.processes import ROOT, in_children, program
 
 QUICK, SLOW = ["extract --reuse"], ["extract", "extract --overwrite", "train", "finetune", "index"]
 
@@ -50,4 +50,5 @@ def test_a_missing_fsync_is_noticed(
     tmp_path: Path, sync_file: bool, sync_folder: bool, possible: set[bytes]
 ) -> None:
     action = partial(states_of_a_write, tmp_path, sync_file=sync_file, sync_folder=sync_folder)
-    assert {tree["name"] for tree in in_child(action)} == possible
+    (trees,) = in_children(action)
+    assert {tree["name"] for tree in trees} == possible

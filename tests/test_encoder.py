@@ -23,7 +23,7 @@ from embedkit.encoding.shard import cut_batches
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import ShardVectors, parse_layers, parse_view
 from embedkit.errors import EncodeError, ModelError, UsageError
-from tests.models import TEXTS, Plain, build_old, distance, trusted_reader
+from tests.models import TEXTS, distance
 
 VIEWS = ("cls_-1", "mean_-1", "max_1", "mean_sum_1to2", "cls_concat_0to1", "pooler")
 TOLERANCE = 1e-5
@@ -318,22 +318,6 @@ def test_damaged_weights(
         file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(ModelError, match=name or "weights"):
         Encoder.load(str(folder), device="cpu")
-
-
-@trusted_reader
-def test_old_folder_equals_the_plain_forward(tmp_path: Path, notes: list[str]) -> None:
-    stated = {"do_lower_case": False}
-    folder = build_old(tmp_path, "cased", tokenizer_config=stated)
-    encoder = Encoder.load(str(folder), device="cpu")
-    plain = Plain.load(folder, 300)
-    assert encoder.max_length == 300
-    assert not encoder.has_pooler or "pooler" in encoder.encode_views(["a"], ["pooler"])
-    texts = ["배를 Movies", "A a 여행을, movie.", "a " * 400]
-    for layer in range(3):
-        ours = encoder.encode(texts, layer=layer)
-        for vector, text in zip(ours, texts, strict=True):
-            assert distance(vector, plain(text).hidden[layer].mean(0)).max() <= TOLERANCE
-    assert any("pytorch_model.bin" in note for note in notes)
 
 
 def test_device() -> None:

@@ -360,29 +360,6 @@ def test_where_the_output_goes(
     assert (tmp_path / "new/folders/out/sentences").is_dir()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"storage": "float8"},
-        {"shard_rows": 0},
-        {"max_length": 25},
-        {"stride": 22, "on_long": "window"},
-        {"layers": "3"},
-        {"pooling": ["median"]},
-        {"device": "tpu"},
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_be_used(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
-) -> None:
-    monkeypatch.undo()
-    given = {"model": str(tiny_model()), "device": "cpu", "out": tmp_path / "out"}
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        embedkit.extract(corpus, **{**given, **wrong})
-    assert not list(tmp_path.glob("out*"))
-
-
 OWN = ["corpus", "out", "overwrite", "reuse", "allow_env_change", "progress"]
 
 
@@ -393,8 +370,6 @@ def test_the_options_are_in_the_signature_and_the_documentation() -> None:
     assert names | set(OWN) == set(shown)
     documented = set(re.findall(r"^    (\w+): ", inspect.getdoc(embedkit.extract) or "", re.M))
     assert names | set(OWN) <= documented
-    with pytest.raises(TypeError, match="layer"):
-        embedkit.extract(["a"], out="x", layer="1")  # type: ignore[call-arg]
 
 
 def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from tests.finetune_fixtures import (
 )
 from tests.processes import command, invoke
 from tests.run_fixtures import edit_run, scores_of, train
-from tests.store_fixtures import extract_tiny, tiny_model
+from tests.store_fixtures import extract_tiny, flip, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -468,12 +468,6 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
     assert said.endswith("not trained to its end")
 
 
-def flipped(data: bytes) -> bytes:
-    """The data with another bit in the middle."""
-    half = len(data) // 2
-    return data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
-
-
 @pytest.mark.parametrize(
     "damaged", ["unfinished/folds/fold-1.json", "model/fold-1/model.safetensors"]
 )
@@ -484,8 +478,7 @@ def test_a_damaged_fold_is_trained_again(
         patch.setattr(run_module, "write_results", _refuse)
         with pytest.raises(OSError, match="No space left on device"):
             tuned_on(shared, tmp_path / "run", epochs=1)
-    file = tmp_path / "run.incomplete" / damaged
-    file.write_bytes(flipped(file.read_bytes()))
+    flip(tmp_path / "run.incomplete" / damaged)
     stages: set[str] = set()
     tuned_on(shared, tmp_path / "run", epochs=1, progress=lambda s: stages.add(s.stage))
     assert stages == {"fold 2 of 3, epoch 1 of 1"}

@@ -17,7 +17,6 @@ from sentence_transformers.sentence_transformer import modules as st
 import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.model import describe_model
 from embedkit.errors import ModelError, UsageError
 from tests.models import TEXTS, check_near
 from tests.processes import invoke
@@ -125,40 +124,6 @@ def test_earlier_names_of_poolings(tiny: Callable[[str], Path], tmp_path: Path) 
     modules.write_text(json.dumps(kinds))
     ours = Encoder(tmp_path / "model").encode(SOME)
     check_near(ours, theirs.encode(SOME), theirs.double().encode(SOME))
-
-
-UNKNOWN: dict[str, tuple[str, dict[str, Any]]] = {
-    "LayerNorm": ("modules.json", {"type": "sentence_transformers.models.LayerNorm"}),
-    "Own": ("modules.json", {"type": "own.Own"}),
-    "weightedmean": ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}),
-    "cls and mean": ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}),
-    "prompt": ("1_Pooling/config.json", {"include_prompt": False}),
-    "2_Normalize": ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}),
-}
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_not_computed_is_refused_by_name(
-    name: str, tiny: Callable[[str], Path], tmp_path: Path
-) -> None:
-    made("bge", tiny, tmp_path / "model")
-    file, change = UNKNOWN[name]
-    path = tmp_path / "model" / file
-    path.parent.mkdir(exist_ok=True)
-    content = json.loads(path.read_text()) if path.is_file() else {}
-    if isinstance(content, list):
-        content[2] |= change
-    else:
-        content |= change
-    path.write_text(json.dumps(content))
-    encoder, model = Encoder(tmp_path / "model"), str(tmp_path / "model")
-    assert f"needs {encoder.checkpoint.definition.problem}" in describe_model(model).sentence
-    for call in (encoder.encode, lambda texts: encoder.encode_views(texts, ["sentence"])):
-        with pytest.raises(ModelError, match=name):
-            call(SOME)
-    with pytest.raises(ModelError, match=name):
-        embedkit.extract(SOME, out=tmp_path / "out", model=model)
-    assert encoder.encode(SOME, pooling="mean").shape == (len(SOME), 24)
 
 
 def test_damaged_weights_of_a_module(tiny: Callable[[str], Path], tmp_path: Path) -> None:

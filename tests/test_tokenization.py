@@ -343,6 +343,8 @@ UNK = "[UNK]"
         ("猫 犬 鳥", "猫 [UNK] 鳥", ["猫", "犬", "鳥"]),
         ("one two three four", "[UNK] [UNK] three [UNK]", ["one", "two", "three", "four"]),
         ("x", "[UNK] [UNK]", ["x", ""]),
+        ("one x1 x2 x3 two", "one [UNK] [UNK] two", ["one", "x1", "x2 x3", "two"]),
+        ("one x1 x2 two", "one [UNK] [UNK] [UNK] two", ["one", "x1", "x2", "", "two"]),
         ("a1 x 2", "a 2 x 1", ["a", "1", "x", "2"]),  # the 2 is not what stands after the a
         ("b a", "missing a", ["b", "a"]),  # a token that is not in the text counts as unknown
     ],
