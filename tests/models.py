@@ -147,6 +147,15 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
     model.save_pretrained(folder)
 
 
+def build_bert(folder: Path, *, layers: int, heads: int, width: int) -> str:
+    """A random BERT with 300 tokens, of which five have a name."""
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    sizes |= {"intermediate_size": 2 * width, "max_position_embeddings": 512, "vocab_size": 300}
+    save_model(folder, "bert", initializer_range=0.1, **sizes)
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    return str(folder)
+
+
 def _wordpiece(vocabulary: dict[str, int] | None = None, **options: Any) -> Any:
     import transformers
 

@@ -38,7 +38,6 @@ from embedkit.encoding.tokenizer import load_tokenizer, spelled_out
 from embedkit.errors import (
     CorpusError,
     DamagedError,
-    EmbedkitError,
     ModelError,
     RecipeError,
     StorageError,
@@ -46,7 +45,7 @@ from embedkit.errors import (
 )
 from embedkit.finetuning import model
 from embedkit.pipeline import fetch, read_recipe
-from embedkit.storage import address_of, file_sums, path_inside, seal, unreadable, without_secrets
+from embedkit.storage import address_of, file_sums, path_inside, seal, without_secrets
 from tests.conftest import Files
 from tests.finetune_fixtures import corpus_of
 from tests.processes import command
@@ -416,23 +415,6 @@ def test_a_column_of_predictions(here: Path, damage: str) -> None:
     assert re.search(r"frozen/predictions\.parquet is damaged: .*proba", done.stderr)
 
 
-MACHINE = [PermissionError(13, "denied"), *(OSError(n, "failed") for n in (5, 24, 116))]
-CONTENT = [
-    FileNotFoundError(2, "none"),
-    NotADirectoryError(20, "none"),
-    OSError("thrift"),
-    EOFError(),
-]
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [*((e, StorageError) for e in MACHINE), *((e, DamagedError) for e in CONTENT)],
-)
-def test_only_content_is_damage(error: Exception, kind: type[EmbedkitError]) -> None:
-    assert type(unreadable(Path("x"), error)) is kind
-
-
 USED_FILES = (
     (["verify", "data"], "data/sentences/part-00000000.parquet"),
     (["train", "data", "--out", "x"], "data/sentences/part-00000000.parquet"),
@@ -448,11 +430,12 @@ USED_FILES = (
 )
 
 
+@pytest.mark.parametrize("number", [5, 13], ids=["broken", "not allowed"])
 @pytest.mark.parametrize(("use", "name"), USED_FILES)
 def test_an_error_of_the_disk(
-    here: Path, use: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+    here: Path, use: list[str], name: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every way to open or read the file fails as on a disk that is worn out."""
+    """Every way to open or read the file fails, which is no damage of what it holds."""
     broken = (here / name).resolve()
     if broken.is_dir():
         broken = next(broken.rglob("*.faiss"))
@@ -463,7 +446,7 @@ def test_an_error_of_the_disk(
         def call(*arguments: Any, **settings: Any) -> Any:
             path = place(*arguments)
             if isinstance(path, str | Path) and (here / path).resolve() == broken:
-                raise OSError(5, "Input/output error", str(path))
+                raise OSError(number, os.strerror(number), str(path))
             return original(*arguments, **settings)
 
         monkeypatch.setattr(kind, attribute, call)

@@ -73,6 +73,7 @@ def test_every_record_is_held_out_once_by_the_split(shared: Path) -> None:
     assert np.allclose(found["proba_0"] + found["proba_1"], 1)
     assert (found["y_pred"] == np.where(found["proba_1"] > found["proba_0"], "1", "0")).all()
     assert found["id"].tolist() == [f"id{row}" for row in found["row"]]
+    assert found["y_true"].tolist() == [str(row % 2) for row in found["row"]]
     # it learns, and the scores are of the predictions
     scores = finetuned(shared / "run").scores
     accuracy = scores["cross_validation"]["accuracy"]

@@ -15,7 +15,7 @@ import embedkit
 from embedkit import storage
 from embedkit.choices import EXPORTS
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import OutputExistsError, UsageError
+from embedkit.errors import UsageError
 from embedkit.predict import predict_file
 from tests.finetune_fixtures import tuned
 from tests.processes import command
@@ -225,8 +225,6 @@ def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
         index = faiss.read_index(str(out))
         found = np.stack([index.reconstruct(row) for row in data.row.tolist()])
     assert np.allclose(found, data.X, rtol=1e-5)
-    with pytest.raises(OutputExistsError, match="partly"):
-        data.export(out, to=to)
     assert embedkit.export(partly, out=out, to=to, overwrite=True) == out
     with pytest.raises(UsageError, match="to='xlsx'"):
         data.export(tmp_path / "other", to="xlsx")

@@ -28,7 +28,7 @@ from embedkit.encoding.packed import KERNELS, PackedModel, fastest
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from embedkit.errors import ModelError
-from tests.models import FAMILIES, TEXTS, needs_plain_bf16, save_model
+from tests.models import FAMILIES, TEXTS, build_bert, needs_plain_bf16
 
 PADDED = ("deberta", "deberta-v2", "longformer")
 """Families whose attention transformers does not let others compute."""
@@ -120,20 +120,7 @@ def far(ours: Any, theirs: Any) -> float:
 @pytest.fixture(scope="module")
 def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A BERT of 12 layers and 12 heads with random weights."""
-    folder = tmp_path_factory.mktemp("twelve")
-    save_model(
-        folder,
-        "bert",
-        vocab_size=300,
-        hidden_size=96,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        intermediate_size=384,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-    )
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
-    return str(folder)
+    return build_bert(tmp_path_factory.mktemp("twelve"), layers=12, heads=12, width=96)
 
 
 @pytest.fixture(params=["minilm", "twelve"])

@@ -19,7 +19,7 @@ from embedkit.classifiers.probe import probe
 from embedkit.comparison.cases import find_lengths
 from embedkit.comparison.report import write_report
 from embedkit.comparison.table import compare
-from embedkit.errors import MismatchError, OutputExistsError, UsageError
+from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import shown
 from embedkit.runs.metrics import interval_text, metric_name, metric_text
 from embedkit.runs.split import split
@@ -232,8 +232,6 @@ def test_other_texts_are_refused(shared: Path, tmp_path: Path) -> None:
         write_report(compared, tmp_path / "r.html", texts=other)
     with pytest.raises(UsageError, match="texts="):
         write_report(compared, tmp_path / "r.html", texts=tmp_path / "none")
-    with pytest.raises(OutputExistsError, match="overwrite"):
-        write_report(compared, shared / "report.html")
     with pytest.raises(UsageError, match="report="):
         write_report(compared, tmp_path / "report.pdf")
     assert not (tmp_path / "r.html").exists()

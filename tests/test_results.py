@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
@@ -41,7 +40,6 @@ from embedkit.predict import (
 from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.run import ClassScore, TrainRun
 from embedkit.runs.split import Split, read_split, split, split_for, write_split
 from embedkit.storage import seal
 from embedkit.units.units import Units
@@ -90,20 +88,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_record_is_held_out_once(shared: Path) -> None:
-    found = predictions(shared / "run")
-    data = embedkit.load(shared / "data")
-    assert sorted(found["row"]) == data.row.tolist()
-    folds = pq.read_table(shared / "split.parquet").to_pandas().set_index("row")["fold"]
-    for row, fold in zip(found["row"], found["fold"], strict=True):
-        assert fold == ("test" if folds[row] == -1 else str(folds[row]))
-    assert np.allclose(found["proba_0"] + found["proba_1"], 1)
-    assert (found["y_pred"] == np.where(found["proba_1"] > found["proba_0"], "1", "0")).all()
-    assert found.set_index("row")["y_true"].to_dict() == dict(
-        zip(data.row, data.labels, strict=True)
-    )
-
-
 def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Path) -> None:
     data = embedkit.load(shared / "data")
     train(shared / "data", out=tmp_path / "run", split=shared / "split.parquet")
@@ -129,22 +113,6 @@ def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> No
     assert first["fold"].tolist() != other["fold"].tolist()
     files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
     assert files[0] == files[1]
-
-
-def test_the_first_line_of_uneven_classes_is_macro_f1(shared: Path) -> None:
-    """Always predicting a class of more than 80 % looks good, and weighted classes count alike."""
-    content = read_run(shared / "run")
-    assert isinstance(content, TrainRun)
-    for support, weight, metric in (
-        ((40, 60), None, "accuracy"),
-        ((92, 8), None, "macro_f1"),
-        ((40, 60), "balanced", "macro_f1"),
-    ):
-        classes = tuple(ClassScore(c, 0.5, 0.5, 0.5, n) for c, n in zip("01", support, strict=True))
-        about: dict[str, Any] = {"settings": content.settings | {"class_weight": weight}}
-        about["scores"] = {"cross_validation": content.scores["cross_validation"]}
-        made = replace(content, per_class={"cross_validation": classes}, **about)
-        assert run_info_text(shared / "run", made).startswith(metric)
 
 
 # leaks

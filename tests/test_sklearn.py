@@ -12,9 +12,6 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 import embedkit
@@ -86,16 +83,6 @@ def test_as_every_transformer(data: Path, which: int) -> None:
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")  # few, for texts
 def test_scikit_learns_own_checks() -> None:
     check_estimator(encoder())
-
-
-def test_grid_search_over_views(data: Path) -> None:
-    ids = [f"n{i}" for i in range(N)]
-    y = [i % 2 for i in range(N)]
-    pipe = make_pipeline(StoredVectors(data), LogisticRegression())
-    grid = {"storedvectors__view": ["mean_0", "mean_2", ["mean_0", "cls_1"]]}
-    search = GridSearchCV(pipe, grid, cv=3).fit(ids, y)
-    assert search.best_score_ > 0.8
-    assert search.predict(["n1", "n2"]).tolist() == [1, 0]
 
 
 def test_the_cache_is_keyed_by_all_that_shapes_a_vector(

@@ -21,7 +21,7 @@ from sklearn.model_selection import StratifiedKFold
 import embedkit
 from embedkit.dataset.format import text_key
 from embedkit.dataset.read import text_keys
-from embedkit.errors import DamagedError, OutputExistsError, UsageError
+from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.split import (
     Split,
     assign_folds,
@@ -227,8 +227,6 @@ def test_of_a_corpus(tmp_path: Path) -> None:
     made = split(corpus, out=tmp_path / "s.parquet", folds=3)
     assert len(made.row) == 60
     assert all(made.folds[i] == made.folds[i + 30] for i in range(30))
-    with pytest.raises(OutputExistsError, match=r"s\.parquet"):
-        split(corpus, out=tmp_path / "s.parquet")
     with pytest.raises(UsageError, match="group='whom'"):
         split(corpus, group="whom")
     grouped = split(corpus, group="who", folds=2, out=tmp_path / "s.parquet", overwrite=True)
