@@ -14,11 +14,11 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,7 +28,7 @@ from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
 from embedkit.runs import figures
 from tests.corpus_fixtures import Folder
-from tests.models import Plain, build
+from tests.models import Plain, Tiny, build
 from tests.processes import logging_as_before
 from tests.store_fixtures import load_quickly
 
@@ -112,10 +112,43 @@ def notes() -> Iterator[list[str]]:
     logger.setLevel(level)
 
 
+class Call(NamedTuple):
+    """A call that a test has seen."""
+
+    arguments: tuple[Any, ...]
+    settings: dict[str, Any]
+    result: Any
+
+
+@pytest.fixture
+def calls_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[Call]]:
+    """Notes the calls of a function of a module, a class or an object, which go on as before."""
+
+    def watch(owner: Any, name: str) -> list[Call]:
+        real, calls = getattr(owner, name), list[Call]()
+
+        @wraps(real)  # some callers ask for the parameters
+        def call(*arguments: Any, **settings: Any) -> Any:
+            result = real(*arguments, **settings)
+            calls.append(Call(arguments, settings, result))
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+        return calls
+
+    return watch
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     """Writes small corpora and reads them back."""
     return Folder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what the tests of a module have in common."""
+    return tmp_path_factory.mktemp("common")
 
 
 @pytest.fixture(scope="session")
@@ -126,19 +159,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def tiny_bert(tiny: Callable[[str], Path]) -> Path:
+def tiny_bert(tiny: Tiny) -> Path:
     """Folder of a BERT of 3 layers, width 24, 160 positions."""
     return tiny("bert")
 
 
 @pytest.fixture(scope="session")
-def encoder_of(tiny: Callable[[str], Path]) -> Callable[[str], Encoder]:
+def encoder_of(tiny: Tiny) -> Callable[[str], Encoder]:
     """Encoder of a tiny checkpoint, loaded once."""
     return cache(lambda family: Encoder.load(str(tiny(family)), device="cpu"))
 
 
 @pytest.fixture(scope="session")
-def plain_of(tiny: Callable[[str], Path]) -> Callable[[str], Plain]:
+def plain_of(tiny: Tiny) -> Callable[[str], Plain]:
     """Plain forward of a tiny checkpoint, loaded once."""
     return cache(lambda family: Plain.load(tiny(family), max_length=160))
 

@@ -25,9 +25,14 @@ from numpy.typing import NDArray
 from embedkit.choices import Pooling
 from embedkit.encoding.checkpoint import _FROM_PADDING
 from embedkit.encoding.checkpoint import FAMILIES as KNOWN
+from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, View
 
 Floats = NDArray[np.float32]
+Tiny = Callable[[str], Path]
+"""The fixture that gives the folder of the tiny checkpoint of a family."""
+EncoderOf = Callable[[str], Encoder]
+"""The fixture that gives the encoder of it."""
 
 TEXTS = (
     "배를 타고 여행을 간다.",
@@ -291,6 +296,10 @@ class Plain:
         hidden = [h[0].to(kind).numpy() for h in output.hidden_states]
         pooled = output.get("pooler_output")
         return hidden, None if pooled is None else pooled[0].to(kind).numpy()
+
+
+PlainOf = Callable[[str], Plain]
+"""The fixture that gives the plain forward of it."""
 
 
 def expected(view: View, plain: PlainText, *, special: bool = True) -> Floats:

@@ -56,18 +56,17 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(common: Path) -> Path:
     """A dataset with an index, a run of each kind, a checkpoint and their corpus."""
-    folder = tmp_path_factory.mktemp("attacked")
-    corpus = corpus_of(folder / "c.tsv")
-    shutil.copytree(tiny_model(), folder / "checkpoint")
-    extract_tiny(corpus, folder / "data")
-    train(folder / "data", out=folder / "frozen", estimator="logreg", folds=2)
-    embedkit.probe(folder / "data", out=folder / "probe", folds=2)
+    corpus = corpus_of(common / "c.tsv")
+    shutil.copytree(tiny_model(), common / "checkpoint")
+    extract_tiny(corpus, common / "data")
+    train(common / "data", out=common / "frozen", estimator="logreg", folds=2)
+    embedkit.probe(common / "data", out=common / "probe", folds=2)
     settings: dict[str, Any] = {"epochs": 1, "validation": 0, "folds": 2}
-    embedkit.finetune(corpus, out=folder / "tuned", model=str(tiny_model()), **settings)
-    embedkit.index(folder / "data", kind="flat", metric="cosine")
-    return folder
+    embedkit.finetune(corpus, out=common / "tuned", model=str(tiny_model()), **settings)
+    embedkit.index(common / "data", kind="flat", metric="cosine")
+    return common
 
 
 @pytest.fixture
@@ -589,21 +588,13 @@ def test_a_download_without_end(
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("name", ["c.tsv", "c.csv", "c.jsonl", "c.txt"])
 def test_blank_lines_are_skipped_in_blocks(
-    tmp_path: Path, name: str, ending: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, ending: str, calls_of: Any
 ) -> None:
     """Lines are numbered and counted as one by one; far fewer are looked at."""
     record = '{"text": "a bus"}' if name == "c.jsonl" else "a bus"
     lines = [*(["text"] if name[-3:] in ("tsv", "csv") else []), *[""] * 200_000, record]
     (tmp_path / name).write_bytes(ending.join([*lines, *[""] * 3, record, ""]).encode())
-    looked: list[int] = []
-    original = Source.__next__
-
-    def counted(self: Any) -> Any:
-        looked.append(1)
-        return original(self)
-
-    monkeypatch.setattr(Source, "__next__", counted)
-
+    looked = calls_of(Source, "__next__")
     with input_files(tmp_path / name) as files:
         reader = CorpusReader(plan_corpus(files, CorpusOptions()))
         records = list(reader)
@@ -612,18 +603,10 @@ def test_blank_lines_are_skipped_in_blocks(
     assert len(looked) < 10_000
 
 
-def test_a_whole_book_is_not_looked_at_for_its_letters() -> None:
+def test_a_whole_book_is_not_looked_at_for_its_letters(calls_of: Any) -> None:
     """Of a text of 15 MB the beginning tells as much as all of it."""
     tokenizer = load_tokenizer(find_checkpoint(tiny_model()))
     words = "the movie was good, 영화 배 bus home " * 1_000
-    lengths: list[int] = []
-    original = tokenizer.encode
-
-    def counted(texts: Any, *arguments: Any, **settings: Any) -> Any:
-        lengths.extend(map(len, texts))
-        return original(texts, *arguments, **settings)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "encode", counted)
-        assert spelled_out(tokenizer, [words * 100]) == spelled_out(tokenizer, [words])
-    assert max(lengths) < 20_000
+    calls = calls_of(tokenizer, "encode")
+    assert spelled_out(tokenizer, [words * 100]) == spelled_out(tokenizer, [words])
+    assert max(len(text) for call in calls for text in call.arguments[0]) < 20_000

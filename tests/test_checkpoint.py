@@ -6,7 +6,6 @@ import hashlib
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ from embedkit.encoding.checkpoint import FAMILIES, find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import choose_max_length
 from embedkit.errors import ModelError, UsageError
-from tests.models import TEXTS, distance, trusted_reader
+from tests.models import TEXTS, EncoderOf, distance, trusted_reader
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/tiny-bert"
@@ -65,9 +64,7 @@ def test_folder(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert"])
-def test_all_positions_can_be_used_and_no_more(
-    family: str, encoder_of: Callable[[str], Encoder]
-) -> None:
+def test_all_positions_can_be_used_and_no_more(family: str, encoder_of: EncoderOf) -> None:
     encoder = encoder_of(family)
     (tokens,) = encoder.tokenizer.encode(
         ["a " * 500], settings=embedkit.encoding.tokenizer.TokenizerSettings(160)

@@ -86,15 +86,14 @@ def _same(out: Path, golden: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def goldens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def goldens(common: Path) -> dict[str, Path]:
     """The same records from a Parquet and a JSON Lines file."""
-    folder = tmp_path_factory.mktemp("goldens")
-    FRAME.to_parquet(folder / "corpus.parquet", index=False)
+    FRAME.to_parquet(common / "corpus.parquet", index=False)
     lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS)
-    (folder / "corpus.jsonl").write_text(lines, "utf-8")
+    (common / "corpus.jsonl").write_text(lines, "utf-8")
     for kind in ("parquet", "jsonl"):
-        run(folder / f"corpus.{kind}", folder / kind, tokens=True, words="mean")
-    return {kind: folder / kind for kind in ("parquet", "jsonl")}
+        run(common / f"corpus.{kind}", common / kind, tokens=True, words="mean")
+    return {kind: common / kind for kind in ("parquet", "jsonl")}
 
 
 @pytest.mark.parametrize("make", TABLES.values(), ids=TABLES.keys())

@@ -45,9 +45,8 @@ PART = "sentences/part-00000001.parquet"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards")
-    return run(write_tsv(folder / "c.tsv"), folder / "out", **SETTINGS).out
+def made(common: Path) -> Path:
+    return run(write_tsv(common / "c.tsv"), common / "out", **SETTINGS).out
 
 
 @pytest.fixture

@@ -31,15 +31,14 @@ WITHOUT: set[str] = set()
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(common: Path) -> Path:
     """What examples name: corpus.tsv, vectors (its dataset), split.parquet, and two runs."""
-    folder = tmp_path_factory.mktemp("examples")
     rows = [
         f"{i}\tthe {'river' if i % 2 else 'money'} bank of town {i}\t{i % 2}" for i in range(12)
     ]
-    (folder / "corpus.tsv").write_text("\n".join(["id\ttext\tlabel", *rows, ""]), "utf-8")
+    (common / "corpus.tsv").write_text("\n".join(["id\ttext\tlabel", *rows, ""]), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+        patch.chdir(common)
         embedkit.extract(
             "corpus.tsv",
             out="vectors",
@@ -55,7 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         embedkit.extract(tagged, out="tagged", words="mean", word_label="tags")
         embedkit.train("tagged", level="word", folds=2, tune=False, out="runs/tagger")
-    return folder
+    return common
 
 
 def examples_of(module: str) -> list[doctest.DocTest]:

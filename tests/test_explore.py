@@ -44,9 +44,8 @@ COUNT = "document.getElementById('count').textContent"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(common: Path) -> Path:
     """A dataset of three layers with labels, numbers and dates, and its page."""
-    folder = tmp_path_factory.mktemp("explore")
     random = np.random.default_rng(1)
     words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화"]
     texts = [" ".join(random.choice(words, 6)) for _ in range(N - 2)] + [HOSTILE, DECOMPOSED]
@@ -57,12 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{day + datetime.timedelta(days=i)}"
         for i, text in enumerate(texts)
     ]
-    (folder / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
+    (common / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
     extract_tiny(
-        folder / "c.tsv", folder / "data", layers="all", keep=["price", "day"], shard_rows=25
+        common / "c.tsv", common / "data", layers="all", keep=["price", "day"], shard_rows=25
     )
-    explore(folder / "data", out=folder / "page.html")
-    return folder
+    explore(common / "data", out=common / "page.html")
+    return common
 
 
 def clusters(n: int = 150, seed: int = 0) -> Any:

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel, load_model
 from embedkit.encoding.packed import PackedModel, attention_kinds
+from tests.models import Tiny
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fake tensors
@@ -100,7 +101,7 @@ FAMILIES: dict[str, set[str]] = {
 
 
 @pytest.fixture(scope="module")
-def plain_of(tiny: Callable[[str], Path]) -> Callable[[str, str], PlainModel]:
+def plain_of(tiny: Tiny) -> Callable[[str, str], PlainModel]:
     """A model of a family, loaded on the CPU in a precision."""
 
     def load(family: str, precision: str) -> PlainModel:

@@ -50,13 +50,12 @@ from tests.store_fixtures import extract_tiny, flip, tiny_model
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(common: Path) -> Path:
     """A folder with a corpus, a dataset of it, a split and a fine-tuned run."""
-    folder = tmp_path_factory.mktemp("finetune")
-    extract_tiny(corpus_of(folder / "corpus.tsv"), folder / "data")
-    split(folder / "data", out=folder / "split.parquet", folds=3, test=0.2)
-    tuned_on(folder, folder / "run", split=folder / "split.parquet", epochs=4)
-    return folder
+    extract_tiny(corpus_of(common / "corpus.tsv"), common / "data")
+    split(common / "data", out=common / "split.parquet", folds=3, test=0.2)
+    tuned_on(common, common / "run", split=common / "split.parquet", epochs=4)
+    return common
 
 
 def tuned_on(shared: Path, out: Path, **settings: Any) -> FinetuneRun:
@@ -167,28 +166,17 @@ def test_a_damaged_model_is_refused(shared: Path, tmp_path: Path) -> None:
 
 
 def test_a_threshold_is_chosen_on_validation_alone(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, tmp_path: Path, calls_of: Any
 ) -> None:
     """Thresholds are chosen again from the models on disk; nothing but these records is asked."""
-    divided, index = [], []
-
-    def chosen(threshold: Any, y: Any, proba: Any, held_out: Any) -> Any:
-        found = choose_thresholds(threshold, y, proba, held_out)
-        divided.append((y, proba, held_out, found))
-        return found
-
-    def noted(*arguments: Any, **settings: Any) -> Any:
-        index.append(validation_records(*arguments, **settings))
-        return index[-1]
-
-    monkeypatch.setattr(run_module, "choose_thresholds", chosen)
-    monkeypatch.setattr(run_module, "validation_records", noted)
+    chosen = calls_of(run_module, "choose_thresholds")
+    divided = calls_of(run_module, "validation_records")
     settings: dict[str, Any] = {"threshold": "f2", "validation": 0.4, "learning_rate": 1e-4}
     settings |= {"split": shared / "split.parquet", "epochs": 1}
     content = tuned_on(shared, tmp_path / "run", **settings)
     found = predictions(tmp_path / "run")
     assert "f2" in content.scores["cross_validation"]
-    ((y, proba, held_out, (each, final)),) = divided
+    (((_, y, proba, held_out), _, (each, final)),) = chosen
     assert content.thresholds == tuple(each)
     assert content.threshold == final
     thresholds = {**{str(i): value for i, value in enumerate(each)}, "test": final}
@@ -200,7 +188,7 @@ def test_a_threshold_is_chosen_on_validation_alone(
         assert one.label == ("1" if one.proba["1"] >= final else "0")
 
     # the records: disjoint by text from those that choose the epoch, and from the test set
-    both, threshold = index[-2:]
+    both, threshold = (call.result for call in divided[-2:])
     made = read_split(shared / "split.parquet")
     assert set(threshold) <= set(both)
     assert not set(made.group[threshold]) & set(made.group[np.setdiff1d(both, threshold)])

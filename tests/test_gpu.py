@@ -5,7 +5,6 @@ Run by ``pytest -m gpu``; skipped where there is no device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, compute
 from embedkit.encoding.packed import PackedModel, attention_kinds, fastest
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
-from tests.models import TEXTS, build_bert, distance
+from tests.models import TEXTS, EncoderOf, Tiny, build_bert, distance
 
 pytestmark = [
     pytest.mark.gpu,
@@ -97,7 +96,7 @@ def test_a_head_size_that_no_kernel_takes_is_packed_all_the_same(
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "modernbert"])
 def test_vectors_equal_those_of_the_cpu(
-    family: str, precision: str, tiny: Callable[[str], Path], encoder_of: Callable[[str], Encoder]
+    family: str, precision: str, tiny: Tiny, encoder_of: EncoderOf
 ) -> None:
     gpu = Encoder.load(str(tiny(family)), device="cuda", precision=precision)
     wanted = encoder_of(family).encode_views(TEXTS, VIEWS)

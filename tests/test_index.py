@@ -26,15 +26,14 @@ N = 2_100
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(common: Path) -> Path:
     """Two thousand different short texts in three shards."""
-    folder = tmp_path_factory.mktemp("index")
     random = np.random.default_rng(3)
     words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
     rows = [(str(i), " ".join(random.choice(words, 7)) + f" {i % 4}", str(i % 2)) for i in range(N)]
-    corpus = write_tsv(folder / "c.tsv", rows)
-    extract_tiny(corpus, folder / "data", shard_rows=800)
-    return folder / "data"
+    corpus = write_tsv(common / "c.tsv", rows)
+    extract_tiny(corpus, common / "data", shard_rows=800)
+    return common / "data"
 
 
 @pytest.fixture

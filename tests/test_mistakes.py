@@ -27,30 +27,29 @@ TEXTS = ["good", "bad", "the movie", "a bus", "home", "rain", "was good", "bad b
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(common: Path) -> Path:
     """Corpora, and a dataset of each that is one."""
-    where = tmp_path_factory.mktemp("mistakes")
     objects = [{"text": t, "labels": {"label": i % 2}} for i, t in enumerate(TEXTS)]
-    (where / "array.json").write_text(json.dumps(objects), "utf-8")
-    (where / "header.tsv").write_text("id\ttext\n", "utf-8")
-    (where / "same.tsv").write_text("id\ttext\n" + "7\ta bus\n" * 40, "utf-8")
-    (where / "pairs.tsv").write_text("a\tb\nx\ty\n", "utf-8")
-    write_tsv(where / "corpus.tsv")
-    (where / "empty.tsv").touch()
-    (where / "folder").mkdir()
-    job = where / "begun.incomplete/_embedkit/job.json"
+    (common / "array.json").write_text(json.dumps(objects), "utf-8")
+    (common / "header.tsv").write_text("id\ttext\n", "utf-8")
+    (common / "same.tsv").write_text("id\ttext\n" + "7\ta bus\n" * 40, "utf-8")
+    (common / "pairs.tsv").write_text("a\tb\nx\ty\n", "utf-8")
+    write_tsv(common / "corpus.tsv")
+    (common / "empty.tsv").touch()
+    (common / "folder").mkdir()
+    job = common / "begun.incomplete/_embedkit/job.json"
     job.parent.mkdir(parents=True)
     job.touch()
     sms = [f"m{i},{i % 2},{'win money now' if i % 2 else 'see you soon'} {i}" for i in range(40)]
-    (where / "train.csv").write_text("\n".join(["msg_id,target,sms", *sms, ""]), "utf-8")
-    (where / "test.csv").write_text("msg_id,sms\nm900,win money\nm901,see you\n", "utf-8")
-    extract_tiny(where / "train.csv", where / "sms", text="sms", label="target")
-    embedkit.train(where / "sms", features="tfidf", folds=2, out=where / "spam")
-    write_tsv(where / "rare.tsv", [(str(i), text, f"l{i}") for i, text in enumerate(TEXTS)])
+    (common / "train.csv").write_text("\n".join(["msg_id,target,sms", *sms, ""]), "utf-8")
+    (common / "test.csv").write_text("msg_id,sms\nm900,win money\nm901,see you\n", "utf-8")
+    extract_tiny(common / "train.csv", common / "sms", text="sms", label="target")
+    embedkit.train(common / "sms", features="tfidf", folds=2, out=common / "spam")
+    write_tsv(common / "rare.tsv", [(str(i), text, f"l{i}") for i, text in enumerate(TEXTS)])
     for name, label in (("rare", "label"), ("array", None)):
-        corpus = where / f"{name}.{'tsv' if label else 'json'}"
-        extract_tiny(corpus, where / name, label=label)
-    return where
+        corpus = common / f"{name}.{'tsv' if label else 'json'}"
+        extract_tiny(corpus, common / name, label=label)
+    return common
 
 
 @pytest.mark.parametrize(

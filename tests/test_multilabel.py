@@ -58,12 +58,11 @@ def corpus_of(path: Path, labels: list[str | None]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    at = tmp_path_factory.mktemp("multilabel")
-    corpus = corpus_of(at / "c.jsonl", [" | ".join(names) for names in sets_of()])
-    extract_tiny(corpus, at / "data", layers="0,2")
-    train(at / "data", out=at / "run", **TASK)
-    return at
+def folder(common: Path) -> Path:
+    corpus = corpus_of(common / "c.jsonl", [" | ".join(names) for names in sets_of()])
+    extract_tiny(corpus, common / "data", layers="0,2")
+    train(common / "data", out=common / "run", **TASK)
+    return common
 
 
 def problem(n: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -54,15 +54,14 @@ def two_runs(folder: Path, n: int, **how: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(common: Path) -> Path:
     """A dataset, four runs, a probe and their report, made once."""
-    folder = tmp_path_factory.mktemp("report")
-    options = two_runs(folder, N)
-    train(folder / "data", out=folder / "runs/knn", estimator="knn", view="mean_0", **options)
-    probe(folder / "data", out=folder / "runs/probe", **options)
-    tuned(folder / "corpus.tsv", folder / "runs/tuned", validation=0.2, folds=3, **options)
-    write_report(compare(runs_of(folder)), folder / "report.html")
-    return folder
+    options = two_runs(common, N)
+    train(common / "data", out=common / "runs/knn", estimator="knn", view="mean_0", **options)
+    probe(common / "data", out=common / "runs/probe", **options)
+    tuned(common / "corpus.tsv", common / "runs/tuned", validation=0.2, folds=3, **options)
+    write_report(compare(runs_of(common)), common / "report.html")
+    return common
 
 
 def runs_of(folder: Path) -> list[Path]:

@@ -77,15 +77,14 @@ def vectors_of(corpus: Path, out: Path, **settings: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(common: Path) -> Path:
     """A folder with a dataset, a split and a run, made once."""
-    folder = tmp_path_factory.mktemp("results")
-    corpus = corpus_of(folder / "corpus.tsv")
+    corpus = corpus_of(common / "corpus.tsv")
     views: dict[str, Any] = {"layers": "all", "pooling": ["cls", "mean"]}
-    vectors_of(corpus, folder / "data", shard_rows=50, **views)
-    split(folder / "data", out=folder / "split.parquet", folds=4, test=0.2)
-    train(folder / "data", out=folder / "run", split=folder / "split.parquet", tune=True)
-    return folder
+    vectors_of(corpus, common / "data", shard_rows=50, **views)
+    split(common / "data", out=common / "split.parquet", folds=4, test=0.2)
+    train(common / "data", out=common / "run", split=common / "split.parquet", tune=True)
+    return common
 
 
 def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Path) -> None:

@@ -126,10 +126,9 @@ def failing(plan: ExtractPlan, number: int) -> Receipt:
 
 
 @pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("golden")
-    write_tsv(folder / "c.tsv")
-    return run(folder / "c.tsv", folder / "out", words="mean", tokens=True).out
+def golden(common: Path) -> Path:
+    write_tsv(common / "c.tsv")
+    return run(common / "c.tsv", common / "out", words="mean", tokens=True).out
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import ModelError, UsageError
-from tests.models import TEXTS, check_near
+from tests.models import TEXTS, Tiny, check_near
 from tests.processes import invoke
 
 SOME = [*TEXTS[:9], *TEXTS[10:]]
@@ -40,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(kind: str, tiny: Callable[[str], Path], folder: Path) -> SentenceTransformer:
+def made(kind: str, tiny: Tiny, folder: Path) -> SentenceTransformer:
     """A checkpoint of a kind, as sentence-transformers saves it."""
     given = KINDS[kind]
     torch.manual_seed(3)
@@ -66,7 +65,7 @@ def made(kind: str, tiny: Callable[[str], Path], folder: Path) -> SentenceTransf
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectors_are_those_of_sentence_transformers(
-    kind: str, tiny: Callable[[str], Path], tmp_path: Path, notes: list[str]
+    kind: str, tiny: Tiny, tmp_path: Path, notes: list[str]
 ) -> None:
     theirs = made(kind, tiny, tmp_path / "model")
     encoder = Encoder(tmp_path / "model", device="cpu")
@@ -93,7 +92,7 @@ def test_vectors_are_those_of_sentence_transformers(
         assert np.array_equal(given, encoder.encode(SOME, prefix="of: "))
 
 
-def test_options_override_the_definition(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_options_override_the_definition(tiny: Tiny, tmp_path: Path) -> None:
     made("e5", tiny, tmp_path / "model")
     given: dict[str, Any] = {"model": str(tmp_path / "model"), "prefix": ""}
     encoder, plain = Encoder(tmp_path / "model"), Encoder(tiny("xlm-roberta"))
@@ -112,7 +111,7 @@ def test_options_override_the_definition(tiny: Callable[[str], Path], tmp_path: 
         embedkit.extract(SOME, out=tmp_path / "x", **given, prompt="query")
 
 
-def test_earlier_names_of_poolings(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_earlier_names_of_poolings(tiny: Tiny, tmp_path: Path) -> None:
     theirs = made("bge", tiny, tmp_path / "model")
     legacy = {"word_embedding_dimension": 24, "pooling_mode_cls_token": True}
     legacy["pooling_mode_mean_tokens"] = False
@@ -126,7 +125,7 @@ def test_earlier_names_of_poolings(tiny: Callable[[str], Path], tmp_path: Path) 
     check_near(ours, theirs.encode(SOME), theirs.double().encode(SOME))
 
 
-def test_damaged_weights_of_a_module(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_damaged_weights_of_a_module(tiny: Tiny, tmp_path: Path) -> None:
     made("dense", tiny, tmp_path / "model")
     file = tmp_path / "model/2_Dense/model.safetensors"
     before = find_checkpoint(tmp_path / "model").sha256
@@ -136,7 +135,7 @@ def test_damaged_weights_of_a_module(tiny: Callable[[str], Path], tmp_path: Path
         Encoder(tmp_path / "model")
 
 
-def test_fewer_dimensions(tiny: Callable[[str], Path], tmp_path: Path, notes: list[str]) -> None:
+def test_fewer_dimensions(tiny: Tiny, tmp_path: Path, notes: list[str]) -> None:
     theirs = made("dense", tiny, tmp_path / "model")
     wanted = [
         model.encode(SOME, truncate_dim=8) for model in (theirs, copy.deepcopy(theirs).double())
