@@ -198,7 +198,7 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
             yield from places(inner, (*place, key))
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [6, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("folder", USES)
 def test_any_value_at_any_place_of_json(
     here: Path, folder: str, count: int, monkeypatch: pytest.MonkeyPatch

@@ -59,7 +59,9 @@ def test_every_setting_that_differs_is_named(folder: Path, tmp_path: Path) -> No
         assert "different input: max_length is 12 (vectors, same); 24 (other)." in text
 
 
-@pytest.mark.parametrize("made", [True, False], ids=["split file", "own split"])
+@pytest.mark.parametrize(
+    "made", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["split file", "own split"]
+)
 def test_suggested_commands_run_as_printed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
 ) -> None:

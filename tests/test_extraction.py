@@ -207,30 +207,6 @@ def test_views_equal_those_of_the_encoder(corpus: Path, tmp_path: Path) -> None:
     assert np.array_equal(both.X[:, 16:], embedkit.load(tmp_path / "out", view="cls_2").X)
 
 
-@pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("on_long", ["truncate", "window"])
-def test_token_vectors_rebuild_the_mean(
-    corpus: Path, tmp_path: Path, special: bool, on_long: str
-) -> None:
-    run(corpus, tmp_path / "out", tokens=True, special_tokens=special, on_long=on_long)
-    sentences, tokens = table_of(tmp_path / "out"), table_of(tmp_path / "out", "tokens")
-    vectors = matrix(tokens, "layer_2")
-    row = tokens.column("row").to_numpy()
-    counted = np.ones(len(row), bool) if special else ~np.array(tokens.column("special"))
-    means = matrix(sentences, "mean_2")
-    for i, (number, text) in enumerate(accepted()):
-        np.testing.assert_allclose(
-            vectors[(row == number) & counted].mean(axis=0), means[i], rtol=2e-5, atol=1e-5
-        )
-        spans = [t for t in tokens.filter(row == number).to_pylist() if not t["special"]]
-        spelled = [text[t["start"] : t["end"]] for t in spans]
-        pieces = [t["token"].removeprefix("##") for t in spans]
-        assert all(s == p or p == "[UNK]" for s, p in zip(spelled, pieces, strict=True))
-        assert [t["pos"] for t in tokens.filter(row == number).to_pylist()] == list(
-            range(sentences.column("n_kept")[i].as_py())
-        )
-
-
 def test_windows_keep_every_token(corpus: Path, tmp_path: Path) -> None:
     cut = run(corpus, tmp_path / "cut").manifest.totals.ledger
     whole = run(corpus, tmp_path / "whole", on_long="window").manifest.totals.ledger

@@ -34,7 +34,7 @@ WIDTHS = (64, 384, 1536)
 
 
 def test_no_sum_of_the_full_range_overflows() -> None:
-    """Here, and by ``make test-avx2`` without VNNI, where pairs of products are added in 16 bits."""
+    """By ``make test-avx2`` without VNNI, too, where pairs of products are added in 16 bits."""
     assert [wrong_sums(width) for width in WIDTHS] == [0, 0, 0]
 
 

@@ -38,7 +38,10 @@ STREAMS = {
 }
 
 
-@pytest.fixture(scope="module", params=["float32", "float16", "compact"])
+@pytest.fixture(
+    scope="module",
+    params=["float16", *(pytest.param(s, marks=pytest.mark.slow) for s in ("float32", "compact"))],
+)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("a folder 한글") / request.param
     folder.mkdir()

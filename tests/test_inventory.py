@@ -61,13 +61,18 @@ def state(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(content), "utf-8")
 
 
-@pytest.fixture
-def folder(tiny_bert: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def saved(tiny_bert: Path, common: Path) -> Path:
     """A checkpoint as sentence-transformers saves it, cls and a Dense layer."""
     torch.manual_seed(3)
     modules = [st.Transformer(str(tiny_bert)), st.Pooling(24, "cls"), st.Dense(24, 16)]
-    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "model"))
-    return tmp_path / "model"
+    SentenceTransformer(modules=modules, device="cpu").save(str(common))
+    return common
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
 def equals_its_makers(folder: Path) -> None:

@@ -41,6 +41,13 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "squeezebert": {"embedding_size": 24},
 }  # fmt: skip
 
+
+def quickly(*families: str) -> list[Any]:
+    """All families, of which the others are slow: decoders, encoders with and without reasons."""
+    others = [family for family in (*DECODERS, *ENCODERS) if family not in families]
+    return [*families, *(pytest.param(family, marks=pytest.mark.slow) for family in others)]
+
+
 PACKED = ("gpt2", "llama", "mistral", "qwen3")
 WHY_PADDED = {"gemma2": "softcap", "mobilebert": "differs from the plain one"}
 
@@ -65,7 +72,7 @@ def build(family: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize("family", quickly("gpt2", "qwen3", "t5", "xlm", "mobilebert"))
 def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str]) -> None:
     folder = build(family, tmp_path)
     encoder = Encoder(folder, device="cpu")

@@ -239,7 +239,7 @@ def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
 
 PRINTING = ("search", "words")  # leave no file, run every time
 RECIPES = sorted((ROOT / "pipelines").glob("*.toml"))
-LONG = ("medical_papers", "nsmc_finetuning", "nsmc_layers", "reviews", "two_languages")
+QUICK = ("semantic_search", "word_senses")
 
 
 def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
@@ -297,7 +297,7 @@ NSMC = "\n".join(
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in LONG))
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem not in QUICK))
         for path in RECIPES
     ],
 )

@@ -68,7 +68,7 @@ FILES: dict[str, Callable[[Path, Rows], object]] = {
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("options", [{}, {"sample": 31}, {"limit": 90, "min_chars": 7}], ids=str)
+@pytest.mark.parametrize("options", [{"sample": 31}, {"limit": 90, "min_chars": 7}], ids=str)
 @pytest.mark.parametrize("name", FILES)
 def test_shards_are_read_from_any_place(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """The planned shards, read in any order, are the records of one reader."""

@@ -16,17 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from transformers import BertModel, BertTokenizer
 
-import embedkit
 from embedkit.cli.main import cli
 from embedkit.errors import EXIT_REJECTS, EmbedkitError
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import FinetuneRun
-from tests.models import build_old
 from tests.processes import ROOT, Done, command
 from tests.store_fixtures import tiny_model
 
@@ -181,30 +176,6 @@ def test_a_rare_class_on_a_stand_in(tmp_path: Path) -> None:
         done = command(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, (line, done.stderr)
     assert "600 records" in command("info", "logreg", cwd=tmp_path).stdout
-
-
-def test_an_old_folder_has_the_right_ids_and_vectors(tmp_path: Path) -> None:
-    """What the page and the README say of folders such as KcBERT's."""
-    folder = build_old(tmp_path, "cased")
-    text, unknown = "배를 여행을", "[UNK]"
-    plain = BertTokenizer.from_pretrained(str(folder))
-    theirs = plain.convert_ids_to_tokens(plain(text)["input_ids"])
-    ours = [row["token"] for row in embedkit.tokenize(text, model=str(folder))]
-    assert theirs == ["[CLS]", unknown, unknown, "[SEP]"]
-    assert unknown not in ours
-    cased = BertTokenizer.from_pretrained(str(folder), do_lower_case=False)
-    assert ours == cased.convert_ids_to_tokens(cased(text)["input_ids"])
-    (line,) = re.findall(r"^printf .*? \| embedkit (.*)$", PAGES["workflow-kcbert"], flags=re.M)
-    words = shlex.split(line.replace("./kcbert", shlex.quote(str(folder))))
-    done = command(*words, cwd=tmp_path, stdin=f"{text}\n".encode())
-    assert done.returncode == 0, done.stderr
-    with torch.inference_mode():
-        model = BertModel.from_pretrained(str(folder)).eval()
-        expected = model(**cased(text, return_tensors="pt"))
-    tokens = embedkit.load(tmp_path / "vectors", level="token")
-    assert np.allclose(tokens.X, expected.last_hidden_state[0], atol=1e-5)
-    pooled = embedkit.load(tmp_path / "vectors", view="pooler")
-    assert np.allclose(pooled.X, expected.pooler_output, atol=1e-5)
 
 
 @pytest.mark.parametrize(
