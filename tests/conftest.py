@@ -58,8 +58,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return max(1, min(cores or 1, memory // MEMORY_PER_WORKER, 16))
 
 
+@pytest.hookimpl(tryfirst=True)  # before markers are asked for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the modules with the longest tests first, so that no worker waits for them at the end."""
+    """Mark what a browser shows as slow, and run the modules with the longest tests first.
+
+    Otherwise a worker might wait for them at the end.
+    """
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 

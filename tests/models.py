@@ -66,6 +66,14 @@ _PIECES = (
 )
 
 
+def slow(*cases: Any) -> list[Any]:
+    """Cases of a table that ``make test-slow`` tries, but not ``make test``."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for case in cases
+    ]
+
+
 def _attends_in_bf16() -> bool:
     rows = torch.zeros(1, 1, 128, 64, dtype=torch.bfloat16)
     try:

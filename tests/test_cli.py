@@ -107,6 +107,7 @@ def test_a_full_disk_is_exit_6(embedkit_: Call, monkeypatch: pytest.MonkeyPatch)
     assert re.search(r"No space left on device \([\d,.]+ MB free\)", message_of(done))
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(here: Path) -> None:
     line = f"{sys.executable} -m embedkit tokenize --vocab 0:40 --model {tiny_model()} | head -n 1"
     done = program("bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}", cwd=here)

@@ -19,6 +19,7 @@ from embedkit.comparison.table import compare
 from embedkit.errors import EmbedkitError, UsageError
 from embedkit.runs.split import split
 from tests.finetune_fixtures import corpus_of, tuned
+from tests.models import slow
 from tests.processes import command
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model
@@ -59,9 +60,7 @@ def test_every_setting_that_differs_is_named(folder: Path, tmp_path: Path) -> No
         assert "different input: max_length is 12 (vectors, same); 24 (other)." in text
 
 
-@pytest.mark.parametrize(
-    "made", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["split file", "own split"]
-)
+@pytest.mark.parametrize("made", [True, *slow(False)], ids=["split file", "own split"])
 def test_suggested_commands_run_as_printed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
 ) -> None:

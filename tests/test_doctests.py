@@ -15,6 +15,7 @@ import pytest
 import embedkit
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.encoder import Encoder
+from tests.models import slow
 from tests.processes import ROOT
 from tests.store_fixtures import load_quickly
 
@@ -69,6 +70,8 @@ def load(model: str = DEFAULT_MODEL, *, forward: str = "auto", **settings: Any) 
 
 
 CASES = [test for module in MODULES for test in examples_of(module)]
+LONG = [test for test in CASES if test.name.startswith("embedkit.finetuning.")]
+CASES = [*(test for test in CASES if test not in LONG), *slow(*LONG)]
 
 
 @pytest.mark.parametrize("test", CASES, ids=lambda test: test.name.removeprefix("embedkit."))

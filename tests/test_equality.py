@@ -27,6 +27,7 @@ from tests.models import (
     combined,
     expected,
     needs_plain_bf16,
+    slow,
 )
 
 PAIRS = (*TEXTS[3:], *TEXTS[:3])
@@ -119,8 +120,7 @@ def check(
         (None, {"prefix": "query: "}),
         (None, {"max_length": 9, "special_tokens": False}),
         (PAIRS, {}),
-        pytest.param(None, {"max_length": 4}, marks=pytest.mark.slow),
-        pytest.param(PAIRS, {"special_tokens": False}, marks=pytest.mark.slow),
+        *slow((None, {"max_length": 4}), (PAIRS, {"special_tokens": False})),
         (PAIRS, {"max_length": 14, "special_tokens": False}),
     ],
 )

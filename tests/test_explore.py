@@ -82,6 +82,7 @@ def test_the_layout_keeps_no_fewer_neighbours_than_that_of_scikit_learn() -> Non
     assert mine > flat + 0.1
 
 
+@pytest.mark.slow
 def test_points_move_less_when_a_layer_begins_where_the_one_before_ended() -> None:
     """In the mean of five pairs: how far one pair moves depends on the processor's last bits."""
     moved, kept = np.zeros(2), np.zeros(2)

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel, load_model
 from embedkit.encoding.packed import PackedModel, attention_kinds
-from tests.models import Tiny
+from tests.models import Tiny, slow
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fake tensors
@@ -151,8 +151,11 @@ def states(model: Model, *, first_only: bool = False) -> list[tuple[tuple[int, .
     return shapes
 
 
+QUICK = ("bert", "mpnet", "modernbert", "eurobert")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*QUICK, *slow(*sorted(FAMILIES.keys() - {*QUICK}))])
 def test_kernels_take_what_they_are_given(
     family: str, precision: str, plain_of: Callable[[str, str], PlainModel], fake: FakeTensorMode
 ) -> None:

@@ -44,6 +44,7 @@ from tests.finetune_fixtures import (
     tuned,
     write_lines,
 )
+from tests.models import slow
 from tests.processes import command, invoke
 from tests.run_fixtures import edit_run, scores_of, train
 from tests.store_fixtures import extract_tiny, flip, tiny_model
@@ -328,7 +329,7 @@ def test_validation_leaves_every_class_to_train_on() -> None:
         assert not {18, 19, 20} & set(found)
 
 
-@pytest.mark.parametrize("freeze_layers", [pytest.param(None, marks=pytest.mark.slow), "1"])
+@pytest.mark.parametrize("freeze_layers", ["1", *slow(None)])
 def test_stopped_before_the_first_evaluation_it_goes_on(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze_layers: str | None
 ) -> None:
@@ -387,9 +388,7 @@ def test_interrupted_after_its_best_epoch_it_keeps_that_one(
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    "task", ["classification", pytest.param("regression", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("task", ["classification", *slow("regression")])
 def test_a_finished_run_goes_on(shared: Path, tmp_path: Path, task: str) -> None:
     """With steps of nothing its models stay as they are; each fold goes on with its own."""
     given: dict[str, Any] = {"task": task, "split": shared / "split.parquet", "head": "mean"}
@@ -460,11 +459,7 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "damaged",
-    [
-        "model/fold-1/model.safetensors",
-        pytest.param("unfinished/folds/fold-1.json", marks=pytest.mark.slow),
-    ],
+    "damaged", ["model/fold-1/model.safetensors", *slow("unfinished/folds/fold-1.json")]
 )
 def test_a_damaged_fold_is_trained_again(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str

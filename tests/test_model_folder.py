@@ -28,7 +28,7 @@ from embedkit.finetuning.model import (
 )
 from embedkit.predict import Predictor
 from tests.finetune_fixtures import corpus_of, log_of, tuned, write_lines
-from tests.models import TEXTS, Tiny, check_near
+from tests.models import TEXTS, Tiny, check_near, slow
 from tests.processes import command
 from tests.store_fixtures import tiny_model
 
@@ -89,8 +89,15 @@ def by_transformers(folder: Path, dtype: torch.dtype = torch.float32) -> np.ndar
     return torch.stack(rows).squeeze(1).numpy()
 
 
-@pytest.mark.parametrize("settings", PROBLEMS, ids=lambda s: s["problem"])
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        *(("bert", problem) for problem in PROBLEMS),
+        *((family, PROBLEMS[0]) for family in PLAIN[1:]),
+        *slow(*((family, problem) for family in PLAIN[1:] for problem in PROBLEMS[1:])),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["problem"],
+)
 def test_transformers_reads_the_head_and_gives_the_same(
     tiny: Tiny, tmp_path: Path, family: str, settings: dict[str, Any]
 ) -> None:
@@ -184,7 +191,7 @@ def classifier(base: Path, folder: Path, **settings: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", [*PLAIN, *OTHERS])
+@pytest.mark.parametrize("family", [*PLAIN[:3], *OTHERS[:3], *slow(*PLAIN[3:], *OTHERS[3:])])
 def test_a_classifier_predicts_as_the_pipeline_of_transformers(
     tiny: Tiny, tmp_path: Path, family: str
 ) -> None:

@@ -28,7 +28,7 @@ from embedkit.encoding.packed import KERNELS, PackedModel, fastest
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from embedkit.errors import ModelError
-from tests.models import FAMILIES, TEXTS, EncoderOf, Tiny, build_bert, needs_plain_bf16
+from tests.models import FAMILIES, TEXTS, EncoderOf, Tiny, build_bert, needs_plain_bf16, slow
 
 PADDED = ("deberta", "deberta-v2", "longformer")
 """Families whose attention transformers does not let others compute."""
@@ -123,7 +123,7 @@ def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
     return build_bert(tmp_path_factory.mktemp("twelve"), layers=12, heads=12, width=96)
 
 
-@pytest.fixture(params=["minilm", "twelve"])
+@pytest.fixture(params=["twelve", *slow("minilm")])
 def models(
     request: pytest.FixtureRequest, minilm: Encoder, twelve_layers: str
 ) -> tuple[PackedModel, PlainModel, Checkpoint]:
@@ -164,9 +164,6 @@ def test_a_text_has_the_same_bits_in_any_company(
         assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-@pytest.mark.parametrize(
-    "models", ["twelve", pytest.param("minilm", marks=pytest.mark.slow)], indirect=True
-)
 def test_the_first_tokens_of_the_last_layer_alone(
     models: tuple[PackedModel, PlainModel, Checkpoint],
 ) -> None:

@@ -64,7 +64,6 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
         )
 
 
-TABLET = pytest.param(800, "dark", marks=pytest.mark.slow)
 OVERLAPS = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) => {
   const frame = svg.getBoundingClientRect();
   if (!frame.width) return [];
@@ -84,10 +83,8 @@ OVERLAPS = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) =
 })"""
 
 
-@pytest.mark.parametrize(
-    "name", ["many", *(pytest.param(n, marks=pytest.mark.slow) for n in ("vectors", "values"))]
-)
-@pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (390, "light"), TABLET])
+@pytest.mark.parametrize("name", ["many", "vectors", "values"])
+@pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (390, "light"), (800, "dark")])
 def test_the_page_fits_the_screen(opened: Any, name: str, width: int, scheme: str) -> None:
     """No words of a picture lie on each other."""
     page = opened(name, width=width, scheme=scheme, bypass_csp=True)

@@ -44,6 +44,7 @@ from embedkit.runs.split import Split, read_split, split, split_for, write_split
 from embedkit.storage import seal
 from embedkit.units.units import Units
 from tests.finetune_fixtures import check_test_set, predictions
+from tests.models import slow
 from tests.processes import command
 from tests.run_fixtures import train, units_with
 from tests.store_fixtures import extract_tiny
@@ -104,7 +105,7 @@ def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Pat
 
 def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> None:
     """Another seed assigns other folds."""
-    options: dict[str, Any] = {"estimator": "sklearn.ensemble:ExtraTreesClassifier"}
+    options: dict[str, Any] = {"estimator": "sklearn.ensemble:ExtraTreesClassifier", "folds": 2}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         train(shared / "data", out=tmp_path / name, seed=seed, **options)
     first, second, other = (predictions(tmp_path / name) for name in ("a", "b", "c"))
@@ -184,14 +185,17 @@ def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: P
 
 # all estimators
 
+TFIDF = (*TABLE["classification"], "sklearn.ensemble:ExtraTreesClassifier")
+
 
 @pytest.mark.parametrize(
     ("estimator", "features"),
     [
-        *((e, f) for e in TABLE["classification"] for f in ("vectors", "tfidf")),
+        *((estimator, "vectors") for estimator in TABLE["classification"]),
+        ("logreg", "tfidf"),
         ("sklearn.svm:LinearSVC", "vectors"),
-        ("sklearn.neural_network:MLPClassifier", "vectors"),
-        ("sklearn.ensemble:ExtraTreesClassifier", "tfidf"),
+        *slow(("sklearn.neural_network:MLPClassifier", "vectors")),
+        *slow(*((estimator, "tfidf") for estimator in TFIDF if estimator != "logreg")),
     ],
 )
 def test_every_estimator_is_saved_and_predicts_again(
@@ -206,7 +210,7 @@ def test_every_estimator_is_saved_and_predicts_again(
     assert names == {"pipeline.skops"} | ({"booster.txt"} if estimator == "lightgbm" else set())
 
 
-@pytest.mark.parametrize("estimator", [None, "knn", "lightgbm", "sklearn.svm:SVR"])
+@pytest.mark.parametrize("estimator", [None, "lightgbm", *slow("knn", "sklearn.svm:SVR")])
 def test_regression(tmp_path: Path, estimator: str | None, shared: Path) -> None:
     values = [f"{(i % 2) + i / 1000:.3f}" for i in range(N)]
     data = vectors_of(corpus_of(tmp_path / "c.tsv", values), tmp_path / "data")
@@ -506,6 +510,7 @@ def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
 # probe
 
 
+@pytest.mark.slow
 @pytest.mark.figures
 def test_probe(shared: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"control": "random-weights"}

@@ -17,7 +17,7 @@ import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import ModelError, UsageError
-from tests.models import TEXTS, Tiny, check_near
+from tests.models import TEXTS, Tiny, check_near, slow
 from tests.processes import invoke
 
 SOME = [*TEXTS[:9], *TEXTS[10:]]
@@ -63,7 +63,10 @@ def made(kind: str, tiny: Tiny, folder: Path) -> SentenceTransformer:
     return SentenceTransformer(str(folder), device="cpu")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+QUICK = ("bge", "dense", "gemma", "modernbert", "lower_case")
+
+
+@pytest.mark.parametrize("kind", [*QUICK, *slow(*sorted(KINDS.keys() - {*QUICK}))])
 def test_vectors_are_those_of_sentence_transformers(
     kind: str, tiny: Tiny, tmp_path: Path, notes: list[str]
 ) -> None:
