@@ -227,26 +227,32 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket of an S3 server in this process."""
-    import fsspec
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    """Address of an S3 server in this process."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
-    address = "http://{}:{}".format(*server.get_host_and_port())
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def store(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty bucket of the server."""
+    import fsspec
+
     keys = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
-    for name, value in {**keys, "ENDPOINT_URL": address}.items():
+    for name, value in {**keys, "ENDPOINT_URL": s3_server}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     fsspec.filesystem("s3").clear_instance_cache()
     bucket = fsspec.filesystem("s3")
-    if bucket.exists("bucket"):  # the server's memory outlives it
+    if bucket.exists("bucket"):
         bucket.rm("bucket", recursive=True)
     bucket.mkdir("bucket")
-    yield bucket
-    server.stop()
+    return bucket
 
 
 class Files(BaseHTTPRequestHandler):

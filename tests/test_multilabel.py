@@ -85,11 +85,6 @@ def test_values_are_those_of_scikit_learn() -> None:
     }
     found = metrics_for(y, proba)
     assert {name: metric.value(len(y)) for name, metric in found.items()} == pytest.approx(expected)
-    weights = np.random.default_rng(1).integers(0, 4, size=len(y))
-    copies = metrics_for(np.repeat(y, weights, axis=0), np.repeat(proba, weights, axis=0))
-    for name, metric in found.items():
-        value = metric(weights[None].astype(float))[0]
-        assert value == pytest.approx(copies[name].value(weights.sum())), name
 
 
 def test_a_run_is_one_classifier_against_the_rest_for_each_class(folder: Path) -> None:
