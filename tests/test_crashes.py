@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.durable import Disk, Tree, install, states_of
+from tests.durable import SCENARIOS, Disk, Tree, install, states_of
+from tests.models import slow
 from tests.processes import ROOT, in_children, program
 
-QUICK, SLOW = ["extract --reuse"], ["extract", "extract --overwrite", "train", "finetune", "index"]
 
-
-@pytest.mark.parametrize("names", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)])
-def test_a_sample_of_faults_and_power_cuts(names: list[str]) -> None:
-    done = program(sys.executable, "-m", "tests.durable", *names, "--sample", "41", cwd=ROOT)
+@pytest.mark.parametrize(("names", "every"), [(["extract --reuse"], 97), *slow((SCENARIOS, 41))])
+def test_a_sample_of_faults_and_power_cuts(names: Iterable[str], every: int) -> None:
+    done = program(sys.executable, "-m", "tests.durable", *names, f"--sample={every}", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
