@@ -141,7 +141,7 @@ LETTERS = st.characters(codec="utf-8", exclude_characters="\n\r\t\0")
 TEXT = st.text(LETTERS, max_size=30)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.lists(st.one_of(TEXT, st.sampled_from(["", " ", "the movie"])), min_size=1, max_size=13),
     st.fixed_dictionaries(
