@@ -136,11 +136,7 @@ NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
         "requirements",
     ),
     ("config_sentence_transformers.json", {"new_key": 1}, "new_key"),
-    ("modules.json", {"type": "sentence_transformers.models.LayerNorm"}, "LayerNorm"),
-    ("modules.json", {"type": "own.Own"}, "Own"),
     ("1_Pooling/config.json", {"new_key": 1}, "new_key"),
-    ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "weightedmean"),
-    ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "cls and mean"),
     ("2_Dense/config.json", {"use_residual": True}, "use_residual"),
     ("2_Dense/config.json", {"module_output_name": "other"}, "module_output_name"),
     ("config.json", {"position_embedding_type": "relative_key_query"}, "position_embedding_type"),
@@ -167,6 +163,22 @@ def test_or_refused_by_its_name(
     told = [note for note in notes if name in note]
     assert len(told) == (file in ("config.json", S))
     assert "refused" in describe_model(str(folder)).inventory.values()
+
+
+@pytest.mark.parametrize(
+    ("file", "stated", "name"),
+    [
+        ("modules.json", {"type": "sentence_transformers.models.LayerNorm"}, "LayerNorm"),
+        ("modules.json", {"type": "own.Own"}, "Own"),
+        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "weightedmean"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "cls and mean"),
+    ],
+)
+def test_a_module_that_is_not_known(
+    file: str, stated: dict[str, Any], name: str, folder: Path
+) -> None:
+    state(folder / file, **stated)
+    is_refused(folder, name)
 
 
 def test_a_prompt_that_is_not_pooled(folder: Path, tmp_path: Path) -> None:
