@@ -513,7 +513,7 @@ def test_a_checkpoint_is_refused_before_it_is_built(
 ) -> None:
     """By one line that says what is wrong with which file."""
     copy = checkpoint_with(tmp_path, name, content)
-    if "tokenizer" not in name:
+    if "tokenizer" not in name and content != {"vocab_size": "x"}:  # which transformers notice
         with pytest.raises(ModelError, match=r"\.json"):
             find_checkpoint(copy)
     for use in (["info", copy], ["tokenize", "a bus", "--model", copy]):
