@@ -162,7 +162,8 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
 
 def build_bert(folder: Path, *, layers: int, heads: int, width: int) -> str:
     """A random BERT with 300 tokens, of which five have a name."""
-    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    sizes: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads}
     sizes |= {"intermediate_size": 2 * width, "max_position_embeddings": 512, "vocab_size": 300}
     save_model(folder, "bert", initializer_range=0.1, **sizes)
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))

@@ -186,7 +186,20 @@ USES: dict[str, tuple[list[str], ...]] = {
     "tuned": (["info", "tuned"], ["predict", "tuned", "--text", "a"], ["export", "tuned"]),
     "checkpoint": (["info", "checkpoint"], ["tokenize", "a bus", "--model", "checkpoint"]),
 }
-VALUES = (None, -1, 2**63, 1e308, [], True, "../x", [[1]], {"a": [None]}, "\x1b", 10**12, "evil:X")
+VALUES: tuple[Any, ...] = (
+    None,
+    -1,
+    2**63,
+    1e308,
+    [],
+    True,
+    "../x",
+    [[1]],
+    {"a": [None]},
+    "\x1b",
+    10**12,
+    "evil:X",
+)
 """What stands in a place of JSON instead of its value; the last names a module that is there."""
 
 
@@ -516,7 +529,7 @@ def test_a_checkpoint_is_refused_before_it_is_built(
     if "tokenizer" not in name and content != {"vocab_size": "x"}:  # which transformers notice
         with pytest.raises(ModelError, match=r"\.json"):
             find_checkpoint(copy)
-    for use in (["info", copy], ["tokenize", "a bus", "--model", copy]):
+    for use in (["info", str(copy)], ["tokenize", "a bus", "--model", str(copy)]):
         done = command(*use, cwd=tmp_path)
         assert done.returncode in (2, 5), done
         assert re.match("embedkit: .*(json|tokenizer)", done.stderr.splitlines()[-1]), done
