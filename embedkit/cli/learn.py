@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import BEST_BLEND, EXPORTS, FEATURES, HEADS, PRECISIONS, PREFERENCES
+from embedkit.choices import EXPORTS, FEATURES, HEADS, PRECISIONS, PREFERENCES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import (
     FILE,
@@ -459,7 +459,7 @@ def compare(
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
-        made = compared.chosen_blend(BEST_BLEND)
+        made = compared.blend_to_use()
         count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
         written.append(f"{path_text(write_blend)}: {count_text(count, 'record')}, {made.name}")
     if report is not None:
