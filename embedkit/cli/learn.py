@@ -556,7 +556,8 @@ def comparison_text(compared: Compared) -> str:
         parts += ["Test set:", table_text(cells)]
     parts += [
         f"Differences in {metric}{unit} to the baseline ({compared.baseline}) and to the first row "
-        f"({rows[0].name}), with 95 % intervals; p of a paired t-test of units, corrected for "
+        f"({rows[0].name}), with 95 % intervals; p of a paired t-test of units, "
+        "for the models that were trained, corrected for "
         f"{count_text(compared.tests, 'pair')} of methods:",
         table_text([_gain_cells(r.name, r.to_baseline, r.to_best, metric) for r in rows]),
     ]
