@@ -25,7 +25,8 @@ import embedkit
 from embedkit import storage
 from embedkit.corpus.memory import input_files
 from embedkit.errors import MismatchError, UsageError
-from tests.store_fixtures import ROWS, begin, manifest_of, run, tree
+from embedkit.predict import predict_file
+from tests.store_fixtures import ROWS, begin, manifest_of, run, tiny_model, tree
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -202,6 +203,26 @@ def test_files_at_addresses(tmp_path: Path, server: str, monkeypatch: pytest.Mon
     for address in (f"{server}/none.tsv", "memory://none", "s3://bucket/c.tsv", *others):
         with pytest.raises(UsageError, match=address[:7]), input_files(address):
             pass
+
+
+def test_every_command_reads_addresses_alike(tmp_path: Path, server: str) -> None:
+    """A corpus or a dataset, to fit, to test, to split or to predict."""
+    folder = tmp_path / "data"
+    rows = "".join(f"good film {i}\t{'ab'[i % 2]}\n" for i in range(20))
+    (tmp_path / "c.tsv").write_text(f"text\tlabel\n{rows}", "utf-8")
+    run(tmp_path / "c.tsv", folder)
+    given: dict[str, Any] = {"features": "tfidf", "folds": 2}
+    model = str(tiny_model())
+    embedkit.train(folder, out=tmp_path / "0", **given, test=folder)
+    embedkit.train(f"{server}/c.tsv?raw=1", out=tmp_path / "1", model=model, **given, test=folder)
+    embedkit.train(f"{server}/data", out=tmp_path / "2", test=f"{server}/data", **given)
+    files = [(tmp_path / f"{number}/predictions.parquet").read_bytes() for number in range(3)]
+    assert files[0] == files[1] == files[2]
+    assert len(embedkit.split(f"{server}/data", folds=2).row) == 20
+    for number, name in enumerate(("c.tsv", "data")):
+        out = tmp_path / f"{number}.tsv"
+        predict_file(tmp_path / "0", f"{server}/{name}", out=out)
+        assert out.read_bytes() == (tmp_path / "0.tsv").read_bytes()
 
 
 def test_fields_of_records_have_dotted_names(tmp_path: Path) -> None:

@@ -56,8 +56,11 @@ def test_a_message_names_no_option_that_the_command_lacks(trained: Path, tmp_pat
     assert "--text-pair is an option of embedkit extract: run that first" in done.stderr
     done = command("train", trained / "train.csv", "--text", "smss", cwd=tmp_path)
     assert "Did you mean 'sms'" in done.stderr
-    done = command("probe", trained / "data", "--label", "target", cwd=tmp_path)
-    assert "--label target is of a corpus" in done.stderr
+    done = command("probe", trained / "data", "--text", "sms", cwd=tmp_path)
+    assert "--text sms is of a corpus" in done.stderr
+    done = command("probe", trained / "data", "--label", "targte", cwd=tmp_path)
+    assert "--label targte" in done.stderr
+    assert "has the columns row, id" in done.stderr
     made = ("--text", "sms", "--label", "target", "--folds", "2")
     assert command("split", trained / "train.csv", *made, cwd=tmp_path).returncode == 0
     done = command("train", trained / "data", "--features", "tfid", cwd=tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     "--overwrite",
     "--text",
     "--label",
+    "--id",
     option("--label-separator", help="Between the classes of a record; folds are not stratified."),
 )
 def split(
@@ -130,6 +130,7 @@ def split(
     "--class-weight",
     "--text",
     "--label",
+    "--id",
     "--seed",
     "--overwrite",
 )
@@ -142,18 +143,7 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.train import train as fit
     from embedkit.cli.run_text import result_of
 
-    settings |= _columns(dataset, settings)
     return result_of(fit(dataset, view=names_of(view), progress=progress, **settings))
-
-
-def _columns(dataset: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The columns that are named of a corpus, taken from all settings; a dataset has its own."""
-    values = {name: settings.pop(name) for name in ("text", "label")}
-    given = {name: value for name, value in values.items() if value is not None}
-    if given and dataset.is_dir():
-        name, value = next(iter(given.items()))
-        raise UsageError(f"{name}={value!r} is of a corpus; {dataset} is a dataset with its own.")
-    return given
 
 
 @command(
@@ -182,6 +172,7 @@ def _columns(dataset: Path, settings: dict[str, Any]) -> dict[str, Any]:
     option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
     "--text",
     "--label",
+    "--id",
     "--overwrite",
 )
 def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
@@ -193,7 +184,6 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.probe import probe as run
     from embedkit.cli.run_text import result_of
 
-    settings |= _columns(dataset, settings)
     return result_of(run(dataset, view=names_of(view), progress=progress, **settings))
 
 
@@ -300,8 +290,7 @@ _SHOWN = 3
 @click.argument("run", metavar="RUN|CHECKPOINT")
 @click.argument("corpus", required=False)
 @options(
-    option("--text", "single", help="One text, instead of a corpus; of a corpus as --column."),
-    option("--column", "text", help="Column of the text in the corpus. [as of the run]"),
+    option("--text", help="One text, instead of a corpus; of a corpus its column. [as of the run]"),
     "--text-pair",
     "--id",
     "--encoding",
@@ -317,7 +306,6 @@ _SHOWN = 3
 def predict(
     run: str,
     corpus: str | None,
-    single: str | None,
     label_names: str | None,
     device: str,
     head: str | None,
@@ -335,10 +323,8 @@ def predict(
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 
-    if corpus is None and single is None:
+    if corpus is None and reading.text is None:
         raise UsageError("give a corpus, - for lines of standard input, or a text with --text.")
-    if reading.text is None and corpus is not None:
-        reading = replace(reading, text=single)
     model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
     model["head"] = head
     with progress_bar() as progress:
@@ -351,7 +337,7 @@ def predict(
         else:
             predictor = Predictor(run, **model)
     if corpus is None:
-        _show_text(predictor, str(single), as_json)
+        _show_text(predictor, str(reading.text), as_json)
         return 0
     if corpus == "-":
         return _predict_lines(predictor, as_json)
