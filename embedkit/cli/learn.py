@@ -105,7 +105,6 @@ def split(
     "embedkit train reviews.vectors --view mean_6,cls_6 --estimator lightgbm --out runs/lgbm",
     "embedkit train reviews.vectors --features tfidf --out runs/tfidf",
     "embedkit train treebank.vectors --level word --view 6 --out runs/tags",
-    more=True,
 )
 @click.argument("dataset", type=FILE)
 @options(
@@ -115,11 +114,7 @@ def split(
     ),
     "--level",
     "--estimator",
-    option(
-        "--features",
-        help="Stored vectors, or TF-IDF of the stored texts or words.",
-        **choice(FEATURES, "vectors"),
-    ),
+    option("--features", help="{FEATURES}.", **choice(FEATURES, "vectors")),
     "--task",
     "--label-separator",
     "--split",
@@ -143,13 +138,12 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.train import train as fit
     from embedkit.cli.run_text import result_of
 
-    return result_of(fit(dataset, view=names_of(view), progress=progress, **settings))
+    return result_of(fit(dataset, view=names_of(view) or None, progress=progress, **settings))
 
 
 @command(
     "embedkit probe reviews.vectors --out runs/probe",
     "embedkit probe reviews.vectors --control random-weights --learning-curve --out runs/probe",
-    more=True,
 )
 @click.argument("dataset", type=FILE)
 @options(
@@ -184,7 +178,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.probe import probe as run
     from embedkit.cli.run_text import result_of
 
-    return result_of(run(dataset, view=names_of(view), progress=progress, **settings))
+    return result_of(run(dataset, view=names_of(view) or None, progress=progress, **settings))
 
 
 @command(
@@ -290,7 +284,7 @@ _SHOWN = 3
 @click.argument("run", metavar="RUN|CHECKPOINT")
 @click.argument("corpus", required=False)
 @options(
-    option("--text", help="One text, instead of a corpus; of a corpus its column. [as of the run]"),
+    option("--text", help="With CORPUS the column of its texts [that of the run]; else the text."),
     "--text-pair",
     "--id",
     "--encoding",
@@ -325,8 +319,8 @@ def predict(
 
     if corpus is None and reading.text is None:
         raise UsageError("give a corpus, - for lines of standard input, or a text with --text.")
-    model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
-    model["head"] = head
+    names = parse_label_names(label_names)
+    model: dict[str, Any] = {"label_names": names, "device": device, "head": head}
     with progress_bar() as progress:
         if corpus not in (None, "-"):
             done, rejected = predict_file(
@@ -412,8 +406,7 @@ def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
     ),
     option(
         "--prefer",
-        help="Method to use, and to write with --write-blend: the cheapest that is not worse by "
-        "what matters, or the one with the best score.",
+        help="Method to use, and to write with --write-blend: {PREFERENCES}.",
         **choice(PREFERENCES, "cost"),
     ),
     option(
