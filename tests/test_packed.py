@@ -287,7 +287,7 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     def wrong(query: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.zeros_like(query)
 
-    _, plain, _ = both(str(tiny_bert))
+    _, plain, checkpoint = both(str(tiny_bert))
     monkeypatch.setattr(
         packed_module, "attention_kinds", lambda *_: ("varlen", "efficient", "runs")
     )
