@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     "--overwrite",
     "--text",
     "--label",
-    "--id",
     option("--label-separator", help="Between the classes of a record; folds are not stratified."),
 )
 def split(

@@ -36,7 +36,7 @@ from embedkit.corpus.plan import CorpusOptions, CorpusSettings
 from embedkit.corpus.readers import format_of_name
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import l2_normalize, split_view
-from embedkit.errors import EncodeError, UsageError, did_you_mean
+from embedkit.errors import DamagedError, EncodeError, UsageError, did_you_mean
 from embedkit.storage import Count, Positive, check_files, decode, incomplete, read_json
 from embedkit.types import AnyPath, Float32
 
@@ -550,9 +550,15 @@ def names_dataset(source: object) -> TypeGuard[AnyPath]:
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a complete dataset; a :class:`UsageError` if there is no dataset."""
     file = Layout(path).manifest
+    storage.wait_for_swap(path, private=SCRATCH)
+    seen = storage.state_of(path)
     if file.is_file():
-        check_files(path, [MANIFEST], advice=_ADVICE)
-        return decode(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
+        try:
+            check_files(path, [MANIFEST], advice=_ADVICE)
+            return decode(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
+        except DamagedError:  # or the folder was replaced in between
+            storage.check_unchanged(path, seen)
+            raise
     unfinished, parent = incomplete(path), path.parent
     if Layout(path).job.is_file() and path.name.endswith(".incomplete"):
         why = "It is an unfinished job: run the extract command that began it again."
