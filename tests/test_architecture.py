@@ -56,7 +56,7 @@ LAYERS = (
     "encoding",
     "corpus",
     "scale",
-    "arguments choices drawing pages storage",
+    "arguments choices drawing geometry pages storage",
     "display machine types",
     "errors",
 )

@@ -1,0 +1,68 @@
+"""Geometry of vectors: against plain definitions, and under what must not change it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedkit.errors import UsageError
+from embedkit.geometry import kept_neighbours, linear_cka, nearest_rows
+from embedkit.types import Float64
+
+RANDOM = np.random.default_rng(0)
+FIRST = RANDOM.normal(size=(60, 7)) + 3
+SECOND = (FIRST @ RANDOM.normal(size=(7, 12)) + RANDOM.normal(size=(60, 12))).astype(np.float32)
+
+
+def rotation(width: int) -> Float64:
+    return np.linalg.qr(RANDOM.normal(size=(width, width)))[0]
+
+
+def gram_cka(a: Float64, b: Float64) -> float:
+    """The definition by the Gram matrices of records, centred on both sides."""
+    centring = np.eye(len(a)) - 1 / len(a)
+    mine, theirs = (centring @ x @ x.T @ centring for x in (a, b))
+    return float((mine * theirs).sum() / np.sqrt((mine**2).sum() * (theirs**2).sum()))
+
+
+def sorted_neighbours(X: Float64, k: int) -> list[set[int]]:
+    """The definition by sorting all cosines of a record."""
+    sets = []
+    for i, x in enumerate(X):
+        cosines = [(x @ y / np.linalg.norm(x) / np.linalg.norm(y), j) for j, y in enumerate(X)]
+        sets.append({j for _, j in sorted(c for c in cosines if c[1] != i)[-k:]})
+    return sets
+
+
+def test_both_equal_their_definitions() -> None:
+    doubled = SECOND.astype(np.float64)
+    assert linear_cka(FIRST, SECOND) == pytest.approx(gram_cka(FIRST, doubled), rel=1e-12)
+    pairs = zip(sorted_neighbours(FIRST, 10), sorted_neighbours(doubled, 10), strict=True)
+    assert kept_neighbours(FIRST, SECOND).tolist() == [
+        len(mine & theirs) / 10 for mine, theirs in pairs
+    ]
+
+
+def test_what_must_change_nothing() -> None:
+    turned = 1e-9 * SECOND.astype(np.float64) @ rotation(12)
+    assert linear_cka(FIRST, turned + 5) == pytest.approx(linear_cka(FIRST, SECOND), rel=1e-6)
+    assert linear_cka(SECOND, FIRST) == pytest.approx(linear_cka(FIRST, SECOND), rel=1e-12)
+    assert (kept_neighbours(FIRST, turned) == kept_neighbours(FIRST, SECOND)).all()
+    huge = 1e150 * FIRST
+    assert linear_cka(huge, FIRST) == pytest.approx(1, rel=1e-12)
+    some = np.array([7, 3])
+    assert (kept_neighbours(FIRST, SECOND, rows=some) == kept_neighbours(FIRST, SECOND)[some]).all()
+
+
+def test_blocks_and_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = nearest_rows(SECOND)
+    monkeypatch.setattr("embedkit.geometry._AT_ONCE", 130)
+    assert (nearest_rows(SECOND) == whole).all()
+    assert nearest_rows(FIRST[:3]).shape == (3, 2)
+    assert np.isnan(linear_cka(FIRST, np.ones((60, 2))))
+
+
+@pytest.mark.parametrize("other", [FIRST[:5], FIRST[:, 0]])
+def test_other_records_are_refused(other: Float64) -> None:
+    with pytest.raises(UsageError, match=r"shapes \(60, 7\) and"):
+        linear_cka(FIRST, other)
