@@ -45,9 +45,9 @@ from embedkit.dataset.settings import encode_as
 from embedkit.display import Shown
 from embedkit.encoding.views import l2_normalize, parse_layers, split_view, views_of
 from embedkit.errors import EmbedkitError, MismatchError, UsageError, check_seed
+from embedkit.geometry import NEIGHBOURS, kept_neighbours, linear_cka, unit_vectors
 from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.split import split_for
-from embedkit.search.exact import unit_rows
 from embedkit.storage import unreadable
 from embedkit.types import AnyPath, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.units import Units
@@ -57,15 +57,14 @@ logger = logging.getLogger(__name__)
 ROUNDING = 1e-5
 """Relative L2 up to which vectors are equal but for the order of sums: engines differ by 1e-6."""
 
-_TOGETHER, _QUERIES, _NEAREST = 10_000, 1_000, 10
+_TOGETHER, _QUERIES = 10_000, 1_000
 _FARTHEST, _TRIED = 16, 48  # texts that are encoded again
 _MOVED = 20
 _HALF = 0.5  # of the distance: what a setting has to take away to be named
 _NEAR, _NEAR_HALF = 1e-2, 0.05  # as far as a rounding of vectors, or half precision, leads
 _LENGTHS = (64, 128, 256, 512)
 _PROMPTS = ("", "query: ", "passage: ")
-_QUANTILES = (0.0, 0.05, 0.25, 0.5)
-_TILE = 1 << 24  # cosines that are in memory at once
+_QUANTILES = {"least": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Explanation:
     """Settings by which the encoder of A comes near to the vectors of B, and how near.
 
     Settings are those of ``extract`` that are others than in A; beside these ``dense`` (left out),
-    ``case`` (``lower`` or ``kept``), ``rounding`` (of the vectors, to ``float16``, ``bfloat16`` or
+    ``case`` (of the texts), ``rounding`` (of the vectors, to ``float16``, ``bfloat16`` or
     ``int8``) and ``order`` (of the rows).
     """
 
@@ -93,7 +92,7 @@ class Diff(Shown):
     other_texts: int  # records whose texts differ, which are left out
     equal: int  # records whose vectors have the same bits
     distance: dict[str, float]  # relative L2, its median and the largest
-    cosines: dict[float, float]  # by quantile
+    cosines: dict[str, float]  # the least, the quantiles of 5 and 25 %, the median
     together: int  # records that the following is of, up to 10,000; of equal texts one
     kept: float  # of ten neighbours by cosine, the mean of up to 1,000 records
     cka: float  # linear centred kernel alignment; 1: equal but for rotation and scale
@@ -187,7 +186,9 @@ def diff(
     random = np.random.default_rng(seed)
     some = both.distinct(random)
     queries = np.sort(random.permutation(len(some))[:_QUERIES])
-    kept = _neighbours_kept(both.x[some], both.y[some], queries)
+    kept = np.zeros(0)
+    if len(some) > 1:
+        kept = NEIGHBOURS * kept_neighbours(both.x[some], both.y[some], rows=queries)
     distance, cosine = both.distances, both.cosines
     result = Diff(
         records=len(join.a),
@@ -197,10 +198,10 @@ def diff(
         other_texts=join.other_texts,
         equal=int((both.x == both.y).all(axis=1).sum()) if both.of_one_width else 0,
         distance={"median": float(np.median(distance)), "largest": float(np.max(distance))},
-        cosines={quantile: float(np.quantile(cosine, quantile)) for quantile in _QUANTILES},
+        cosines={name: float(np.quantile(cosine, share)) for name, share in _QUANTILES.items()},
         together=len(some),
         kept=float(kept.mean()) if len(kept) else np.nan,
-        cka=_linear_cka(both.x[some], both.y[some]),
+        cka=linear_cka(both.x[some], both.y[some]),
         settings=settings,
         moved=both.moved(some[queries], kept),
     )
@@ -340,15 +341,14 @@ class _Both(NamedTuple):
         """Cosines ``(n,)``; NaN for two widths."""
         if not self.of_one_width:
             return np.full(len(self.x), np.nan)
-        units = (unit_rows(one).astype(np.float64) for one in (self.x, self.y))
-        return np.asarray(np.einsum("ij,ij->i", *units))
+        return np.asarray((unit_vectors(self.x) * unit_vectors(self.y)).sum(axis=1))
 
     def distinct(self, random: np.random.Generator) -> Int64:
         """Positions of up to 10,000 records, one for each text: equal ones are all as near."""
         _, first = np.unique(text_keys(self.data)[self.places], return_index=True)
         return np.sort(random.permutation(first)[:_TOGETHER])
 
-    def moved(self, queries: Int64, kept: Int64) -> tuple[dict[str, Any], ...]:
+    def moved(self, queries: Int64, kept: Float64) -> tuple[dict[str, Any], ...]:
         """The records that moved most: by cosine in one space, by neighbours in two."""
         cosine, of_query = self.cosines, dict(zip(queries.tolist(), kept.tolist(), strict=True))
         order = queries[np.argsort(kept, kind="stable")[:_MOVED]]
@@ -367,29 +367,6 @@ def _distances(x: Float32, y: Float32) -> Float64:
     """Relative L2 distances of the rows, ``(n,)``."""
     norms = np.linalg.norm(x.astype(np.float64), axis=1)
     return np.asarray(np.linalg.norm(y.astype(np.float64) - x, axis=1) / np.maximum(norms, 1e-12))
-
-
-def _neighbours_kept(x: Float32, y: Float32, queries: Int64) -> Int64:
-    """How many of the ten nearest records by cosine are the same in both, for each query."""
-    count = min(_NEAREST, len(x) - 1)
-    if count < 1:
-        return np.zeros(0, np.int64)
-    units, kept, step = [unit_rows(x), unit_rows(y)], list[int](), max(_TILE // len(x), 1)
-    for start in range(0, len(queries), step):
-        some, near = queries[start : start + step], []
-        for unit in units:
-            cosine = unit[some] @ unit.T
-            cosine[np.arange(len(some)), some] = -np.inf  # itself
-            near.append(np.argpartition(-cosine, count - 1, axis=1)[:, :count])
-        kept += [len(np.intersect1d(*pair)) for pair in zip(*near, strict=True)]
-    return np.array(kept) * _NEAREST // count
-
-
-def _linear_cka(x: Float32, y: Float32) -> float:
-    """Linear centred kernel alignment (Kornblith et al. 2019, "Similarity of Neural Network…")."""
-    a, b = (one.astype(np.float64) - one.mean(axis=0, dtype=np.float64) for one in (x, y))
-    size = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)
-    return float(np.linalg.norm(a.T @ b) ** 2 / size) if size else np.nan
 
 
 def _with_decisions(
@@ -476,7 +453,7 @@ def _simplest(found: Sequence[Explanation]) -> Explanation:
 
 def _order(x: Float32, y: Float32, chosen: Int64) -> Explanation | None:
     """The order of rows, if those of B are vectors of A that belong to other records."""
-    nearest = (unit_rows(y[chosen]) @ unit_rows(x).T).argmax(axis=1)
+    nearest = (unit_vectors(y[chosen]) @ unit_vectors(x).T).argmax(axis=1)
     far = _distances(x[nearest], y[chosen])
     if far.max() > _NEAR or (x[nearest] == x[chosen]).all(axis=1).mean() > _HALF:
         return None
@@ -518,7 +495,7 @@ class _Laboratory:
             "max_length": [n for n in (*_LENGTHS, longest) if n <= longest],
             "on_long": ["truncate"],
             "special_tokens": [True, False],
-            "case": ["lower", "kept"],
+            "case": ["lower-cased", "not lower-cased"],
             "precision": ["fp32", "int8", *["bf16", "fp16"] * near],
         }
         for name, values in kinds.items():
@@ -553,11 +530,11 @@ class _Laboratory:
         """All views of the texts; those of A, if they are several, side by side too."""
         encode = self._load(precision=precision)
         encoder = copy.copy(encode.encoder)
-        if case == "kept":
+        if case == "not lower-cased":
             encoder.tokenizer = encoder.tokenizer.cased()
         plain: dict[str, Any] = {"normalize": False, "dims": None, "storage": "float32"}
         encode = encode.changed(encoder, self._views, **plain, **inputs)
-        lower = str.lower if case == "lower" else str
+        lower = str.lower if case == "lower-cased" else str
         views = encode.views(*([lower(text) for text in column] for column in self._texts.values()))
         own = [views[name] for name in self._own.split("+")]
         return views if len(own) < 2 else views | {self._own: np.concatenate(own, axis=1)}

@@ -423,8 +423,9 @@ def diff(dataset: Path, other: Path, view: str | None, progress: ProgressCallbac
     """
     from embedkit.difference import diff as compare
 
-    views = names_of(view) or [None]
-    found = compare(dataset, other, view=views if len(views) > 1 else views[0], progress=progress)
+    views = names_of(view)
+    both = views[0] if views and len(views) == 1 else views
+    found = compare(dataset, other, view=both, progress=progress)
     return Result(found, lambda: _diff_text(found), asked_for=True)
 
 
@@ -433,19 +434,19 @@ def _diff_text(found: Diff) -> str:
     per_cent = partial(metric_text, metric="accuracy")
     counts = {"only in the first": found.only_a, "only in the second": found.only_b}
     counts |= {"left out, whose texts differ": found.other_texts}
-    far, gap, together = found.distance, found.difference, count_text(found.together, "record")
+    far, cosines, gap = found.distance, found.cosines.items(), found.difference
+    together = count_text(found.together, "record")
     facts = {
         "records": f"{found.records:,} in both, by {found.joined}"
         + "".join(f", {count:,} {what}" for what, count in counts.items() if count),
         "settings": "; ".join(found.settings),
     }
     if math.isfinite(far["median"]):
-        quantiles = zip(("least", "5 %", "25 %", "median"), found.cosines.values(), strict=True)
         facts["distance"] = (
             f"{far['median']:.1e} (median), {far['largest']:.1e} (largest, relative L2); "
             f"{found.equal:,} have the same bits"
         )
-        facts["cosine"] = ", ".join(f"{number_text(value)} ({name})" for name, value in quantiles)
+        facts["cosine"] = ", ".join(f"{number_text(value)} ({name})" for name, value in cosines)
     facts["neighbours"] = (
         f"{found.kept:.1f} of ten are kept; linear CKA {found.cka:.4f} (of {together})"
     )
@@ -463,7 +464,7 @@ def _diff_text(found: Diff) -> str:
         row
         | {
             "cosine": number_text(row["cosine"]),
-            "kept": "–" if row["kept"] is None else row["kept"],
+            "kept": "–" if row["kept"] is None else f"{row['kept']:g}",
         }
         | {"text": visible(one_line(row.get("text", "")), limit=_SHOWN // 2)}
         for row in (found.moved if everything else found.moved[:_MOVED])
@@ -492,26 +493,23 @@ def _diff_finding(found: Diff) -> str:
     return finding + "; no setting that was tried explains it" * bool(found.explanations)
 
 
-_SETTINGS = {
-    "normalize": lambda value: "--normalize" if value else "--no-normalize",
-    "special_tokens": lambda value: f"special tokens {'' if value else 'not '}counted",
-    "case": lambda value: f"texts {'not ' * (value == 'kept')}lower-cased",
-    "dense": lambda _: "the Dense of the checkpoint left out",
-    "rounding": "vectors in {}".format,
-    "order": "rows in another order ({})".format,
+_IN_WORDS = {
+    "special_tokens": "special_tokens={}",
+    "case": "texts {}",
+    "dense": "the Dense of the checkpoint {}",
+    "rounding": "vectors in {}",
+    "order": "rows in another order ({})",
 }
-"""Settings of a difference in words, where they are no plain options of extract."""
+"""Settings that are no options of extract."""
 
 
 def _settings_text(one: Explanation) -> str:
-    shown = [
-        _SETTINGS[name](value)
-        if name in _SETTINGS
+    options = [
+        ("--normalize" if value else "--no-normalize")
+        if name == "normalize"
         else f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
         for name, value in one.settings.items()
+        if name not in _IN_WORDS
     ]
-    return (
-        ", ".join(shown)
-        if any(" " in s and s[0] != "-" for s in shown)
-        else " ".join(shown) or "the settings of the first"
-    )
+    words = [_IN_WORDS[n].format(value) for n, value in one.settings.items() if n in _IN_WORDS]
+    return ", ".join([*[" ".join(options)] * bool(options), *words]) or "the settings of the first"

@@ -685,13 +685,13 @@ class TextTokenizer:
                 )
 
 
-def _cased(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
+def _cased(normalizer: Any) -> Any:
     """A normalizer, as ``tokenizer.json`` writes it, without lower-casing."""
     match normalizer:
         case {"type": "Sequence", "normalizers": parts}:
-            return {**normalizer, "normalizers": [p for part in parts if (p := _cased(part))]}
+            return normalizer | {"normalizers": [p for part in parts if (p := _cased(part))]}
         case {"type": "BertNormalizer"}:
-            return {**normalizer, "lowercase": False}
+            return normalizer | {"lowercase": False}
         case {"type": "Lowercase"}:
             return None
     return normalizer
