@@ -51,7 +51,9 @@ class Bench:
         dense = st.Dense(self.width, self.width, bias=True, activation_function=torch.nn.Tanh())
         self.theirs = self.with_modules("plain", "mean", st.Normalize())
         self.with_modules("dense", "mean", dense)
-        lines = (f"{i}\t{text}\t{n % 2}" for n, (i, text) in enumerate(zip(IDS, RECORDS, strict=True)))
+        lines = (
+            f"{i}\t{text}\t{n % 2}" for n, (i, text) in enumerate(zip(IDS, RECORDS, strict=True))
+        )
         corpus = write_lines(folder / "corpus.tsv", "id\ttext\tlabel", *lines)
         for name in ("plain", "dense"):
             model = str(folder / name)
