@@ -44,11 +44,11 @@ from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.dataset.settings import encode_as
 from embedkit.display import Shown
 from embedkit.encoding.views import l2_normalize, parse_layers, split_view, views_of
-from embedkit.errors import EmbedkitError, MismatchError, UsageError, check_seed
+from embedkit.errors import EmbedkitError, MismatchError, UsageError
 from embedkit.geometry import NEIGHBOURS, kept_neighbours, linear_cka, unit_vectors
 from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.split import split_for
-from embedkit.storage import unreadable
+from embedkit.storage import Seed, unreadable
 from embedkit.types import AnyPath, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.units import Units
 
@@ -134,7 +134,7 @@ def diff(
     view: str | Sequence[str] | None = None,
     model: str | None = None,
     device: str = "auto",
-    seed: int = 0,
+    seed: Seed = 0,
     progress: ProgressCallback = no_progress,
 ) -> Diff:
     """Compare a dataset with another one, or with vectors that any other tool made of its texts.
@@ -168,7 +168,6 @@ def diff(
         >>> found.explanation.settings, found.explanation.largest
         ({'rounding': 'float16'}, 0.0)
     """
-    check_seed(seed)
     names = [view] * 2 if view is None or isinstance(view, str) else list(view)
     if len(names) != 2:
         raise UsageError(f"view={view!r}: expected one view of both, or two.")

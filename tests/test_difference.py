@@ -223,7 +223,11 @@ REFUSED: dict[str, tuple[Callable[[Path, Floats], object], type[Exception], str]
     ),
     "short.npy": (lambda path, X: np.save(path, X[1:]), MismatchError, f"{len(IDS) - 1} vectors"),
     "nan.npy": (lambda path, X: np.save(path, X * np.nan), UsageError, f"{len(IDS)} vectors hold"),
-    "objects.npy": (lambda path, X: np.save(path, [{}]), UsageError, "cannot be read"),
+    "objects.npy": (
+        lambda path, X: np.save(path, np.array([{}], object)),
+        UsageError,
+        "cannot be read",
+    ),
     "text.npy": (lambda path, _: path.write_text("no"), UsageError, "cannot be read"),
     "ragged.jsonl": (
         lambda path, X: (

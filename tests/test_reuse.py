@@ -116,12 +116,13 @@ def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
             run(corpus, out, **OPTIONS)
     encoded.clear()
     tokenized, genuine = list[int](), ExtractPlan.tokenized
+
+    def counted(plan: ExtractPlan, records: Sequence[Any], tokenizer: Any) -> Any:
+        tokenized.append(len(records))
+        return genuine(plan, records, tokenizer)
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            ExtractPlan,
-            "tokenized",
-            lambda plan, records, t: tokenized.append(len(records)) or genuine(plan, records, t),
-        )
+        patch.setattr(ExtractPlan, "tokenized", counted)
         run(corpus, out, reuse=out, overwrite=True, **OPTIONS)
     assert sum(encoded) == sum(tokenized) == NEW_TEXTS.get(change, 0)
     run(corpus, tmp_path / "fresh", **OPTIONS)
