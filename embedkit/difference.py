@@ -39,9 +39,9 @@ from embedkit.choices import Pooling
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.train import Frozen
 from embedkit.comparison.table import Difference, scores_and_differences
-from embedkit.dataset.format import is_dataset
+from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.read import VectorData, load, text_keys
-from embedkit.dataset.settings import encode_as
+from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import Shown
 from embedkit.encoding.views import l2_normalize, parse_layers, split_view, views_of
 from embedkit.errors import EmbedkitError, MismatchError, UsageError
@@ -171,15 +171,15 @@ def diff(
     names = [view] * 2 if view is None or isinstance(view, str) else list(view)
     if len(names) != 2:
         raise UsageError(f"view={view!r}: expected one view of both, or two.")
-    if not is_dataset(Path(a)):
+    folder, second = local_dataset(a), local_dataset(b) if isinstance(b, str | os.PathLike) else b
+    if not is_dataset(folder):
         raise UsageError(f"{a} is not a dataset. Give the dataset first, then what to compare.")
-    data, settings = load(a, names[0]), tuple[str, ...]()
-    is_path = isinstance(b, str | os.PathLike)
-    if foreign := not (is_path and is_dataset(Path(b))):
-        y, ids = _foreign(b, names[1])
-        join = _joined(data, str(b) if is_path else "the matrix", ids, len(y))
+    data, settings = load(folder, names[0]), tuple[str, ...]()
+    if foreign := not (isinstance(second, Path) and is_dataset(second)):
+        y, ids = _foreign(second, names[1])
+        join = _joined(data, str(b) if isinstance(second, Path) else "the matrix", ids, len(y))
     else:
-        other = load(b, names[1])
+        other = load(second, names[1])
         y, join, settings = other.X, _joined_datasets(data, other), _settings(data, other)
     both = _Both(data, join.a, data.X[join.a], y[join.b])
     random = np.random.default_rng(seed)
@@ -207,8 +207,10 @@ def diff(
     result = _with_decisions(result, both, some, seed, progress)
     if not foreign or result.same:
         return result
+    about: dict[str, Any] = {"owner": str(data.path), "device": device, "model": model}
+    load_encoder = cache(partial(encode_as, data.manifest, data.views, **about))
     try:
-        before, tried = _explained(both, join.by, random, model, device, progress)
+        before, tried = _explained(both, join.by, random, load_encoder, progress)
     except EmbedkitError as error:  # the checkpoint is not here; what was measured is
         logger.warning(f"what explains the difference was not tried: {error}")
         return result
@@ -405,8 +407,7 @@ def _explained(
     both: _Both,
     joined: str,
     random: np.random.Generator,
-    model: str | None,
-    device: str,
+    load_encoder: Callable[..., DatasetEncoder],
     progress: ProgressCallback,
 ) -> tuple[float, list[Explanation]]:
     """The distance of a sample as it is, and settings that bring A nearer to B, the best first.
@@ -422,7 +423,7 @@ def _explained(
         before = float(_distances(x[chosen], y[chosen]).mean())
         if joined == "order" and (order := _order(x, y, chosen)):
             return before, [order]
-    laboratory = _Laboratory(both.data, places[chosen], y[chosen], model=model, device=device)
+    laboratory = _Laboratory(both.data, places[chosen], y[chosen], load_encoder)
     best = laboratory.nearest({})
     found = [best]
     while best.largest > ROUNDING:
@@ -464,15 +465,17 @@ class _Laboratory:
     """Texts of a sample, what another tool made of them ``(n, width)``, and the encoder of A."""
 
     def __init__(
-        self, data: VectorData, places: Int64, y: Float32, *, model: str | None, device: str
+        self,
+        data: VectorData,
+        places: Int64,
+        y: Float32,
+        load_encoder: Callable[..., DatasetEncoder],
     ) -> None:
         if not data.manifest.job.storage.text:
             raise UsageError(f"{data.path} stores no texts to encode again.")
         names = [name for name in ("text", "text_pair") if name in data.columns]
         self._texts, self._y = data.reader.pick(places, names), y
-        about: dict[str, Any] = {"owner": str(data.path), "device": device, "model": model}
-        self._load = cache(partial(encode_as, data.manifest, data.views, **about))
-        self._base, self._own = self._load(), "+".join(data.views)
+        self._load, self._base, self._own = load_encoder, load_encoder(), "+".join(data.views)
         self._checkpoint = self._base.encoder.checkpoint
         self._modules = {module.kind for module in self._checkpoint.definition.modules}
         poolings, layers = list[Pooling](), self._base.encoder.n_layers

@@ -142,10 +142,13 @@ def test_planted_differences_are_named(bench: Bench, name: str) -> None:
     assert found.equal == 0 or name == "truncation"
 
 
-def test_rows_in_another_order(bench: Bench) -> None:
-    found = diff(bench["plain"], bench.encode()[::-1])
+def test_rows_in_another_order(bench: Bench, tmp_path: Path) -> None:
+    np.save(tmp_path / "order.npy", bench.encode()[::-1])
+    found = diff(bench["plain"], tmp_path / "order.npy")
     assert found.explanation is not None
     assert found.explanation.settings.keys() == {"order"}
+    shown = json.loads(invoke("diff", bench["plain"], tmp_path / "order.npy", "--json").stdout)
+    assert shown["explanations"][0]["settings"] == found.explanation.settings
 
 
 def test_what_nothing_explains(bench: Bench, tmp_path: Path) -> None:
