@@ -47,7 +47,7 @@ test: install
 test-slow: install
 	$(PYTEST) -m "slow and not network and not gpu"
 
-ENGINE := $(patsubst %,tests/test_%.py,encoder equality packed extraction)
+ENGINE := $(patsubst %,tests/test_%.py,encoder equality packed int8 extraction)
 
 test-avx2: install
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
