@@ -91,7 +91,7 @@ class Diff(Shown):
     only_b: int
     other_texts: int  # records whose texts differ, which are left out
     equal: int  # records whose vectors have the same bits
-    distance: dict[str, float]  # relative L2, its median and the largest
+    distance: dict[str, float]  # relative L2 (to the longer vector), median and largest
     cosines: dict[str, float]  # the least, the quantiles of 5 and 25 %, the median
     together: int  # records that the following is of, up to 10,000; of equal texts one
     kept: float  # of ten neighbours by cosine, the mean of up to 1,000 records
@@ -168,18 +168,18 @@ def diff(
         >>> found.explanation.settings, found.explanation.largest
         ({'rounding': 'float16'}, 0.0)
     """
-    names = [view] * 2 if view is None or isinstance(view, str) else list(view)
-    if len(names) != 2:
+    names = [view] if view is None or isinstance(view, str) else list(view)
+    if not 1 <= len(names) <= 2:
         raise UsageError(f"view={view!r}: expected one view of both, or two.")
     folder, second = local_dataset(a), local_dataset(b) if isinstance(b, str | os.PathLike) else b
     if not is_dataset(folder):
         raise UsageError(f"{a} is not a dataset. Give the dataset first, then what to compare.")
     data, settings = load(folder, names[0]), tuple[str, ...]()
     if foreign := not (isinstance(second, Path) and is_dataset(second)):
-        y, ids = _foreign(second, names[1])
+        y, ids = _foreign(second, names[-1])
         join = _joined(data, str(b) if isinstance(second, Path) else "the matrix", ids, len(y))
     else:
-        other = load(second, names[1])
+        other = load(second, names[-1])
         y, join, settings = other.X, _joined_datasets(data, other), _settings(data, other)
     both = _Both(data, join.a, data.X[join.a], y[join.b])
     random = np.random.default_rng(seed)
@@ -365,9 +365,10 @@ class _Both(NamedTuple):
 
 
 def _distances(x: Float32, y: Float32) -> Float64:
-    """Relative L2 distances of the rows, ``(n,)``."""
-    norms = np.linalg.norm(x.astype(np.float64), axis=1)
-    return np.asarray(np.linalg.norm(y.astype(np.float64) - x, axis=1) / np.maximum(norms, 1e-12))
+    """L2 distances of the rows by the longer vector, ``(n,)``: that of noise is 1, however long."""
+    a, b = x.astype(np.float64), y.astype(np.float64)
+    lengths = np.maximum(*(np.linalg.norm(one, axis=1) for one in (a, b)))
+    return np.asarray(np.linalg.norm(a - b, axis=1) / np.maximum(lengths, 1e-12))
 
 
 def _with_decisions(
@@ -431,8 +432,9 @@ def _explained(
         tried = [best]
         for variant in laboratory.variants(near=best.distance < _NEAR_HALF):
             progress(Progress("trying settings", len(found) + len(tried), None, "settings"))
-            if not variant.keys() & inputs.keys():
-                with suppress(EmbedkitError):  # a precision that is not to be had here
+            # a precision may not be to be had here, nor a length for windows with their stride
+            with suppress(EmbedkitError):
+                if not variant.keys() & inputs.keys():
                     tried.append(laboratory.nearest({**inputs, **variant}))
             if tried[-1].largest <= ROUNDING:
                 break
@@ -559,9 +561,8 @@ class _Laboratory:
 
 def _as_whole_numbers(x: Float32, y: Float32) -> tuple[Float32, Float32]:
     """Each coordinate of whole numbers has a scale and an offset, found by least squares."""
-    moved, mean = y - y.mean(axis=0), x.mean(axis=0)
-    scale = (moved * (x - mean)).sum(axis=0) / np.maximum((moved**2).sum(axis=0), 1e-12)
-    return x, moved * scale + mean
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    return x * ((x * y).sum(axis=0) / np.maximum((x**2).sum(axis=0), 1e-12)), y
 
 
 _ROUND: Mapping[str, Callable[[Float32, Float32], tuple[Float32, Float32]]] = {

@@ -410,9 +410,7 @@ def diff(dataset: Path, other: Path, view: str | None, progress: ProgressCallbac
     """
     from embedkit.difference import diff as compare
 
-    views = names_of(view)
-    both = views[0] if views and len(views) == 1 else views
-    found = compare(dataset, other, view=both, progress=progress)
+    found = compare(dataset, other, view=names_of(view) or None, progress=progress)
     return Result(found, lambda: _diff_text(found), asked_for=True)
 
 
@@ -448,11 +446,8 @@ def _diff_text(found: Diff) -> str:
     tried = found.explanations if everything else found.explanations[:_TRIED]
     lines += [f"tried       {one.distance:.1e} with {_settings_text(one)}" for one in tried]
     rows = [
-        row
-        | {
-            "cosine": number_text(row["cosine"]),
-            "kept": "–" if row["kept"] is None else f"{row['kept']:g}",
-        }
+        {"row": row["row"], "id": row["id"], "cosine": number_text(row["cosine"])}
+        | {"kept": "–" if row["kept"] is None else f"{row['kept']:g}"}
         | {"text": visible(one_line(row.get("text", "")), limit=_SHOWN // 2)}
         for row in (found.moved if everything else found.moved[:_MOVED])
     ]
@@ -469,7 +464,8 @@ def _diff_finding(found: Diff) -> str:
     if best is not None:
         settings = _settings_text(best)
         if best.largest <= _EQUAL:
-            return f"equal to within {best.largest:.0e} with {settings}"
+            how = f"equal to within {best.largest:.0e}" if best.largest else "the same bits"
+            return f"{how} with {settings}"
         return (
             f"nearest with {settings}: {best.distance:.1e} apart, {found.before:.1e} without "
             "(relative L2)"
