@@ -23,14 +23,14 @@ from embedkit.encoding.shard import cut_batches
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import ShardVectors, parse_layers, parse_view
 from embedkit.errors import EncodeError, ModelError, UsageError
-from tests.models import TEXTS, Plain, build_old, distance, trusted_reader
+from tests.models import TEXTS, EncoderOf, Tiny, distance
 
 VIEWS = ("cls_-1", "mean_-1", "max_1", "mean_sum_1to2", "cls_concat_0to1", "pooler")
 TOLERANCE = 1e-5
 
 
 @pytest.fixture
-def encoder(encoder_of: Callable[[str], Encoder]) -> Encoder:
+def encoder(encoder_of: EncoderOf) -> Encoder:
     """The tiny BERT; the test may change its settings."""
     encoder = copy.copy(encoder_of("bert"))
     encoder.batch_tokens = 4096
@@ -103,7 +103,7 @@ def test_few_batches_are_equal_shares_of_all_threads(lengths: list[int], threads
 @pytest.mark.parametrize("family", ["bert", "albert"])
 @pytest.mark.parametrize(("layers", "needed"), [("0", 0), ("1", 1), ("0,2", 2), ("-1", 3)])
 def test_layers_above_the_highest_are_not_computed(
-    family: str, layers: str, needed: int, tiny: Callable[[str], Path]
+    family: str, layers: str, needed: int, tiny: Tiny
 ) -> None:
     encoder = Encoder.load(str(tiny(family)), device="cpu")
     calls = []
@@ -163,9 +163,7 @@ def tokens_of(encoder: Encoder, texts: Sequence[str]) -> Any:
     return encoder.tokenizer.encode(texts, settings=TokenizerSettings(encoder.max_length))
 
 
-def test_equal_ids_with_other_special_tokens_are_not_equal(
-    encoder_of: Callable[[str], Encoder],
-) -> None:
+def test_equal_ids_with_other_special_tokens_are_not_equal(encoder_of: EncoderOf) -> None:
     """A pair, and a text that spells ``[SEP]``, by a model that has one segment."""
     encoder = encoder_of("roberta_wordpiece")
     pair = encoder.tokenizer.encode(["a"], ["a"], settings=TokenizerSettings(9))
@@ -280,9 +278,7 @@ def test_wrong_calls(encoder: Encoder) -> None:
     ("family", "has"),
     [("bert", True), ("albert", True), ("bert_mlm", False), ("modernbert", False)],
 )
-def test_pooler_only_where_there_is_one(
-    family: str, has: bool, encoder_of: Callable[[str], Encoder]
-) -> None:
+def test_pooler_only_where_there_is_one(family: str, has: bool, encoder_of: EncoderOf) -> None:
     encoder = encoder_of(family)
     assert encoder.has_pooler == has
     if has:
@@ -318,22 +314,6 @@ def test_damaged_weights(
         file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(ModelError, match=name or "weights"):
         Encoder.load(str(folder), device="cpu")
-
-
-@trusted_reader
-def test_old_folder_equals_the_plain_forward(tmp_path: Path, notes: list[str]) -> None:
-    stated = {"do_lower_case": False}
-    folder = build_old(tmp_path, "cased", tokenizer_config=stated)
-    encoder = Encoder.load(str(folder), device="cpu")
-    plain = Plain.load(folder, 300)
-    assert encoder.max_length == 300
-    assert not encoder.has_pooler or "pooler" in encoder.encode_views(["a"], ["pooler"])
-    texts = ["배를 Movies", "A a 여행을, movie.", "a " * 400]
-    for layer in range(3):
-        ours = encoder.encode(texts, layer=layer)
-        for vector, text in zip(ours, texts, strict=True):
-            assert distance(vector, plain(text).hidden[layer].mean(0)).max() <= TOLERANCE
-    assert any("pytorch_model.bin" in note for note in notes)
 
 
 def test_device() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from embedkit.encoding.packed import KERNELS, PackedModel, fastest
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from embedkit.errors import ModelError
-from tests.models import FAMILIES, TEXTS, needs_plain_bf16, save_model
+from tests.models import FAMILIES, TEXTS, EncoderOf, Tiny, build_bert, needs_plain_bf16, slow
 
 PADDED = ("deberta", "deberta-v2", "longformer")
 """Families whose attention transformers does not let others compute."""
@@ -73,7 +73,7 @@ def states(
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_plain_bf16)])
 @pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet", "qwen3", "gemma3_text"])
 def test_products_that_are_joined_on_a_gpu(
-    family: str, precision: str, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    family: str, precision: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Queries, keys and values at once, and GELU with its product: as near to float64 as apart."""
     checkpoint = find_checkpoint(str(tiny(family)))
@@ -120,23 +120,10 @@ def far(ours: Any, theirs: Any) -> float:
 @pytest.fixture(scope="module")
 def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A BERT of 12 layers and 12 heads with random weights."""
-    folder = tmp_path_factory.mktemp("twelve")
-    save_model(
-        folder,
-        "bert",
-        vocab_size=300,
-        hidden_size=96,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        intermediate_size=384,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-    )
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
-    return str(folder)
+    return build_bert(tmp_path_factory.mktemp("twelve"), layers=12, heads=12, width=96)
 
 
-@pytest.fixture(params=["minilm", "twelve"])
+@pytest.fixture(params=["twelve", *slow("minilm")])
 def models(
     request: pytest.FixtureRequest, minilm: Encoder, twelve_layers: str
 ) -> tuple[PackedModel, PlainModel, Checkpoint]:
@@ -177,9 +164,6 @@ def test_a_text_has_the_same_bits_in_any_company(
         assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-@pytest.mark.parametrize(
-    "models", ["twelve", pytest.param("minilm", marks=pytest.mark.slow)], indirect=True
-)
 def test_the_first_tokens_of_the_last_layer_alone(
     models: tuple[PackedModel, PlainModel, Checkpoint],
 ) -> None:
@@ -198,16 +182,9 @@ def test_the_first_tokens_of_the_last_layer_alone(
 
 
 def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
-    minilm: Encoder, monkeypatch: pytest.MonkeyPatch
+    minilm: Encoder, calls_of: Any
 ) -> None:
-    asked: list[bool] = []
-    real = minilm.model.forward
-
-    def forward(*args: Any, first_only: bool = False) -> None:
-        asked.append(first_only)
-        real(*args, first_only=first_only)
-
-    monkeypatch.setattr(minilm.model, "forward", forward)
+    calls = calls_of(minilm.model, "forward")
     tokenized = minilm.tokenizer.encode(TEXTS[:2], settings=TokenizerSettings(32))
     cases = {
         ("cls_-1",): True,
@@ -218,14 +195,14 @@ def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
     for names, expected in cases.items():
         views = [parse_view(name, n_layers=6) for name in names]
         minilm.encode_shard(tokenized, views=views)
-        assert asked.pop() == expected, names
+        assert calls.pop().settings["first_only"] == expected, names
         layers = [view.layer for view in views]
         minilm.encode_shard(tokenized, views=views, token_layers=layers)
-        assert not asked.pop()
+        assert not calls.pop().settings["first_only"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_which_families_are_packed(family: str, encoder_of: Callable[[str], Encoder]) -> None:
+def test_which_families_are_packed(family: str, encoder_of: EncoderOf) -> None:
     encoder = encoder_of(family)
     packed = family not in PADDED
     assert encoder.model.name == ("packed" if packed else "transformers")
@@ -297,14 +274,12 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     assert len(notes) == 3
 
 
-def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(
-    tiny: Callable[[str], Path],
-) -> None:
+def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(tiny: Tiny) -> None:
     with pytest.raises(ModelError, match="precision='fp32'"):
         both(str(tiny("deberta")), "bf16")
 
 
-def test_a_text_that_spells_the_padding_token(encoder_of: Callable[[str], Encoder]) -> None:
+def test_a_text_that_spells_the_padding_token(encoder_of: EncoderOf) -> None:
     """RoBERTa gives a padding token inside a text the padding's own position."""
     encoder = encoder_of("roberta")
     plain = Encoder.load(str(encoder.checkpoint.folder), device="cpu", forward="transformers")
