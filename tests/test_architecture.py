@@ -42,7 +42,7 @@ LAYERS = (
     "cli",
     "doctor",
     "pipeline",
-    "maps",
+    "difference maps",
     "comparison",
     "sklearn",
     "predict verification",

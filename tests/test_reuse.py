@@ -15,12 +15,12 @@ import pytest
 
 import embedkit
 from embedkit.dataset import extract as extract_module
-from embedkit.dataset.shards import Shard, ShardMaker
+from embedkit.dataset.shards import ExtractPlan, Shard, ShardMaker
 from embedkit.errors import EmbedkitError, MismatchError, OutputExistsError, UsageError
 from embedkit.search.index import open_index
 from tests.finetune_fixtures import write_lines
 from tests.processes import command, invoke
-from tests.store_fixtures import run, tiny_model, tree, write_tsv
+from tests.store_fixtures import manifest_of, run, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -95,7 +95,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers, genuine = list[int](), ShardMaker.start
 
     def counted(self: ShardMaker, shard: Shard, *arguments: Any) -> Any:
-        numbers.append(len(shard.new_texts))
+        numbers.append(len(shard.texts))
         return genuine(self, shard, *arguments)
 
     monkeypatch.setattr(ShardMaker, "start", counted)
@@ -104,8 +104,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("change", changes(OLD))
 def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
-    tmp_path: Path, change: str, encoded: list[int]
+    tmp_path: Path, change: str, encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Only new texts are tokenized and encoded."""
     corpus, out = tmp_path / "c.tsv", tmp_path / "out"
     tsv(corpus, OLD)
     run(corpus, out, **OPTIONS)
@@ -114,8 +115,16 @@ def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
         with pytest.raises(OutputExistsError, match="reuse="):
             run(corpus, out, **OPTIONS)
     encoded.clear()
-    run(corpus, out, reuse=out, overwrite=True, **OPTIONS)
-    assert sum(encoded) == NEW_TEXTS.get(change, 0)
+    tokenized, genuine = list[int](), ExtractPlan.tokenized
+
+    def counted(plan: ExtractPlan, records: Sequence[Any], tokenizer: Any) -> Any:
+        tokenized.append(len(records))
+        return genuine(plan, records, tokenizer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExtractPlan, "tokenized", counted)
+        run(corpus, out, reuse=out, overwrite=True, **OPTIONS)
+    assert sum(encoded) == sum(tokenized) == NEW_TEXTS.get(change, 0)
     run(corpus, tmp_path / "fresh", **OPTIONS)
     assert tree(out) == tree(tmp_path / "fresh")
     assert embedkit.verify(out, recompute=999).ok
@@ -133,6 +142,21 @@ def test_every_format_and_storage(tmp_path: Path, name: str, storage: str) -> No
     fresh = run(files, tmp_path / "fresh", **options)
     assert tree(tmp_path / "grown") == tree(tmp_path / "fresh")
     assert 0 < grown.tokens_fresh < fresh.tokens_fresh / 2
+
+
+@pytest.mark.parametrize("odd", [{"on_long": "window", "max_length": 9, "stride": 2}, {}])
+def test_what_lengths_do_not_tell_is_counted_again(tmp_path: Path, odd: dict[str, Any]) -> None:
+    """Windows, and special tokens that a text spells out, stand in no column."""
+    corpus, rows = tmp_path / "c.tsv", [*OLD, ("s", "a [SEP] bus"), ("l", "the movie was " * 9)]
+    tsv(corpus, rows)
+    run(corpus, tmp_path / "old", **OPTIONS, **odd)
+    tsv(corpus, [*NEW, *rows[::-1]])
+    run(corpus, tmp_path / "new", reuse=tmp_path / "old", **OPTIONS, **odd)
+    run(corpus, tmp_path / "fresh", **OPTIONS, **odd)
+    assert tree(tmp_path / "new") == tree(tmp_path / "fresh")
+    ledger = manifest_of(tmp_path / "new")["totals"]["ledger"]
+    assert ledger["records_spelling_special_tokens"] == 1
+    assert (ledger["windows"] > ledger["records"]) == bool(odd)
 
 
 def test_normalized_cut_and_two_sources(tmp_path: Path, encoded: list[int]) -> None:
