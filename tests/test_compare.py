@@ -418,7 +418,7 @@ def test_values(tmp_path: Path) -> None:
 
 def test_cost_is_taken_over(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=50)
-    edit_run(paths[1], cost={"seconds": 3})
+    edit_run(paths[1], cost={"device": "cpu"})
     table = compare(paths)
     cost = row_of(table, "a").cost
     assert (cost.fit_seconds, cost.predict_seconds, cost.size_bytes) == (2.0, 10.0, 1_000)

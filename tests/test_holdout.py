@@ -42,7 +42,13 @@ def test_its_training_is_that_of_the_first_of_five(folder: Path, tmp_path: Path)
         one = one[(one["fold"] == "0") | (kind == "frozen")]
         assert one["row"].tolist() == five["row"].tolist()
         assert np.allclose(one[PROBA], five[PROBA], atol=1e-5)
-    found = compare([tmp_path / "tuned-1", tmp_path / "frozen-1"])
+    for folds in (5, 1):  # an encoder costs the same, frozen or trained, and every model counts
+        found = compare([tmp_path / f"tuned-{folds}", tmp_path / f"frozen-{folds}"])
+        mine, theirs = (found.row(f"{kind}-{folds}").cost for kind in ("tuned", "frozen"))
+        assert mine is not None
+        assert theirs is not None
+        assert theirs.encode_seconds
+        assert mine.encode_seconds == pytest.approx(folds * theirs.encode_seconds)
     made = pd.read_parquet(folder / "1.parquet")
     assert found.counts["folds"] == len(made.query("fold == 0"))
     assert "blend: stacked" in [row.name for row in found.rows]

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 
-from embedkit.runs.metrics import best_threshold, metrics_for
+from embedkit.runs.metrics import METRICS, best_threshold, metric_name, metrics_for, named_metric
 from embedkit.runs.predictions import Predictions, class_scores, reported_scores
 from embedkit.units.target import Target
 from tests.run_fixtures import scores_of, units_with
@@ -194,3 +194,36 @@ def test_a_threshold_between_neighbouring_numbers() -> None:
     positive = np.array([low] * 5 + [high] * 5)
     found = best_threshold(np.repeat([0, 1], 5), positive)
     assert (positive >= found).tolist() == [False] * 5 + [True] * 5
+
+
+def test_the_kappa_of_ordered_classes_is_scikit_learns() -> None:
+    """Of three or more classes that are numbers; weighted records count as often."""
+    random = np.random.default_rng(0)
+    y = random.integers(5, size=80)
+    y_pred = np.clip(y + random.integers(-2, 3, size=80), 0, 4)
+    proba = np.eye(5)[y_pred]
+    metric = metrics_for(y, proba, ordinal=True)["qwk"]
+    weights = random.integers(0, 3, size=(1, 80)).astype(float)
+    repeated = np.repeat(np.arange(80), weights[0].astype(int))
+    for index, value in ((np.arange(80), metric.value(80)), (repeated, metric(weights)[0])):
+        expected = metrics.cohen_kappa_score(
+            y[index], y_pred[index], weights="quadratic", labels=np.arange(5)
+        )
+        assert value == pytest.approx(expected, abs=1e-12)
+    alone = metrics_for(np.zeros(9, np.int64), np.eye(5)[np.zeros(9, np.int64)], ordinal=True)
+    assert np.isnan(alone["qwk"].value(9))
+    assert "qwk" not in metrics_for(y % 2, np.eye(2)[y_pred % 2], ordinal=True)
+
+
+@pytest.mark.parametrize("text", ["qwk", "QWK", "Quadratic weighted kappa"])
+def test_metrics_are_found_in_any_spelling(text: str) -> None:
+    assert named_metric(text) == "qwk"
+    for name in METRICS:
+        spellings = (
+            name.upper(),
+            name.replace("_", "-"),
+            name.replace("_", " "),
+            metric_name(name),
+        )
+        assert {named_metric(one) for one in spellings} == {name}
+    assert (named_metric("F0.5"), named_metric("nothing")) == ("f0.5", "nothing")

@@ -61,7 +61,7 @@ def test_the_same_text_is_never_on_both_sides(numbers: list[int], seed: int) -> 
 
 
 def test_groups_and_texts_form_chains() -> None:
-    keys = [text_key(text) for text in ("a", "A ", "b", "c", "d", "\uff24")]
+    keys = [text_key(text) for text in ("a", "A\u200b ", "\ufeffb", "c", "d", "\uff24")]
     found = same_text_groups(keys, ["x", "y", "y", None, None, "z"], 6)
     assert found[0] == found[1] == found[2]
     assert found[4] == found[5]

@@ -31,7 +31,7 @@ from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Metric, Score, scored
-from embedkit.runs.metrics import beta_of, check_metric, metrics_for
+from embedkit.runs.metrics import beta_of, check_metric, metrics_for, named_metric
 from embedkit.runs.predictions import Predictions, TestSet, decide, write_predictions
 from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, split_for, write_split
@@ -102,7 +102,7 @@ def probe(
         >>> [view.name for view in result.content.view_scores]
         ['mean_0', 'mean_6']
     """
-    started = time.perf_counter()
+    metric = metric and named_metric(metric)
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     if control is not None:
         check_choice(("random-weights",), control=control)
@@ -142,7 +142,7 @@ def probe(
             metric=shown,
             view_scores=tuple(scorer.of_view(name, method, fits) for name in names),
             random_weights=untrained,
-            cost=fits.cost(seconds=time.perf_counter() - started),
+            cost=fits.cost(),
             versions=versions(),
         )
         write_predictions(folder, replace(predictions, views=scorer.decided(fits)))
@@ -203,7 +203,7 @@ class _Views:
             for name in self.names
             for subset in split.subsets()
         ]
-        done, part = side_by_side(fits, progress=progress)
+        done = side_by_side(fits, progress=progress)
         count = split.n_folds
         by_view = {name: done[i * count : (i + 1) * count] for i, name in enumerate(self.names)}
         folds = [
@@ -213,19 +213,19 @@ class _Views:
         return Fits(
             folds=folds,
             final=by_view,
-            fit_seconds=part * sum(fold.fit_seconds for fold in done),
-            predict_seconds=part * sum(fold.predict_seconds for fold in folds),
+            fit_seconds=sum(fold.fit_seconds for fold in done),
+            predict_seconds=sum(fold.predict_seconds for fold in folds),
         )
 
     def _fold(
         self, units: Units, target: Target, split: Split, name: str, train: Int64, held_out: Int64
     ) -> FoldFit:
         units = replace(units, inputs=self.vectors(name).__getitem__)
-        started = time.perf_counter()
+        started = time.thread_time()
         fitted = fit(units, target, split, train, self.settings, tune=True)
-        trained = time.perf_counter()
+        trained = time.thread_time()
         proba = predict_proba(fitted.pipeline, units.inputs(held_out), target)
-        predicted = time.perf_counter()
+        predicted = time.thread_time()
         before = fitted.pipeline[:-1]
         # the same probe: regularisation as for the task
         again = clone(fitted.pipeline[-1])
@@ -332,7 +332,7 @@ def _untrained(
         for name, X in views.items():
             some = replace(units, inputs=X.__getitem__)
             once = partial(_predicted, some, target, scorer.split, method.settings)
-            folds, _ = side_by_side([partial(once, *fold) for fold in scorer.split.subsets()])
+            folds = side_by_side([partial(once, *fold) for fold in scorer.split.subsets()])
             scores[name] = (*scores.get(name, ()), scorer.value(folds, target))
             step()
     return scores
