@@ -147,7 +147,7 @@ ANSWERS = {
     "info probe": "is best",
     "info all-MiniLM-L6-v2": "BertModel, 6 layers",
     "words w bank": "6 uses of bank",
-    'words bank --text "He robbed the bank." --text "A river bank."': "cannot be grouped",
+    'words bank --text "He robbed the bank." --text "A river bank."': "their cosine is",
     "doctor": "works here",
 }
 """Commands, and what the first line of their output says."""
