@@ -44,7 +44,7 @@ LAYERS = (
     "pipeline",
     "maps",
     "comparison",
-    "sklearn",
+    "mteb sklearn",
     "predict verification",
     "contexts sts",
     "search",

@@ -21,10 +21,11 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline
-from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 
 from embedkit import storage
 from embedkit.choices import CLASS_WEIGHTS, ESTIMATORS, FEATURES, TASKS, check_choice
+from embedkit.classifiers.mixture import LayerMixture, unit_layers
 from embedkit.errors import DamagedError, UsageError, check_seed, first_line
 from embedkit.storage import check_files
 
@@ -58,6 +59,7 @@ class EstimatorSettings:
     class_weight: str | None = None
     seed: int = 0
     metric: str | None = None  # of tuning; by default log-loss, or the squared error
+    layers: int = 1  # of a learnt mixture, side by side in the vectors
 
     @classmethod
     def of(cls, estimator: str | None, *, task: str, **settings: Any) -> EstimatorSettings:
@@ -91,6 +93,8 @@ class EstimatorSettings:
     @property
     def row(self) -> Estimator:
         """The kind of estimator for the task."""
+        if self.layers > 1:
+            return _mixture(self.layers)
         if ":" in self.estimator:
             return _imported(self.estimator, self.task)
         check_choice(ESTIMATORS, estimator=self.estimator)
@@ -145,6 +149,15 @@ def _tfidf() -> Any:
 
 def _unit_rows() -> list[tuple[str, Any]]:
     return [("rows", Normalizer()), ("scale", CommonScaler())]
+
+
+def _mixture(layers: int) -> Estimator:
+    rows = FunctionTransformer(unit_layers, kw_args={"layers": layers})
+    return Estimator(
+        partial(LayerMixture, layers),
+        {"C": STRENGTHS},
+        lambda: [("rows", rows), ("scale", CommonScaler())],
+    )
 
 
 _BOOSTING: dict[str, Any] = {

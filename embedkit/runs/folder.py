@@ -83,6 +83,17 @@ class RunResult(ShownFolder, Generic[_Predicted]):
         """Rows of its scores."""
         return self.content.as_rows()
 
+    def to_frame(self) -> Any:
+        """Return its scores as a pandas table; of a probe a row for each view and combination.
+
+        The columns of a probe are ``value``, ``low`` and ``high`` of the score, ``control``,
+        ``selectivity``, ``chosen`` (folds), and the numbers without labels.
+        """
+        import pandas as pd
+
+        frame = pd.DataFrame(self.content.numbers())
+        return frame.set_index(frame.columns[0])
+
 
 def free_out(out: str | Path | None, source: object, *names: str, overwrite: bool = False) -> Path:
     """Return the folder of a new run, once it is known that it can be written.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,8 +14,9 @@ from embedkit.dataset.format import ModelSettings, Names, VectorOptions, VectorS
 from embedkit.display import Shown, without_nan
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.errors import DamagedError
+from embedkit.geometry import METRICS, number_text
 from embedkit.runs.intervals import Score
-from embedkit.runs.metrics import metric_name, metric_text, score_text
+from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.split import SplitSettings
 from embedkit.storage import one_of
 
@@ -99,14 +101,15 @@ class ClassScore:
 
 @dataclass(frozen=True, slots=True)
 class ViewScore:
-    """A view in a probe."""
+    """A view in a probe, or a combination of layers."""
 
     name: str
     score: Score  # on held-out records
     control: float  # on the control task: random labels, the same for the same text
     selectivity: float  # score minus control
-    chosen: int  # number of folds whose inner folds chose it
+    chosen: int  # number of folds whose inner folds put it first of its kind
     curve: tuple[tuple[int, Score], ...] = ()  # by mean number of training records
+    weights: tuple[float, ...] = ()  # of a mixture: mean fractions of its layers, ascending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -118,6 +121,10 @@ class Run(Shown):
     versions: dict[str, str]  # of libraries that decide a number
     command: str | None = None  # command line that made the run
     cost: Cost
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """The results as rows of numbers."""
+        return self.as_rows()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -149,6 +156,14 @@ class PredictionRun(Run):
         subset = "test" if "test" in self.scores else "cross_validation"
         name, score = next(iter(self.scores[subset].items()))
         return f"{self.kind} run: {metric_name(name)} {score_text(score, name)}"
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """The scores as rows of numbers."""
+        return [
+            {"metric": name, "on": subset, **asdict(score)}
+            for subset, scores in self.scores.items()
+            for name, score in scores.items()
+        ]
 
     def as_rows(self) -> list[dict[str, Any]]:
         """The scores as rows of a table; of a probe those of its views."""
@@ -230,25 +245,60 @@ class FinetuneRun(PredictionRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ProbeRun(PredictionRun):
-    """A run of ``probe``; its predictions and scores are of the view chosen inside each fold."""
+    """A run of ``probe``; its predictions and scores are of what is chosen inside each fold.
+
+    That is a stored view, a sum or mixture of layers, or views side by side (``mean_3 + mean_5``).
+    """
 
     kind: str = "probe"
     metric: str
     view_scores: tuple[ViewScore, ...]
     random_weights: dict[str, tuple[float, ...]]  # by view: scores of encoders without training
+    combinations: tuple[ViewScore, ...] = ()  # sums of neighbouring layers, mixtures
+    choices: tuple[str, ...]  # of every fold
+    over_last: Score | None = None  # the nested score less that of the last layer, chosen likewise
+    geometry: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By view: its numbers without labels, which :mod:`embedkit.geometry` defines."""
 
     def as_rows(self) -> list[dict[str, Any]]:
         """The scores of the views as rows of a table."""
         metric, rows = self.metric, []
-        for view in self.view_scores:
+        for view in (*self.view_scores, *self.combinations):
             row = {"view": view.name, metric: score_text(view.score, metric, unit=True)}
-            row |= {"control": metric_text(view.control, metric), "chosen": str(view.chosen)}
+            row |= {"control": metric_text(view.control, metric)}
+            row |= {
+                "selectivity": metric_text(view.selectivity, metric),
+                "chosen": str(view.chosen),
+            }
             if self.random_weights:
                 values = self.random_weights.get(view.name, ())  # none of a pooler
                 known = (fmean(values), stdev(values)) if values else (None, 0.0)
                 row["never trained"] = " ±".join(metric_text(one, metric) for one in known)
             rows.append(row)
         return rows
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """Every view and combination as a row of numbers."""
+        return [
+            {"view": view.name, **asdict(view.score)}
+            | {"control": view.control, "selectivity": view.selectivity, "chosen": view.chosen}
+            | self.geometry.get(view.name, {})
+            for view in (*self.view_scores, *self.combinations)
+        ]
+
+    @property
+    def geometry_names(self) -> list[str]:
+        """Names of the numbers without labels; curvature only where tokens are stored."""
+        values = self.geometry.values()
+        return [name for name in METRICS if any(not math.isnan(view[name]) for view in values)]
+
+    def geometry_rows(self) -> list[dict[str, str]]:
+        """The numbers of views without labels as rows of a table."""
+        names = self.geometry_names
+        return [
+            {"view": view} | {METRICS[name]: number_text(numbers[name]) for name in names}
+            for view, numbers in self.geometry.items()
+        ]
 
     @property
     def nested(self) -> ReportedScore:
@@ -257,8 +307,21 @@ class ProbeRun(PredictionRun):
 
     @property
     def chosen(self) -> ViewScore:
-        """The view that most folds chose."""
+        """The single view that most folds put first."""
         return max(self.view_scores, key=lambda view: view.chosen)
+
+    @property
+    def choice(self) -> str:
+        """What most folds chose of views and combinations."""
+        return max(self.choices, key=self.choices.count)
+
+    @property
+    def is_better(self) -> bool:
+        """True if the choice is proven better than the last layer."""
+        if self.over_last is None:
+            return False
+        low, high = self.over_last.low, self.over_last.high
+        return high < 0 if self.metric in LOWER_IS_BETTER else low > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
