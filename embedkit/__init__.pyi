@@ -41,6 +41,7 @@ from embedkit.search.exact import Searcher as Searcher
 from embedkit.search.index import IndexInfo
 from embedkit.storage import Count
 from embedkit.storage import Positive
+from embedkit.storage import Seed
 from embedkit.sts import PairSimilarity
 from embedkit.types import AnyPath
 from embedkit.types import ProgressCallback
@@ -151,7 +152,7 @@ def finetune(
     offline: bool = ...,
     device: str = ...,
     split: str | Path | Split | None = ...,
-    folds: int = ...,
+    folds: Positive = ...,
     test: CorpusLike | None = ...,
     test_sample: int | None = ...,
     test_min_chars: int = ...,
@@ -235,11 +236,11 @@ def probe(
     task: Task = ...,
     label_separator: str = ...,
     split: str | Path | Split | None = ...,
-    folds: int = ...,
+    folds: Positive = ...,
     metric: str | None = ...,
     control: str | None = ...,
     learning_curve: bool = ...,
-    seed: int = ...,
+    seed: Seed = ...,
     overwrite: bool = ...,
     progress: ProgressCallback = ...,
     text: str | None = ...,
@@ -309,9 +310,9 @@ def split(
     source: CorpusLike,
     *,
     out: str | Path | None = ...,
-    folds: int = ...,
+    folds: Positive = ...,
     test: float = ...,
-    seed: int = ...,
+    seed: Seed = ...,
     label: str | None = ...,
     group: str | None = ...,
     label_separator: str | None = ...,
@@ -343,12 +344,12 @@ def train(
     label_separator: str = ...,
     split: str | Path | Split | None = ...,
     split_column: str | None = ...,
-    folds: int = ...,
+    folds: Positive = ...,
     test: CorpusLike | None = ...,
     threshold: str | None = ...,
     tune: bool = ...,
     class_weight: ClassWeight | None = ...,
-    seed: int = ...,
+    seed: Seed = ...,
     overwrite: bool = ...,
     progress: ProgressCallback = ...,
     text: str | None = ...,

@@ -64,6 +64,7 @@ UNFINISHED = "unfinished"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]  # what all libraries take
 
 PROTOCOLS = ("https", "http", "s3", "gs", "az", "hf")
 """Protocols of addresses, by the packages of fsspec."""

@@ -242,7 +242,7 @@ def test_nan_reaches_the_vector(tiny_bert: Path, view: str, on_long: str, packed
     with torch.no_grad():
         plain.module.get_input_embeddings().weight[bad] = float("nan")
     if packed:
-        encoder.model = PackedModel(plain, encoder.checkpoint)
+        encoder.model = PackedModel(plain)
     texts = encoder.tokenizer.encode(
         ["a 猫 a", "a a a", "a " * 20], settings=TokenizerSettings(8, on_long=on_long, stride=2)
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +142,6 @@ def test_neighbours_of_many_points_come_from_an_index(monkeypatch: pytest.Monkey
     assert np.array_equal(found.exact, exact.indices[found.probed])
     cosines = np.einsum("ij,ikj->ik", unit, unit[found.indices])
     assert np.allclose(found.cosines, cosines, atol=1e-5)
-
-
-def test_umap_is_an_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "umap", None)
-    with pytest.raises(UsageError, match="umap-learn"):
-        explore(folder / "data", out=folder / "umap.html", method="umap")
 
 
 @pytest.mark.parametrize(("method", "total"), [("tsne", 25), ("pca", 3)])

@@ -156,13 +156,12 @@ def test_kernels_take_what_they_are_given(
     family: str, precision: str, plain_of: Callable[[str, str], PlainModel], fake: FakeTensorMode
 ) -> None:
     plain = plain_of(family, precision)
-    checkpoint = find_checkpoint(str(plain.module.config._name_or_path))
     to_cuda(plain, fake)
     taken = set()
     kinds = attention_kinds(CUDA, plain.dtype)
     assert kinds == KERNELS[precision == "fp32" :]
     for kind in kinds:
-        model = PackedModel(plain, checkpoint, attention=kind)
+        model = PackedModel(plain, attention=kind)
         try:
             with fake:
                 whole, first = states(model), states(model, first_only=True)

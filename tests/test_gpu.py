@@ -75,11 +75,11 @@ def far(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("attention", ["varlen", "efficient", "runs"])
 def test_packed_equals_plain(folder: str, precision: str, attention: str) -> None:
-    plain, checkpoint = plain_on(folder, precision, CUDA)
+    plain, _ = plain_on(folder, precision, CUDA)
     if attention not in attention_kinds(CUDA, plain.dtype):
         pytest.skip(f"{attention} is not for this device in {precision}")
     exact, _ = plain_on(folder, "fp32", torch.device("cpu"))
-    ours = PackedModel(plain, checkpoint, attention=attention)
+    ours = PackedModel(plain, attention=attention)
     for truth, theirs, mine in zip(states(exact), states(plain), states(ours), strict=True):
         assert far(mine, truth) <= max(1e-5, 1.2 * far(theirs, truth))
     (first,) = states(ours, first_only=True)
@@ -91,8 +91,8 @@ def test_packed_equals_plain(folder: str, precision: str, attention: str) -> Non
 def test_the_first_kernel_is_taken(folder: str, precision: str, notes: list[str]) -> None:
     if precision == "bf16" and not computes_bf16(CUDA):
         pytest.skip("this device has no bf16")
-    plain, checkpoint = plain_on(folder, precision, CUDA)
-    chosen = fastest(plain, checkpoint)
+    plain, _ = plain_on(folder, precision, CUDA)
+    chosen = fastest(plain)
     assert notes == []
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == attention_kinds(CUDA, plain.dtype)[0]
@@ -103,8 +103,8 @@ def test_a_head_size_that_no_kernel_takes_is_packed_all_the_same(
 ) -> None:
     save_model(tmp_path, "bert", vocab_size=300, hidden_size=52, num_attention_heads=2)
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
-    plain, checkpoint = plain_on(str(tmp_path), choose_precision(None, CUDA), CUDA)
-    assert isinstance(fastest(plain, checkpoint), PackedModel)
+    plain, _ = plain_on(str(tmp_path), choose_precision(None, CUDA), CUDA)
+    assert isinstance(fastest(plain), PackedModel)
     assert all("the attention kernel" in notice for notice in notes)
 
 

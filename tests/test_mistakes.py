@@ -150,7 +150,6 @@ def test_what_may_be_left_out(
 @pytest.mark.parametrize("to", EXPORTS)
 def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
     import faiss
-    import lance
 
     data, out = embedkit.load(partly), tmp_path / f"partly.{to}"
     done = command("export", partly, "--to", to, cwd=tmp_path)
@@ -161,10 +160,6 @@ def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
         table = pd.read_csv(out)
         assert table["text"].tolist() == data.text
         found = table[[f"v{i}" for i in range(16)]].to_numpy(np.float32)
-    elif to == "lance":
-        table = lance.dataset(str(out)).to_table()
-        assert table["text"].to_pylist() == data.text
-        found = np.array(table["vector"].to_pylist(), np.float32)
     else:
         index = faiss.read_index(str(out))
         found = np.stack([index.reconstruct(row) for row in data.row.tolist()])

@@ -48,7 +48,7 @@ def both(folder: str, precision: str = "fp32") -> tuple[PackedModel, PlainModel,
     plain = load_model(
         checkpoint, pad_id=0, device=torch.device("cpu"), dtype=PRECISIONS[precision]
     )
-    return PackedModel(plain, checkpoint), plain, checkpoint
+    return PackedModel(plain), plain, checkpoint
 
 
 def batch_of(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> PackedBatch:
@@ -83,7 +83,7 @@ def test_products_that_are_joined_on_a_gpu(
     )
     joining = partial(packed_module.hasten, join=True)
     monkeypatch.setattr(packed_module, "hasten", lambda module, **_: joining(module))
-    joined = PackedModel(plain, checkpoint)
+    joined = PackedModel(plain)
     parts = [m for m in joined.module.modules() if isinstance(m, packed_module._Part)]
     assert len(parts) == 3 * joined.n_layers
     batch = batch_of((40, 17, 17, 5, 1), int(plain.module.config.vocab_size))
@@ -235,11 +235,11 @@ def test_which_families_are_packed(family: str, encoder_of: Callable[[str], Enco
 def test_a_forward_that_disagrees_is_refused_with_a_warning(
     tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
-    _, plain, checkpoint = both(str(tiny_bert))
-    assert isinstance(fastest(plain, checkpoint), PackedModel)
+    _, plain, _ = both(str(tiny_bert))
+    assert isinstance(fastest(plain), PackedModel)
     # every sequence sees what follows it
     monkeypatch.setattr(packed_module, "_mask", lambda *_: None)
-    assert fastest(plain, checkpoint) is plain
+    assert fastest(plain) is plain
     assert len(notes) == 1
 
 
@@ -247,7 +247,7 @@ def test_a_forward_that_disagrees_is_refused_with_a_warning(
 def test_sequences_attend_one_by_one_where_company_would_matter(
     tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, first_only: bool, notes: list[str]
 ) -> None:
-    _, plain, checkpoint = both(str(tiny_bert))
+    _, plain, _ = both(str(tiny_bert))
     genuine = KERNELS["runs"]
 
     def by_company(*states: Any) -> Any:
@@ -258,7 +258,7 @@ def test_sequences_attend_one_by_one_where_company_would_matter(
         return genuine(*states) * (1 + 1e-6 * wrong)
 
     monkeypatch.setitem(KERNELS, "runs", by_company)
-    ours = fastest(plain, checkpoint)
+    ours = fastest(plain)
     assert ours.name == "packed, sequence by sequence"
     assert len(notes) == 1
     batch = batch_of((9, 9, 9), 40)
@@ -279,13 +279,13 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     def wrong(query: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.zeros_like(query)
 
-    _, plain, checkpoint = both(str(tiny_bert))
+    _, plain, _ = both(str(tiny_bert))
     monkeypatch.setattr(
         packed_module, "attention_kinds", lambda *_: ("varlen", "efficient", "runs")
     )
     monkeypatch.setitem(KERNELS, "varlen", refuse)
     monkeypatch.setitem(KERNELS, "efficient", wrong)
-    chosen = fastest(plain, checkpoint)
+    chosen = fastest(plain)
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == "runs"
     batch = batch_of((30, 7, 7), 40)
@@ -293,7 +293,7 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     assert ["varlen" in notes[0], "efficient" in notes[1]] == [True, True]
     monkeypatch.setitem(KERNELS, "runs", refuse)
     notes.clear()
-    assert fastest(plain, checkpoint) is plain
+    assert fastest(plain) is plain
     assert len(notes) == 3
 
 

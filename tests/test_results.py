@@ -443,7 +443,7 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     assert command("predict", run, "c.tsv", "--out", "new/a.parquet", cwd=tmp_path).returncode == 0
     assert len(pd.read_parquet(tmp_path / "new/a.parquet")) == N
     (tmp_path / "odd.tsv").write_text("one\ttwo\na\tb\n")
-    assert "--column" in refused("odd.tsv", "--out", "b.tsv")
+    assert "--text" in refused("odd.tsv", "--out", "b.tsv")
     assert not (tmp_path / "b.tsv.partial").exists()
     done = command("predict", run, "-", cwd=tmp_path, stdin=b"good \xff\n\nbad")
     assert done.returncode == 0, done.stderr

@@ -34,7 +34,7 @@ from tests.run_fixtures import edit_run, random_runs, units_with
 def test_tables_have_the_kinds_that_options_offer() -> None:
     assert {name for table in TABLE.values() for name in table} == set(ESTIMATORS)
     assert tuple(_BLENDS) == BLENDS
-    assert tuple(index.KINDS) == INDEX_KINDS
+    assert [*index.KINDS] == [*INDEX_KINDS]
 
 
 def test_content_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ from embedkit.runs.metrics import beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import Predictions, TestSet, decide, write_predictions
 from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, split_for, write_split
+from embedkit.storage import Positive, Seed
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR, Target, class_prior, growing_order
 from embedkit.units.units import Units, load_or_extract
@@ -81,11 +82,11 @@ def probe(
     task: Task = "classification",
     label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
-    folds: int = 5,
+    folds: Positive = 5,
     metric: str | None = None,
     control: str | None = None,
     learning_curve: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
     **extraction: Any,

@@ -37,6 +37,7 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import Split, split_for
+from embedkit.storage import Positive, Seed
 from embedkit.types import Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 from embedkit.units.units import Units, load_or_extract
@@ -202,12 +203,12 @@ def train(
     label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
     split_column: str | None = None,
-    folds: int = 5,
+    folds: Positive = 5,
     test: CorpusLike | None = None,
     threshold: str | None = None,
     tune: bool = True,
     class_weight: ClassWeight | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
     **extraction: Any,
@@ -226,9 +227,9 @@ def train(
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
             as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
-        task: {TASKS}, where a record has any number of
-            classes, one classifier is fitted for each (``OneVsRestClassifier``), and classes are
-            predicted whose probability reaches 0.5. Folds are not stratified.
+        task: {TASKS}: of these
+            one classifier is fitted for each (``OneVsRestClassifier``), and those are predicted
+            whose probability reaches 0.5; folds are not stratified.
         label_separator: between the classes of a record. An empty label has no class; a record
             without a label (null) is left out.
         split: result or file of ``embedkit split``; without one a split is made.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -105,7 +104,6 @@ def split(
     "embedkit train reviews.vectors --view mean_6,cls_6 --estimator lightgbm --out runs/lgbm",
     "embedkit train reviews.vectors --features tfidf --out runs/tfidf",
     "embedkit train treebank.vectors --level word --view 6 --out runs/tags",
-    more=True,
 )
 @click.argument("dataset", type=FILE)
 @options(
@@ -115,11 +113,7 @@ def split(
     ),
     "--level",
     "--estimator",
-    option(
-        "--features",
-        help="Stored vectors, or TF-IDF of the stored texts or words.",
-        **choice(FEATURES, "vectors"),
-    ),
+    option("--features", help="{FEATURES}.", **choice(FEATURES, "vectors")),
     "--task",
     "--label-separator",
     "--split",
@@ -143,7 +137,7 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.cli.run_text import result_of
 
     settings |= _columns(dataset, settings)
-    return result_of(fit(dataset, view=names_of(view), progress=progress, **settings))
+    return result_of(fit(dataset, view=names_of(view) or None, progress=progress, **settings))
 
 
 def _columns(dataset: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +153,6 @@ def _columns(dataset: Path, settings: dict[str, Any]) -> dict[str, Any]:
 @command(
     "embedkit probe reviews.vectors --out runs/probe",
     "embedkit probe reviews.vectors --control random-weights --learning-curve --out runs/probe",
-    more=True,
 )
 @click.argument("dataset", type=FILE)
 @options(
@@ -194,7 +187,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.cli.run_text import result_of
 
     settings |= _columns(dataset, settings)
-    return result_of(run(dataset, view=names_of(view), progress=progress, **settings))
+    return result_of(run(dataset, view=names_of(view) or None, progress=progress, **settings))
 
 
 @command(
@@ -300,8 +293,7 @@ _SHOWN = 3
 @click.argument("run", metavar="RUN|CHECKPOINT")
 @click.argument("corpus", required=False)
 @options(
-    option("--text", "single", help="One text, instead of a corpus; of a corpus as --column."),
-    option("--column", "text", help="Column of the text in the corpus. [as of the run]"),
+    option("--text", help="With CORPUS the column of its texts [that of the run]; else the text."),
     "--text-pair",
     "--id",
     "--encoding",
@@ -317,7 +309,6 @@ _SHOWN = 3
 def predict(
     run: str,
     corpus: str | None,
-    single: str | None,
     label_names: str | None,
     device: str,
     head: str | None,
@@ -335,12 +326,10 @@ def predict(
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 
-    if corpus is None and single is None:
+    if corpus is None and reading.text is None:
         raise UsageError("give a corpus, - for lines of standard input, or a text with --text.")
-    if reading.text is None and corpus is not None:
-        reading = replace(reading, text=single)
-    model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
-    model["head"] = head
+    names = parse_label_names(label_names)
+    model: dict[str, Any] = {"label_names": names, "device": device, "head": head}
     with progress_bar() as progress:
         if corpus not in (None, "-"):
             done, rejected = predict_file(
@@ -351,7 +340,7 @@ def predict(
         else:
             predictor = Predictor(run, **model)
     if corpus is None:
-        _show_text(predictor, str(single), as_json)
+        _show_text(predictor, str(reading.text), as_json)
         return 0
     if corpus == "-":
         return _predict_lines(predictor, as_json)
@@ -426,8 +415,7 @@ def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
     ),
     option(
         "--prefer",
-        help="Method to use, and to write with --write-blend: the cheapest that is not worse by "
-        "what matters, or the one with the best score.",
+        help="Method to use, and to write with --write-blend: {PREFERENCES}.",
         **choice(PREFERENCES, "cost"),
     ),
     option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS, listed
+from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, FLAG, LAYERS, choice, option, options
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
@@ -128,11 +128,7 @@ def _answers_tsv(answers: Sequence[Answer]) -> str:
 @command("embedkit index reviews.vectors", "embedkit index reviews.vectors --kind ivf --view cls_6")
 @click.argument("dataset", type=FILE)
 @options(
-    option(
-        "--kind",
-        help="flat: exact; hnsw: fastest, in memory; ivf: on disk; ivfpq: compressed.",
-        **choice(INDEX_KINDS, "hnsw"),
-    ),
+    option("--kind", help="{INDEX_KINDS}.", **choice(INDEX_KINDS, "hnsw")),
     "--view",
     "--whitening",
     "--overwrite",
@@ -172,7 +168,7 @@ _MATRIX, _FEW = 10, 4
     option("--text-pair", required=True, help="Column of the second text."),
     option("--score", help="Column of the human score."),
     option("--layers", default="all", help=LAYERS),
-    option("--pooling", default="cls,mean,max", help=listed("{POOLINGS}.")),
+    option("--pooling", default="cls,mean,max", help="{POOLINGS}."),
     option("--out", type=FILE, help="Folder for the cosines, the table and the figure."),
     "--overwrite",
     "--model",
@@ -245,12 +241,7 @@ def _similarity_text(found: PairSimilarity) -> str:
 @click.argument("what", nargs=-1)
 @options(
     option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
-    option(
-        "--match",
-        help="word: whole words, in Hangul with particles; start: longer words too; anywhere: "
-        "any substring.",
-        **choice(MATCHES, "word"),
-    ),
+    option("--match", help="{MATCHES}.", **choice(MATCHES, "word")),
     option("--layer", help="Layer of the cosines, or layers such as sum:-4..-1. [the last]"),
     "--model",
 )
@@ -320,17 +311,13 @@ def _snippet(use: Use) -> str:
 @command(
     "embedkit explore reviews.vectors",
     "embedkit explore reviews.vectors --view cls_6 --color n_tokens --out reviews.html",
-    "embedkit explore reviews.vectors --layers -1 --method umap",
+    "embedkit explore reviews.vectors --layers -1 --method pca",
 )
 @click.argument("dataset", type=FILE)
 @options(
     "--view",
     option("--layers", default="all", help="Stored layers for the slider: all, -1 or 0,6,12."),
-    option(
-        "--method",
-        help="Layout in two dimensions; umap needs: pip install umap-learn.",
-        **choice(LAYOUT_METHODS, "tsne"),
-    ),
+    option("--method", help="Layout in two dimensions.", **choice(LAYOUT_METHODS, "tsne")),
     option("--color", help="Column for the first colours; the page offers all. [label]"),
     "--label-names",
     option("--out", type=FILE, help="The page. [DATASET.explore.html]"),

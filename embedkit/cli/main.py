@@ -23,7 +23,7 @@ from embedkit.machine import __version__, set_wait_policy
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with the code that the README lists."""
+    """Run the command line and exit with a code of those that docs/reliability.md lists."""
     set_wait_policy()  # before the libraries that read it are loaded
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     stdout = sys.stdout

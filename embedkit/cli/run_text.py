@@ -57,9 +57,9 @@ def run_text(result: RunResult[Any]) -> str:
     """Return the finding, main scores, cost and folder of a new run."""
     content, out = result.content, result.out
     finding, results = _KINDS[content.kind]
-    more = "" if asked_for_all() else f" (everything: embedkit info {shlex.quote(str(out))} --all)"
     lines = [finding(content), *results(content), f"{_method(content)}: {_cost(content)}"]
-    return "\n".join([*lines, f"wrote {out}{more}"])
+    more = f"everything: embedkit info {shlex.quote(str(out))} --all"
+    return "\n".join([*lines, f"wrote {out} ({more})"])
 
 
 def run_info_text(path: Path, content: Run) -> str:

@@ -62,7 +62,7 @@ from embedkit.runs.metrics import Threshold, check_metric
 from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import DatasetContent, FinetuneRun
 from embedkit.runs.split import TEST, UNUSED, Split, assign_folds, split_for
-from embedkit.storage import UNFINISHED
+from embedkit.storage import UNFINISHED, Positive
 from embedkit.types import Bool, Float64, Int64, ProgressCallback, no_progress
 from embedkit.units.target import Target
 from embedkit.units.units import Units
@@ -95,7 +95,7 @@ def finetune(
     offline: bool = False,
     device: str = "auto",
     split: str | Path | Split | None = None,
-    folds: int = 5,
+    folds: Positive = 5,
     test: CorpusLike | None = None,
     test_sample: int | None = None,
     test_min_chars: int = 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -178,16 +177,16 @@ def lay_out(
 ) -> Float32:
     """Return ``(n, 2)`` float32 of one layer.
 
-    t-SNE and UMAP begin where the layer before ended, and every layout is turned onto the one
-    before, so that points move no further than they must. ``after`` is called after every 50
-    iterations of t-SNE, else at the end.
+    t-SNE begins where the layer before ended, and every layout is turned onto the one before, so
+    that points move no further than they must. ``after`` is called after every 50 iterations of
+    t-SNE, else at the end.
     """
     check_choice(LAYOUT_METHODS, method=method)
-    init = first_axes(unit) if before is None else before
     if method == "tsne" and len(unit) > ATTRACTING + 1:
-        points = _tsne(near, init, first=before is None, seed=seed, after=after)
+        start = first_axes(unit) if before is None else before
+        points = _tsne(near, start, first=before is None, seed=seed, after=after)
     else:  # t-SNE of a few points, of which each has all others as neighbours, is their axes
-        points = _umap(unit, init, seed) if method == "umap" else first_axes(unit)
+        points = first_axes(unit)
         after()
     return points if before is None else aligned(points, before)
 
@@ -241,24 +240,6 @@ def aligned(points: Float32, before: Float32) -> Float32:
     centred = points - points.mean(axis=0)
     left, _, right = np.linalg.svd(centred.T.astype(np.float64) @ (before - middle))
     return np.asarray(centred @ (left @ right) + middle, np.float32)
-
-
-def _umap(unit: Float32, init: Float32, seed: int) -> Float32:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its dependencies, and that a seed means one thread
-        try:
-            from umap import UMAP
-        except ImportError as error:
-            message = "method='umap' needs a package: pip install umap-learn. Or use method='tsne'."
-            raise UsageError(message) from error
-        scale = 10 / max(float(np.abs(init).max()), 1e-12)
-        made = UMAP(
-            n_neighbors=min(ATTRACTING, len(unit) - 1),
-            metric="cosine",
-            random_state=seed,
-            init=init * np.float32(scale),
-        )
-        return np.asarray(made.fit_transform(unit), np.float32)
 
 
 _MANY = 20_000

@@ -29,14 +29,8 @@ from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.read import load
 from embedkit.display import Shown
-from embedkit.errors import (
-    CorpusError,
-    DamagedError,
-    MismatchError,
-    UsageError,
-    check_counts,
-    check_seed,
-)
+from embedkit.errors import CorpusError, DamagedError, MismatchError, UsageError
+from embedkit.storage import Positive, Seed
 from embedkit.types import Int64
 from embedkit.units.target import Target
 from embedkit.units.units import Units, match
@@ -283,9 +277,9 @@ def split(
     source: CorpusLike,
     *,
     out: str | Path | None = None,
-    folds: int = 5,
+    folds: Positive = 5,
     test: float = 0.0,
-    seed: int = 0,
+    seed: Seed = 0,
     label: str | None = None,
     group: str | None = None,
     label_separator: str | None = None,
@@ -330,8 +324,6 @@ def make_split(
     records: Units, *, folds: int = 5, test: float = 0.0, seed: int = 0, sets: bool = False
 ) -> Split:
     """Assign records to folds; arguments and errors as for :func:`split`."""
-    check_seed(seed)
-    check_counts(folds=folds)
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
         raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
     labelled = records.labelled(sets=sets)
