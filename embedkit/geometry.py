@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.display import MINUS
 from embedkit.errors import UsageError
 from embedkit.types import Float64, Int64
 
@@ -142,12 +141,8 @@ def kept_neighbours(
         array([1., 1., 1., 1.])
     """
     _check_rows(a, b)
-    return shared_neighbours(nearest_rows(a, k=k, rows=rows), nearest_rows(b, k=k, rows=rows))
-
-
-def shared_neighbours(near: Int64, others: Int64) -> Float64:
-    """Return the fractions ``(m,)`` of the neighbours ``(m, k)`` that are in both lists."""
-    shared = (near[:, :, None] == others[:, None, :]).any(2)
+    mine, theirs = nearest_rows(a, k=k, rows=rows), nearest_rows(b, k=k, rows=rows)
+    shared = (mine[:, :, None] == theirs[:, None, :]).any(2)
     return np.asarray(shared.mean(1), np.float64)
 
 
@@ -180,18 +175,6 @@ def unit_vectors(X: NDArray[Any]) -> Float64:
     X = np.asarray(X, np.float64)
     lengths = np.linalg.norm(X, axis=1, keepdims=True)
     return X / np.where(lengths > 0, lengths, 1)
-
-
-def number_text(value: float) -> str:
-    """Return a number of a table with three digits, all before the point if it is larger.
-
-    >>> number_text(0.98765), number_text(61.27), number_text(1184.2), number_text(float("nan"))
-    ('0.988', '61.3', '1184', '–')
-    """
-    if np.isnan(value):
-        return "–"
-    digits = 3 if abs(value) < 1 else max(0, 2 - int(np.log10(abs(value))))
-    return f"{value:.{digits}f}".replace("-", MINUS)
 
 
 def _entropy(values: Float64) -> float:

@@ -4,9 +4,10 @@
               (one pass)       kept for one task       ├─► …                        (once for each)
                                                        └─► Model(view="mean_6")
 
-:class:`Model` is what ``mteb.evaluate`` takes for a model. :func:`by_layer` evaluates one for each
-view, all on the same store of vectors, so that the texts of a task go through the encoder once and
-not once for each layer. Needs ``pip install 'embedkit[mteb]'``.
+:class:`Model` is what ``mteb.evaluate`` takes for a model. It keeps the vectors of a task, of every
+view that it encodes by and at length 1 if the checkpoint's own are: :func:`by_layer` evaluates one
+view after the other, and the texts go through the encoder once and not once for each layer. Needs
+``pip install 'embedkit[mteb]'``.
 """
 
 from __future__ import annotations
@@ -16,45 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.drawing import as_file
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.views import l2_normalize, parse_view
+from embedkit.encoding.views import parse_view
 from embedkit.errors import UsageError
 from embedkit.runs.figures import shaded_table
 from embedkit.types import Float32
 
 __all__ = ["Model", "by_layer", "draw"]
-
-
-class _Store:
-    """Vectors of some views for all texts of a task, each text encoded once.
-
-    They have length 1 if the checkpoint's own vectors do.
-    """
-
-    def __init__(self, encoder: Encoder, views: Sequence[str]) -> None:
-        self.encoder, self.task = encoder, ""
-        self.views = [parse_view(view, n_layers=encoder.n_layers).name for view in views]
-        _, self._unit = encoder.checkpoint.own_view(last_layer=True)
-
-    def of(self, view: str, texts: Sequence[str], *, prefix: str | None, task: str) -> Float32:
-        """Return the vectors ``(n, width)`` of texts; those of another task are dropped."""
-        if task != self.task:
-            self.task, self._rows = task, dict[tuple[str | None, str], int]()
-            self._vectors = dict[str, Float32]()
-        new = [text for text in dict.fromkeys(texts) if (prefix, text) not in self._rows]
-        if new:
-            unit = self._unit
-            made = self.encoder.encode_views(
-                new, self.views, prefix=prefix, normalize_embeddings=unit
-            )
-            for name, vectors in made.items():
-                before = [self._vectors[name]] if name in self._vectors else []
-                self._vectors[name] = np.concatenate([*before, vectors])
-            self._rows |= {(prefix, text): len(self._rows) + i for i, text in enumerate(new)}
-        return self._vectors[view][[self._rows[prefix, text] for text in texts]]
 
 
 class Model:
@@ -65,7 +38,6 @@ class Model:
         revision: branch, tag or commit of a hub checkpoint.
         view: such as ``mean_3``, ``cls_-1`` or ``sentence``; by default the checkpoint's vector.
         device: where a checkpoint is loaded.
-        store: vectors that other models share.
 
     Example::
 
@@ -79,13 +51,20 @@ class Model:
         *,
         view: str | None = None,
         device: str | None = None,
-        store: _Store | None = None,
     ) -> None:
         if not isinstance(model, Encoder):
             model = Encoder(model, revision=revision, device=device or "auto")
-        self.encoder = model
-        self._store = store or _Store(model, [view or _own_view(model)])
-        self.view = self._store.views[0] if view is None or store is None else view
+        pooling, _ = model.checkpoint.own_view(last_layer=True)
+        own = f"{pooling}_-1" if pooling.has_layer else str(pooling)
+        self.encoder, self.task = model, ""
+        self.encode_by([view or own])
+
+    def encode_by(self, views: Sequence[str]) -> tuple[str, ...]:
+        """Encode by several views from now on, and return their names; the first one is shown."""
+        count = self.encoder.n_layers
+        self.views = tuple(parse_view(view, n_layers=count).name for view in views)
+        self.view, self._kept = self.views[0], dict[tuple[str | None, str], dict[str, Float32]]()
+        return self.views
 
     def encode(
         self,
@@ -105,56 +84,44 @@ class Model:
         from mteb.models.abs_encoder import get_prompt_name
 
         texts = [text for batch in inputs for text in batch["text"]]
-        prompts = self.encoder.checkpoint.definition.prompts
-        name = get_prompt_name(dict(prompts), task_metadata, prompt_type)
-        prefix = None if name is None else prompts[name]
-        return self._store.of(self.view, texts, prefix=prefix, task=task_metadata.name)
+        prompts = dict(self.encoder.checkpoint.definition.prompts)
+        prefix = prompts.get(get_prompt_name(prompts, task_metadata, prompt_type))
+        if task_metadata.name != self.task:  # a task repeats its texts, tasks seldom share them
+            self.task, self._kept = task_metadata.name, {}
+        new = [text for text in dict.fromkeys(texts) if (prefix, text) not in self._kept]
+        if new:
+            _, unit = self.encoder.checkpoint.own_view(last_layer=True)
+            options: Any = {"prefix": prefix, "normalize_embeddings": unit}
+            made = self.encoder.encode_views(new, self.views, **options)
+            for number, text in enumerate(new):
+                self._kept[prefix, text] = {view: made[view][number] for view in self.views}
+        return np.stack([self._kept[prefix, text][self.view] for text in texts])
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Return the similarities ``(n, m)`` of all pairs, as the checkpoint defines them."""
-        import torch
-
         return torch.from_numpy(self.encoder.similarity(embeddings1, embeddings2))
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Return the similarities ``(n,)`` of pairs."""
-        import torch
-
-        a, b = (np.asarray(vectors, np.float32) for vectors in (embeddings1, embeddings2))
-        kind = self.encoder.checkpoint.definition.similarity
-        if kind in ("euclidean", "manhattan"):
-            power = 2 if kind == "euclidean" else 1
-            return torch.from_numpy(-np.linalg.norm(a - b, ord=power, axis=1))
-        if kind != "dot":
-            a, b = l2_normalize(a), l2_normalize(b)
-        return torch.from_numpy((a * b).sum(1))
+        pairs = zip(embeddings1, embeddings2, strict=True)
+        return torch.tensor([self.encoder.similarity(a, b)[0, 0] for a, b in pairs])
 
     @property
     def mteb_model_meta(self) -> Any:
         """What MTEB writes beside results: name, revision, and the view as an experiment."""
         from mteb.models import ModelMeta
 
-        checkpoint = self.encoder.checkpoint
-        kind = {"dot": "dot", "euclidean": "euclidean", "manhattan": "manhattan"}
+        checkpoint, name = self.encoder.checkpoint, self.encoder.checkpoint.name
         known = {
-            "name": checkpoint.name if "/" in checkpoint.name else f"embedkit/{checkpoint.name}",
+            "name": name if name.count("/") == 1 else f"local/{Path(name).name}",
             "revision": checkpoint.revision or "local",
-            "embed_dim": self.encoder.width_of(
-                parse_view(self.view, n_layers=self.encoder.n_layers)
-            ),
+            "embed_dim": self.encoder.width,
             "max_tokens": self.encoder.max_length,
             "framework": ["PyTorch"],
-            "similarity_fn_name": kind.get(checkpoint.definition.similarity, "cosine"),
-            "use_instructions": bool(checkpoint.definition.prompts),
+            "similarity_fn_name": checkpoint.definition.similarity,
             "experiment_kwargs": {"view": self.view},
         }
         return ModelMeta.create_empty(known)
-
-
-def _own_view(encoder: Encoder) -> str:
-    """The view of the checkpoint's own vector."""
-    pooling, _ = encoder.checkpoint.own_view(last_layer=True)
-    return f"{pooling}_-1" if pooling.has_layer else str(pooling)
 
 
 def by_layer(
@@ -181,21 +148,17 @@ def by_layer(
         raise UsageError("embedkit.mteb needs mteb: pip install 'embedkit[mteb]'.") from error
     import pandas as pd
 
-    encoder = model if isinstance(model, Encoder) else Encoder(model)
-    if not views:
-        pooling = encoder.checkpoint.definition.pooling
-        views = [f"{pooling}_{layer}" for layer in range(encoder.n_layers + 1)]
-    store = _Store(encoder, views)
+    shared = Model(model)
+    encoder = shared.encoder
+    pooling = encoder.checkpoint.definition.pooling
+    names = shared.encode_by(views or [f"{pooling}_{i}" for i in range(encoder.n_layers + 1)])
     scores: dict[str, dict[str, float]] = {}
     for task in tasks:
         scores[task.metadata.name] = {}
-        for view in store.views:
+        for view in names:
+            shared.view = view
             found = mteb.evaluate(
-                Model(encoder, view=view, store=store),
-                task,
-                cache=None,
-                co2_tracker=False,
-                show_progress_bar=False,
+                shared, task, cache=None, co2_tracker=False, show_progress_bar=False
             )
             scores[task.metadata.name][view] = float(found.task_results[0].get_score())
     return pd.DataFrame.from_dict(scores, orient="index")

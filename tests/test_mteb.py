@@ -20,6 +20,8 @@ from mteb.models.models_protocols import EncoderProtocol  # noqa: E402
 
 from embedkit.mteb import Model, by_layer, draw  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of MTEB itself, whose mock tasks are tiny
+
 TASKS = (
     "MockClassificationTask",
     "MockSTSTask",

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,7 +176,7 @@ def probe(
             choices=tuple(fold.model.name for fold in fits.folds),
             over_last=scorer.over_last(names, fits),
             random_weights=untrained,
-            geometry=_geometry(data, units, method, seed),
+            geometry=geometry_of(data, units, method, seed),
             cost=fits.cost(seconds=time.perf_counter() - started),
             versions=versions(),
         )
@@ -190,7 +191,7 @@ def _write(folder: Path, split: Split, content: ProbeRun) -> None:
     write_run(folder, content)
 
 
-def _geometry(
+def geometry_of(
     data: VectorData, units: Units, method: Candidates, seed: int
 ) -> dict[str, dict[str, float]]:
     """Numbers of views without labels, of some distinct texts, or of some words.
@@ -201,26 +202,18 @@ def _geometry(
     rows = np.random.default_rng(seed).permutation(first)[:_GEOMETRY_OF]
     if len(rows) < 3:
         return {}
-    curves = _curvatures(data, data.row[rows[:_CURVES_OF]])
-    numbers, ends = {}, dict[str, tuple[Float32, Int64]]()
+    curves, numbers = _curvatures(data, data.row[rows[:_CURVES_OF]]), {}
     for name in method.names:
         pooling, layer = split_view(name)
-        X = method.vectors(name)[rows]
-        if pooling not in ends:
-            alike = [other for other in method.names if split_view(other)[0] == pooling]
-            last = max(alike, key=_layer)
-            end = method.vectors(last)[rows]
-            ends[pooling] = end, geometry.nearest_rows(end)
-        end, near = ends[pooling]
-        kept = geometry.shared_neighbours(geometry.nearest_rows(X), near)
+        last = max((n for n in method.names if split_view(n)[0] == pooling), key=_layer)
+        X, end = method.vectors(name)[rows], method.vectors(last)[rows]
         numbers[name] = {
             "effective_rank": geometry.effective_rank(X),
             "mean_cosine": geometry.mean_cosine(X),
             "entropy": geometry.gram_entropy(X),
-            "curvature": curves.get(layer, float("nan")),
             "cka_to_last": geometry.linear_cka(X, end),
-            "neighbours_of_last": float(kept.mean()),
-        }
+            "neighbours_of_last": float(geometry.kept_neighbours(X, end).mean()),
+        } | ({"curvature": curves[layer]} if layer in curves else {})
     return numbers
 
 
@@ -268,24 +261,19 @@ def combinations_of(
     ``mean_sum_3to4``; a mixture ``mean_mixture``. There is none where the layers, each of
     ``view_bytes``, are too large to be in memory together.
     """
-    layers: dict[str, list[int]] = {}
-    for name in names:
-        if _layer(name) >= 0:
-            layers.setdefault(split_view(name)[0], []).append(_layer(name))
+    logistic = settings.estimator == "logreg" and settings.task == "classification"
     combinations = []
-    for pooling, numbers in layers.items():
-        numbers.sort()
-        spans = [numbers[i : i + 2] for i in range(len(numbers) - 1)]
-        spans += [numbers[-4:]] if len(numbers) > 3 else []
+    for pooling in dict.fromkeys(split_view(name)[0] for name in names):
+        layers = [n for n in names if split_view(n)[0] == pooling and _layer(n) >= 0]
+        layers.sort(key=_layer)
+        spans = [*pairwise(layers), *([layers[-4:]] if len(layers) > 3 else [])]
         for span in spans if pooling not in _NOT_LINEAR else ():
-            if len(span) == 1 + span[-1] - span[0]:  # none is missing in between
-                name = f"{pooling}_sum_{span[0]}to{span[-1]}"
-                combinations.append(Candidate(name, _views(pooling, span), "sum"))
-        in_memory = view_bytes * len(numbers) <= _MOST_BYTES
-        logistic = settings.estimator == "logreg" and settings.task == "classification"
-        if logistic and in_memory and len(numbers) > 1:
-            views = _views(pooling, numbers)
-            combinations.append(Candidate(f"{pooling}_mixture", views, "mixture"))
+            first, last = _layer(span[0]), _layer(span[-1])
+            if last - first + 1 == len(span):  # none is missing in between
+                name = f"{pooling}_sum_{first}to{last}"
+                combinations.append(Candidate(name, tuple(span), "sum"))
+        if logistic and len(layers) > 1 and view_bytes * len(layers) <= _MOST_BYTES:
+            combinations.append(Candidate(f"{pooling}_mixture", tuple(layers), "mixture"))
     return combinations
 
 
@@ -293,10 +281,6 @@ def _layer(view: str) -> int:
     """The layer of a view; -1 of a combination, and of what has none."""
     layer = split_view(view)[1]
     return int(layer) if layer.isdigit() else -1
-
-
-def _views(pooling: str, layers: Sequence[int]) -> tuple[str, ...]:
-    return tuple(f"{pooling}_{layer}" for layer in layers)
 
 
 class _Probed(NamedTuple):
@@ -350,15 +334,15 @@ class Candidates:
         done, part = side_by_side(fits, progress=progress)
         count = len(folds)
         by_name = {c.name: done[i * count : (i + 1) * count] for i, c in enumerate(candidates)}
-        chosen = _best_of_folds(by_name.values())
+        chosen = best_of_folds(by_name.values())
         seconds = part * sum(fit.fit_seconds for fit in done)
         if len(self.names) > 1:
-            single = _best_of_folds(by_name[name] for name in self.names)
+            single = best_of_folds(by_name[name] for name in self.names)
             growths = [
                 partial(self._grown, f, s.model.name) for f, s in zip(folds, single, strict=True)
             ]
             grown, part = side_by_side(growths, progress=progress)
-            chosen = _best_of_folds([chosen, grown])
+            chosen = best_of_folds([chosen, grown])
             seconds += part * sum(fit.fit_seconds for fit in grown)
         return Fits(
             folds=chosen,
@@ -449,7 +433,7 @@ class Candidates:
         return float(np.linalg.norm(X.T @ errors))
 
 
-def _best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
+def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
     """In each fold the fit with the highest inner score; of equal ones the first."""
     return [max(fits, key=lambda fit: fit.model.score) for fits in zip(*candidates, strict=True)]
 
@@ -525,15 +509,14 @@ class Scorer:
         last = [name for name in names if _layer(name) == highest]
         if highest < 0 or len(last) == len(names):
             return None
-        baseline = _best_of_folds(fits.final[name] for name in last)
+        baseline = best_of_folds(fits.final[name] for name in last)
         y, group = self.predictions.y, self.predictions.group
-        metrics = {
-            which: self._metric([fold.proba for fold in folds], y)
-            for which, folds in (("chosen", fits.folds), ("last", baseline))
-        }
-        moved = influences(metrics, group, seed=self.seed)
-        gain = metrics["chosen"].value(len(y)) - metrics["last"].value(len(y))
-        units = metrics["last"].units(group)
+        chosen, last_layer = (
+            self._metric([fold.proba for fold in folds], y) for folds in (fits.folds, baseline)
+        )
+        moved = influences({"chosen": chosen, "last": last_layer}, group, seed=self.seed)
+        gain = chosen.value(len(y)) - last_layer.value(len(y))
+        units = chosen.units(group)
         return Score(gain, *difference_interval(gain, moved["chosen"] - moved["last"], units))
 
     def of_view(self, name: str, method: Candidates, fits: Fits) -> ViewScore:
@@ -547,7 +530,7 @@ class Scorer:
             for i, fraction in enumerate(method.curve if name in method.names else ())
         )
         kind = method.names if name in method.names else [c.name for c in method.combinations]
-        first = _best_of_folds(fits.final[other] for other in kind)
+        first = best_of_folds(fits.final[other] for other in kind)
         chosen = sum(fold.model.name == name for fold in first)
         weights = np.mean([fold.model.weights for fold in folds], axis=0).tolist()
         selectivity = score.value - random

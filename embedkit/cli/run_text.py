@@ -118,10 +118,10 @@ def _probe_finding(content: ProbeRun) -> str:
     text = f"{view_text(content.choice)}: {score_text(nested, metric, unit=True)}"
     if content.over_last is not None:
         gain = metric_text(content.over_last.value, metric, signed=True)
-        ends = interval_text(content.over_last, metric, signed=True)
-        gain = f"{gain} over the last layer" + (f" ({ends})" if ends else "")
-        unproven = "nothing is proven better than the last layer; "
-        text = f"{text}, {gain}" if content.is_better else f"{unproven}{text}, {gain}"
+        ends = interval_text(content.over_last, metric, signed=True) or "no interval"
+        text += f", {gain} over the last layer ({ends})"
+        if not content.is_better:
+            text = f"nothing is proven better than the last layer; {text}"
     baseline = _against(content, metric, nested.majority, nested)
     scores = {view.name: view.score for view in content.view_scores}
     best, near = _best_and_near(scores, metric)
@@ -252,10 +252,6 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     low, high = (metric_text(end(controls), metric) for end in (min, max))
     guess = metric_text(content.nested.majority, metric)
     yield f"with shuffled labels {low} to {high}; guessing {guess}"
-    for mixture in content.combinations if asked_for_all() else ():
-        if mixture.weights:
-            fractions = ", ".join(f"{100 * weight:.0f}" for weight in mixture.weights)
-            yield f"{view_text(mixture.name)}, from the lowest, in per cent: {fractions}"
     counts = Counter(content.choices).most_common()
     chosen = [f"{view_text(name)} in {count_text(count, 'fold')}" for name, count in counts]
     if len(chosen) > 3 and not asked_for_all():

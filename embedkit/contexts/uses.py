@@ -27,8 +27,9 @@ from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
 from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
+from embedkit.geometry import mean_cosine
 from embedkit.search.exact import unit_rows
-from embedkit.types import AnyPath, Float32, Float64, Int64
+from embedkit.types import AnyPath, Float32, Int64
 
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
@@ -245,7 +246,7 @@ class LayerTable:
     layers: dict[str, Float32]
 
 
-def layer_tables(data: VectorData, kind: str, *, rows: Int64 | None = None) -> Iterator[LayerTable]:
+def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[LayerTable]:
     """Read ``words`` or ``tokens`` by row groups, without special tokens and second texts."""
     widths = data.manifest.columns_of(kind)
     names, edges = list(widths), np.cumsum([*widths.values()])[:-1]
@@ -253,14 +254,12 @@ def layer_tables(data: VectorData, kind: str, *, rows: Int64 | None = None) -> I
     wanted = [n for n in ("row", "start", "end", "segment", "special") if n in table.columns]
     for block in table.reader.blocks:
         columns = table.reader.scalars_of(block, wanted)
-        chosen = np.ones(block.rows, bool)
-        if rows is not None:
-            chosen &= np.isin(columns.column("row").to_numpy(), rows)
+        chosen = np.isin(columns.column("row").to_numpy(), rows)
         if "segment" in wanted:
             chosen &= columns.column("segment").to_numpy() == 0
         if "special" in wanted:
             chosen &= ~columns.column("special").to_numpy()
-        if rows is not None and not chosen.any():
+        if not chosen.any():
             continue
         columns = columns.filter(pa.array(chosen))
         parts = np.split(table.reader.vectors_of(block)[chosen], edges, axis=1)
@@ -343,15 +342,13 @@ def _mean_cosines(data: VectorData) -> dict[str, float]:
     """Mean cosine of any two words of a random sample of records, by layer."""
     random = np.random.default_rng(0)
     rows = random.choice(data.row, min(len(data), _SAMPLED_RECORDS), replace=False)
-    n = 0
-    sums: dict[str, Float64] = {}
-    squares: dict[str, float] = {}
-    for table in layer_tables(data, "words", rows=np.sort(rows)):
-        n += len(table.row)
-        for name, values in table.layers.items():
-            unit = unit_rows(values).astype(np.float64)
-            sums[name] = sums.get(name, np.float64(0)) + unit.sum(axis=0)
-            squares[name] = squares.get(name, 0.0) + float(np.sum(unit**2))
-    if n < 2:
-        return {}
-    return {name: float((np.sum(sums[name] ** 2) - squares[name]) / (n * (n - 1))) for name in sums}
+    words = load(data.path, level="word")
+    chosen = np.isin(words.row, rows)
+    if "segment" in words.columns:  # of pairs the first texts
+        chosen &= np.array(words.column("segment")) == 0
+    index, means = np.flatnonzero(chosen), {}
+    for column in data.manifest.columns_of("words"):
+        layer = column.removeprefix("layer_")
+        vectors = load(data.path, layer, level="word").reader.vectors_at(index)
+        means[layer] = mean_cosine(vectors)
+    return means

@@ -189,23 +189,20 @@ class CorpusReader:
         if not plan.spans:
             return raw
         cells = [str(raw.cells[plan.keep.index(name) - len(plan.keep)]) for name in plan.spans]
-        single = len(cells) == 2
         try:
-            pairs = [cells] if single else [list_of(str(pair)) for pair in list_of(cells[0])]  # type: ignore[union-attr]
+            pairs = [cells] if len(cells) == 2 else map(list_of, map(str, list_of(cells[0])))  # type: ignore[arg-type]
             spans = tuple((int(str(start)), int(str(end))) for start, end in pairs)  # type: ignore[misc]
         except (TypeError, ValueError):
-            shown = f"{' to '.join(cells)} lies outside of the text" if single else ""
-            shown = shown or f"{cells[0][:_EXCERPT]} is not a list of [start, end]"
-            raise BadRecordError("bad_span", shown) from None
+            detail = f"{' to '.join(cells)[:_EXCERPT]} is neither a span nor a list of them"
+            raise BadRecordError("bad_span", detail) from None
         last = 0
         for start, end in spans:
             if not 0 <= start < end <= len(text) or not text[start:end].strip():
                 raise BadRecordError("bad_span", f"{start} to {end} lies outside of the text")
             if start < last:
-                detail = (
-                    f"{start} to {end} does not follow the span before it, which ends at {last}"
+                raise BadRecordError(
+                    "bad_span", f"{start} to {end} begins before {last}, the last end"
                 )
-                raise BadRecordError("bad_span", detail)
             last = end
         return replace(raw, spans=spans)
 

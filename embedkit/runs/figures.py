@@ -14,7 +14,7 @@ from embedkit import storage
 from embedkit.display import shorten
 from embedkit.drawing import WIDTH, Anchor, Plot, Scene, as_file, text_width
 from embedkit.encoding.views import layer_rank, split_view
-from embedkit.geometry import METRICS, number_text
+from embedkit.geometry import METRICS
 from embedkit.runs.intervals import Score
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text
 from embedkit.runs.predictions import Predictions
@@ -302,7 +302,7 @@ def without_labels(probe: ProbeRun) -> Scene:
     }
     for name in probe.geometry_names:
         columns[METRICS[name]] = {
-            view: (numbers[name], number_text(numbers[name]))
+            view: (numbers.get(name, math.nan), metric_text(numbers.get(name), "rmse"))
             for view, numbers in probe.geometry.items()
         }
     return shaded_table("Layers without labels", "view", list(probe.geometry), columns)

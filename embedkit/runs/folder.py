@@ -84,15 +84,8 @@ class RunResult(ShownFolder, Generic[_Predicted]):
         return self.content.as_rows()
 
     def to_frame(self) -> Any:
-        """Return its scores as a pandas table; of a probe a row for each view and combination.
-
-        The columns of a probe are ``value``, ``low`` and ``high`` of the score, ``control``,
-        ``selectivity``, ``chosen`` (folds), and the numbers without labels.
-        """
-        import pandas as pd
-
-        frame = pd.DataFrame(self.content.numbers())
-        return frame.set_index(frame.columns[0])
+        """Return its scores as a pandas table; of a probe a row for each view and combination."""
+        return self.content.to_frame()
 
 
 def free_out(out: str | Path | None, source: object, *names: str, overwrite: bool = False) -> Path:

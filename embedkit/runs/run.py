@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from embedkit.dataset.format import ModelSettings, Names, VectorOptions, VectorS
 from embedkit.display import Shown, without_nan
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.errors import DamagedError
-from embedkit.geometry import METRICS, number_text
+from embedkit.geometry import METRICS
 from embedkit.runs.intervals import Score
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.split import SplitSettings
@@ -122,9 +121,11 @@ class Run(Shown):
     command: str | None = None  # command line that made the run
     cost: Cost
 
-    def numbers(self) -> list[dict[str, Any]]:
-        """The results as rows of numbers."""
-        return self.as_rows()
+    def to_frame(self) -> Any:
+        """Return the rows of :meth:`as_rows` as a pandas table."""
+        import pandas as pd
+
+        return pd.DataFrame(self.as_rows())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -156,14 +157,6 @@ class PredictionRun(Run):
         subset = "test" if "test" in self.scores else "cross_validation"
         name, score = next(iter(self.scores[subset].items()))
         return f"{self.kind} run: {metric_name(name)} {score_text(score, name)}"
-
-    def numbers(self) -> list[dict[str, Any]]:
-        """The scores as rows of numbers."""
-        return [
-            {"metric": name, "on": subset, **asdict(score)}
-            for subset, scores in self.scores.items()
-            for name, score in scores.items()
-        ]
 
     def as_rows(self) -> list[dict[str, Any]]:
         """The scores as rows of a table; of a probe those of its views."""
@@ -277,27 +270,33 @@ class ProbeRun(PredictionRun):
             rows.append(row)
         return rows
 
-    def numbers(self) -> list[dict[str, Any]]:
-        """Every view and combination as a row of numbers."""
-        return [
+    def to_frame(self) -> Any:
+        """Return views and combinations as a pandas table of numbers.
+
+        Its columns are ``value``, ``low`` and ``high`` of the score, ``control``, ``selectivity``,
+        ``chosen`` (folds), and the numbers without labels.
+        """
+        import pandas as pd
+
+        rows = [
             {"view": view.name, **asdict(view.score)}
             | {"control": view.control, "selectivity": view.selectivity, "chosen": view.chosen}
             | self.geometry.get(view.name, {})
             for view in (*self.view_scores, *self.combinations)
         ]
+        return pd.DataFrame(rows).set_index("view")
 
     @property
     def geometry_names(self) -> list[str]:
         """Names of the numbers without labels; curvature only where tokens are stored."""
-        values = self.geometry.values()
-        return [name for name in METRICS if any(not math.isnan(view[name]) for view in values)]
+        return [name for name in METRICS if any(name in view for view in self.geometry.values())]
 
     def geometry_rows(self) -> list[dict[str, str]]:
         """The numbers of views without labels as rows of a table."""
-        names = self.geometry_names
+        heads = {name: METRICS[name] for name in self.geometry_names}
         return [
-            {"view": view} | {METRICS[name]: number_text(numbers[name]) for name in names}
-            for view, numbers in self.geometry.items()
+            {"view": view} | {head: metric_text(row.get(n), "rmse") for n, head in heads.items()}
+            for view, row in self.geometry.items()
         ]
 
     @property
