@@ -312,29 +312,7 @@ def explore(
     columns = _columns(data, indices, color, label_names or {})
     label = next((c for c in columns if c.name == "label" and c.kind == "label"), None)
     start = views.index(data.views[0])
-    rounds = (_EARLY + _FIRST + _NEXT * (len(views) - 1)) // _ROUND
-    total = rounds if method == "tsne" and len(indices) > ATTRACTING + 1 else len(views)
-    steps = count(1)
-    drawn: dict[int, _Drawn] = {}
-    earlier = [(i, i + 1) for i in range(start - 1, -1, -1)]
-    later = [(i, i - 1) for i in range(start + 1, len(views))]
-    for number, previous in [(start, None), *earlier, *later]:
-        unit = unit_rows(load(dataset, views[number]).reader.vectors_at(indices))
-        near = nearest_points(unit, ATTRACTING, seed=seed)
-        points = lay_out(
-            unit,
-            near,
-            method=method,
-            before=None if previous is None else drawn[previous].points,
-            seed=seed,
-            after=lambda: progress(Progress("laying out", next(steps), total, "steps")),
-        )
-        kept = kept_neighbours(near, points, k=_KEPT_OF)
-        same, title = _same_label(near, label, views[number])
-        layout = ViewLayout(views[number], kept, same, near.recall, title)
-        listed = _LISTED if len(unit) <= _MANY else _LISTED_OF_MANY
-        drawn[number] = _Drawn(layout, points, near.indices[:, :listed], near.cosines[:, :listed])
-    ordered = [drawn[i] for i in range(len(views))]
+    ordered = _drawn(dataset, views, start, indices, method, label, seed, progress)
     chance = _chance(label)
     content = {
         "dataset": data.path.resolve().name,
@@ -363,6 +341,45 @@ class _Drawn:
     points: Float32
     near: Int64
     cosines: Float32
+
+
+def _drawn(
+    dataset: str | os.PathLike[str],
+    views: Sequence[str],
+    start: int,
+    indices: Int64,
+    method: LayoutMethod,
+    label: Column | None,
+    seed: int,
+    progress: ProgressCallback,
+) -> list[_Drawn]:
+    """The layouts of all views, from the one that is shown first upwards and downwards.
+
+    Each begins where its neighbour ended, so that points move no further than the layers do.
+    """
+    rounds = (_EARLY + _FIRST + _NEXT * (len(views) - 1)) // _ROUND
+    total = rounds if method == "tsne" and len(indices) > ATTRACTING + 1 else len(views)
+    steps = count(1)
+    drawn: dict[int, _Drawn] = {}
+    earlier = [(i, i + 1) for i in range(start - 1, -1, -1)]
+    later = [(i, i - 1) for i in range(start + 1, len(views))]
+    for number, previous in [(start, None), *earlier, *later]:
+        unit = unit_rows(load(dataset, views[number]).reader.vectors_at(indices))
+        near = nearest_points(unit, ATTRACTING, seed=seed)
+        points = lay_out(
+            unit,
+            near,
+            method=method,
+            before=None if previous is None else drawn[previous].points,
+            seed=seed,
+            after=lambda: progress(Progress("laying out", next(steps), total, "steps")),
+        )
+        kept = kept_neighbours(near, points, k=_KEPT_OF)
+        same, title = _same_label(near, label, views[number])
+        layout = ViewLayout(views[number], kept, same, near.recall, title)
+        listed = _LISTED if len(unit) <= _MANY else _LISTED_OF_MANY
+        drawn[number] = _Drawn(layout, points, near.indices[:, :listed], near.cosines[:, :listed])
+    return [drawn[i] for i in range(len(views))]
 
 
 def _views(data: VectorData, layers: str) -> list[str]:

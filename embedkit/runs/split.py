@@ -96,6 +96,7 @@ class Split(Shown):
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the assignment of records and of the input that they belong to."""
+        # of words it is that of their records: a word is never apart from its text
         if self.records is not None:
             return self.records.fingerprint
         digest = hashlib.sha256(json.dumps(self.settings.source).encode())
@@ -240,6 +241,7 @@ def split_for(
                 "split.parquet as split=."
             )
         result = align_split(file, records)
+    # also where a split was passed: it may be the run's own, in a file of another name
     if run is not None:
         other = int((result.folds != np.array(records.column("fold"), np.int64)).sum())
         if other:
