@@ -94,7 +94,8 @@ class EstimatorSettings:
     def row(self) -> Estimator:
         """The kind of estimator for the task."""
         if self.layers > 1:
-            return _mixture(self.layers)
+            scaling = partial(_unit_rows, self.layers)
+            return Estimator(partial(LayerMixture, self.layers), {"C": STRENGTHS}, scaling)
         if ":" in self.estimator:
             return _imported(self.estimator, self.task)
         check_choice(ESTIMATORS, estimator=self.estimator)
@@ -147,17 +148,9 @@ def _tfidf() -> Any:
     )
 
 
-def _unit_rows() -> list[tuple[str, Any]]:
-    return [("rows", Normalizer()), ("scale", CommonScaler())]
-
-
-def _mixture(layers: int) -> Estimator:
+def _unit_rows(layers: int = 1) -> list[tuple[str, Any]]:
     rows = FunctionTransformer(unit_layers, kw_args={"layers": layers})
-    return Estimator(
-        partial(LayerMixture, layers),
-        {"C": STRENGTHS},
-        lambda: [("rows", rows), ("scale", CommonScaler())],
-    )
+    return [("rows", Normalizer() if layers == 1 else rows), ("scale", CommonScaler())]
 
 
 _BOOSTING: dict[str, Any] = {

@@ -24,7 +24,7 @@ from sklearn.preprocessing import normalize
 
 from embedkit.types import Float64
 
-_ITERATIONS = 100  # of the weights; the classifier on the mixture is fitted to its end
+_ITERATIONS = 1_000
 
 
 def unit_layers(X: NDArray[Any], *, layers: int) -> NDArray[Any]:
@@ -44,14 +44,8 @@ class LayerMixture(LogisticRegression):  # type: ignore[misc]
     ``weights_`` ``(layers,)`` are the fractions of the layers.
     """
 
-    def __init__(
-        self,
-        layers: int = 1,
-        *,
-        C: float = 1.0,  # noqa: N803 - as in scikit-learn
-        max_iter: int = 1_000,
-    ) -> None:
-        super().__init__(C=C, max_iter=max_iter)
+    def __init__(self, layers: int = 1, *, C: float = 1.0) -> None:  # noqa: N803
+        super().__init__(C=C, max_iter=_ITERATIONS)
         self.layers = layers
 
     def fit(self, X: NDArray[Any], y: NDArray[Any], sample_weight: Any = None) -> Self:
@@ -99,6 +93,6 @@ def _fitted_weights(stacked: NDArray[Any], y: NDArray[Any], strength: float) -> 
         return float(value), np.concatenate(gradients)
 
     start = np.zeros(layers + len(classes) * (1 + width))
-    options = {"maxiter": _ITERATIONS}
-    best = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    # the weights settle long before the coefficients, which are fitted again
+    best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 100})
     return np.asarray(softmax(best.x[:layers]))

@@ -397,6 +397,8 @@ class Candidates:
     def _grown(self, fold: _Fold, first: str) -> FoldFit:
         """A single view, and others beside it as long as the inner score rises."""
         started, y = time.perf_counter(), fold.target.y[fold.train]
+        if fold.target.classes and not fold.target.of_sets:
+            y = np.eye(len(fold.target.classes))[y]
 
         def fitted(*views: str) -> tuple[Candidate, Fitted]:
             in_order = tuple(name for name in self.names if name in views)
@@ -407,11 +409,8 @@ class Candidates:
         while len(best.views) < min(_MOST_VIEWS, len(self.names)):
             if model.inner is None or np.isnan(model.choice.score):  # no inner folds to choose by
                 break
-            slopes = {
-                name: self._slope(name, fold.train, _errors(y, model.inner))
-                for name in self.names
-                if name not in best.views
-            }
+            rest, errors = [n for n in self.names if n not in best.views], y - model.inner
+            slopes = {name: self._slope(name, fold.train, errors) for name in rest}
             steepest = sorted(slopes, key=slopes.__getitem__, reverse=True)[:_TRIED]
             larger = [fitted(*best.views, name) for name in steepest]
             further = max(larger, key=lambda fit: fit[1].choice.score)
@@ -436,12 +435,6 @@ class Candidates:
 def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
     """In each fold the fit with the highest inner score; of equal ones the first."""
     return [max(fits, key=lambda fit: fit.model.score) for fits in zip(*candidates, strict=True)]
-
-
-def _errors(y: NDArray[Any], inner: Float64) -> Float64:
-    """True less predicted values ``(n,)``, or of classes 1 or 0 less probabilities ``(n, k)``."""
-    true = np.eye(inner.shape[1])[y] if inner.ndim > y.ndim else y
-    return np.asarray(true - inner)
 
 
 def _predicted(

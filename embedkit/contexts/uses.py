@@ -271,7 +271,7 @@ def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[LayerT
         )
 
 
-_SAMPLED_RECORDS = 1_000
+_SAMPLED_WORDS = 10_000
 _NAN = float("nan")
 
 
@@ -339,14 +339,13 @@ def _combined(layer: str, parts: Sequence[Float32]) -> Float32:
 
 
 def _mean_cosines(data: VectorData) -> dict[str, float]:
-    """Mean cosine of any two words of a random sample of records, by layer."""
-    random = np.random.default_rng(0)
-    rows = random.choice(data.row, min(len(data), _SAMPLED_RECORDS), replace=False)
-    words = load(data.path, level="word")
-    chosen = np.isin(words.row, rows)
+    """Mean cosine of any two words of a random sample, by layer."""
+    words, means = load(data.path, level="word"), {}
+    chosen = np.ones(len(words), bool)
     if "segment" in words.columns:  # of pairs the first texts
-        chosen &= np.array(words.column("segment")) == 0
-    index, means = np.flatnonzero(chosen), {}
+        chosen = np.array(words.column("segment")) == 0
+    index = np.random.default_rng(0).permutation(np.flatnonzero(chosen))[:_SAMPLED_WORDS]
+    index.sort()
     for column in data.manifest.columns_of("words"):
         layer = column.removeprefix("layer_")
         vectors = load(data.path, layer, level="word").reader.vectors_at(index)

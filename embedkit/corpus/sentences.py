@@ -19,7 +19,8 @@ _SHORT = re.compile(
     r"(?:^|[\s(\"'])(?:[a-z](?:\.[a-z])*|mrs?|ms|dr|prof|st|vs|cf|etc|vol|fig|bzw|ca|nr|vgl)\.$",
     re.IGNORECASE,
 )
-_VISIBLE = re.compile(r"\S")
+_VISIBLE = re.compile(r"\S(?:.*\S)?", re.DOTALL)
+_NEXT = re.compile(r"\S")
 _NEAR = 12  # characters before an end in which an abbreviation is looked for
 
 
@@ -31,20 +32,16 @@ def sentence_spans(text: str) -> tuple[Span, ...]:
     ['Dr. Lee said no.', 'Why?', '(He was late.)', '정말요?', 'はい。', 'そう。']
     """
     ends = [match.end() for match in _END.finditer(text) if not _goes_on(text, match.end())]
-    spans = []
-    for start, end in zip([0, *ends], [*ends, len(text)], strict=True):
-        part = text[start:end]
-        if part.strip():
-            first = start + len(part) - len(part.lstrip())
-            spans.append((first, first + len(part.strip())))
-    return tuple(spans)
+    parts = zip([0, *ends], [*ends, len(text)], strict=True)
+    found = [_VISIBLE.search(text, start, end) for start, end in parts]
+    return tuple(match.span() for match in found if match is not None)
 
 
 def _goes_on(text: str, end: int) -> bool:
     """True if a sentence does not end there: before a small letter, after an abbreviation."""
     if text[end - 1].isspace():  # of a line
         return False
-    following = _VISIBLE.search(text, end)
+    following = _NEXT.search(text, end)
     if following is not None and following[0].islower():
         return True
     return _SHORT.search(text[max(0, end - _NEAR) : end]) is not None

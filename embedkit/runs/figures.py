@@ -318,8 +318,7 @@ def shaded_table(
     left = max(text_width(shorten(name, 18)) for name in [first, *rows]) + 14
     width, height = min((WIDTH - left) / len(columns), 110.0), 26.0
     told = "; ".join(
-        f"{column}: {', '.join(f'{row} {text}' for row, (_, text) in cells.items())}"
-        for column, cells in columns.items()
+        f"{c}: {', '.join(t for _, t in cells.values())}" for c, cells in columns.items()
     )
     scene = Scene(
         left + width * len(columns), 26 + height * len(rows), title=title, description=told

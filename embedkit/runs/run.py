@@ -317,10 +317,8 @@ class ProbeRun(PredictionRun):
     @property
     def is_better(self) -> bool:
         """True if the choice is proven better than the last layer."""
-        if self.over_last is None:
-            return False
-        low, high = self.over_last.low, self.over_last.high
-        return high < 0 if self.metric in LOWER_IS_BETTER else low > 0
+        gain, lower = self.over_last, self.metric in LOWER_IS_BETTER
+        return gain is not None and (gain.high < 0 if lower else gain.low > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
