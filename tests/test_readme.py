@@ -69,26 +69,34 @@ def test_python_runs(workplace, monkeypatch):
         exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
 
 
-CELLS = json.loads((ROOT / "docs/notebook.ipynb").read_text("utf-8"))["cells"]
-CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
+def code_of(notebook):
+    cells = json.loads((ROOT / "docs" / notebook).read_text("utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("notebook", ["notebook.ipynb", "probing.ipynb"])
+def test_a_notebook_runs(tmp_path, monkeypatch, notebook):
     (tmp_path / "docs").mkdir()
     (tmp_path / "data").symlink_to(ROOT / "data")
     monkeypatch.chdir(tmp_path / "docs")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names: dict[str, Any] = {"__name__": "__main__"}
-    for cell in CODE:
+    for cell in code_of(notebook):
         exec(compile("".join(cell["source"]), "notebook", "exec"), names)
-    (report,) = tmp_path.glob("*/report.html")
-    assert names["result"].winner.name in report.read_text("utf-8")
+    if notebook == "notebook.ipynb":
+        (report,) = tmp_path.glob("*/report.html")
+        assert names["result"].winner.name in report.read_text("utf-8")
+    else:
+        assert names["content"].over_last is not None
+        assert names["frame"]["selectivity"].max() > 0
 
 
-def test_the_notebook_holds_the_outputs_of_one_execution():
-    assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
-    kinds = {output["output_type"] for cell in CODE for output in cell["outputs"]}
+@pytest.mark.parametrize("notebook", ["notebook.ipynb", "probing.ipynb"])
+def test_a_notebook_holds_the_outputs_of_one_execution(notebook):
+    code = code_of(notebook)
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
     assert kinds == {"execute_result"}
 
 

@@ -113,7 +113,7 @@ def _best_and_near(scores: Mapping[str, Score], metric: str) -> tuple[str, list[
 
 
 def _probe_finding(content: ProbeRun) -> str:
-    """What inner folds choose and what it gains over the last layer; the best single view."""
+    """What inner folds choose, its score, and what it gains over the last layer."""
     nested, metric = content.nested, content.metric
     text = f"{view_text(content.choice)}: {score_text(nested, metric, unit=True)}"
     if content.over_last is not None:
@@ -123,12 +123,7 @@ def _probe_finding(content: ProbeRun) -> str:
         if not content.is_better:
             text = f"nothing is proven better than the last layer; {text}"
     baseline = _against(content, metric, nested.majority, nested)
-    scores = {view.name: view.score for view in content.view_scores}
-    best, near = _best_and_near(scores, metric)
-    single = f"of single views {best} is best: {_score(metric, scores[best])}"
-    if near:
-        single += f"; {view_ranges(near)} {'are' if len(near) > 1 else 'is'} about as good"
-    return f"{text}\n{metric_name(metric)}, chosen without the test records: {baseline}\n{single}"
+    return f"{text}\nheld-out {metric_name(metric)}: {baseline}"
 
 
 def _score(metric: str, score: Score) -> str:
