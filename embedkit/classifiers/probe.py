@@ -202,7 +202,8 @@ def geometry_of(
     rows = np.random.default_rng(seed).permutation(first)[:_GEOMETRY_OF]
     if len(rows) < 3:
         return {}
-    curves, numbers = _curvatures(data, data.row[rows[:_CURVES_OF]]), {}
+    curves = _curvatures(data, data.row[rows[:_CURVES_OF]])
+    numbers: dict[str, dict[str, float]] = {}
     for name in method.names:
         pooling, layer = split_view(name)
         last = max((n for n in method.names if split_view(n)[0] == pooling), key=_layer)
@@ -266,11 +267,13 @@ def combinations_of(
     for pooling in dict.fromkeys(split_view(name)[0] for name in names):
         layers = [n for n in names if split_view(n)[0] == pooling and _layer(n) >= 0]
         layers.sort(key=_layer)
-        spans = [*pairwise(layers), *([layers[-4:]] if len(layers) > 3 else [])]
+        spans: list[Sequence[str]] = [*pairwise(layers)]
+        spans += [layers[-4:]] if len(layers) > 3 else []
         for span in spans if pooling not in _NOT_LINEAR else ():
             first, last = _layer(span[0]), _layer(span[-1])
-            if last - first + 1 == len(span):  # none is missing in between
-                name = f"{pooling}_sum_{first}to{last}"
+            name = f"{pooling}_sum_{first}to{last}"
+            # none is missing in between, and it is not stored
+            if last - first + 1 == len(span) and name not in names:
                 combinations.append(Candidate(name, tuple(span), "sum"))
         if logistic and len(layers) > 1 and view_bytes * len(layers) <= _MOST_BYTES:
             combinations.append(Candidate(f"{pooling}_mixture", tuple(layers), "mixture"))
@@ -359,7 +362,7 @@ class Candidates:
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
     def _fitted(self, fold: _Fold, candidate: Candidate, *, held_out: bool = False) -> Fitted:
-        """A pipeline fitted on the vectors of a candidate; the units need not have them."""
+        """A pipeline fitted on the vectors of a candidate."""
         units = replace(fold.units, inputs=partial(self.input, candidate))
         layers = len(candidate.views) if candidate.combination == "mixture" else 1
         settings = replace(self.settings, layers=layers)
@@ -378,7 +381,8 @@ class Candidates:
         again = clone(fitted.pipeline[-1])
         again.fit(before.transform(inputs(train)), self.control.y[train])
         random = predict_proba(again, before.transform(inputs(held_out)), self.control)
-        curve, units = [], replace(fold.units, inputs=inputs)
+        curve = list[Float64]()
+        units = replace(fold.units, inputs=inputs)
         order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
         fractions = self.curve[:-1] if candidate.name in self.names else ()

@@ -340,7 +340,7 @@ def _combined(layer: str, parts: Sequence[Float32]) -> Float32:
 
 def _mean_cosines(data: VectorData) -> dict[str, float]:
     """Mean cosine of any two words of a random sample, by layer."""
-    words, means = load(data.path, level="word"), {}
+    words, means = load(data.path, level="word"), dict[str, float]()
     chosen = np.ones(len(words), bool)
     if "segment" in words.columns:  # of pairs the first texts
         chosen = np.array(words.column("segment")) == 0

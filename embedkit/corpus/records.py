@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -190,8 +191,9 @@ class CorpusReader:
             return raw
         cells = [str(raw.cells[plan.keep.index(name) - len(plan.keep)]) for name in plan.spans]
         try:
-            pairs = [cells] if len(cells) == 2 else map(list_of, map(str, list_of(cells[0])))  # type: ignore[arg-type]
-            spans = tuple((int(str(start)), int(str(end))) for start, end in pairs)  # type: ignore[misc]
+            listed: Any = list_of(cells[0])  # None is not iterable
+            pairs: Any = [cells] if len(cells) == 2 else [list_of(str(pair)) for pair in listed]
+            spans = tuple((int(str(start)), int(str(end))) for start, end in pairs)
         except (TypeError, ValueError):
             detail = f"{' to '.join(cells)[:_EXCERPT]} is neither a span nor a list of them"
             raise BadRecordError("bad_span", detail) from None
