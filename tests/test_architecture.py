@@ -44,7 +44,7 @@ LAYERS = (
     "pipeline",
     "difference maps",
     "comparison",
-    "sklearn",
+    "mteb sklearn",
     "predict verification",
     "contexts sts",
     "search",

@@ -109,7 +109,7 @@ def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
     assert data._repr_html_().count("<tr>") == 1 + len(data.manifest.job.vectors.views)
     page = run._repr_html_()
     assert page.count("<tr>") == 1 + len(run.content.scores["cross_validation"])
-    assert shown[3]._repr_html_().count("<tr>") == 1 + len(shown[3].content.view_scores)
+    assert shown[3]._repr_html_().count("<tr>") == 1 + len(shown[3].to_frame())
     hits = embedkit.Searcher(data, device="cpu").texts(["<b>good"], k=2)[0]._repr_html_()
     assert hits.count("<tr>") == 3
     assert "<b>" not in hits

@@ -180,7 +180,7 @@ def test_figures_are_files_too(shared: Path, tmp_path: Path, kind: str) -> None:
     assert write_report(compared, tmp_path / "r.html") is None
     folder = write_report(compared, tmp_path / "r.html", figures=kind, overwrite=True)
     assert folder == tmp_path / "r.figures"
-    names = {"forest", "cost", "layers-1", "sure", "calibration", "training-1"}
+    names = {"forest", "cost", "layers-1", "geometry-1", "sure", "calibration", "training-1"}
     assert {p.name for p in folder.iterdir()} == {f"{name}.{kind}" for name in names}
     for file in folder.iterdir():
         content = file.read_bytes()

@@ -194,4 +194,91 @@ def test_a_span_of_each_text_is_its_only_word(tmp_path: Path) -> None:
         inside = (tokens.start < end) & (tokens.end > start) & ~tokens.special
         assert np.allclose(tokens.X[inside].mean(0), vector, atol=1e-5)
     with pytest.raises(UsageError, match="spans="):
-        CorpusOptions(spans=["start"])
+        CorpusOptions(spans=["start", "end", "more"])
+
+
+def check_means_of_tokens(folder: Path, layer: str) -> None:
+    """Each span has the mean of the token rows that it touches, added in order in float32."""
+    words, tokens = (embedkit.load(folder, level=w, view=layer) for w in ("word", "token"))
+    for row, start, end, vector in zip(words.row, words.start, words.end, words.X, strict=True):
+        inside = (tokens.row == row) & (tokens.start < end) & (tokens.end > start)
+        total = np.zeros_like(vector)
+        for token in tokens.X[inside]:
+            total += token
+        assert np.array_equal(total / np.float32(inside.sum()), vector)
+
+
+@pytest.mark.parametrize("on_long", ["truncate", "window"])
+def test_lists_of_spans_are_means_of_their_tokens(tmp_path: Path, on_long: str) -> None:
+    """To the last bit; from text and from typed lists; labels in the order of the spans."""
+    long = "good bus home " * 20
+    texts = ["the movie was badly good", "i was home", long, "nothing here"]
+    spans = [[[0, 9], [14, 24]], [[6, 10]], [[0, 8], [9, 30], [60, 101]], []]
+    labels = ["A B", "C", "D E F", ""]
+    frame = pd.DataFrame({"text": texts, "spans": spans, "kind": labels})
+    given: dict[str, Any] = {
+        "spans": "spans",
+        "word_label": "kind",
+        "layers": "0,2",
+        "tokens": True,
+        "max_length": 16,
+        "on_long": on_long,
+    }
+    data = extract_tiny(frame, tmp_path / "v", **given)
+    written = tmp_path / "c.tsv"
+    lines = (f"{t}\t{s}\t{k}" for t, s, k in zip(texts, spans, labels, strict=True))
+    written.write_text("\n".join(["text\tspans\tkind", *lines, ""]), "utf-8")
+    as_text = extract_tiny(written, tmp_path / "t", **given)
+    words = embedkit.load(data.out, level="word", view="2")
+    assert words.text[:3] == ["the movie", "badly good", "home"]
+    assert words.column("label")[:3] == ["A", "B", "C"]
+    same = embedkit.load(as_text.out, level="word", view="2")
+    assert np.array_equal(words.X, same.X)
+    assert words.text == same.text
+    for layer in ("0", "2"):
+        check_means_of_tokens(data.out, layer)
+
+
+@pytest.mark.parametrize(
+    ("spans", "detail"),
+    [
+        ("[[0, 3], [2, 5]]", "begins before 3"),
+        ("[[4, 8], [0, 3]]", "begins before 8"),
+        ("[[0, 99]]", "lies outside"),
+        ("[[3, 3]]", "lies outside"),
+        ("[[3, 4]]", "lies outside"),  # white space alone
+        ("[[0, 1, 2]]", "neither a span"),
+        ("[0, 3]", "neither a span"),
+        ("0 3", "neither a span"),
+        ("", "neither a span"),
+        ("[[0, null]]", "neither a span"),
+    ],
+)
+def test_what_is_no_list_of_spans_is_rejected(tmp_path: Path, spans: str, detail: str) -> None:
+    frame = pd.DataFrame({"text": ["the movie", "a bus"], "at": [spans, "[[0, 1]]"]})
+    data = extract_tiny(frame, tmp_path / "v", spans=["at"])
+    assert data.manifest.totals.rejected_by_reason == {"bad_span": 1}
+    assert detail in (data.out / "_embedkit" / "rejects.jsonl").read_text("utf-8")
+    assert embedkit.load(data.out, level="word").text == ["a"]
+
+
+def test_sentences_of_a_text_are_its_words(tmp_path: Path) -> None:
+    """A column of that name comes first; else texts are cut, and each part is a mean of tokens."""
+    texts = ["the movie was good. I was home! it rained", "a bus.\nA movie", "good"]
+    frame = pd.DataFrame({"text": texts})
+    data = extract_tiny(frame, tmp_path / "v", spans="sentences", tokens=True)
+    words = embedkit.load(data.out, level="word")
+    assert words.text == [
+        "the movie was good.",
+        "I was home! it rained",
+        "a bus.",
+        "A movie",
+        "good",
+    ]
+    assert words.row.tolist() == [0, 0, 1, 1, 2]
+    check_means_of_tokens(data.out, "2")
+    again = extract_tiny(frame, tmp_path / "w", spans="sentences", reuse=[data.out])
+    assert np.array_equal(embedkit.load(again.out, level="word").X, words.X)
+    frame["sentences"] = ["[[0, 3]]", "[]", "[[0, 4]]"]
+    named = extract_tiny(frame, tmp_path / "n", spans="sentences")
+    assert embedkit.load(named.out, level="word").text == ["the", "good"]

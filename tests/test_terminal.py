@@ -139,15 +139,15 @@ def test_long_commands_can_be_pasted(terminal: Callable[[int], None]) -> None:
 ANSWERS = {
     "train v --view mean_6 --out logreg": "accuracy",
     "train v --features tfidf --out tfidf": "accuracy",
-    "probe v --out probe": "is best",
+    "probe v --out probe": "the last layer",
     "finetune data/reviews_en.tsv --epochs 1 --folds 2 --limit 80 --max-length 32": "accuracy",
     "compare logreg tfidf probe --report page.html": "layer",
     "info v": "suitable for search",
     "info logreg": "accuracy",
-    "info probe": "is best",
+    "info probe": "the last layer",
     "info all-MiniLM-L6-v2": "BertModel, 6 layers",
     "words w bank": "6 uses of bank",
-    'words bank --text "He robbed the bank." --text "A river bank."': "cannot be grouped",
+    'words bank --text "He robbed the bank." --text "A river bank."': "their cosine is",
     "doctor": "works here",
 }
 """Commands, and what the first line of their output says."""

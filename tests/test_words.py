@@ -1,4 +1,4 @@
-"""Words in context: where they stand, whose vectors they get, clusters."""
+"""Words in context: where they stand, whose vectors they get, how alike they are."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from unicodedata import normalize
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics.pairwise import cosine_similarity
 
-import embedkit
 from embedkit.contexts.uses import (
-    EDGES,
     Use,
     UseVectors,
     describe_uses,
@@ -156,7 +153,7 @@ def test_a_record_may_go_on_in_the_next_row_group(
             for i in range(len(table.row)):
                 one = slice(i, i + 1)
                 layers = {name: values[one] for name, values in table.layers.items()}
-                yield words.LayerTable(table.row[one], table.spans[one], None, layers)
+                yield words.LayerTable(table.row[one], table.spans[one], layers)
 
     monkeypatch.setattr(words, "layer_tables", line_by_line)
     parts = uses_in_dataset(folder / "tokens", word)
@@ -194,18 +191,15 @@ def uses_of(groups: list[list[float]], copies: int) -> UseVectors:
     return UseVectors(uses, {"1": np.ones_like(vectors), "2": vectors}, 0)
 
 
-def test_clusters_are_found_and_described() -> None:
-    found = uses_of([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 5)
-    report = describe_uses(found, "text")
-    assert sorted(np.bincount(report.clusters).tolist()) == [5, 5, 5]
-    for start in (0, 5, 10):
-        assert len(set(report.clusters[start : start + 5].tolist())) == 1
-    last = report.layers[-1]
-    assert last.layer == "2"
-    assert last.within > 0.99
-    assert abs(last.between) < 0.1
-    assert report.layers[0].cosine == pytest.approx(1)
-    assert all(report.clusters[i] == c for c, some in enumerate(report.examples) for i in some)
+def test_uses_are_compared_layer_by_layer() -> None:
+    report = describe_uses(uses_of([[1, 0, 0], [0, 1, 0]], 5), "text")
+    unit = uses_of([[1, 0, 0], [0, 1, 0]], 5).vectors["2"]
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    pairs = (unit @ unit.T)[~np.eye(10, dtype=bool)]
+    first, last = report.layers
+    assert (first.layer, last.layer) == ("1", "2")
+    assert first.cosine == pytest.approx(1)
+    assert last.cosine == pytest.approx(pairs.mean(), rel=1e-6)
     assert np.allclose(np.diag(report.cosines), 1, atol=1e-5)
 
 
@@ -231,11 +225,9 @@ def test_any_two_words_are_of_the_whole_table(tmp_path: Path) -> None:
         assert layer.others == pytest.approx(pairs.mean(), abs=1e-5)
 
 
-def test_one_cluster_where_there_is_one() -> None:
+def test_a_single_use_has_no_cosine() -> None:
     report = describe_uses(uses_of([[1, 0, 0]], 1), "text")
-    assert report.clusters.tolist() == [0]
-    two = describe_uses(uses_of([[1, 0, 0], [0, 1, 0]], 3), "text", clusters=1)
-    assert two.clusters.tolist() == [0] * 6
+    assert np.isnan(report.layers[0].cosine)
     with pytest.raises(UsageError, match="layer='7': expected one of 1, 2"):
         describe_uses(uses_of([[1, 0, 0]], 1), "text", layer=LayerSpec((7,)))
 
@@ -249,24 +241,6 @@ def test_stored_layers_are_combined(folder: Path, layer: str) -> None:
     assert report.layer == direct.layer == spec.name
     assert np.allclose(report.cosines, direct.cosines, atol=1e-5)
     assert [one.layer for one in report.layers] == ["0", "1", "2", spec.name]
-    assert report.neighbours
-
-
-def test_neighbours_are_the_words_nearest_to_a_cluster(folder: Path) -> None:
-    """Each form once, without marks around it, and none that begins with the word itself."""
-    report = describe_uses(uses_in_dataset(folder / "both", "bus"), "bus", clusters=1)
-    words = embedkit.load(folder / "both", level="word", view="2")
-    center = uses_in_dataset(folder / "both", "bus").vectors["2"]
-    center = (center / np.linalg.norm(center, axis=1, keepdims=True)).mean(axis=0, keepdims=True)
-    best: dict[str, float] = {}
-    for text, cosine in zip(words.text, cosine_similarity(words.X, center)[:, 0], strict=True):
-        form = text.casefold().strip(EDGES)
-        if form and not form.startswith("bus"):
-            best[form] = max(best.get(form, -1.0), float(cosine))
-    (near,) = report.neighbours
-    cosines = sorted(best.values(), reverse=True)[:8]
-    assert [n.cosine for n in near] == pytest.approx(cosines, abs=1e-5)
-    assert all(best[n.word] == pytest.approx(n.cosine, abs=1e-5) for n in near)
 
 
 # the command
@@ -275,14 +249,14 @@ def test_neighbours_are_the_words_nearest_to_a_cluster(folder: Path) -> None:
 def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     model = ("--model", tiny_model())
     shown = invoke("words", folder / "both", "배").output
-    assert "3 uses of 배, layer 2" in shown
+    assert "3 uses of 배: mean cosine of two is" in shown
     assert "추석에 먹은 [배]가 맛있었다." in shown
     assert "any two words" in invoke("words", folder / "both", "배", "--all").output
     assert invoke("words", folder / "both", "배", "--layer", "-1").output == shown
     assert "nan" not in invoke("words", "bus", "--text", "the bus home", *model).output
     texts = ("bus", "--text", "the bus home", "--text", "a bus !", *model)
     said = invoke("words", *texts)
-    assert re.search(r"2 uses of bus .* cosine is [\d.−]+ at layer 2", said.output)
+    assert re.search(r"2 uses of bus: their cosine is [\d.−]+ at layer 2", said.output)
     found = json.loads(invoke("words", *texts, "--json").stdout)
     assert np.shape(found["cosines"]) == (2, 2)
 

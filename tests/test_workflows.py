@@ -193,26 +193,37 @@ def test_commands_and_options_of_every_page_exist(page: Path) -> None:
             assert options <= known[line.split()[1]], line
 
 
-CELLS = json.loads((ROOT / "docs/notebook.ipynb").read_text("utf-8"))["cells"]
-CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
+NOTEBOOKS = ("notebook.ipynb", "probing.ipynb")
+
+
+def code_of(notebook: str) -> list[dict[str, Any]]:
+    cells = json.loads((DOCS / notebook).read_text("utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_a_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notebook: str) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "data").symlink_to(ROOT / "data")
     monkeypatch.chdir(tmp_path / "docs")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names: dict[str, Any] = {"__name__": "__main__"}
-    for cell in CODE:
+    for cell in code_of(notebook):
         exec(compile("".join(cell["source"]), "notebook", "exec"), names)
-    (report,) = tmp_path.glob("*/report.html")
-    assert names["result"].winner.name in report.read_text("utf-8")
+    if notebook == "notebook.ipynb":
+        (report,) = tmp_path.glob("*/report.html")
+        assert names["result"].winner.name in report.read_text("utf-8")
+    else:
+        assert names["content"].over_last is not None
+        assert names["frame"]["selectivity"].max() > 0
 
 
-def test_the_notebook_holds_the_outputs_of_one_execution() -> None:
-    assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
-    kinds = {output["output_type"] for cell in CODE for output in cell["outputs"]}
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_a_notebook_holds_the_outputs_of_one_execution(notebook: str) -> None:
+    code = code_of(notebook)
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
     assert kinds == {"execute_result"}
 
 
