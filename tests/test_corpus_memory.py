@@ -183,7 +183,8 @@ def test_every_command_reads_addresses_alike(tmp_path: Path, serve: Callable[...
     rows = "".join(f"good film {i}\t{'ab'[i % 2]}\n" for i in range(20))
     (tmp_path / "c.tsv").write_text(f"text\tlabel\n{rows}", "utf-8")
     run(tmp_path / "c.tsv", folder)
-    files = {f"/{p.relative_to(tmp_path)}": p.read_bytes() for p in tmp_path.rglob("*.*")}
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = {f"/{path.relative_to(tmp_path)}": path.read_bytes() for path in paths}
     server = f"http://{serve(files)}"
     given: dict[str, Any] = {"features": "tfidf", "folds": 2}
     model = str(tiny_model())
