@@ -293,7 +293,7 @@ def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
 def test_blends_are_written(tmp_path: Path) -> None:
     paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=60, test=10)
     compared = compare(paths)
-    made = compared.chosen_blend("mean")
+    made = compared.blends["mean"]
     assert write_blend(made, tmp_path / "b.tsv") == 60
     table = pd.read_csv(tmp_path / "b.tsv", sep="\t", dtype={"label": str, "fold": str})
     assert list(table.columns) == ["row", "id", "fold", "label", "proba_0", "proba_1"]
@@ -304,8 +304,6 @@ def test_blends_are_written(tmp_path: Path) -> None:
         write_blend(made, tmp_path / "b.tsv")
     with pytest.raises(UsageError, match=r"b\.xlsx"):
         write_blend(made, tmp_path / "b.xlsx")
-    with pytest.raises(UsageError, match="blend"):
-        compare(paths[:1]).chosen_blend("mean")
     with pytest.raises(UsageError, match="blend"):
         blend("best", [run.predictions for run in compared.runs])
 
@@ -328,7 +326,7 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
         )
         files.append(tmp_path / f"{number}.tsv")
         frame.to_csv(files[-1], sep="\t", index=False)
-    made = compared.chosen_blend(kind)
+    made = compared.blends[kind]
     write_blend(made, tmp_path / "s.parquet", answers=files)
     found = pd.read_parquet(tmp_path / "s.parquet")
     assert list(found["id"]) == [f"n{i}" for i in range(40)]

@@ -139,7 +139,7 @@ def test_the_choice_of_a_probe_is_a_candidate(tmp_path: Path) -> None:
     assert best.method == found.winner
     assert "layer 1, mean" in best.title
     assert (found.rows[0].name, best.gain) == ("probe", found.winner.to_baseline)
-    assert found.chosen_blend("best").name in ("one", "two", "blend: mean")  # a probe has no model
+    assert found.blend_to_use().name in ("one", "two", "blend: mean")  # a probe has no model
     assert set(found.blends) == {"mean", "stacked"}
     assert {blend.runs for blend in found.blends.values()} == {2}
     # a little better is paired like everything else, not proven, and costs more to fit
@@ -153,7 +153,7 @@ def test_a_probe_is_compared_with_runs_on_the_same_records(tmp_path: Path) -> No
     alone = compare([probed(tmp_path / "probe", 0.9, n=100)])
     assert alone.winner.name == "probe"
     with pytest.raises(UsageError, match="probe"):
-        alone.chosen_blend("best")
+        alone.blend_to_use()
     with pytest.raises(MismatchError, match="probe"):
         compare([path, tmp_path / "probe"])  # of other records
 
@@ -179,7 +179,7 @@ def test_what_fails_on_the_test_set_is_not_recommended(tmp_path: Path) -> None:
     assert "sharp" in fails.selection.failed
     assert fails.selection.useful
     assert "test set: 30.0 %" in advice.reason
-    assert fails.chosen_blend("best").name == "robust"
+    assert fails.blend_to_use().name == "robust"
     blend = next(one for one in advice.decisions if one.question == "Blend")
     assert (blend.answer, blend.why) == ("no", "fails on the test set")
     # a little worse on the test set proves nothing: the folds decide
@@ -267,7 +267,7 @@ def test_the_same_winner_everywhere(tmp_path: Path, kind: str) -> None:
     assert data["recommendation"]["method"]["name"] == name
     # also where the first row is of a probe, which does not predict the test set
     assert ('id="table-test"' in page) == (kind == "test")
-    written = found.chosen_blend("best").name
+    written = found.blend_to_use().name
     assert written == (name if found.winner.kind != "probe" else found.selection.with_model)
     assert f", {written}" in said.output
 

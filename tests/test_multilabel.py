@@ -185,7 +185,7 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     scores = reported_scores(read_predictions(folder / "run", tuple(WORDS)), seed=0)
     assert found.row("run").scores["lrap"].value == scores["cross_validation"]["lrap"].value
     with pytest.raises(UsageError, match="multilabel"):
-        found.chosen_blend("mean")
+        found.blend_to_use()
     write_report(found, tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text("utf-8")
     assert "confusion matrix is not available" in html

@@ -23,7 +23,7 @@ from tests.run_fixtures import random_runs, write_fake_run
 
 def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
-    made = compare(paths).chosen_blend("mean")
+    made = compare(paths).blends["mean"]
     write_blend(made, tmp_path / "all.csv")
     every = pd.read_csv(tmp_path / "all.csv", dtype=str)
     assert len(every) == 60
@@ -36,7 +36,7 @@ def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> 
     assert found["judgement"].tolist() == tested["label"].tolist()
     none, _, _ = random_runs(tmp_path / "none", ["a", "b"], n=60)
     with pytest.raises(UsageError, match="submission="):
-        write_blend(compare(none).chosen_blend("mean"), tmp_path / "no.csv", submission=form)
+        write_blend(compare(none).blends["mean"], tmp_path / "no.csv", submission=form)
     assert not (tmp_path / "no.csv").exists()
     for wrong in ("id", "id,label,more", "id,", "a,a"):
         with pytest.raises(UsageError, match="submission="):
@@ -64,7 +64,7 @@ def test_the_submission_is_that_of_the_winner(tmp_path: Path, strength: float) -
         tmp_path, ["a", "b", "c"], n=200, test=40, inner=True, strength=strength
     )
     found = compare(paths)
-    made = found.chosen_blend("best")
+    made = found.blend_to_use()
     assert made.name == found.winner.name
     own = found.predictions[made.name]
     write_blend(made, tmp_path / "s.csv", submission=("id", "label"))

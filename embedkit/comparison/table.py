@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from embedkit import storage
-from embedkit.choices import BEST_BLEND, BLENDS, PREFERENCES, check_choice
+from embedkit.choices import BLENDS, PREFERENCES, check_choice
 from embedkit.comparison.blend import Blend, blend
 from embedkit.comparison.load import (
     FOREIGN,
@@ -206,26 +206,19 @@ class Compared:
             )
         return pd.DataFrame(rows).set_index("method")
 
-    def chosen_blend(self, kind: str) -> Blend:
-        """Return a blend by its kind, or for ``best`` the method to use, maybe a single run."""
+    def blend_to_use(self) -> Blend:
+        """Return the method to use as a blend, in which a single run may have all the weight."""
         if self.records.of_sets:
             raise UsageError("runs with task='multilabel' cannot be blended.")
-        if kind == BEST_BLEND:
-            name = self.selection.with_model
-            if found := next((one for one in self.blends.values() if one.name == name), None):
-                return found
-            models = {run.name: (i, run) for i, run in enumerate(self.models)}
-            if name not in models:
-                raise UsageError("a probe holds no model to predict with. Give a run of train.")
-            index, run = models[name]  # a blend that the others have no weight in
-            threshold = run.content.threshold
-            return Blend(
-                name, run.predictions, len(models), True, threshold, lambda given: given[index]
-            )
-        check_choice(BLENDS, blend=kind)
-        if not self.blends:
-            raise UsageError("one run cannot be blended. Give two or more.")
-        return self.blends[kind]
+        name = self.selection.with_model
+        if found := next((one for one in self.blends.values() if one.name == name), None):
+            return found
+        models = {run.name: (i, run) for i, run in enumerate(self.models)}
+        if name not in models:
+            raise UsageError("a probe holds no model to predict with. Give a run of train.")
+        index, run = models[name]
+        cut = run.content.threshold
+        return Blend(name, run.predictions, len(models), True, cut, lambda given: given[index])
 
 
 @dataclass(frozen=True, slots=True)
