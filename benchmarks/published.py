@@ -154,7 +154,7 @@ def score_of(task: Task, folder: Path, encoder: embedkit.Encoder) -> float:
                 out=Path(made, str(number)),
                 text=text,
                 label=label,
-                model=encoder.checkpoint.folder,
+                model=str(encoder.checkpoint.folder),
             ).out
             for number, file in enumerate(task.files)
         ]

@@ -177,7 +177,7 @@ def unit_vectors(X: NDArray[Any]) -> Float64:
     return X / np.where(lengths > 0, lengths, 1)
 
 
-def _entropy(values: Float64) -> float:
+def _entropy(values: NDArray[Any]) -> float:
     """The entropy of values from 0 on as parts of their sum, in nats."""
     values = values[values > 0]
     parts = values / values.sum()
