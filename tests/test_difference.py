@@ -199,7 +199,7 @@ def test_equal_vectors_in_every_kind_of_file(bench: Bench, tmp_path: Path, name:
     FILES[name](tmp_path / name, ours)
     answer = invoke("diff", bench["plain"], tmp_path / name)
     assert answer.stdout.startswith(f"the same vectors: all {len(RECORDS)} records have the same")
-    assert answer.returncode == 0
+    assert answer.exit_code == 0
 
 
 def test_missing_records_are_counted(bench: Bench, tmp_path: Path) -> None:
