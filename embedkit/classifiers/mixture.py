@@ -55,14 +55,8 @@ class LayerMixture(LogisticRegression):  # type: ignore[misc]
         weights = _fitted_weights(stacked, y, self.C) if self.layers > 1 else np.ones(1)
         super().fit(_mixed(weights, stacked), y)
         self.weights_ = weights
-<<<<<<< HEAD
-        self.coef_: NDArray[Any] = np.hstack(
-            [weight * self.coef_ for weight in weights.astype(X.dtype)]
-        )
-=======
         coef: NDArray[Any] = self.coef_  # type: ignore[has-type]
         self.coef_ = np.hstack([weight * coef for weight in weights.astype(X.dtype)])
->>>>>>> r3-layers
         self.n_features_in_ = X.shape[1]
         return self
 

@@ -361,11 +361,7 @@ class Candidates:
         """The vectors ``(n, width)`` of a candidate."""
         parts = [self.vectors(view)[index] for view in candidate.views]
         if candidate.combination == "sum":
-<<<<<<< HEAD
-            return np.asarray(np.sum(parts, axis=0, dtype=np.float32))
-=======
             return np.asarray(np.sum(parts, axis=0), np.float32)
->>>>>>> r3-layers
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
     def _fitted(self, fold: _Fold, candidate: Candidate, *, held_out: bool = False) -> Fitted:
