@@ -22,13 +22,13 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "code lines of embedkit/": 22_500,
+    "code lines of embedkit/": 22_700,
     "modules of embedkit/": 110,
     "code lines of the longest module": 700,
     "functions of more than 80 code lines": 0,
     "functions that use more than 25 names of the package": 3,
     "dataclasses": 144,
-    "options of all commands": 222,
+    "options of all commands": 224,
     "code lines of tests/": 17_500,
 }
 """Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is
