@@ -167,7 +167,9 @@ FILES: dict[str, Callable[[Path, Floats], object]] = {
     "order.npy": lambda path, X: np.save(path, X),
     "lists.parquet": lambda path, X: _lists(X).to_parquet(path),
     "lists.csv": lambda path, X: _lists(X).to_csv(path, index=False),
-    "lists.jsonl": lambda path, X: _lists(X).to_json(path, orient="records", lines=True),
+    "lists.jsonl": lambda path, X: _lists(X).to_json(
+        path, orient="records", lines=True, double_precision=15
+    ),
     "numbers.parquet": lambda path, X: _numbers(X).to_parquet(path),
     "numbers.csv": lambda path, X: _numbers(X).to_csv(path, index=False),
     "numbers.tsv": lambda path, X: _numbers(X).to_csv(path, index=False, sep="\t"),
@@ -199,7 +201,7 @@ def test_equal_vectors_in_every_kind_of_file(bench: Bench, tmp_path: Path, name:
     FILES[name](tmp_path / name, ours)
     answer = invoke("diff", bench["plain"], tmp_path / name)
     assert answer.stdout.startswith(f"the same vectors: all {len(RECORDS)} records have the same")
-    assert answer.returncode == 0
+    assert answer.exit_code == 0
 
 
 def test_missing_records_are_counted(bench: Bench, tmp_path: Path) -> None:
