@@ -46,6 +46,7 @@ from embedkit.storage import Seed
 from embedkit.sts import PairSimilarity
 from embedkit.types import AnyPath
 from embedkit.types import ProgressCallback
+from embedkit.units.units import Labels
 from embedkit.verification import Verification
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,7 @@ def probe(
     out: str | Path | None = ...,
     view: str | Sequence[str] | None = ...,
     level: RunLevel = ...,
+    label: Labels = ...,
     estimator: str | None = ...,
     task: Task = ...,
     label_separator: str = ...,
@@ -258,7 +260,6 @@ def probe(
     text: str | None = ...,
     text_pair: str | None = ...,
     id: str | None = ...,
-    label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
     spans: Sequence[str] = ...,
@@ -350,6 +351,7 @@ def train(
     out: str | Path | None = ...,
     view: str | Sequence[str] | None = ...,
     level: RunLevel = ...,
+    label: Labels = ...,
     estimator: str | None = ...,
     features: Features = ...,
     task: Task = ...,
@@ -367,7 +369,6 @@ def train(
     text: str | None = ...,
     text_pair: str | None = ...,
     id: str | None = ...,
-    label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
     spans: Sequence[str] = ...,
