@@ -167,7 +167,9 @@ FILES: dict[str, Callable[[Path, Floats], object]] = {
     "order.npy": lambda path, X: np.save(path, X),
     "lists.parquet": lambda path, X: _lists(X).to_parquet(path),
     "lists.csv": lambda path, X: _lists(X).to_csv(path, index=False),
-    "lists.jsonl": lambda path, X: _lists(X).to_json(path, orient="records", lines=True),
+    "lists.jsonl": lambda path, X: _lists(X).to_json(
+        path, orient="records", lines=True, double_precision=15
+    ),
     "numbers.parquet": lambda path, X: _numbers(X).to_parquet(path),
     "numbers.csv": lambda path, X: _numbers(X).to_csv(path, index=False),
     "numbers.tsv": lambda path, X: _numbers(X).to_csv(path, index=False, sep="\t"),

@@ -420,6 +420,7 @@ def _diff_text(found: Diff) -> str:
     lines = [_diff_finding(found), *(f"{n:12}{fact}" for n, fact in facts.items() if fact)]
     everything = asked_for_all()
     tried = found.explanations if everything else found.explanations[:_TRIED]
+    tried = tried if len(tried) > 1 else ()  # one alone is the answer
     lines += [f"tried       {one.distance:.1e} with {_settings_text(one)}" for one in tried]
     rows = [
         {"row": row["row"], "id": row["id"], "cosine": number_text(row["cosine"])}
