@@ -22,7 +22,7 @@ from embedkit.errors import UsageError
 from embedkit.finetuning.model import EncoderWithHead, build_model, freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
 from tests.finetune_fixtures import check_test_set, corpus_of, predictions, tuned
-from tests.models import TEXTS, Tiny, check_near
+from tests.models import TEXTS, Tiny, check_near, slow
 from tests.store_fixtures import tiny_model
 
 quiet_transformers()
@@ -40,7 +40,7 @@ def plain_of(checkpoint: Checkpoint) -> PlainModel:
     return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
 
 
-@pytest.mark.parametrize("model", [str(tiny_model()), DEFAULT_MODEL], ids=["tiny", "minilm"])
+@pytest.mark.parametrize("model", [str(tiny_model()), *slow(DEFAULT_MODEL)], ids=["tiny", "minilm"])
 def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
     ours, texts, pad_id = built(model, head="pooler", n_outputs=3)
     theirs = BertForSequenceClassification.from_pretrained(

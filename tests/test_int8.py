@@ -63,6 +63,7 @@ def test_a_text_has_the_same_bits_in_any_company(
     assert distance(together["mean_3"], exact["mean_3"]).min() > 1e-4
 
 
+@pytest.mark.slow
 def test_minilm_keeps_its_neighbours(minilm: Encoder) -> None:
     encoder = Encoder.load(device="cpu", precision="int8")
     ours, exact = (e.encode(TEXTS, normalize_embeddings=True) for e in (encoder, minilm))

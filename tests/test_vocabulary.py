@@ -18,7 +18,7 @@ from embedkit.finetuning.model import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
 from embedkit.units.target import Target
-from tests.models import TEXTS, Tiny
+from tests.models import TEXTS, Tiny, slow
 from tests.test_heads import plain_of
 
 SOME = [text for text in TEXTS if text.strip()]
@@ -60,9 +60,8 @@ def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) ->
     [
         ("bert", {}),
         ("roberta", {}),
-        ("albert", {}),
-        ("deberta-v2", {}),
         ("modernbert", {}),
+        *slow(("albert", {}), ("deberta-v2", {})),
         ("bert", {"freeze_layers": "1"}),
         ("bert", {"lora": 2}),
     ],
