@@ -18,8 +18,8 @@ from embedkit.finetuning.model import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
 from embedkit.units.target import Target
+from tests.finetuning.test_heads import plain_of
 from tests.models import TEXTS, Tiny, slow
-from tests.test_heads import plain_of
 
 SOME = [text for text in TEXTS if text.strip()]
 TRAIN, VALID = np.arange(8), np.array([8, 9])  # the others are held out

@@ -41,7 +41,7 @@ def test_no_sum_of_the_full_range_overflows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ["AVX2", "SSE41"])
 def test_nor_does_one_of_an_older_processor(isa: str) -> None:
-    code = "from tests.test_int8 import *; print(*map(wrong_sums, WIDTHS))"
+    code = "from tests.encoding.test_int8 import *; print(*map(wrong_sums, WIDTHS))"
     done = program(sys.executable, "-c", code, cwd=ROOT, ONEDNN_MAX_CPU_ISA=isa)
     assert done.stdout.split() == ["0", "0", "0"], done.stderr
 
