@@ -20,7 +20,8 @@ import embedkit
 from embedkit import storage
 from embedkit.corpus.memory import input_files
 from embedkit.errors import MismatchError, UsageError
-from tests.store_fixtures import ROWS, begin, manifest_of, run, tree
+from embedkit.predict import predict_file
+from tests.store_fixtures import ROWS, begin, manifest_of, run, tiny_model, tree
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -174,6 +175,29 @@ def test_files_at_addresses(
     for address in (f"{server}/none.tsv", "memory://none", "s3://bucket/c.tsv", *others):
         with pytest.raises(UsageError, match=address[:7]), input_files(address):
             pass
+
+
+def test_every_command_reads_addresses_alike(tmp_path: Path, serve: Callable[..., str]) -> None:
+    """A corpus or a dataset, to fit, to test, to split or to predict."""
+    folder = tmp_path / "data"
+    rows = "".join(f"good film {i}\t{'ab'[i % 2]}\n" for i in range(20))
+    (tmp_path / "c.tsv").write_text(f"text\tlabel\n{rows}", "utf-8")
+    run(tmp_path / "c.tsv", folder)
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = {f"/{path.relative_to(tmp_path)}": path.read_bytes() for path in paths}
+    server = f"http://{serve(files)}"
+    given: dict[str, Any] = {"features": "tfidf", "folds": 2}
+    model = str(tiny_model())
+    embedkit.train(folder, out=tmp_path / "0", **given, test=folder)
+    embedkit.train(f"{server}/c.tsv?raw=1", out=tmp_path / "1", model=model, **given, test=folder)
+    embedkit.train(f"{server}/data", out=tmp_path / "2", test=f"{server}/data", **given)
+    made = [(tmp_path / f"{number}/predictions.parquet").read_bytes() for number in range(3)]
+    assert made[0] == made[1] == made[2]
+    assert len(embedkit.split(f"{server}/data", folds=2).row) == 20
+    for number, name in enumerate(("c.tsv", "data")):
+        out = tmp_path / f"{number}.tsv"
+        predict_file(tmp_path / "0", f"{server}/{name}", out=out)
+        assert out.read_bytes() == (tmp_path / "0.tsv").read_bytes()
 
 
 @pytest.mark.parametrize(

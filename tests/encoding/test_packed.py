@@ -28,7 +28,16 @@ from embedkit.encoding.packed import KERNELS, PackedModel, fastest
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from embedkit.errors import ModelError
-from tests.models import FAMILIES, TEXTS, EncoderOf, Tiny, build_bert, needs_plain_bf16, slow
+from tests.models import (
+    FAMILIES,
+    TEXTS,
+    EncoderOf,
+    Tiny,
+    build_bert,
+    check_near,
+    needs_plain_bf16,
+    slow,
+)
 
 PADDED = ("deberta", "deberta-v2", "longformer")
 """Families whose attention transformers does not let others compute."""
@@ -64,7 +73,8 @@ def states(
     found: dict[int, Any] = {}
 
     def keep(layer: int, hidden: torch.Tensor) -> None:
-        found[layer] = hidden.float().numpy().copy()
+        kept = hidden if hidden.dtype == torch.float64 else hidden.float()
+        found[layer] = kept.numpy().copy()
 
     model.forward(batch, layers or range(model.n_layers + 1), keep, first_only=first_only)
     return found
@@ -113,6 +123,10 @@ def test_fp32_on_cuda_is_whole_and_the_switch_is_set_back(monkeypatch: pytest.Mo
     assert older.allow_tf32 is True
 
 
+def in_float64(checkpoint: Checkpoint) -> PlainModel:
+    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float64)
+
+
 def far(ours: Any, theirs: Any) -> float:
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
@@ -135,12 +149,11 @@ def test_every_layer_for_every_mix_of_lengths(
     models: tuple[PackedModel, PlainModel, Checkpoint],
 ) -> None:
     ours, plain, checkpoint = models
-    for lengths in LENGTHS:
-        batch = batch_of(lengths, int(checkpoint.config["vocab_size"]))
-        theirs = states(plain, batch)
-        for layer, hidden in states(ours, batch).items():
-            assert hidden.shape == (sum(lengths), ours.width)
-            assert far(hidden, theirs[layer]) <= 1e-5
+    all_models = (ours, plain, in_float64(checkpoint))
+    batches = [batch_of(lengths, int(checkpoint.config["vocab_size"])) for lengths in LENGTHS]
+    found = [[states(model, batch) for batch in batches] for model in all_models]
+    for layer in range(ours.n_layers + 1):
+        check_near(*(np.concatenate([each[layer] for each in of_model]) for of_model in found))
 
 
 @pytest.mark.parametrize("first_only", [False, True])
@@ -167,18 +180,22 @@ def test_a_text_has_the_same_bits_in_any_company(
 def test_the_first_tokens_of_the_last_layer_alone(
     models: tuple[PackedModel, PlainModel, Checkpoint],
 ) -> None:
+    exact = in_float64(models[2])
     for model in models[:2]:
+        vectors: dict[int, list[Any]] = {0: [], 1: [], model.n_layers: []}
         for lengths in LENGTHS:
             batch = batch_of(lengths, int(models[2].config["vocab_size"]))
-            whole = states(model, batch)
-            for top in (0, 1, model.n_layers):
+            whole, truth = states(model, batch), states(exact, batch)
+            for top, rows in vectors.items():
                 layers = sorted({0, top})
                 found = states(model, batch, layers, first_only=True)
                 assert list(found) == layers
                 starts = batch.offsets[:-1].numpy()
-                assert far(found[top], whole[top][starts]) <= 1e-5
+                rows.append((found[top], whole[top][starts], truth[top][starts]))
                 if top:
                     assert np.array_equal(found[0], whole[0])
+        for rows in vectors.values():
+            check_near(*map(np.concatenate, zip(*rows, strict=True)))
 
 
 def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
@@ -256,7 +273,7 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     def wrong(query: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.zeros_like(query)
 
-    _, plain, _ = both(str(tiny_bert))
+    _, plain, checkpoint = both(str(tiny_bert))
     monkeypatch.setattr(
         packed_module, "attention_kinds", lambda *_: ("varlen", "efficient", "runs")
     )
@@ -266,7 +283,7 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == "runs"
     batch = batch_of((30, 7, 7), 40)
-    assert far(states(chosen, batch)[3], states(plain, batch)[3]) <= 1e-5
+    check_near(*(states(one, batch)[3] for one in (chosen, plain, in_float64(checkpoint))))
     assert ["varlen" in notes[0], "efficient" in notes[1]] == [True, True]
     monkeypatch.setitem(KERNELS, "runs", refuse)
     notes.clear()
@@ -286,7 +303,7 @@ def test_a_text_that_spells_the_padding_token(encoder_of: EncoderOf) -> None:
     pad = encoder.tokenizer.pad_id
     ids = torch.tensor([0, 5, pad, pad, 6, 2, 0, pad, 7, 2])
     batch = PackedBatch.of(ids, torch.zeros_like(ids), (6, 4))
-    ours, theirs = states(encoder.model, batch), states(plain.model, batch)
+    models = (encoder.model, plain.model, in_float64(encoder.checkpoint))
     # the plain forward masks nothing but its own padding, as the packed one does
-    for layer, hidden in ours.items():
-        assert far(hidden, theirs[layer]) <= 1e-5
+    for hidden in zip(*(states(model, batch).values() for model in models), strict=True):
+        check_near(*hidden)
