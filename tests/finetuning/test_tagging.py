@@ -26,10 +26,10 @@ from embedkit.runs.metrics import Entities
 from embedkit.runs.predictions import Predictions, metrics_of, read_predictions
 from embedkit.runs.split import read_split
 from tests.finetune_fixtures import TINY, finetuned
+from tests.finetuning.test_heads import plain_of
 from tests.models import check_near
+from tests.runs.test_word_runs import extract
 from tests.store_fixtures import extract_tiny, tiny_model
-from tests.test_heads import plain_of
-from tests.test_word_runs import extract
 from tests.word_fixtures import write_treebank
 
 UPOS = CorpusOptions(word_label="upos")

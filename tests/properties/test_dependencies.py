@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib.metadata import packages_distributions, requires, version
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-ROOT = Path(__file__).parents[1]
+from tests.processes import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 NEEDS = [Requirement(line) for line in PROJECT["dependencies"]]
 OWNERS = packages_distributions()

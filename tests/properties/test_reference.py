@@ -24,6 +24,6 @@ def test_page_is_up_to_date(name: str) -> None:
 
 def test_named_tests_exist() -> None:
     page = (ROOT / "docs/reliability.md").read_text("utf-8")
-    files = re.findall(r"`(tests/\w+\.py)`", page)
+    files = re.findall(r"`(tests/[\w/]+\.py)`", page)
     assert files
     assert [file for file in files if not (ROOT / file).is_file()] == []

@@ -3,7 +3,7 @@
 They run where there is no GPU, and find what needs none to be found: a kernel that a version of
 torch does not have, operands of different types or devices, and a host that would have to wait for
 the device, which a fake tensor cannot do. Kernels' own limits, and numbers, need a GPU
-(``tests/test_gpu.py``).
+(``tests/encoding/test_gpu.py``).
 """
 
 from __future__ import annotations

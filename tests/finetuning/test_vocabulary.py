@@ -18,8 +18,8 @@ from embedkit.finetuning.model import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
 from embedkit.units.target import Target
-from tests.models import TEXTS, Tiny
-from tests.test_heads import plain_of
+from tests.finetuning.test_heads import plain_of
+from tests.models import TEXTS, Tiny, slow
 
 SOME = [text for text in TEXTS if text.strip()]
 TRAIN, VALID = np.arange(8), np.array([8, 9])  # the others are held out
@@ -60,9 +60,8 @@ def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) ->
     [
         ("bert", {}),
         ("roberta", {}),
-        ("albert", {}),
-        ("deberta-v2", {}),
         ("modernbert", {}),
+        *slow(("albert", {}), ("deberta-v2", {})),
         ("bert", {"freeze_layers": "1"}),
         ("bert", {"lora": 2}),
     ],

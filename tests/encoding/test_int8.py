@@ -41,7 +41,7 @@ def test_no_sum_of_the_full_range_overflows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ["AVX2", "SSE41"])
 def test_nor_does_one_of_an_older_processor(isa: str) -> None:
-    code = "from tests.test_int8 import *; print(*map(wrong_sums, WIDTHS))"
+    code = "from tests.encoding.test_int8 import *; print(*map(wrong_sums, WIDTHS))"
     done = program(sys.executable, "-c", code, cwd=ROOT, ONEDNN_MAX_CPU_ISA=isa)
     assert done.stdout.split() == ["0", "0", "0"], done.stderr
 
@@ -63,6 +63,7 @@ def test_a_text_has_the_same_bits_in_any_company(
     assert distance(together["mean_3"], exact["mean_3"]).min() > 1e-4
 
 
+@pytest.mark.slow
 def test_minilm_keeps_its_neighbours(minilm: Encoder) -> None:
     encoder = Encoder.load(device="cpu", precision="int8")
     ours, exact = (e.encode(TEXTS, normalize_embeddings=True) for e in (encoder, minilm))

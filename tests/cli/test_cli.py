@@ -19,6 +19,7 @@ from embedkit import storage
 from embedkit.cli.main import cli
 from embedkit.dataset.extract import estimate, plan_extract, run_plan
 from embedkit.dataset.format import ExtractSettings
+from tests.models import slow
 from tests.processes import ROOT, Done, command, fresh, program
 from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, tiny_model, tree, write_tsv
 
@@ -143,9 +144,8 @@ def test_dry_run_writes_nothing_and_counts_exactly(here: Path, embedkit_: Call) 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"layers": "all", "pooling": ["cls", "mean"]},
         {"storage": "float16", "tokens": True},
-        {"words": "mean"},
+        *slow({"layers": "all", "pooling": ["cls", "mean"]}, {"words": "mean"}),
     ],
 )
 def test_dry_run_estimates_the_bytes(

@@ -162,12 +162,17 @@ def brute_force_windows(length: int, size: int, stride: int) -> list[tuple[int, 
     return [(a, b, tokens) for (a, b), tokens in zip(windows, taken, strict=True)]
 
 
+WINDOWS = [(8, 0, True), (9, 3, False), (12, 9, True), (40, 8, False)]
+OTHERS = ("bert_left", "roberta", "xlm-roberta", "electra", "japanese")
+
+
 @pytest.mark.parametrize(
-    "family", ["bert", "bert_left", "roberta", "xlm-roberta", "electra", "japanese"]
-)
-@pytest.mark.parametrize(
-    ("max_length", "stride", "special_tokens"),
-    [(8, 0, True), (9, 3, False), (12, 9, True), (40, 8, False)],
+    ("family", "max_length", "stride", "special_tokens"),
+    [
+        *(("bert", *sizes) for sizes in WINDOWS),
+        *((family, *WINDOWS[1]) for family in OTHERS),
+        *slow(*((family, *sizes) for family in OTHERS for sizes in WINDOWS if sizes != WINDOWS[1])),
+    ],
 )
 def test_windows(
     family: str,

@@ -242,7 +242,7 @@ def test_a_head_is_named_by_the_caller(
     """The error names the command that allows it; another name than the recorded one does not."""
     monkeypatch.setattr(os, "kill", pytest.fail)
     with_head(here / "tuned", head=name, n_outputs=9)
-    for more in ([], ["--head", "tests.test_heads:Weighted"]):
+    for more in ([], ["--head", "tests.finetuning.test_heads:Weighted"]):
         done = command("predict", "tuned", "--text", "a", *more, cwd=here)
         assert done.returncode == 2
         assert f"--head {name}" in done.stderr

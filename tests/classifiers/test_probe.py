@@ -18,9 +18,9 @@ from embedkit.runs.run import as_json
 from embedkit.runs.split import Split, split_for, write_split
 from embedkit.units.target import Target, growing_order
 from embedkit.units.units import Units
+from tests.comparison.test_report import corpus_of
 from tests.run_fixtures import edit_run
 from tests.store_fixtures import extract_tiny
-from tests.test_report import corpus_of
 
 
 @pytest.fixture(scope="module")

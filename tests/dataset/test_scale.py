@@ -37,9 +37,9 @@ from embedkit.errors import (
     UsageError,
 )
 from embedkit.types import Progress, no_progress
+from tests.dataset.test_reuse import WRITERS, Rows
 from tests.processes import ROOT, invoke
 from tests.store_fixtures import flip, load_quickly, run, tiny_model, tree, write_tsv
-from tests.test_reuse import WRITERS, Rows
 
 TEXTS = [f"text {i}" if i % 7 else " " for i in range(60)]  # every seventh is a reject
 ROWS = [(str(i), text) for i, text in enumerate(TEXTS)]

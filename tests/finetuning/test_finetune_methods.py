@@ -27,8 +27,8 @@ from embedkit.finetuning.model import (
 )
 from embedkit.runs.split import split
 from tests.finetune_fixtures import corpus_of, log_of, tuned
+from tests.finetuning.test_heads import plain_of
 from tests.store_fixtures import tiny_model
-from tests.test_heads import plain_of
 
 PROBA = ["proba_0", "proba_1"]
 

@@ -22,7 +22,7 @@ from embedkit.errors import UsageError
 from embedkit.finetuning.model import EncoderWithHead, build_model, freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
 from tests.finetune_fixtures import check_test_set, corpus_of, predictions, tuned
-from tests.models import TEXTS, Tiny, check_near
+from tests.models import TEXTS, Tiny, check_near, slow
 from tests.store_fixtures import tiny_model
 
 quiet_transformers()
@@ -40,7 +40,7 @@ def plain_of(checkpoint: Checkpoint) -> PlainModel:
     return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
 
 
-@pytest.mark.parametrize("model", [str(tiny_model()), DEFAULT_MODEL], ids=["tiny", "minilm"])
+@pytest.mark.parametrize("model", [str(tiny_model()), *slow(DEFAULT_MODEL)], ids=["tiny", "minilm"])
 def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
     ours, texts, pad_id = built(model, head="pooler", n_outputs=3)
     theirs = BertForSequenceClassification.from_pretrained(
@@ -146,16 +146,17 @@ class Weighted(torch.nn.Module):
 
 def test_a_head_may_be_any_module(tmp_path: Path) -> None:
     """Given as a class or by its name; its own initial weights are kept, and it is saved."""
-    model, some, pad_id = built(tiny_model(), head="tests.test_heads:Weighted", n_outputs=2)
+    name = "tests.finetuning.test_heads:Weighted"
+    model, some, pad_id = built(tiny_model(), head=name, n_outputs=2)
     assert (model.head.module.out.bias == 7).all()
     alone = torch.cat([predict_logits(model, text, pad_id=pad_id) for text in some])
     assert torch.allclose(predict_logits(model, some, pad_id=pad_id), alone, atol=1e-5)
     corpus = corpus_of(tmp_path / "c.tsv")
     given: dict[str, Any] = {"epochs": 1, "test": corpus}
-    for number, head in enumerate((Weighted, "tests.test_heads:Weighted")):
+    for number, head in enumerate((Weighted, name)):
         tuned(corpus, tmp_path / str(number), head=head, **given)
     pd.testing.assert_frame_equal(predictions(tmp_path / "0"), predictions(tmp_path / "1"))
-    check_test_set(tmp_path / "0", corpus, head="tests.test_heads:Weighted")
+    check_test_set(tmp_path / "0", corpus, head=name)
     with pytest.raises(UsageError, match="head="):
         tuned(corpus, tmp_path / "x", head=lambda width, outputs: torch.nn.Linear(width, outputs))
 

@@ -16,9 +16,9 @@ from embedkit.classifiers.probe import probe
 from embedkit.comparison.report import write_report
 from embedkit.comparison.table import compare
 from tests import page_checks
+from tests.comparison.test_report import EVIL, two_runs
 from tests.page_checks import check_fit, copied, json_block, pasted, tab_stops
 from tests.run_fixtures import random_runs, write_fake_run
-from tests.test_report import EVIL, two_runs
 
 READY = "#explorer:not([hidden])"
 
