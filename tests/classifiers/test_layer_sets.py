@@ -25,9 +25,9 @@ from embedkit.runs.folder import read_run
 from embedkit.runs.run import as_json
 from embedkit.types import Float32, Float64, Int64
 from embedkit.units.target import Target
+from tests.comparison.test_report import corpus_of
+from tests.properties.test_simulation import most
 from tests.store_fixtures import extract_tiny
-from tests.test_report import corpus_of
-from tests.test_simulation import most
 
 
 @pytest.fixture(scope="module")

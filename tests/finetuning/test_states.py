@@ -15,9 +15,9 @@ from embedkit.finetuning import states as states_module
 from embedkit.finetuning import training
 from embedkit.finetuning.model import build_model, freeze, predict_logits
 from embedkit.finetuning.states import frozen_states
+from tests.finetuning.test_heads import plain_of
+from tests.finetuning.test_vocabulary import trained
 from tests.models import TEXTS, check_near
-from tests.test_heads import plain_of
-from tests.test_vocabulary import trained
 
 ABOUT: dict[str, Any] = {"pad_id": 0, "precision": "fp32"}
 KEEPS = ("bert", "roberta", "electra", "distilbert", "modernbert", "mpnet", "deberta-v2")
