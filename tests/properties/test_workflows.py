@@ -193,7 +193,7 @@ def test_commands_and_options_of_every_page_exist(page: Path) -> None:
             assert options <= known[line.split()[1]], line
 
 
-NOTEBOOKS = ("notebook.ipynb", "probing.ipynb")
+NOTEBOOKS = tuple(sorted(path.name for path in DOCS.glob("*.ipynb")))
 
 
 def code_of(notebook: str) -> list[dict[str, Any]]:
