@@ -250,8 +250,8 @@ def compare(
     datasets = find_datasets(opened)
     folds = {name: p.take(p.out_of_fold) for name, p in predictions.items()}
     tested = {name: p.take(p.scored_test) for name, p in predictions.items() if len(p.scored_test)}
-    scores, differences = _scores(folds, metric, progress)
-    test, on_test = _scores(tested, metric, progress)
+    scores, differences = scores_and_differences(folds, metric, progress)
+    test, on_test = scores_and_differences(tested, metric, progress)
     values = {name: found[metric].value for name, found in scores.items()}
     margin = _margin(metric, values[chosen], max(values.values()), min_difference)
     sign = 1 if metric in LOWER_IS_BETTER else -1
@@ -387,7 +387,7 @@ def _predictions(
     return {**by_run, **blended, MAJORITY: records.majority()}, blends
 
 
-def _scores(
+def scores_and_differences(
     predictions: Mapping[str, Predictions], metric: str, progress: ProgressCallback
 ) -> tuple[dict[str, dict[str, Score]], dict[tuple[str, str], Difference]]:
     """Scores of all methods on some records, and the differences of all ordered pairs.
@@ -414,7 +414,7 @@ def _scores(
         influence.append(moved[metric])
         step()
     values = np.array([found[metric].value for found in scores.values()])
-    if metric != "calibration_error" and "calibration_error" in scores[MAJORITY]:
+    if metric != "calibration_error" and "calibration_error" in scores.get(MAJORITY, {}):
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
     pairs = list(combinations(range(len(scores)), 2))
     units = shown[metric].units(taken.group)  # the same for all methods

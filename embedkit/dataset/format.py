@@ -51,7 +51,8 @@ SCRATCH = "_embedkit/scratch"
 
 ROW_GROUP_ROWS = 8_192
 RESERVED = frozenset(
-    {"row", "id", "text", "text_pair", "text_key", "label", "n_tokens", "n_kept", "truncated"}
+    {"row", "id", "text", "text_pair", "text_key", "label"}
+    | {"n_tokens", "n_kept", "n_unknown", "truncated"}
 )
 """Columns of embedkit's own; a kept column may not have one of these names."""
 
