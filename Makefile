@@ -4,15 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    := outputs
 
-.PHONY: help install wheel docs run test test-slow test-avx2 test-oldest test-gpu-image crashes check format bench simulate clean
+.PHONY: help install wheel docs run quick test test-slow test-avx2 test-oldest test-gpu-image crashes check format bench simulate clean
 
 help:
 	@echo "make run       install into $(VENV), then a first run: search, classify and compare in two languages"
+	@echo "make quick     a core of the quick tests, from reading a corpus to comparing runs (90 seconds)"
 	@echo "make test      install into $(VENV), then run the quick tests (4 minutes on two cores)"
 	@echo "make wheel     build dist/embedkit-*.whl, and print the line that installs it"
 	@echo "make docs      build the documentation as a site in site/"
 	@echo "make test-slow  the tests that take long: README, workflows, kills, every instruction set"
-	@echo "make test-avx2  the tests of the encoder with the instructions of an older processor"
+	@echo "make test-avx2  the equality of vectors with the instructions of an older processor"
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
 	@echo "make test-gpu-image  the encoder on CPU with the versions of a CUDA image (5 GB, Python 3.12)"
 	@echo "make crashes   an error, a kill and a power cut at every write of extract, train, finetune, index;"
@@ -48,13 +49,26 @@ run: $(VENV)/.user
 # a worker for each core, each with one thread; those that are done take tests from the others
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
+# files of tests by their folder and topic
+tests = $(foreach name,$(1),tests/$(subst ./,,$(dir $(name)))test_$(notdir $(name)).py)
+
+# some of each layer: what is read, encoded, stored, split, scored, compared and printed
+QUICK := $(call tests,properties/architecture arguments choices storage corpus/corpus \
+    corpus/corpus_values encoding/tokenization encoding/encoder encoding/packed encoding/tables \
+    dataset/extraction dataset/format search/search runs/splits runs/scores runs/runs \
+    comparison/compare cli/cli)
+
+quick: install
+	$(PYTEST) -m "not network and not gpu and not slow" $(QUICK)
+
 test: install
 	$(PYTEST) -m "not network and not gpu and not slow"
 
 test-slow: install
 	$(PYTEST) -m "slow and not network and not gpu"
 
-ENGINE := $(patsubst %,tests/test_%.py,encoder equality packed extraction)
+# vectors are those of the plain forward; exact sums, and the same bits in any company, of int8
+ENGINE := $(call tests,encoding/equality encoding/int8)
 
 test-avx2: install
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
@@ -62,10 +76,11 @@ test-avx2: install
 
 # the core tests with the floors of pyproject.toml; older versions of numpy have no wheels for 3.13
 OLDEST := .venv-oldest
-CORE := $(patsubst %,tests/test_%.py,corpus corpus_formats tokenization encoder packed extraction \
-    splits results search heads sklearn dependencies) \
-    tests/test_finetune.py::test_settings_make_runs_that_predict \
-    tests/test_resume.py::test_a_damaged_shard_is_made_again
+CORE := $(call tests,corpus/corpus corpus/corpus_formats encoding/tokenization encoding/encoder \
+    encoding/packed dataset/extraction runs/splits runs/results search/search finetuning/heads \
+    sklearn properties/dependencies) \
+    tests/finetuning/test_finetune.py::test_settings_make_runs_that_predict \
+    tests/dataset/test_resume.py::test_a_damaged_shard_is_made_again
 
 $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
@@ -91,7 +106,7 @@ $(IMAGE)/.installed: constraints-gpu-image.txt
 
 test-gpu-image: $(IMAGE)/.installed
 	PYTHONPATH=. $(IMAGE)/bin/python -m pytest -p no:cacheprovider -m "not slow and not network" \
-	    tests/test_fake_cuda.py tests/test_gpu.py tests/test_packed.py tests/test_encoder.py
+	    $(call tests,encoding/fake_cuda encoding/gpu encoding/packed encoding/encoder)
 	PYTHONPATH=. $(IMAGE)/bin/python -m benchmarks.gpu --device cpu --quick
 
 # two at a time

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.made_up import WORDS, lengths_around, made_up_texts, save_checkpoint
 from benchmarks.measure import describe, in_turn, product_rate, table
@@ -367,7 +367,7 @@ def memory(bench: Bench) -> Rows:
 def host(bench: Bench) -> Rows:
     """What the host alone could feed: everything but the forward, which does nothing here."""
     loaded = bench.encoder("bert-base")
-    nothing: Model = NoModel(loaded.model)
+    nothing = NoModel(loaded.model)
     encoder = copy.copy(loaded)
     encoder.model, encoder.max_length = nothing, 512
     settings = TokenizerSettings(512)
@@ -648,15 +648,13 @@ def tokenized(encoder: Encoder, lengths: Sequence[int]) -> TokenizedTexts:
     return encoder.tokenizer.encode(made_up_texts(lengths), settings=TokenizerSettings(512))
 
 
-class NoModel:
+class NoModel(Model):
     """A model that takes no time: it calls back with nothing."""
 
-    name, pads, one_thread = "nothing", False, False
-    pooler: nn.Module | None = None
+    name, pads = "nothing", False
 
     def __init__(self, model: Model) -> None:
-        self.n_layers, self.width = model.n_layers, model.width
-        self.device, self.dtype = model.device, model.dtype
+        super().__init__(model.module, None, model.checkpoint)
 
     def forward(self, *_: Any, **__: Any) -> None:
         """Nothing."""

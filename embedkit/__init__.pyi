@@ -27,6 +27,7 @@ from embedkit.corpus.plan import CorpusOptions as CorpusOptions
 from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.info import DatasetInfo
 from embedkit.dataset.read import VectorData
+from embedkit.difference import Diff
 from embedkit.encoding.encoder import Encoder as Encoder
 from embedkit.encoding.model import ModelInfo
 from embedkit.maps.map import Explored
@@ -41,15 +42,17 @@ from embedkit.search.exact import Searcher as Searcher
 from embedkit.search.index import IndexInfo
 from embedkit.storage import Count
 from embedkit.storage import Positive
+from embedkit.storage import Seed
 from embedkit.sts import PairSimilarity
 from embedkit.types import AnyPath
 from embedkit.types import ProgressCallback
+from embedkit.units.units import Labels
 from embedkit.verification import Verification
 from pathlib import Path
 from typing import Any
 import os
 
-__all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
+__all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'diff', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
 __version__: str
 
 def compare(
@@ -61,6 +64,17 @@ def compare(
     prefer: str = ...,
     progress: ProgressCallback = ...,
 ) -> CompareResult: ...
+
+def diff(
+    a: AnyPath,
+    b: Any,
+    *,
+    view: str | Sequence[str] | None = ...,
+    model: str | None = ...,
+    device: str = ...,
+    seed: Seed = ...,
+    progress: ProgressCallback = ...,
+) -> Diff: ...
 
 def explore(
     dataset: str | os.PathLike[str],
@@ -101,7 +115,7 @@ def extract(
     label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: Sequence[str] = ...,
+    spans: str | Sequence[str] = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -151,7 +165,7 @@ def finetune(
     offline: bool = ...,
     device: str = ...,
     split: str | Path | Split | None = ...,
-    folds: int = ...,
+    folds: Positive = ...,
     test: CorpusLike | None = ...,
     test_sample: int | None = ...,
     test_min_chars: int = ...,
@@ -163,7 +177,7 @@ def finetune(
     label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: Sequence[str] = ...,
+    spans: str | Sequence[str] = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -231,24 +245,24 @@ def probe(
     out: str | Path | None = ...,
     view: str | Sequence[str] | None = ...,
     level: RunLevel = ...,
+    label: Labels = ...,
     estimator: str | None = ...,
     task: Task = ...,
     label_separator: str = ...,
     split: str | Path | Split | None = ...,
-    folds: int = ...,
+    folds: Positive = ...,
     metric: str | None = ...,
     control: str | None = ...,
     learning_curve: bool = ...,
-    seed: int = ...,
+    seed: Seed = ...,
     overwrite: bool = ...,
     progress: ProgressCallback = ...,
     text: str | None = ...,
     text_pair: str | None = ...,
     id: str | None = ...,
-    label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: Sequence[str] = ...,
+    spans: str | Sequence[str] = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -309,9 +323,9 @@ def split(
     source: CorpusLike,
     *,
     out: str | Path | None = ...,
-    folds: int = ...,
+    folds: Positive = ...,
     test: float = ...,
-    seed: int = ...,
+    seed: Seed = ...,
     label: str | None = ...,
     group: str | None = ...,
     label_separator: str | None = ...,
@@ -337,27 +351,27 @@ def train(
     out: str | Path | None = ...,
     view: str | Sequence[str] | None = ...,
     level: RunLevel = ...,
+    label: Labels = ...,
     estimator: str | None = ...,
     features: Features = ...,
     task: Task = ...,
     label_separator: str = ...,
     split: str | Path | Split | None = ...,
     split_column: str | None = ...,
-    folds: int = ...,
+    folds: Positive = ...,
     test: CorpusLike | None = ...,
     threshold: str | None = ...,
     tune: bool = ...,
     class_weight: ClassWeight | None = ...,
-    seed: int = ...,
+    seed: Seed = ...,
     overwrite: bool = ...,
     progress: ProgressCallback = ...,
     text: str | None = ...,
     text_pair: str | None = ...,
     id: str | None = ...,
-    label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: Sequence[str] = ...,
+    spans: str | Sequence[str] = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -412,7 +426,6 @@ def words(
     *,
     match: str = ...,
     layer: str | None = ...,
-    clusters: int | None = ...,
     model: str = ...,
     device: str = ...,
 ) -> WordReport: ...

@@ -26,6 +26,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 
 from embedkit.choices import check_choice, listed
 from embedkit.errors import UsageError, did_you_mean
@@ -113,10 +114,14 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     Traceback (most recent call last):
     embedkit.errors.UsageError: normalize='no': expected True or False.
     """
-    kinds, python = _kinds(hint), plain(value)
-    if any(_is_of(python, kind) for kind in kinds):
-        _check_limits(name, python, hint)
-        return python
+    kinds = _kinds(hint)
+    settled = value.item() if isinstance(value, np.generic) else value
+    if not _is_one_of(settled, kinds):
+        # only what nothing accepts as it is: a corpus may be an array, and large
+        settled = plain(value)
+    if _is_one_of(settled, kinds):
+        _check_limits(name, settled, hint)
+        return settled
     if not all(map(_is_known, kinds)):
         return value
     expected = " or ".join(_name(kind) for kind in kinds if kind is not NoneType)
@@ -125,7 +130,7 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """Return a value without NumPy's scalars and arrays, also inside of lists and dictionaries."""
-    if type(value).__module__.partition(".")[0] in ("numpy", "pandas") and hasattr(value, "tolist"):
+    if hasattr(value, "tolist"):  # of NumPy, pandas and torch
         return value.tolist()
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
@@ -149,8 +154,12 @@ def _check_limits(name: str, value: Any, hint: Any) -> None:
             if limit.extra and value is not None:
                 check_choice(limit.extra["choices"], **{name: value})
             least = limit.ge if limit.gt is None else limit.gt + 1
-            if least is not None and value is not None and value < least:
+            if least is None or value is None:
+                continue
+            if value < least:
                 raise UsageError(f"{name}={value}: expected {least} or more.")
+            if value > limit.le:
+                raise UsageError(f"{name}={value}: expected {limit.le:,} or less.")
 
 
 _LISTS, _MAPPINGS, _PATHS = (Sequence, tuple, list), (Mapping, dict), (Path, os.PathLike)
@@ -167,6 +176,10 @@ def _is_class(kind: Any) -> bool:
     return isinstance(kind, type) and kind is not Any and not protocol
 
 
+def _is_one_of(value: Any, kinds: Sequence[Any]) -> bool:
+    return any(_is_of(value, kind) for kind in kinds)
+
+
 def _is_of(value: Any, kind: Any) -> bool:
     origin = get_origin(kind) or kind
     if kind is Any:  # a class, with which nothing can be compared
@@ -175,8 +188,8 @@ def _is_of(value: Any, kind: Any) -> bool:
         return isinstance(value, str | os.PathLike)
     if origin in _LISTS:
         parts = _kinds(get_args(kind)[0])
-        listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        return listed and all(any(_is_of(item, part) for part in parts) for item in value)
+        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        return is_list and all(_is_one_of(item, parts) for item in value)
     if kind in _SIMPLE:
         try:
             msgspec.convert(value, kind)

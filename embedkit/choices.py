@@ -1,15 +1,22 @@
 """The values that options and parameters accept, in one module that imports nothing heavy.
 
 The command line takes its choices from here, and each table of implementations is checked against
-its tuple by a test, so that neither can know a kind that the other does not.
+its list by a test, so that neither can know a kind that the other does not.
+
+A list is a tuple of names where these speak for themselves, else a dictionary with what has to be
+said of each to choose between them. It is said here alone: ``{STORAGES}`` in the help of an option
+or in a docstring becomes
+
+    float32, float16 (half the size), compact (0.43 of the size) or int8 (a quarter of it)
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from enum import StrEnum
+from textwrap import fill
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -25,7 +32,11 @@ MULTILINGUAL = "multilingual"
 """The name by which multilingual-e5-small is found, wherever its weights come from."""
 
 FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow", "sheet", "conllu", "conll")
-QUOTINGS = ("auto", "none", "csv")
+QUOTINGS = {
+    "auto": "csv in .csv files, else none",
+    "none": "a quote is a character",
+    "csv": "RFC 4180",
+}
 
 
 class Pooling(StrEnum):
@@ -52,33 +63,59 @@ class Pooling(StrEnum):
 
 POOLINGS = tuple(Pooling)
 SUBTOKENS = ("first", "last", "first_last", "mean")
-ON_LONG = ("truncate", "window", "error")
+ON_LONG = {
+    "truncate": "leave out the end",
+    "window": "read all in overlapping parts",
+    "error": "refuse",
+}
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8")
-STORAGES = ("float32", "float16", "compact", "int8")
-ENGINES = ("local", "ray")
+STORAGES = {
+    "float32": "",
+    "float16": "half the size",
+    "compact": "0.43 of the size",
+    "int8": "a quarter of it",
+}
+ENGINES = {"local": "this machine", "ray": "a cluster"}
 
-TASKS = ("classification", "regression", "multilabel")
-FEATURES = ("vectors", "tfidf")
+TASKS = {
+    "classification": "labels are classes",
+    "regression": "labels are numbers",
+    "multilabel": "records have any number of classes",
+}
+FEATURES = {"vectors": "as stored", "tfidf": "of the stored texts or words"}
 ESTIMATORS = ("logreg", "ridge", "knn", "lightgbm")
 """Beside them, ``module:Class`` of scikit-learn or LightGBM."""
 CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
 FIGURE_FORMATS = ("pdf", "svg", "png")
-BEST_BLEND = "best"
-"""Instead of one of them: the method to use."""
-PREFERENCES = ("cost", "score")
-"""The method to use: the cheapest that is not worse, or the one with the best score."""
+PREFERENCES = {
+    "cost": "the cheapest that is not worse by what matters",
+    "score": "the one with the best score",
+}
+"""The method to use."""
 
-EXPORTS = ("npy", "csv", "faiss", "lance")
+EXPORTS = ("npy", "csv", "faiss")
 LEVELS = ("sentence", "word", "token")
-RUN_LEVELS = ("sentence", "word")
-"""What a run labels: records, or the words of records."""
+RUN_LEVELS = {"sentence": "the records", "word": "their words"}
+"""What a run labels."""
 SEARCH_METRICS = ("cosine", "dot", "euclid")
-WHITENINGS = ("center", "whiten")
-INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")
-LAYOUT_METHODS = ("tsne", "umap", "pca")
-MATCHES = ("word", "start", "anywhere")
+WHITENINGS = {
+    "center": "subtract the mean, since raw BERT vectors all point in similar directions",
+    "whiten": "also decorrelate the dimensions",
+}
+INDEX_KINDS = {
+    "flat": "exact",
+    "hnsw": "fastest, in memory",
+    "ivf": "on disk",
+    "ivfpq": "compressed",
+}
+LAYOUT_METHODS = ("tsne", "pca")
+MATCHES = {
+    "word": "whole words, in Hangul with particles",
+    "start": "longer words too",
+    "anywhere": "any substring",
+}
 
 
 def one_of(choices: Collection[str]) -> msgspec.Meta:
@@ -91,17 +128,27 @@ def one_of(choices: Collection[str]) -> msgspec.Meta:
 
 
 def listed(text: str, *, quote: str = "") -> str:
-    """Return a text with the names of kinds where it names a list of this module.
+    """Return a text with the kinds, and what is said of them, where it names a list of this module.
 
-    >>> listed("Quoting: {QUOTINGS}.")
-    'Quoting: auto, none or csv.'
+    >>> listed("Where it runs: {ENGINES}.")
+    'Where it runs: local (this machine) or ray (a cluster).'
     """
 
-    def names(match: re.Match[str]) -> str:
-        *first, last = (f"{quote}{kind}{quote}" for kind in globals()[match[1]])
+    def kinds(match: re.Match[str]) -> str:
+        kinds = globals()[match[1]]
+        said = kinds if isinstance(kinds, dict) else dict.fromkeys(kinds, "")
+        *first, last = (
+            f"{quote}{kind}{quote}" + (f" ({about})" if about else "")
+            for kind, about in said.items()
+        )
         return f"{', '.join(first)} or {last}"
 
-    return _LIST.sub(names, text)
+    def rendered(line: str) -> str:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        whole = _LIST.sub(kinds, line)
+        return fill(whole, 100, subsequent_indent=indent, break_on_hyphens=False)
+
+    return "\n".join(rendered(line) if _LIST.search(line) else line for line in text.split("\n"))
 
 
 def documented(cls: type[T]) -> type[T]:
@@ -130,7 +177,7 @@ IndexName = Annotated[str, one_of(INDEX_KINDS)]
 LayoutMethod = Annotated[str, one_of(LAYOUT_METHODS)]
 
 
-def check_choice(known: Sequence[str], **given: object) -> None:
+def check_choice(known: Collection[str], **given: object) -> None:
     """Raise a :class:`~embedkit.errors.UsageError` for a value that is not a known one.
 
     >>> check_choice(("cls", "mean"), pooling="maen")

@@ -97,34 +97,18 @@ class OutputExistsError(EmbedkitError):
     exit_code = 8
 
 
-_SYNONYMS = {
-    "avg": "mean",
-    "average": "mean",
-    "f1_macro": "macro_f1",
-    "f1_micro": "micro_f1",
-    "auc": "roc_auc",
-    "auroc": "roc_auc",
-    "ap": "average_precision",
-    "pr_auc": "average_precision",
-    "logistic_regression": "logreg",
-}
+_SYNONYMS = {"avg": "mean", "average": "mean", "logistic_regression": "logreg"}
 """What other libraries call a value."""
-_LARGEST_SEED = 2**31 - 1
-_LEAST = {"min_chars": 0, "stride": 0, "seed": 0}
 
 
-def check_counts(**given: int | None) -> None:
-    """Raise a :class:`UsageError` for numbers below the minimum, which is 1 for most options."""
-    for name, value in given.items():
-        least = _LEAST.get(name, 1)
-        if value is not None and value < least:
-            raise UsageError(f"{name}={value}: expected {least} or more.")
+def check_counts(**counts: int | None) -> None:
+    """Raise a :class:`UsageError` for numbers below 1.
 
-
-def check_seed(seed: int) -> None:
-    """Raise a :class:`UsageError` for seeds out of the range of all libraries."""
-    if not 0 <= seed <= _LARGEST_SEED:
-        raise UsageError(f"seed={seed}: expected a whole number from 0 to {_LARGEST_SEED:,}.")
+    This is for methods that are called often, whose arguments are not checked by their types.
+    """
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise UsageError(f"{name}={count}: expected 1 or more.")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

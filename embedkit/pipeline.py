@@ -41,15 +41,11 @@ from embedkit.errors import (
 )
 from embedkit.machine import __version__
 
-OUTPUTS = ("out", "report", "write-blend", "makes", "figure")
+OUTPUTS = ("out", "report", "write-blend", "makes")
 """Options that name an output; every other value that is the name of a file is an input."""
 
-_CODE = {
-    "head": "imports and runs {}",
-    "estimator": "imports {}",
-    "address": "hands the job to the Ray cluster at {}",
-}
-"""Options that lead to code, if their value has a colon as ``module:Class`` and addresses have."""
+_CODE = {"head": "imports and runs {}", "estimator": "imports {}"}
+"""Options that lead to code, if their value is ``module:Class``."""
 
 LARGEST = 1 << 36
 """Bytes of a file that ``fetch`` downloads at most."""
@@ -362,20 +358,13 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
         raise MismatchError(f"{target} exists with another hash. Move it away.")
     address = quote(url, safe="%/:=&?~#+!$,;'@()*[]")  # letters beyond ASCII; the rest stays
     request = Request(address, headers={"User-Agent": f"embedkit/{__version__}"})
-    storage.make_folder(target.parent)
-    partial = target.with_name(f".{target.name}.partial")
     try:
         with (
+            storage.new_file(target, free=lambda: None) as work,
             urlopen(request, timeout=30) as source,
-            open(storage.new_locked(partial), "wb") as copy,  # noqa: PTH123 - a descriptor
+            work.open("wb") as copy,
         ):
-            try:
-                copy.truncate()  # what a killed process left
-                _copy_checked(source, copy, expected, shown)
-                copy.flush()
-                storage.publish_file(partial, target)
-            finally:
-                partial.unlink(missing_ok=True)  # while it is locked, so that it is ours
+            _copy_checked(source, copy, expected, shown)
     except (OSError, HTTPException) as error:
         raise StorageError(
             f"{shown} cannot be downloaded: {getattr(error, 'reason', None) or error}. Check the "

@@ -28,6 +28,7 @@ import shutil
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -65,6 +66,7 @@ UNFINISHED = "unfinished"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]  # what all libraries take
 
 PROTOCOLS = ("https", "http", "s3", "gs", "az", "hf")
 """Protocols of addresses, by the packages of fsspec."""
@@ -143,6 +145,8 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
     temporary = scratch / f"{stem}.{uuid4().hex[:12]}.partial"
     with storage_errors(path):
         try:
+            # a killed writer leaves its file behind. Only one that nobody locks may go: another
+            # process may be writing the same shard now
             for left in scratch.glob(f"{glob.escape(stem)}.*.partial"):  # of killed processes
                 with suppress(BlockingIOError, FileNotFoundError), left.open("rb") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -278,6 +282,8 @@ def exclusive(path: Path, *, shared: bool = False, wait: bool = False) -> Iterat
         try:
             kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
+            # flock locks what was opened, and between opening and locking the holder may have given
+            # the name to something else: a lock of a thing without a name protects nothing
             if not os.path.samestat(os.fstat(descriptor), path.stat()):
                 raise BlockingIOError  # its holder renamed it before we had the lock
         except (BlockingIOError, FileNotFoundError) as error:
@@ -285,6 +291,7 @@ def exclusive(path: Path, *, shared: bool = False, wait: bool = False) -> Iterat
         try:
             yield
         except (OSError, StorageError) as error:
+            # a folder without links was deleted under us: what failed was not the disk
             status = os.fstat(descriptor)
             if status.st_nlink or not stat.S_ISDIR(status.st_mode) or os.path.lexists(path):
                 raise
@@ -355,6 +362,7 @@ def free_bytes(path: Path) -> int:
 
 
 def _write_all(descriptor: int, view: memoryview) -> None:
+    # write(2) takes at most 2 GB, and may take less than it was given
     while view:
         written = os.write(descriptor, view[: 1 << 26])
         view = view[written:]
@@ -362,6 +370,7 @@ def _write_all(descriptor: int, view: memoryview) -> None:
 
 def _sync(descriptor: int) -> None:
     if sys.platform == "darwin":
+        # fsync of macOS leaves bytes in the drive's own cache
         try:
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
         except OSError as error:  # some file systems, such as network volumes, do not have it
@@ -383,6 +392,7 @@ def _sync_path(path: Path) -> None:
 def seal(folder: Path, *, leave_out: str | None = None) -> None:
     """Write ``SHA256SUMS`` of all files of a folder but those of the folder ``leave_out``."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    # a list of checksums cannot have its own
     listed = [name for name in names if name != SUMS and name.split("/")[0] != leave_out]
     with ThreadPoolExecutor(min(8, usable_cores())) as pool:
         digests = pool.map(lambda name: file_sha256(folder / name), listed)
@@ -584,6 +594,17 @@ def finish_swap(out: Path, is_ours: Callable[[Path], bool], *, private: str = UN
     if (out / private).is_dir() and not out.is_symlink() and is_ours(out):
         with exclusive(out):
             remove_tree(out / private)
+
+
+def wait_for_swap(out: Path, *, private: str = UNFINISHED) -> None:
+    """Wait while a folder has no name because it is being replaced: between two renames.
+
+    A killed command leaves that state until it is given again, so that the wait is short.
+    """
+    for _ in range(20):
+        if out.exists() or not _is_filled(incomplete(out) / private / _REPLACED):
+            return
+        time.sleep(0.05)
 
 
 def _is_filled(folder: Path) -> bool:

@@ -6,7 +6,6 @@ The two sentences of a pair are encoded separately, each once; one forward pass 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +52,6 @@ class PairSimilarity(Shown):
     rejected: int
     truncated: int  # texts that were cut
     model: str
-    seconds: float
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Rows of the agreement with the scores, or of the records."""
@@ -109,7 +107,6 @@ def similarity(
     """
     from embedkit.encoding.encoder import Encoder
 
-    started = time.perf_counter()
     if out is not None:
         check_free(Path(out), overwrite=overwrite)
     reading = replace(reading or CorpusOptions(), text=text, text_pair=text_pair, label=score)
@@ -136,22 +133,29 @@ def similarity(
         rejected=reader.counts.n_rejected,
         truncated=truncated,
         model=encoder.checkpoint.name,
-        seconds=time.perf_counter() - started,
     )
     if out is not None:
-        settings = {"prefix": prefix, "special_tokens": True, "max_length": encoder.max_length}
-        content = SimilarityRun(
-            corpus=tuple(f.sha256 for f in reader.plan.files),
-            model=pairs.model,
-            model_sha256=encoder.checkpoint.sha256,
-            settings=settings | {"precision": encoder.precision},
-            records={"pairs": len(records), "rejected": pairs.rejected, "truncated": truncated},
-            agreement=pairs.agreement,
-            cost=Cost(seconds=pairs.seconds),
-            versions=versions(),
-        )
+        content = _content(pairs, reader, encoder, prefix)
         _write(Path(out), pairs, content, overwrite=overwrite)
     return pairs
+
+
+def _content(
+    pairs: PairSimilarity, reader: CorpusReader, encoder: Encoder, prefix: str
+) -> SimilarityRun:
+    """What ``run.json`` holds."""
+    settings = {"prefix": prefix, "special_tokens": True, "max_length": encoder.max_length}
+    counts = {"pairs": len(pairs.records), "rejected": pairs.rejected}
+    return SimilarityRun(
+        corpus=tuple(f.sha256 for f in reader.plan.files),
+        model=pairs.model,
+        model_sha256=encoder.checkpoint.sha256,
+        settings=settings | {"precision": encoder.precision},
+        records=counts | {"truncated": pairs.truncated},
+        agreement=pairs.agreement,
+        cost=Cost(),
+        versions=versions(),
+    )
 
 
 def _read_pairs(corpus: CorpusLike, reading: CorpusOptions) -> tuple[CorpusReader, list[Record]]:

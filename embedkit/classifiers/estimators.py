@@ -17,10 +17,11 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline
-from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 
-from embedkit.choices import CLASS_WEIGHTS, ESTIMATORS, FEATURES, TASKS, check_choice
-from embedkit.errors import UsageError, check_seed, first_line
+from embedkit.choices import ESTIMATORS, check_choice
+from embedkit.classifiers.mixture import LayerMixture, unit_layers
+from embedkit.errors import UsageError, first_line
 
 
 class CommonScaler(StandardScaler):  # type: ignore[misc]
@@ -52,22 +53,23 @@ class EstimatorSettings:
     class_weight: str | None = None
     seed: int = 0
     metric: str | None = None  # of tuning; by default log-loss, or the squared error
+    layers: int = 1  # of a learnt mixture, side by side in the vectors
 
     @classmethod
     def of(cls, estimator: str | None, *, task: str, **settings: Any) -> EstimatorSettings:
-        """Return checked settings; the default estimator is that of the task."""
-        check_choice(TASKS, task=task)
+        """Return checked settings; the default estimator is that of the task.
+
+        Names and numbers were checked by the types of the function that takes them.
+        """
         default = "ridge" if task == "regression" else "logreg"
         result = cls(estimator or default, task=task, **settings)
-        check_choice(FEATURES, features=result.features)
-        check_seed(result.seed)
         result.row  # noqa: B018 - raises for an unknown estimator
-        if result.class_weight is not None:
-            check_choice(CLASS_WEIGHTS, class_weight=result.class_weight)
-            if task == "regression" or "class_weight" not in result.row.build().get_params():
-                raise UsageError(
-                    f"class_weight={result.class_weight!r} needs a classifier such as logreg."
-                )
+        if result.class_weight is not None and (
+            task == "regression" or "class_weight" not in result.row.build().get_params()
+        ):
+            raise UsageError(
+                f"class_weight={result.class_weight!r} needs a classifier such as logreg."
+            )
         return result
 
     @property
@@ -85,6 +87,9 @@ class EstimatorSettings:
     @property
     def row(self) -> Estimator:
         """The kind of estimator for the task."""
+        if self.layers > 1:
+            scaling = partial(_unit_rows, self.layers)
+            return Estimator(partial(LayerMixture, self.layers), {"C": STRENGTHS}, scaling)
         if ":" in self.estimator:
             return _imported(self.estimator, self.task)
         check_choice(ESTIMATORS, estimator=self.estimator)
@@ -137,8 +142,9 @@ def _tfidf() -> Any:
     )
 
 
-def _unit_rows() -> list[tuple[str, Any]]:
-    return [("rows", Normalizer()), ("scale", CommonScaler())]
+def _unit_rows(layers: int = 1) -> list[tuple[str, Any]]:
+    rows = FunctionTransformer(unit_layers, kw_args={"layers": layers})
+    return [("rows", Normalizer() if layers == 1 else rows), ("scale", CommonScaler())]
 
 
 _BOOSTING: dict[str, Any] = {

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.classifiers.estimators import CommonScaler
+from embedkit.classifiers.mixture import LayerMixture, unit_layers
 from embedkit.errors import DamagedError, UsageError, first_line
 from embedkit.storage import check_files
 
@@ -37,9 +38,11 @@ KINDS = {
     "Pipeline": "sklearn.pipeline",
     "FeatureUnion": "sklearn.pipeline",
     "Normalizer": "sklearn.preprocessing",
+    "FunctionTransformer": "sklearn.preprocessing",  # of unit_layers alone
     "LabelBinarizer": "sklearn.preprocessing",
     "CommonScaler": CommonScaler.__module__,
     "LogisticRegression": "sklearn.linear_model",
+    "LayerMixture": LayerMixture.__module__,
     "Ridge": "sklearn.linear_model",
     "KNeighborsClassifier": "sklearn.neighbors",
     "KNeighborsRegressor": "sklearn.neighbors",
@@ -100,6 +103,8 @@ def _plain(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         # products with a transposed array may be summed in another order
         form = "array" if value.flags.c_contiguous else "columns"
         return {"scalar" if isinstance(value, np.generic) else form: name}
+    if value is unit_layers:
+        return {"function": "unit_layers"}
     if isinstance(value, type) and issubclass(value, np.number):
         return {"dtype": value.__name__}
     if KINDS.get(kind.__name__) is None or kind is not _kind(kind.__name__):
@@ -135,6 +140,8 @@ def _built(content: Any, arrays: dict[str, NDArray[Any]]) -> Any:
             return arrays[value][()]
         case "dtype":
             return np.dtype(value).type
+        case "function":
+            return unit_layers
     if kind not in KINDS:
         raise _Foreign(kind)
     cls = _kind(kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +19,7 @@ from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.model import save_model
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
-from embedkit.dataset.format import EXTRACTION, is_dataset
+from embedkit.dataset.format import EXTRACTION, names_dataset
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import encode_as
 from embedkit.errors import UsageError
@@ -38,9 +37,10 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import Split, split_for
+from embedkit.storage import Positive, Seed
 from embedkit.types import Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
-from embedkit.units.units import Units, load_or_extract
+from embedkit.units.units import Labels, Units, load_or_extract
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Frozen:
         subsets, cut = split.subsets(), None
         everything = split.in_folds, split.in_folds[:0]
         fits = [partial(self._fold, units, target, split, *s) for s in (*subsets, everything)]
-        (*folds, last), part = side_by_side(fits, threads=self.threads, progress=progress)
+        *folds, last = side_by_side(fits, threads=self.threads, progress=progress)
         final, proba = last.model, None
         if self.threshold is not None:
             y = target.y[np.concatenate([held_out for _, held_out in subsets])]
@@ -92,8 +92,8 @@ class Frozen:
             final=final,
             test=proba,
             threshold=cut,
-            fit_seconds=part * sum(fold.fit_seconds for fold in folds),
-            predict_seconds=part * sum(fold.predict_seconds for fold in folds),
+            fit_seconds=sum(fold.fit_seconds for fold in folds),
+            predict_seconds=sum(fold.predict_seconds for fold in folds),
         )
 
     def _fold(
@@ -101,13 +101,13 @@ class Frozen:
     ) -> FoldFit:
         threshold = self.threshold
         by_metric = threshold is not None and threshold.value is None
-        started = time.perf_counter()
+        started = time.thread_time()  # others fit, and other programs run, at the same time
         held = self.tune or by_metric
         fitted = fit(units, target, split, train, self.settings, tune=self.tune, held_out=held)
-        trained, proba = time.perf_counter(), np.empty(0)
+        trained, proba = time.thread_time(), np.empty(0)
         if len(held_out):
             proba = predict_proba(fitted.pipeline, units.inputs(held_out), target)
-        predicted, cut = time.perf_counter(), None if threshold is None else threshold.value
+        predicted, cut = time.thread_time(), None if threshold is None else threshold.value
         if threshold is not None and fitted.inner is not None:
             cut = threshold.choose(target.y[train], fitted.inner[:, 1])
         return FoldFit(
@@ -126,11 +126,10 @@ def side_by_side(
     *,
     threads: int | None = None,
     progress: ProgressCallback = no_progress,
-) -> tuple[list[T], float]:
+) -> list[T]:
     """Return the results of several fits that run at the same time, each with one BLAS thread.
 
-    The time that all took, as a fraction of the sum of their times, is returned too. Vectors of a
-    few hundred columns are too small for products of several threads, which wait for
+    Vectors of a few hundred columns are too small for products of several threads, which wait for
     each other longer than they compute; whole fits are independent.
     """
     from joblib import Parallel, delayed
@@ -140,24 +139,21 @@ def side_by_side(
 
     libraries = ThreadpoolController()  # looking for them takes as long as a small fit
 
-    def run(task: Callable[[], T]) -> tuple[T, float]:
+    def run(task: Callable[[], T]) -> T:
         with libraries.limit(limits=1):  # OpenMP counts threads for each thread that calls it
-            started = time.perf_counter()
-            return task(), time.perf_counter() - started
+            return task()
 
-    waiting, results, busy = list(tasks), [], 0.0
-    begun = time.perf_counter()
+    waiting, results = list(tasks), []
     with libraries.limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the inner score judges such a fit
         # filters are those of the process: one set by a thread ends when another thread's does
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         warnings.filterwarnings("ignore", "One or more of the test scores", UserWarning)
         parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
-        for result, seconds in parallel(delayed(run)(task) for task in waiting):
+        for result in parallel(delayed(run)(task) for task in waiting):
             results.append(result)
-            busy += seconds
             progress(Progress("fitting", len(results), len(waiting), "fits", len(results)))
-    return results, (time.perf_counter() - begun) / busy
+    return results
 
 
 def _test_set(
@@ -173,17 +169,18 @@ def _test_set(
     if test is None:
         return TestSet.of_split(split, units, target)
     split.check_test(test)
-    if isinstance(test, str | os.PathLike) and is_dataset(Path(test)):
+    if names_dataset(test):
         other, name = load(test, list(data.views), level=data.level), str(test)
         made, expected = dataset_content(other), dataset_content(data)
         check_alike(made, expected, name=name, vectors=vectors, level=data.level)
-        further = Units.of_dataset(other)
+        column = units.reading["label"]
+        further = Units.of_dataset(other, label=column if column in other.columns else None)
     else:
         further = units.further(test)
         if further.label is None:
             column = units.reading["word_label" if units.level == "word" else "label"]
-            message = "%s has no column %r: it is predicted, not scored"
-            logger.warning(message, further.name, column)
+            lacking = f"column {column!r}" if column else "column that is named as the label"
+            logger.warning(f"{further.name} has no {lacking}: it is predicted, not scored")
         if vectors:
             further = further.encoded(encode_as(data.manifest, data.views, owner=str(data.path)))
     further = further if vectors else further.with_texts()
@@ -197,18 +194,19 @@ def train(
     out: str | Path | None = None,
     view: str | Sequence[str] | None = None,
     level: RunLevel = "sentence",
+    label: Labels = None,
     estimator: str | None = None,
     features: Features = "vectors",
     task: Task = "classification",
     label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
     split_column: str | None = None,
-    folds: int = 5,
+    folds: Positive = 5,
     test: CorpusLike | None = None,
     threshold: str | None = None,
     tune: bool = True,
     class_weight: ClassWeight | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
     **extraction: Any,
@@ -223,13 +221,15 @@ def train(
             layer, such as ``6``; by default the last one.
         level: ``sentence``: records are labelled, or ``word``: the words of records, which stay
             together in folds, inner folds, intervals and tests.
+        label: column of the labels, if it is not the one of the dataset: a kept one, or the values
+            themselves, one for each row of the input (``label=frame["stars"]``).
         estimator: ``logreg``, ``knn`` or ``lightgbm``, for regression ``ridge``, ``knn`` or
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
             as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
-        task: {TASKS}, where a record has any number of
-            classes, one classifier is fitted for each (``OneVsRestClassifier``), and classes are
-            predicted whose probability reaches 0.5. Folds are not stratified.
+        task: {TASKS}: of these
+            one classifier is fitted for each (``OneVsRestClassifier``), and those are predicted
+            whose probability reaches 0.5; folds are not stratified.
         label_separator: between the classes of a record. An empty label has no class; a record
             without a label (null) is left out.
         split: result or file of ``embedkit split``; without one a split is made.
@@ -243,7 +243,7 @@ def train(
         seed: of folds, estimators and intervals.
         overwrite: replace a run.
         progress: called with the number of fits that are done.
-        extraction: options of ``extract`` for a corpus (``label="stars"``, ``model=...``).
+        extraction: options of ``extract`` for a corpus (``text="review"``, ``model=...``).
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
@@ -264,8 +264,8 @@ def train(
     place = free_out(out, dataset, settings.method, *named, overwrite=overwrite)
     decision = None if threshold is None else Threshold.parse(threshold)
     where: dict[str, Any] = {"view": view, "level": level, "progress": progress}
-    data = load_or_extract(dataset, extraction, **where)
-    units = Units.of_dataset(data)
+    data = load_or_extract(dataset, extraction, label=label, **where)
+    units = Units.of_dataset(data, label=label)
     units = units if features == "vectors" else units.with_texts()
     target = units.target(task, label_separator)
     if decision is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.cli.options import FIRST_HEADING, HEADINGS, progress_bar
+from embedkit.cli.options import FIRST_HEADING, HEADINGS, names_of, progress_bar
 from embedkit.cli.text import fitted, json_text, say
 from embedkit.errors import EXIT_INTERRUPTED, CorpusError, EmbedkitError, StorageError, UsageError
 from embedkit.types import no_progress
@@ -272,8 +272,5 @@ def _reading_of(
     names = {field.name for field in fields(CorpusOptions)} - set(own)
     chosen = {name: value for name, value in values.items() if name in names}
     for name in {"keep", "spans"} & chosen.keys():
-        chosen[name] = chosen[name].split(",") if chosen[name] else ()
-    if "no_header" in values:
-        chosen["header"] = not values["no_header"]
-    names.add("no_header")
+        chosen[name] = names_of(chosen[name])
     return CorpusOptions(**chosen), {n: v for n, v in values.items() if n not in names}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import ENGINES, ON_LONG, STORAGES, listed
+from embedkit.choices import ENGINES, ON_LONG, STORAGES, SUBTOKENS
 from embedkit.cli.command import Result, command, in_options, seconds_so_far
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
 from embedkit.cli.text import asked_for_all, number_text, table_text
@@ -37,7 +37,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     """``--words`` may stand without a value, and then takes a corpus behind it for one."""
     if value is not None and Path(value).is_file():
         raise UsageError(
-            f"--words {value}: this is a file, not one of first, last, first_last, mean. "
+            f"--words {value}: this is a file, not one of {', '.join(SUBTOKENS)}. "
             "Name the corpus before --words."
         )
     return value
@@ -56,7 +56,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--layers", default="-1", help=LAYERS),
     option(
         "--pooling",
-        help=listed("{POOLINGS}; several with commas. [what the checkpoint defines, else mean]"),
+        help="{POOLINGS}; several with commas. [what the checkpoint defines, else mean]",
     ),
     option(
         "--words",
@@ -70,9 +70,9 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--word-label",
     option(
         "--spans",
-        metavar="START,END",
-        help="Columns with the first character of a span of each text and the one after its last: "
-        "its vector is written instead of those of words.",
+        metavar="LISTS|START,END|sentences",
+        help="Column with the spans of a text, [[start, end], …], or two columns of one span; or "
+        "sentences: cut at their ends. A vector for each is written instead of those of words.",
     ),
     option("--tokens", **FLAG, help="Also write token vectors."),
     option("--dry-run", **FLAG, help="Estimate rows, tokens, size and time; write nothing."),
@@ -94,7 +94,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--quoting",
     "--delimiter",
     "--sheet",
-    "--no-header",
+    "--header/--no-header",
     "--min-chars",
     "--sample",
     "--limit",
@@ -104,7 +104,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--batch-size", type=POSITIVE, help="Texts of the full length per batch. [by device]"),
     option(
         "--on-long",
-        help="How to treat texts of more than --max-length tokens. "
+        help="Texts of more than --max-length tokens: {ON_LONG}. "
         "[truncate; with a run as --model, as it was trained]",
         **choice(ON_LONG),
     ),
@@ -119,13 +119,12 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--precision",
     option(
         "--storage",
-        help="Storage type; float16: half the size; compact: 0.43 of it, int8: a quarter, read "
-        "as float32.",
+        help="Storage type: {STORAGES}; all but float16 are read as float32.",
         **choice(STORAGES, "float32"),
     ),
     option("--no-text", **FLAG, help="Do not store the texts."),
     option("--workers", type=int, help="Processes that make shards. [one for each --device]"),
-    option("--engine", help="Where workers run; see docs/scale.md.", **choice(ENGINES, "local")),
+    option("--engine", help="Where workers run: {ENGINES}.", **choice(ENGINES, "local")),
     option("--shard-index", type=int, help="Make this one of --num-shards parts only, from 0."),
     option("--num-shards", type=int, help="Number of parts; afterwards run without both."),
 )

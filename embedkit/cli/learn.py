@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import BEST_BLEND, EXPORTS, FEATURES, HEADS, PRECISIONS, PREFERENCES
+from embedkit.choices import EXPORTS, FEATURES, HEADS, PRECISIONS, PREFERENCES
 from embedkit.cli.command import Result, answer_lines, command
 from embedkit.cli.options import (
     FILE,
@@ -103,7 +102,6 @@ def split(
     "embedkit train reviews.vectors --view mean_6,cls_6 --estimator lightgbm --out runs/lgbm",
     "embedkit train reviews.vectors --features tfidf --out runs/tfidf",
     "embedkit train treebank.vectors --level word --view 6 --out runs/tags",
-    more=True,
 )
 @click.argument("dataset", type=FILE)
 @options(
@@ -113,11 +111,7 @@ def split(
     ),
     "--level",
     "--estimator",
-    option(
-        "--features",
-        help="Stored vectors, or TF-IDF of the stored texts or words.",
-        **choice(FEATURES, "vectors"),
-    ),
+    option("--features", help="{FEATURES}.", **choice(FEATURES, "vectors")),
     "--task",
     "--label-separator",
     "--split",
@@ -128,6 +122,7 @@ def split(
     "--class-weight",
     "--text",
     "--label",
+    "--id",
     "--seed",
     "--overwrite",
 )
@@ -140,24 +135,12 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.train import train as fit
     from embedkit.cli.run_text import result_of
 
-    settings |= _columns(dataset, settings)
-    return result_of(fit(dataset, view=names_of(view), progress=progress, **settings))
-
-
-def _columns(dataset: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The columns that are named of a corpus, taken from all settings; a dataset has its own."""
-    values = {name: settings.pop(name) for name in ("text", "label")}
-    given = {name: value for name, value in values.items() if value is not None}
-    if given and dataset.is_dir():
-        name, value = next(iter(given.items()))
-        raise UsageError(f"{name}={value!r} is of a corpus; {dataset} is a dataset with its own.")
-    return given
+    return result_of(fit(dataset, view=names_of(view) or None, progress=progress, **settings))
 
 
 @command(
     "embedkit probe reviews.vectors --out runs/probe",
     "embedkit probe reviews.vectors --control random-weights --learning-curve --out runs/probe",
-    more=True,
 )
 @click.argument("dataset", type=FILE)
 @options(
@@ -180,6 +163,7 @@ def _columns(dataset: Path, settings: dict[str, Any]) -> dict[str, Any]:
     option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
     "--text",
     "--label",
+    "--id",
     "--overwrite",
 )
 def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
@@ -191,8 +175,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.probe import probe as run
     from embedkit.cli.run_text import result_of
 
-    settings |= _columns(dataset, settings)
-    return result_of(run(dataset, view=names_of(view), progress=progress, **settings))
+    return result_of(run(dataset, view=names_of(view) or None, progress=progress, **settings))
 
 
 @command(
@@ -298,8 +281,7 @@ _SHOWN = 3
 @click.argument("run", metavar="RUN|CHECKPOINT")
 @click.argument("corpus", required=False)
 @options(
-    option("--text", "single", help="One text, instead of a corpus; of a corpus as --column."),
-    option("--column", "text", help="Column of the text in the corpus. [as of the run]"),
+    option("--text", help="With CORPUS the column of its texts [that of the run]; else the text."),
     "--text-pair",
     "--id",
     "--encoding",
@@ -315,7 +297,6 @@ _SHOWN = 3
 def predict(
     run: str,
     corpus: str | None,
-    single: str | None,
     label_names: str | None,
     device: str,
     head: str | None,
@@ -333,10 +314,8 @@ def predict(
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 
-    if reading.text is None and corpus is not None:
-        reading = replace(reading, text=single)
-    model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
-    model["head"] = head
+    names = parse_label_names(label_names)
+    model: dict[str, Any] = {"label_names": names, "device": device, "head": head}
     with progress_bar() as progress:
         if corpus not in (None, "-"):
             done, rejected = predict_file(
@@ -345,12 +324,12 @@ def predict(
         elif given := [f"--{name}" for name, value in output.items() if value]:
             raise UsageError(f"{given[0]} is for a corpus; redirect other output with >.")
         else:
-            lines = corpus == "-" or single is None
+            lines = corpus == "-" or reading.text is None
             predictor = Predictor(run, **model, warm=lines)
     if corpus in (None, "-"):
         if lines:
             return answer_lines(partial(_show_text, predictor, as_json=as_json), "text")
-        _show_text(predictor, str(single), as_json=as_json)
+        _show_text(predictor, str(reading.text), as_json=as_json)
         return 0
     if not quiet:
         where = f" → {output['out']}" if output["out"] else ""
@@ -410,8 +389,7 @@ def _show_text(predictor: Predictor, text: str, *, as_json: bool) -> None:
     ),
     option(
         "--prefer",
-        help="Method to use, and to write with --write-blend: the cheapest that is not worse by "
-        "what matters, or the one with the best score.",
+        help="Method to use, and to write with --write-blend: {PREFERENCES}.",
         **choice(PREFERENCES, "cost"),
     ),
     option(
@@ -455,7 +433,7 @@ def compare(
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
-        made = compared.chosen_blend(BEST_BLEND)
+        made = compared.blend_to_use()
         count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
         written.append(f"{path_text(write_blend)}: {count_text(count, 'record')}, {made.name}")
     if report is not None:
@@ -552,7 +530,8 @@ def comparison_text(compared: Compared) -> str:
         parts += ["Test set:", table_text(cells)]
     parts += [
         f"Differences in {metric}{unit} to the baseline ({compared.baseline}) and to the first row "
-        f"({rows[0].name}), with 95 % intervals; p of a paired t-test of units, corrected for "
+        f"({rows[0].name}), with 95 % intervals; p of a paired t-test of units, "
+        "for the models that were trained, corrected for "
         f"{count_text(compared.tests, 'pair')} of methods:",
         table_text([_gain_cells(r.name, r.to_baseline, r.to_best, metric) for r in rows]),
     ]

@@ -16,14 +16,14 @@ import click
 from embedkit.cli.command import STARTED, Commands, complain
 from embedkit.cli.data import extract, info, tokenize, verify
 from embedkit.cli.learn import compare, export, finetune, predict, probe, split, train
-from embedkit.cli.look import explore, index, search, similarity, words
+from embedkit.cli.look import diff, explore, index, search, similarity, words
 from embedkit.cli.more import doctor, fetch, run
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 from embedkit.machine import __version__, set_wait_policy
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with the code that the README lists."""
+    """Run the command line and exit with a code of those that docs/reliability.md lists."""
     set_wait_policy()  # before the libraries that read it are loaded
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     stdout = sys.stdout
@@ -67,7 +67,7 @@ def cli() -> None:
 for _heading, _commands in {
     "Make vectors": (extract, info, verify, tokenize),
     "Learn": (split, train, probe, finetune, predict, compare, export),
-    "Look": (search, index, similarity, words, explore),
+    "Look": (search, index, similarity, words, explore, diff),
     "More": (run, fetch, doctor),
 }.items():
     for _command in _commands:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from embedkit.choices import (
     RUN_LEVELS,
     TASKS,
     WHITENINGS,
+    listed,
 )
 from embedkit.cli.text import above_bar
 from embedkit.display import visible
@@ -36,7 +37,7 @@ HEADINGS: Mapping[str, frozenset[str]] = {
         (
             "Reading the corpus",
             "--text-pair --id --keep --word-label --spans --format --encoding --quoting "
-            "--delimiter --no-header --sheet --min-chars --sample --limit",
+            "--delimiter --header --sheet --min-chars --sample --limit",
         ),
         ("Encoding", "--revision --max-length --on-long --prefix --precision"),
         (
@@ -50,7 +51,6 @@ HEADINGS: Mapping[str, frozenset[str]] = {
 }
 """Headings of the help and their options; all others come first, under :data:`FIRST_HEADING`."""
 
-option = click.option
 FILE = click.Path(path_type=Path)
 LAYERS = (
     "all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-1,-2; 0 is the embedding output."
@@ -77,15 +77,19 @@ class KnownOrClass(KnownName):
         return value if ":" in str(value) else super().convert(value, param, ctx)
 
 
-def choice(known: Sequence[str], default: str | None = None) -> dict[str, Any]:
+def choice(known: Collection[str], default: str | None = None) -> dict[str, Any]:
     """Settings of an option with known values."""
-    return {"type": KnownName(known), "default": default}
+    return {"type": KnownName(list(known)), "default": default}
+
+
+def option(*names: str, help: str, **settings: Any) -> Option:
+    """Make an option; lists of kinds are rendered in its help."""
+    return click.option(*names, help=listed(help), **settings)
 
 
 POSITIVE = click.IntRange(min=1)
 FLAG: Mapping[str, Any] = {"is_flag": True}
 _COUNT: Mapping[str, Any] = {"type": int, "metavar": "N"}
-_SEED = click.IntRange(0, 2**31 - 1)
 _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     # the corpus
     ("--text", "Column of the text. [inferred from the header]", {}),
@@ -95,14 +99,18 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("--word-label", "Column of the labels of words: with spaces between, or upos of CoNLL-U.", {}),
     ("--format", "Format; auto: by the name of the file.", choice(["auto", *FORMATS], "auto")),
     ("--encoding", "Character encoding of text files.", {"default": "utf-8"}),
-    ("--quoting", "Quoting of fields; auto: RFC 4180 in .csv files.", choice(QUOTINGS, "auto")),
+    ("--quoting", "Quoting of fields: {QUOTINGS}.", choice(QUOTINGS, "auto")),
     ("--delimiter", "What separates cells, or tab. [what divides the first lines alike]", {}),
     ("--sheet", "Name of the sheet of a workbook. [the first]", {}),
-    ("--no-header", "The first line is a record; columns are named 0, 1, 2 …", FLAG),
+    (
+        "--header/--no-header",
+        "The first line names the columns; else they are 0, 1, 2 …",
+        {"default": True},
+    ),
     ("--min-chars", "Leave out shorter texts; they are counted.", {"default": 0}),
     ("--sample", "Use only N randomly chosen records; the others are counted.", _COUNT),
     ("--limit", "Use only the first N records; the others are counted.", _COUNT),
-    ("--seed", "Seed of everything that is random.", {"default": 0, "type": _SEED}),
+    ("--seed", "Seed of everything that is random.", {"default": 0}),
     # the encoder
     (
         "--model",
@@ -123,17 +131,11 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     # datasets and runs
     ("--out", "Folder of the run to write. [runs/CORPUS-METHOD]", {"type": FILE}),
     ("--overwrite", "Replace existing output.", FLAG),
-    (
-        "--whitening",
-        "center: subtract the mean of the dataset, as raw BERT vectors all point in similar "
-        "directions; whiten: also decorrelate the dimensions.",
-        choice(WHITENINGS),
-    ),
+    ("--whitening", "Change of all vectors first: {WHITENINGS}.", choice(WHITENINGS)),
     ("--view", "Stored view, such as mean_-1. [mean of the last layer]", {}),
     (
         "--level",
-        "What is labelled: sentence (the records) or word (their words; extract them with "
-        "--words --word-label).",
+        "What is labelled: {RUN_LEVELS}; extract words with --words --word-label.",
         choice(RUN_LEVELS, "sentence"),
     ),
     ("--split", "Split file written by embedkit split.", {"type": FILE}),
@@ -146,12 +148,7 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
         "records held out.",
         {"default": 5},
     ),
-    (
-        "--task",
-        "classification: labels are classes; regression: labels are numbers; multilabel: "
-        "records have any number of classes.",
-        choice(TASKS, "classification"),
-    ),
+    ("--task", "{TASKS}.", choice(TASKS, "classification")),
     (
         "--label-separator",
         "Between the classes of a record, with --task multilabel.",
@@ -191,9 +188,9 @@ def options(*given: str | Option) -> Option:
     return decorate
 
 
-def names_of(text: str | None) -> list[str] | None:
+def names_of(text: str | None) -> list[str]:
     """Names separated by commas, as a list."""
-    return [name.strip() for name in text.split(",")] if text else None
+    return [name.strip() for name in text.split(",")] if text else []
 
 
 _PATIENCE = 1.0

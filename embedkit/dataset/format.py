@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,10 @@ from embedkit.choices import (
     Subtokens,
 )
 from embedkit.corpus.plan import CorpusOptions, CorpusSettings
+from embedkit.corpus.readers import format_of_name
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import l2_normalize, split_view
-from embedkit.errors import EncodeError, UsageError, did_you_mean
+from embedkit.errors import DamagedError, EncodeError, UsageError, did_you_mean
 from embedkit.storage import Count, Positive, check_files, decode, incomplete, read_json
 from embedkit.types import AnyPath, Float32
 
@@ -50,7 +51,8 @@ SCRATCH = "_embedkit/scratch"
 
 ROW_GROUP_ROWS = 8_192
 RESERVED = frozenset(
-    {"row", "id", "text", "text_pair", "text_key", "label", "n_tokens", "n_kept", "truncated"}
+    {"row", "id", "text", "text_pair", "text_key", "label"}
+    | {"n_tokens", "n_kept", "n_unknown", "truncated"}
 )
 """Columns of embedkit's own; a kept column may not have one of these names."""
 
@@ -524,17 +526,40 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
     return copy
 
 
-def is_dataset(path: Path) -> bool:
-    """True if the folder is a complete dataset."""
-    return Layout(path).manifest.is_file()
+def is_dataset(path: AnyPath) -> bool:
+    """True if the folder, or the address of one, is a complete dataset.
+
+    An address that ends as a corpus file does is not asked: some servers have a page for any name.
+    """
+    if not (address := storage.address_of(path)):
+        return Layout(Path(path)).manifest.is_file()
+    if format_of_name(Path(address.partition("?")[0])):
+        return False
+    with storage.store_of(address) as (store, root):
+        return bool(store.exists(f"{root}/{MANIFEST}"))
+
+
+def names_dataset(source: object) -> TypeGuard[AnyPath]:
+    """True for a folder, also an unfinished one, and the address of a dataset; else a corpus."""
+    if not isinstance(source, str | os.PathLike):
+        return False
+    if storage.address_of(source):
+        return is_dataset(source)
+    return Path(source).is_dir() or incomplete(Path(source)).is_dir()
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a complete dataset; a :class:`UsageError` if there is no dataset."""
     file = Layout(path).manifest
+    storage.wait_for_swap(path, private=SCRATCH)
+    seen = storage.state_of(path)
     if file.is_file():
-        check_files(path, [MANIFEST], advice=_ADVICE)
-        return decode(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
+        try:
+            check_files(path, [MANIFEST], advice=_ADVICE)
+            return decode(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
+        except DamagedError:  # or the folder was replaced in between
+            storage.check_unchanged(path, seen)
+            raise
     unfinished, parent = incomplete(path), path.parent
     if Layout(path).job.is_file() and path.name.endswith(".incomplete"):
         why = "It is an unfinished job: run the extract command that began it again."
@@ -740,16 +765,21 @@ SEPARATOR = "\x1f"
 
 
 def text_key(text: str) -> int:
-    """Return a key that texts share if they differ in case, width or white space only.
+    """Return a key that texts share if they differ in case, width, white space or marks only.
 
     It is a signed integer: the first eight bytes, little-endian, of the SHA-256 of the text in
-    normal form NFKC and folded case, with one space for each run of white space.
+    normal form NFKC and folded case, without control and format characters (zero-width spaces,
+    byte order marks), which tokenizers remove, and with one space for each run of white space.
 
-    >>> text_key("Ａ  Text ") == text_key("a text")
+    >>> text_key("Ａ\u200b  Text ") == text_key("a text")
     True
     """
-    folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    digest = hashlib.sha256(folded.encode("utf-8", "surrogatepass")).digest()
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    if not folded.isprintable():
+        kept = (c for c in folded if c.isspace() or unicodedata.category(c) not in ("Cc", "Cf"))
+        folded = "".join(kept)
+    words = " ".join(folded.split())
+    digest = hashlib.sha256(words.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 
 

@@ -37,16 +37,9 @@ from embedkit.dataset.format import (
 )
 from embedkit.display import Shown
 from embedkit.encoding.views import parse_layers, parse_view, split_view
-from embedkit.errors import (
-    DamagedError,
-    LockedError,
-    OutputExistsError,
-    UsageError,
-    check_counts,
-    check_seed,
-    did_you_mean,
-)
+from embedkit.errors import DamagedError, LockedError, UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.storage import Positive, Seed
 from embedkit.types import AnyPath, Float32, Int64
 
 if TYPE_CHECKING:
@@ -197,8 +190,7 @@ class TableReader:
 
     def read_block(self, block: Block, target: Float32) -> None:
         """Read the vectors of a row group into ``(rows, width)``, in the caller's thread."""
-        parts = np.split(target, self._edges[1:-1], axis=1)
-        columns = dict(zip(self._views, parts, strict=True))
+        columns = self.divided(target)
         with self._opened(block.shard) as file:
             group = block.metadata.row_group(block.group)
             if not copy_vectors(file.fileno(), group, columns):
@@ -227,8 +219,8 @@ class TableReader:
                 if name == "text":
                     raise UsageError(f"{root} stores no texts. Give the corpus file itself.")
                 raise UsageError(
-                    f"{root} has no column {name!r}; it has {', '.join(self.columns)}. Extract it "
-                    "again with label= or keep=."
+                    f"{root} has no column {name!r}; it has {', '.join(self.columns)}."
+                    f"{did_you_mean(name, self.columns)} Extract it again with label= or keep=."
                 )
         with self._opened(shard) as file:
             metadata = self._metadata(shard, file)
@@ -504,9 +496,7 @@ class VectorData(Shown):
         return [dict(zip(columns, row, strict=True)) for row in cells]
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        widths = self.manifest.columns_of(_TABLE_OF[self.level])
-        reader = _arrow_reader(self, {name: widths[name] for name in self.views})
-        return reader.__arrow_c_stream__(requested_schema)
+        return _arrow_reader(self).__arrow_c_stream__(requested_schema)
 
     @cached_property
     def X(self) -> Float32:
@@ -594,20 +584,17 @@ class VectorData(Shown):
         """All columns as a ``pandas.DataFrame``, each chosen view as a column of rows of ``X``."""
         import pandas as pd
 
-        frame = pd.DataFrame({name: self.column(name) for name in self.columns})
-        left = 0
-        for name in self.views:
-            right = left + self.manifest.columns_of(_TABLE_OF[self.level])[name]
-            frame[name] = list(self.X[:, left:right])
-            left = right
-        return frame
+        columns = {name: self.column(name) for name in self.columns}
+        vectors = self.reader.divided(self.X)
+        return pd.DataFrame(columns | {name: list(rows) for name, rows in vectors.items()})
 
+    @accepts()
     def iter_batches(
         self,
-        batch_size: int = 8_192,
+        batch_size: Positive = 8_192,
         *,
         columns: Sequence[str] = (),
-        shuffle_seed: int | None = None,
+        shuffle_seed: Seed | None = None,
         worker: tuple[int, int] = (0, 1),
     ) -> Iterator[dict[str, NDArray[Any]]]:
         """Vectors and labels in batches, without reading the whole dataset.
@@ -635,15 +622,10 @@ class VectorData(Shown):
             >>> sum(len(batch["X"]) for batch in data.iter_batches(5, shuffle_seed=0))
             12
         """
-        check_counts(batch_size=batch_size)
-        if shuffle_seed is not None:
-            check_seed(shuffle_seed)
         if not 0 <= worker[0] < worker[1]:
             raise UsageError(
                 f"worker={worker}: expected a number from 0, and the number of workers."
             )
-        if isinstance(columns, str):
-            raise TypeError(f"columns={columns!r} is a string; pass a list of columns.")
         for name in columns:
             if name not in self.columns:
                 raise UsageError(f"columns={name!r}: {self.path} has {', '.join(self.columns)}.")
@@ -652,12 +634,12 @@ class VectorData(Shown):
     def export(self, out: str | Path | None = None, *, to: str, overwrite: bool = False) -> Path:
         """Write the vectors for other tools.
 
-        ``npy`` is the matrix alone. ``csv`` and ``lance`` have the columns too, the vectors as
-        ``v0``, ``v1``, … or as ``vector``. ``faiss`` is a flat index of inner products under the
-        row numbers.
+        ``npy`` is the matrix alone. ``csv`` has the columns too, the vectors as ``v0``, ``v1``, …
+        ``faiss`` is a flat index of inner products under the row numbers. What takes Arrow needs
+        no file: ``lance.write_dataset(pyarrow.table(data), "vectors.lance")``.
 
         Args:
-            out: file to write, or folder of ``lance``; by default ``<dataset>.<to>``.
+            out: file to write; by default ``<dataset>.<to>``.
             to: {EXPORTS}.
             overwrite: replace ``out``.
 
@@ -674,23 +656,15 @@ class VectorData(Shown):
         target = Path(f"{self.path.name}.{to}" if out is None else out)
 
         def free() -> None:
-            if to != "lance":
-                storage.refuse_existing(target, overwrite=overwrite)
-            elif os.path.lexists(target) and not (overwrite and (target / "_versions").is_dir()):
-                advice = "Choose another out=, or pass overwrite=True to replace a Lance table."
-                raise OutputExistsError(f"{target} exists. {advice}")
+            storage.refuse_existing(target, overwrite=overwrite)
 
         free()
         storage.check_place(target)
-        if to == "lance":
-            place = storage.new_folder(target, free=free, sealed=False)
-        else:
-            place = storage.new_file(target, free=free)
-        with place as work:
-            with storage.storage_errors(work, RuntimeError, pa.ArrowException):
-                _EXPORT[to](self, work)
-            if work.is_dir():
-                storage.sync_tree(work)
+        with (
+            storage.new_file(target, free=free) as work,
+            storage.storage_errors(work, RuntimeError, pa.ArrowException),
+        ):
+            _EXPORT[to](self, work)
         return target
 
     def _integers(self, name: str) -> Int64:
@@ -717,18 +691,16 @@ def _with_columns(data: VectorData) -> Iterator[tuple[pa.Table, Float32]]:
         yield data.reader.scalars_of(block, data.columns), data.reader.vectors_of(block)
 
 
-def _arrow_reader(data: VectorData, widths: Mapping[str, int]) -> pa.RecordBatchReader:
-    """The columns, and the vectors divided into columns of these widths, as an Arrow stream."""
+def _arrow_reader(data: VectorData) -> pa.RecordBatchReader:
+    """The columns, and the vectors as a column for each view, as an Arrow stream."""
     fields = [data.reader.schema.field(name) for name in data.columns]
-    fields += [
-        pa.field(name, vector_column(np.empty((0, width), np.float32)).type)
-        for name, width in widths.items()
-    ]
-    schema, edges = pa.schema(fields), np.cumsum([*widths.values()])[:-1]
+    none = data.reader.divided(np.empty((0, data.width), np.float32))
+    fields += [pa.field(name, vector_column(vectors).type) for name, vectors in none.items()]
+    schema = pa.schema(fields)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for table, vectors in _with_columns(data):
-            parts = map(vector_column, np.split(vectors, edges, axis=1))
+            parts = map(vector_column, data.reader.divided(vectors).values())
             yield from pa.table([*table.columns, *parts], schema=schema).to_batches()
 
     return pa.RecordBatchReader.from_batches(schema, batches())
@@ -759,15 +731,7 @@ def _to_faiss(data: VectorData, out: Path) -> None:
         faiss.write_index(index, str(out))
 
 
-def _to_lance(data: VectorData, out: Path) -> None:
-    try:
-        import lance
-    except ImportError as error:
-        raise UsageError("to='lance': pip install pylance.") from error
-    lance.write_dataset(_arrow_reader(data, {"vector": data.width}), str(out))
-
-
-_EXPORT = {"npy": _to_npy, "csv": _to_csv, "faiss": _to_faiss, "lance": _to_lance}
+_EXPORT = {"npy": _to_npy, "csv": _to_csv, "faiss": _to_faiss}
 
 
 def _stored_view(name: str, stored: list[str], manifest: Manifest, folder: Path, level: str) -> str:

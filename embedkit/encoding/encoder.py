@@ -120,14 +120,14 @@ class Encoder:
         self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
         plain = load_model(checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype)
-        self.checkpoint = checkpoint = checkpoint.without(list(plain.unread))
+        self.checkpoint = checkpoint = plain.checkpoint
         self.model: Model = plain
         if self.precision == "int8":
             settings = TokenizerSettings(self.max_length, prefix=checkpoint.prefix)
             with threads_limited(1):  # ranges must not depend on the number of threads
                 calibrate(plain, self.tokenizer.encode(CALIBRATION, settings=settings))
         if forward == "auto":
-            self.model = fastest(plain, checkpoint)
+            self.model = fastest(plain)
         if self.precision == "int8" and not isinstance(self.model, PackedModel):
             raise UsageError("precision='int8' needs the CPU and the padding-free forward.")
         kind = self.precision if self.precision in BATCH_TOKENS else where.type

@@ -13,7 +13,7 @@ from functools import cached_property, wraps
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,36 +90,6 @@ class PackedBatch:
         return cls(ids, type_ids, ends, tuple(lengths))
 
 
-class Model(Protocol):
-    """What runs batches: the packed forward, the plain one, or a stand-in."""
-
-    name: str
-    pads: bool
-    one_thread: bool  # for each batch
-    n_layers: int
-    width: int
-    device: torch.device
-    dtype: torch.dtype
-    pooler: nn.Module | None
-
-    def forward(
-        self,
-        batch: PackedBatch,
-        layers: Collection[int],
-        on_layer: OnLayer,
-        *,
-        first_only: bool = False,
-    ) -> None:
-        """Run the batch and call ``on_layer(layer, hidden)`` for each requested layer, ascending.
-
-        ``hidden`` is ``(tokens, width)`` on the model's device in its dtype. With ``first_only``
-        the highest layer has only the first token of every sequence: ``(sequences, width)``.
-        """
-
-    def pool(self, first: Tensor) -> Tensor:
-        """The checkpoint's pooler on the last layer's first tokens, ``(sequences, width)``."""
-
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -157,24 +127,24 @@ def whole_fp32(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         setattr(matmul, name, before)
 
 
-class PlainModel:
-    """The transformers forward, with padding added and removed inside."""
+class Model:
+    """The modules of a checkpoint on a device, and what runs batches through them.
 
-    name = "transformers"
-    pads = True
+    There are two: :class:`PlainModel`, the forward of transformers, which is slow and cannot be
+    wrong, and :class:`~embedkit.encoding.packed.PackedModel`, which has to agree with it.
+    """
+
+    name: str
+    pads: bool
     one_thread = False
-    unread: Sequence[str] = ()  # weights of the encoder that its class does not use
+    """Whether a batch runs on one thread, where several would change its bits."""
 
-    def __init__(
-        self, model: Any, checkpoint: Checkpoint, *, pad_id: int, pooler: nn.Module | None
-    ) -> None:
-        self.n_layers = checkpoint.n_layers
-        self.width = checkpoint.width
-        self.device = next(model.parameters()).device
-        self.pooler = pooler
-        self.module = model
-        self.dtype = next(model.parameters()).dtype
-        self._pad_id = pad_id
+    def __init__(self, module: Any, pooler: nn.Module | None, checkpoint: Checkpoint) -> None:
+        weight = next(module.parameters())
+        self.module, self.pooler, self.checkpoint = module, pooler, checkpoint
+        self.n_layers, self.width = checkpoint.n_layers, checkpoint.width
+        self.device: torch.device = weight.device
+        self.dtype: torch.dtype = weight.dtype
 
     @computing
     def forward(
@@ -185,7 +155,40 @@ class PlainModel:
         *,
         first_only: bool = False,
     ) -> None:
-        """As :meth:`Model.forward`."""
+        """Run the batch and call ``on_layer(layer, hidden)`` for each requested layer, ascending.
+
+        ``hidden`` is ``(tokens, width)`` on the model's device in its dtype. With ``first_only``
+        the highest layer has only the first token of every sequence: ``(sequences, width)``.
+        """
+        self._run(batch, layers, on_layer, first_only=first_only)
+
+    def _run(
+        self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer, *, first_only: bool
+    ) -> None:
+        raise NotImplementedError
+
+    @computing
+    def pool(self, first: Tensor) -> Tensor:
+        """The checkpoint's pooler on the last layer's first tokens, ``(sequences, width)``."""
+        assert self.pooler is not None
+        return self.pooler(first.unsqueeze(1)).float()  # type: ignore[no-any-return]
+
+
+class PlainModel(Model):
+    """The transformers forward, with padding added and removed inside."""
+
+    name = "transformers"
+    pads = True
+
+    def __init__(
+        self, module: Any, pooler: nn.Module | None, checkpoint: Checkpoint, *, pad_id: int
+    ) -> None:
+        super().__init__(module, pooler, checkpoint)
+        self._pad_id = pad_id
+
+    def _run(
+        self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer, *, first_only: bool
+    ) -> None:
         apart = len(set(batch.lengths)) > 1 and self._sees_padding
         parts = [self._states(part) for part in (_by_length(batch) if apart else [batch])]
         for layer in sorted(layers):
@@ -228,12 +231,6 @@ class PlainModel:
         limit = 1e-3 if self.dtype == torch.float32 else 5e-2
         return bool((padded - alone).norm() > limit * alone.norm())
 
-    @computing
-    def pool(self, first: Tensor) -> Tensor:
-        """As :meth:`Model.pool`."""
-        assert self.pooler is not None
-        return self.pooler(first.unsqueeze(1)).float()  # type: ignore[no-any-return]
-
 
 def _real(states: Tensor, places: Tensor) -> Tensor:
     """Rows ``(tokens, width)`` of the tokens among ``(sequences, longest, width)``."""
@@ -259,14 +256,15 @@ def takes_types(module: Any) -> bool:
 def load_model(
     checkpoint: Checkpoint, *, pad_id: int, device: torch.device, dtype: torch.dtype
 ) -> PlainModel:
-    """Load the weights of a checkpoint; ``ModelError`` if they are missing or unreadable."""
-    model, report = load_module(checkpoint, _loader(checkpoint), dtype=dtype)
-    missing = check_complete(checkpoint, report)
-    unread = _unread(checkpoint, model, report)
-    if statements := checkpoint.without(unread).unread:
+    """Load the weights of a checkpoint; ``ModelError`` if they are missing or unreadable.
+
+    The model's own ``checkpoint`` says what the weights turned out to lack.
+    """
+    model, has_pooler, checkpoint = _load_encoder(checkpoint, dtype=dtype)
+    if checkpoint.unread:
         logger.warning(
-            f"{checkpoint.name} needs {', '.join(statements)}, which is not computed here: its "
-            f"vectors are those of transformers' {type(model).__name__}, not its makers'"
+            f"{checkpoint.name} needs {', '.join(checkpoint.unread)}, which is not computed here: "
+            f"its vectors are those of transformers' {type(model).__name__}, not its makers'"
         )
     model.config.use_cache = False
     if checkpoint.config.get("is_encoder_decoder"):
@@ -275,12 +273,10 @@ def load_model(
         model.pooler = nn.Identity()  # applied on request, not in every forward
     if isinstance(pooler, nn.Linear):  # ALBERT's forward has the other steps
         pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
-    # transformers fills a missing one with random numbers
-    pooler = pooler.eval().to(device) if isinstance(pooler, nn.Module) and not missing else None
+    pooler = pooler.eval().to(device) if isinstance(pooler, nn.Module) and has_pooler else None
     model.eval().to(device)
     try:
-        plain = PlainModel(model, checkpoint, pad_id=pad_id, pooler=pooler)
-        plain.unread = unread
+        plain = PlainModel(model, pooler, checkpoint, pad_id=pad_id)
         token = torch.zeros(1, dtype=torch.int64, device=device)
         batch = PackedBatch.of(token, token, [1])
         plain.forward(
@@ -308,21 +304,26 @@ def _check_finite(checkpoint: Checkpoint, model: Any, hidden: Tensor) -> None:
         )
 
 
-def _unread(checkpoint: Checkpoint, model: Any, report: dict[str, Any]) -> list[str]:
-    """Weights of the encoder in the files that its class does not use."""
-    parts = [name for name, _ in model.named_children()]
-    depth = checkpoint.n_layers
-    return inventory.unread_weights(
-        report["unexpected_keys"], parts, model.base_model_prefix, depth
-    )
+def _load_encoder(
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: str | None = None
+) -> tuple[Any, bool, Checkpoint]:
+    """The encoder, whether it has a pooler, and the checkpoint with what its weights show.
 
-
-def _loader(checkpoint: Checkpoint) -> str:
-    """Class of transformers that holds the encoder, without a decoder if there is one."""
+    The class of transformers is the one that holds the encoder, without a decoder if there is one.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
     alone = checkpoint.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
-    return "AutoModelForTextEncoding" if alone else "AutoModel"
+    kind = "AutoModelForTextEncoding" if alone else "AutoModel"
+    model, report = load_module(checkpoint, kind, dtype=dtype, device=device)
+    # transformers fills a pooler that the file lacks with random numbers
+    lacking = check_complete(checkpoint, report)
+    has_pooler = not lacking and getattr(model, "pooler", None) is not None
+    parts = [name for name, _ in model.named_children()]
+    unread = inventory.unread_weights(
+        report["unexpected_keys"], parts, model.base_model_prefix, checkpoint.n_layers
+    )
+    return model, has_pooler, checkpoint.without(unread)
 
 
 def load_module(
@@ -395,6 +396,7 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     folder, file = str(checkpoint.transformer), checkpoint.adapter
     settings = peft.PeftConfig.from_pretrained(folder)
     settings.inference_mode = True
+    settings.megatron_config = None  # with it peft imports the module that the file names
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # weights are counted below
         tuned = peft.get_peft_model(model, settings)
@@ -475,12 +477,9 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
     kinds = [getattr(transformers, name, None) for name in names]
     kinds = [found for found in kinds if getattr(found, "config_class", None) is config]
     kind = str((*kinds, transformers.AutoModel._model_mapping[config])[0].__name__)
-    encoder, report = load_module(
-        checkpoint, _loader(checkpoint), dtype=torch.float32, device="meta"
-    )
-    if check_complete(checkpoint, report):
-        encoder.pooler = None
-    checkpoint = checkpoint.without(_unread(checkpoint, encoder, report))
+    encoder, has_pooler, checkpoint = _load_encoder(checkpoint, dtype=torch.float32, device="meta")
+    if not has_pooler:
+        encoder.pooler = None  # whose parameters are not counted
     model, report = load_module(checkpoint, kind, dtype=torch.float32, device="meta")
     labels = (model.config.id2label or {}) if kind.endswith("Classification") else {}
     same = ("name", "source", "revision", "model_type", "n_layers", "width", "positions")
@@ -491,7 +490,7 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
         max_length=choose_max_length(checkpoint, tokenizer, None),
         vocabulary=len(tokenizer.hf),
         tokenizer=type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.is_fast else " (slow)"),
-        has_pooler=getattr(encoder, "pooler", None) is not None,
+        has_pooler=has_pooler,
         sentence=str(checkpoint.definition),
         prompts=checkpoint.definition.prompts,
         labels=tuple(str(labels[number]) for number in sorted(labels)),

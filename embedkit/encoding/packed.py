@@ -41,13 +41,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention
 from torch.utils._pytree import tree_map
 
-from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.model import (
+    Model,
     OnLayer,
     PackedBatch,
     PlainModel,
     computes_bf16,
-    computing,
     is_out_of_memory,
     takes_types,
 )
@@ -391,14 +390,14 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedModel:
+def fastest(plain: PlainModel) -> Model:
     """The packed forward if it agrees with the plain one, else the plain one.
 
     Both are compared layer by layer on sequences of several lengths. In fp32 on CPU, bits of
     sequences alone and in a batch are compared too; if they differ, a batch runs on one thread, and
     if that does not help, sequences attend one by one.
     """
-    if not plain.module._supports_attention_backend and checkpoint.model_type != "mpnet":
+    if not plain.module._supports_attention_backend and plain.checkpoint.model_type != "mpnet":
         logger.info("forward: that of transformers, with padding; not compared layer by layer")
         return plain
     limit = _AGREE if plain.dtype == torch.float32 else _AGREE_IN_HALF
@@ -406,8 +405,8 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
         limit = _AGREE_IN_INT8
     for kind in attention_kinds(plain.device, plain.dtype):
         try:
-            packed = PackedModel(plain, checkpoint, attention=kind)
-            worst = _difference(packed, plain, _trial(checkpoint, plain))
+            packed = PackedModel(plain, attention=kind)
+            worst = _difference(packed, plain, _trial(plain))
         except Exception as error:  # of any kernel that this device or torch does not support
             reason = f"cannot run here ({first_line(error)})"
             if is_out_of_memory(error):
@@ -419,7 +418,7 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
                     packed.name = f"packed, {kind}"  # kernels differ in bits
                 if plain.device.type != "cpu" or plain.dtype != torch.float32:
                     return packed
-                batch = _trial(checkpoint, plain, 100)
+                batch = _trial(plain, 100)
                 packed.one_thread = _MKL or _bits_differ(packed, batch, 1, torch.get_num_threads())
                 if packed.one_thread and _bits_differ(packed, batch, 1):
                     logger.info(
@@ -435,32 +434,30 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
     return plain
 
 
-class PackedModel:
-    """The interface of :class:`~embedkit.encoding.model.PlainModel` without padding.
+class PackedModel(Model):
+    """The modules of a plain model, run without padding.
 
     ``attention`` is one of :func:`attention_kinds`, by default the first.
     """
 
     name = "packed"
     pads = False
-    one_thread = False  # a batch, where several would change bits
+    together = True
+    """Whether sequences of equal length attend in one call."""
 
-    def __init__(
-        self, plain: PlainModel, checkpoint: Checkpoint, *, attention: str | None = None
-    ) -> None:
+    def __init__(self, plain: PlainModel, *, attention: str | None = None) -> None:
         from transformers import AttentionInterface
 
-        self.n_layers, self.width = plain.n_layers, plain.width
-        self.device, self.dtype = plain.device, plain.dtype
-        self.attention = attention or attention_kinds(self.device, self.dtype)[0]
-        self.together = True  # sequences of equal length attend in one call
         both: Any = nn.ModuleList([plain.module, plain.pooler or nn.Identity()])
         weights = {id(t): t for t in (*both.parameters(), *both.buffers())}
         both = copy.deepcopy(both, weights)  # modules, with the same weights
         # on CPU products of three times the width are no faster
-        hasten(both, join=self.device.type == "cuda")
-        self.module, self.pooler = both[0], plain.pooler and both[1]
-        if checkpoint.model_type == "mpnet":
+        hasten(both, join=plain.device.type == "cuda")
+        super().__init__(both[0], plain.pooler and both[1], plain.checkpoint)
+        # a product joined or in 8 bits may stand first and have another type
+        self.device, self.dtype = plain.device, plain.dtype
+        self.attention = attention or attention_kinds(self.device, self.dtype)[0]
+        if self.checkpoint.model_type == "mpnet":
             _open_mpnet(self.module)
         else:
             AttentionInterface.register(_NAME, _attend)
@@ -470,19 +467,12 @@ class PackedModel:
             layer.register_forward_pre_hook(
                 lambda *call: _running.now.enter(*call), with_kwargs=True
             )
-        counts = checkpoint.counts_from_padding
+        counts = self.checkpoint.counts_from_padding
         self._padding = self.module.get_input_embeddings().padding_idx if counts else None
 
-    @computing
-    def forward(
-        self,
-        batch: PackedBatch,
-        layers: Collection[int],
-        on_layer: OnLayer,
-        *,
-        first_only: bool = False,
+    def _run(
+        self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer, *, first_only: bool
     ) -> None:
-        """As :meth:`PlainModel.forward <embedkit.encoding.model.PlainModel.forward>`."""
         inputs = {"input_ids": batch.ids, "position_ids": self._positions(batch)}
         if takes_types(self.module):
             inputs["token_type_ids"] = batch.type_ids
@@ -500,12 +490,9 @@ class PackedModel:
             if not widen or forward.last.sum().isfinite():
                 break
 
-    @computing
     def pool(self, first: Tensor) -> Tensor:
-        """As :meth:`PlainModel.pool <embedkit.encoding.model.PlainModel.pool>`."""
-        assert self.pooler is not None
-        vectors: Tensor = self.pooler(_filled(first).unsqueeze(1))
-        return vectors[: len(first)].float()
+        """As :meth:`Model.pool <embedkit.encoding.model.Model.pool>`."""
+        return super().pool(_filled(first))[: len(first)]
 
     def _positions(self, batch: PackedBatch) -> Tensor:
         starts, tokens = batch.offsets[:-1], len(batch.ids)
@@ -795,9 +782,9 @@ def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool
         torch.set_num_threads(before)
 
 
-def _trial(checkpoint: Checkpoint, plain: PlainModel, longest: int = 40) -> PackedBatch:
+def _trial(plain: PlainModel, longest: int = 40) -> PackedBatch:
     window = getattr(plain.module.config, "sliding_window", None) or 0
-    longest = min(checkpoint.positions, max(longest, 2 * window))
+    longest = min(plain.checkpoint.positions, max(longest, 2 * window))
     lengths = [length for length in (longest, 45, 17, 17, 5, 3, 3, 1) if length <= longest]
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(plain.module.config.vocab_size)  # config.json may omit it

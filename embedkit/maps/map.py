@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown, shorten
 from embedkit.drawing import SHAPES
 from embedkit.encoding.views import layer_rank, parse_layers, split_view
-from embedkit.errors import UsageError
+from embedkit.errors import UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.pages import cut_texts, packed, packed_json, page_file, render_page, with_names
 from embedkit.search.exact import unit_rows
@@ -178,16 +177,16 @@ def lay_out(
 ) -> Float32:
     """Return ``(n, 2)`` float32 of one layer.
 
-    t-SNE and UMAP begin where the layer before ended, and every layout is turned onto the one
-    before, so that points move no further than they must. ``after`` is called after every 50
-    iterations of t-SNE, else at the end.
+    t-SNE begins where the layer before ended, and every layout is turned onto the one before, so
+    that points move no further than they must. ``after`` is called after every 50 iterations of
+    t-SNE, else at the end.
     """
     check_choice(LAYOUT_METHODS, method=method)
-    init = first_axes(unit) if before is None else before
     if method == "tsne" and len(unit) > ATTRACTING + 1:
-        points = _tsne(near, init, first=before is None, seed=seed, after=after)
+        start = first_axes(unit) if before is None else before
+        points = _tsne(near, start, first=before is None, seed=seed, after=after)
     else:  # t-SNE of a few points, of which each has all others as neighbours, is their axes
-        points = _umap(unit, init, seed) if method == "umap" else first_axes(unit)
+        points = first_axes(unit)
         after()
     return points if before is None else aligned(points, before)
 
@@ -241,24 +240,6 @@ def aligned(points: Float32, before: Float32) -> Float32:
     centred = points - points.mean(axis=0)
     left, _, right = np.linalg.svd(centred.T.astype(np.float64) @ (before - middle))
     return np.asarray(centred @ (left @ right) + middle, np.float32)
-
-
-def _umap(unit: Float32, init: Float32, seed: int) -> Float32:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its dependencies, and that a seed means one thread
-        try:
-            from umap import UMAP
-        except ImportError as error:
-            message = "method='umap' needs a package: pip install umap-learn. Or use method='tsne'."
-            raise UsageError(message) from error
-        scale = 10 / max(float(np.abs(init).max()), 1e-12)
-        made = UMAP(
-            n_neighbors=min(ATTRACTING, len(unit) - 1),
-            metric="cosine",
-            random_state=seed,
-            init=init * np.float32(scale),
-        )
-        return np.asarray(made.fit_transform(unit), np.float32)
 
 
 _MANY = 20_000
@@ -331,29 +312,7 @@ def explore(
     columns = _columns(data, indices, color, label_names or {})
     label = next((c for c in columns if c.name == "label" and c.kind == "label"), None)
     start = views.index(data.views[0])
-    rounds = (_EARLY + _FIRST + _NEXT * (len(views) - 1)) // _ROUND
-    total = rounds if method == "tsne" and len(indices) > ATTRACTING + 1 else len(views)
-    steps = count(1)
-    drawn: dict[int, _Drawn] = {}
-    earlier = [(i, i + 1) for i in range(start - 1, -1, -1)]
-    later = [(i, i - 1) for i in range(start + 1, len(views))]
-    for number, previous in [(start, None), *earlier, *later]:
-        unit = unit_rows(load(dataset, views[number]).reader.vectors_at(indices))
-        near = nearest_points(unit, ATTRACTING, seed=seed)
-        points = lay_out(
-            unit,
-            near,
-            method=method,
-            before=None if previous is None else drawn[previous].points,
-            seed=seed,
-            after=lambda: progress(Progress("laying out", next(steps), total, "steps")),
-        )
-        kept = kept_neighbours(near, points, k=_KEPT_OF)
-        same, title = _same_label(near, label, views[number])
-        layout = ViewLayout(views[number], kept, same, near.recall, title)
-        listed = _LISTED if len(unit) <= _MANY else _LISTED_OF_MANY
-        drawn[number] = _Drawn(layout, points, near.indices[:, :listed], near.cosines[:, :listed])
-    ordered = [drawn[i] for i in range(len(views))]
+    ordered = _drawn(dataset, views, start, indices, method, label, seed, progress)
     chance = _chance(label)
     content = {
         "dataset": data.path.resolve().name,
@@ -384,6 +343,45 @@ class _Drawn:
     cosines: Float32
 
 
+def _drawn(
+    dataset: str | os.PathLike[str],
+    views: Sequence[str],
+    start: int,
+    indices: Int64,
+    method: LayoutMethod,
+    label: Column | None,
+    seed: int,
+    progress: ProgressCallback,
+) -> list[_Drawn]:
+    """The layouts of all views, from the one that is shown first upwards and downwards.
+
+    Each begins where its neighbour ended, so that points move no further than the layers do.
+    """
+    rounds = (_EARLY + _FIRST + _NEXT * (len(views) - 1)) // _ROUND
+    total = rounds if method == "tsne" and len(indices) > ATTRACTING + 1 else len(views)
+    steps = count(1)
+    drawn: dict[int, _Drawn] = {}
+    earlier = [(i, i + 1) for i in range(start - 1, -1, -1)]
+    later = [(i, i - 1) for i in range(start + 1, len(views))]
+    for number, previous in [(start, None), *earlier, *later]:
+        unit = unit_rows(load(dataset, views[number]).reader.vectors_at(indices))
+        near = nearest_points(unit, ATTRACTING, seed=seed)
+        points = lay_out(
+            unit,
+            near,
+            method=method,
+            before=None if previous is None else drawn[previous].points,
+            seed=seed,
+            after=lambda: progress(Progress("laying out", next(steps), total, "steps")),
+        )
+        kept = kept_neighbours(near, points, k=_KEPT_OF)
+        same, title = _same_label(near, label, views[number])
+        layout = ViewLayout(views[number], kept, same, near.recall, title)
+        listed = _LISTED if len(unit) <= _MANY else _LISTED_OF_MANY
+        drawn[number] = _Drawn(layout, points, near.indices[:, :listed], near.cosines[:, :listed])
+    return [drawn[i] for i in range(len(views))]
+
+
 def _views(data: VectorData, layers: str) -> list[str]:
     """Stored views of the pooling of the chosen one, single layers first."""
     stored = list(data.manifest.columns_of("sentences"))
@@ -410,7 +408,8 @@ def _columns(
     names = [name for name in data.columns if name not in _NO_COLOURS]
     if color is not None and color not in names:
         if color not in data.columns:
-            raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.")
+            near = did_you_mean(color, data.columns)
+            raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.{near}")
         names.append(color)
     names.sort(key=lambda name: name != "label")
     values = data.reader.pick(indices, names)

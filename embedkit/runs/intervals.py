@@ -79,9 +79,13 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
     names, block = np.unique(unit, return_inverse=True)
     count = len(names)
     if count > BLOCKS:
+        # a sum over 200 blocks of random units has the expectation of the sum over the units: only
+        # the error of the error grows, to about 5 %
         block = (np.random.default_rng(seed).permutation(count) % BLOCKS)[block]
         count = BLOCKS
     influence = {name: np.empty(count) for name in metrics}
+    # one matrix of weights (units at once, records): a metric is a function of many weightings, so
+    # that ranks and sorting are paid for once
     step = max(1, min(64, _AT_ONCE // len(unit)))
     for start in range(0, count, step):
         numbers = np.arange(start, min(start + step, count))
@@ -89,6 +93,8 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
         for name, metric in metrics.items():
             influence[name][numbers] = -2 * metric(weights)
     for values in influence.values():
+        # a metric that no unit changes must have influences of exactly 0, which :func:`_error`
+        # treats apart; rounding would make them differ in the last digits
         equal = np.ptp(values) <= 1e-12 * np.abs(values).max()  # but for rounding
         values -= values if equal else values.mean()
     return influence
@@ -116,6 +122,8 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
     if not np.isfinite(value) or np.isnan(error) or metric.scale == "biased":
         return float("nan"), float("nan")
     least, most = sorted((metric.worst, 0.0 if metric.scale == "error" else 1.0))
+    # at the end of a range the scales below have no slope, and a perfect score no variance; the
+    # binomial distribution still knows how much n records can show
     if not influence.any() or not least < value < most:
         if metric.scale in ("error", "explained"):
             return value, value
@@ -200,10 +208,12 @@ def paired_tests(
         error, freedom = _error(value, influence[:, one] - influence[:, other], units)
         if np.isnan(value) or np.isnan(error):
             continue
+        # the same predictions by two methods differ by rounding alone, which is no difference
         same = error <= 1e-9 * max(size[one], size[other]) and abs(value) <= 1e-9 * max(
             abs(values[one]), abs(values[other])
         )
         p[number] = 1.0 if same or value == 0 else 2 * stdtr(freedom, -abs(value) / error)
+    # undefined differences are not tests, and do not make the others stricter
     corrected, known = np.full(len(pairs), np.nan), np.isfinite(p)
     corrected[known] = holm(p[known].tolist())
     return p, corrected
@@ -239,6 +249,7 @@ def _error(value: float, influence: Float64, units: float = np.inf) -> tuple[flo
         return abs(value) / count, max(count / 4, 1.0)
     if n < 4 or np.isnan(error):
         return error, max(n - 1.0, 1.0)
+    # divided by the largest, for fourth powers of small influences are 0 in float64
     squares = (influence / np.abs(influence).max()) ** 2
     excess = n * (squares**2).sum() / squares.sum() ** 2 - 3
     excess = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * excess + 6)

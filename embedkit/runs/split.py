@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,16 +26,11 @@ from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
+from embedkit.dataset.format import names_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
-from embedkit.errors import (
-    CorpusError,
-    DamagedError,
-    MismatchError,
-    UsageError,
-    check_counts,
-    check_seed,
-)
+from embedkit.errors import CorpusError, DamagedError, MismatchError, UsageError
+from embedkit.storage import Positive, Seed
 from embedkit.types import Int64
 from embedkit.units.target import Target
 from embedkit.units.units import Units, match
@@ -102,6 +96,7 @@ class Split(Shown):
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the assignment of records and of the input that they belong to."""
+        # of words it is that of their records: a word is never apart from its text
         if self.records is not None:
             return self.records.fingerprint
         digest = hashlib.sha256(json.dumps(self.settings.source).encode())
@@ -246,6 +241,7 @@ def split_for(
                 "split.parquet as split=."
             )
         result = align_split(file, records)
+    # also where a split was passed: it may be the run's own, in a file of another name
     if run is not None:
         other = int((result.folds != np.array(records.column("fold"), np.int64)).sum())
         if other:
@@ -283,9 +279,9 @@ def split(
     source: CorpusLike,
     *,
     out: str | Path | None = None,
-    folds: int = 5,
+    folds: Positive = 5,
     test: float = 0.0,
-    seed: int = 0,
+    seed: Seed = 0,
     label: str | None = None,
     group: str | None = None,
     label_separator: str | None = None,
@@ -300,7 +296,7 @@ def split(
         folds: number of folds; 1: a single training, with a fifth of the records held out.
         test: fraction of the records to hold out as test set, 0.01 to 0.5; 0 for none.
         seed: of the shuffle, and of ``sample``.
-        label: column to stratify by; of a dataset it is the one it was made with.
+        label: column to stratify by, of a dataset also one that was kept.
         group: column whose values must not be divided; of a dataset one that was kept.
         label_separator: between the classes of a record (``task="multilabel"``); folds are not
             stratified then, and an empty label is a record without a class.
@@ -330,8 +326,6 @@ def make_split(
     records: Units, *, folds: int = 5, test: float = 0.0, seed: int = 0, sets: bool = False
 ) -> Split:
     """Assign records to folds; arguments and errors as for :func:`split`."""
-    check_seed(seed)
-    check_counts(folds=folds)
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
         raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
     labelled = records.labelled(sets=sets)
@@ -522,18 +516,14 @@ def same_text_groups(
 def _records(
     source: CorpusLike, label: str | None, group: str | None, reading: CorpusOptions, seed: int
 ) -> Units:
-    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
+    if names_dataset(source):
         if reading.given:
             name = reading.given[0]
             raise UsageError(
                 f"{name}={getattr(reading, name)!r} tells how to read a corpus file; "
                 f"{source} is a dataset, whose records are settled."
             )
-        data = load(Path(source))
-        stored = data.manifest.job.input.label
-        if label is not None and label != stored:
-            raise UsageError(f"label={label!r}: {data.path} was made with the label {stored!r}.")
-        return Units.of_dataset(data, group=group)
+        return Units.of_dataset(load(source), group=group, label=label)
     options = replace(reading, label=label, keep=(group,) if group else ())
     if reading.sample is not None:
         options = replace(options, seed=seed)

@@ -26,7 +26,7 @@ from embedkit.errors import LockedError, MismatchError, OutputExistsError, Usage
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.search.exact import Neighbours, Whitening, fit_whitening, nearest, unit_rows
 from embedkit.storage import decode, read_json, unreadable
-from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Bool, Float32, Progress, ProgressCallback, no_progress
 
 RECALL_K = 10  # recall is the fraction of the ten nearest records that are found
 _HELD_OUT = 500
@@ -170,16 +170,7 @@ def build_index(
             progress(Progress("adding", block.stop, len(data), "records"))
         recall = None
         if count and len(data) - count >= RECALL_K:
-            queries = data.reader.vectors_at(held)
-            most = 4 * RECALL_K  # repeated texts are equally near
-            truth = nearest(data, queries, k=most, metric=metric, whitening=fitted, chosen=kept)
-            prepared = _prepared(queries, metric, fitted)
-            params = KINDS[kind].parameters(RECALL_K)
-            indices = index.search(prepared, RECALL_K, params=params)[1]
-            scores = -truth.scores if metric == "euclid" else truth.scores
-            edge = scores[:, RECALL_K - 1] - 1e-6 * np.abs(scores[:, 0])  # as near as the tenth
-            right = np.where(scores >= edge[:, None], truth.indices, -2)
-            recall = float((indices[:, :, None] == right[:, None, :]).any(axis=2).mean())
+            recall = _recall(index, data, kept, kind=kind, metric=metric, whitening=fitted)
         if count:
             index.add_with_ids(_prepared(data.reader.vectors_at(held), metric, fitted), held)
         info = IndexInfo(
@@ -196,6 +187,24 @@ def build_index(
             seconds=0.0,
         )
         return _written(faiss, index, fitted, folder, info, started)
+
+
+def _recall(
+    index: Any, data: VectorData, kept: Bool, *, kind: str, metric: str, whitening: Whitening | None
+) -> float:
+    """Share of the ten nearest that an index of the ``kept`` records finds for all others.
+
+    The others are not in it yet: a query that is in an index finds itself, which tells nothing.
+    """
+    queries = data.reader.vectors_at(np.flatnonzero(~kept))
+    most = 4 * RECALL_K  # repeated texts are equally near
+    truth = nearest(data, queries, k=most, metric=metric, whitening=whitening, chosen=kept)
+    params = KINDS[kind].parameters(RECALL_K)
+    indices = index.search(_prepared(queries, metric, whitening), RECALL_K, params=params)[1]
+    scores = -truth.scores if metric == "euclid" else truth.scores
+    edge = scores[:, RECALL_K - 1] - 1e-6 * np.abs(scores[:, 0])  # as near as the tenth
+    right = np.where(scores >= edge[:, None], truth.indices, -2)
+    return float((indices[:, :, None] == right[:, None, :]).any(axis=2).mean())
 
 
 @contextmanager

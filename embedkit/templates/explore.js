@@ -703,7 +703,7 @@
   addEventListener("afterprint", () => { printing = false; paint(); });
 
   // first the picture, then all that answers
-  const methods = { tsne: "t-SNE", umap: "UMAP", pca: "two principal components" };
+  const methods = { tsne: "t-SNE", pca: "two principal components" };
   const some = data.count < data.total ? `${count(n)} of ${count(data.total)} texts, a random sample` : `${count(n)} texts`;
   by("facts").textContent = shown(`${data.dataset} · ${some} · ${data.model}, ${data.pooling} · ${methods[data.method]}`);
   const begin = data.columns.findIndex((column) => column.name === data.first);

@@ -1,0 +1,167 @@
+"""Comparison of runs that saw different input."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from embedkit.cli.learn import comparison_text
+from embedkit.comparison.recommendation import recommend
+from embedkit.comparison.report import write_report
+from embedkit.comparison.table import compare
+from embedkit.errors import EmbedkitError, UsageError
+from embedkit.runs.split import split
+from tests.finetune_fixtures import corpus_of, tuned
+from tests.models import slow
+from tests.processes import command
+from tests.run_fixtures import train
+from tests.store_fixtures import extract_tiny, tiny_model
+
+SAME: dict[str, Any] = {"prefix": "query: ", "max_length": 12, "on_long": "window", "stride": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(common: Path) -> Path:
+    """Runs on one split: TF-IDF, frozen vectors, and fine-tuned with the same and other input."""
+    corpus = corpus_of(common / "corpus.tsv")
+    file = common / "split.parquet"
+    split(corpus, out=file, folds=2)
+    extract_tiny(corpus, common / "data", precision="fp32", **SAME)
+    for features in ("vectors", "tfidf"):
+        train(common / "data", out=common / features, split=file, features=features)
+    tuned(corpus, common / "same", split=file, epochs=1, **SAME)
+    other = tiny_model(seed=2)
+    tuned(corpus, common / "other", split=file, epochs=1, model=str(other))
+    return common
+
+
+def test_every_setting_that_differs_is_named(folder: Path, tmp_path: Path) -> None:
+    same = compare([folder / name for name in ("tfidf", "vectors", "same")])
+    assert same.inputs == {}
+    assert "different input" not in comparison_text(same)
+    found = compare([folder / n for n in ("tfidf", "vectors", "same", "other")])
+    named = found.inputs
+    both, alone = ("vectors", "same"), ("other",)
+    assert named.keys() == {"model", "prefix", "max_length", "on_long"}
+    assert named["prefix"] == {"'query: '": both, "''": alone}
+    assert named["max_length"] == {"12": both, "24": alone}
+    assert named["on_long"] == {"window": both, "truncate": alone}
+    assert list(named["model"].values()) == [both, alone]
+    write_report(found, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text("utf-8").replace("<wbr>", "")
+    for text in (page, comparison_text(found)):
+        assert "different input: max_length is 12 (vectors, same); 24 (other)." in text
+
+
+@pytest.mark.parametrize("made", [True, *slow(False)], ids=["split file", "own split"])
+def test_suggested_commands_run_as_printed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+) -> None:
+    """In the folder where they are printed; what they make can be compared with the others."""
+    at, runs = tmp_path / "at", tmp_path / "runs"
+    at.mkdir()
+    monkeypatch.chdir(at)
+    dataset = shutil.copytree(folder / "data", tmp_path / "data")
+    split = shutil.copy(folder / "split.parquet", tmp_path / "s.parquet")
+    how = ("--split", os.path.relpath(split)) if made else ("--folds", 2)
+    for features in ("vectors", "tfidf"):
+        out = ("--features", features, "--out", runs / features)
+        assert command("train", *map(str, (dataset, *how, *out)), cwd=at).returncode == 0
+    for _ in range(2):
+        advice = recommend(compare(sorted(runs.iterdir())))
+        suggested = [one.command for one in advice.decisions if one.command]
+        for line in dict.fromkeys([*suggested, advice.next]):
+            assert str(tmp_path) not in line
+            assert not (made and "embedkit split" in line)
+            for part in line.split(" && "):
+                name, *arguments = shlex.split(part)
+                done = command(*arguments, cwd=at)
+                assert (name, done.returncode) == ("embedkit", 0), (line, done.stderr)
+    assert {"probe", "finetune"} <= {run.name for run in runs.iterdir()}
+
+
+# predictions of other tools
+
+
+def as_of_another_tool(run: Path, file: Path, *, leave_out: str = "", **changes: Any) -> Path:
+    """The predictions of a run in other rows and another format."""
+    table = pq.read_table(run / "predictions.parquet").to_pandas()
+    table = table.sample(frac=1, random_state=0).drop(columns=["row", "group", "y_true"])
+    table = table.drop(columns=[name for name in leave_out.split() if name]).assign(**changes)
+    if file.suffix == ".jsonl":
+        table.to_json(file, orient="records", lines=True, force_ascii=False, double_precision=15)
+    elif file.suffix == ".parquet":
+        table.to_parquet(file, index=False)
+    else:
+        table.to_csv(file, index=False)
+    return file
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_predictions_of_another_tool_have_the_scores_of_a_run(
+    folder: Path, tmp_path: Path, suffix: str, notes: list[str]
+) -> None:
+    file = as_of_another_tool(folder / "vectors", tmp_path / f"llm.{suffix}")
+    found = compare([folder / "tfidf", folder / "vectors", file])
+    ours, theirs = found.row("vectors"), found.row(file.name)
+    assert theirs.kind == "predictions"
+    for metric, score in ours.scores.items():
+        assert theirs.scores[metric].value == pytest.approx(score.value, rel=1e-9)
+    assert theirs.to_baseline is not None
+    assert ours.to_baseline is not None
+    assert theirs.to_baseline.p == pytest.approx(ours.to_baseline.p, rel=1e-6)
+    assert theirs.cost is not None
+    assert theirs.cost.milliseconds is theirs.cost.fit_seconds is theirs.cost.size_bytes is None
+    assert {one.runs for one in found.blends.values()} == {2}  # it holds no model
+    assert found.selection.with_model != file.name
+    assert not [note for note in notes if file.name in note]
+    text = comparison_text(found)
+    assert re.search(rf"{file.name} +–  unknown", text)
+    write_report(found, tmp_path / "report.html")
+
+
+def test_decisions_and_probabilities_do_alone(folder: Path, notes: list[str]) -> None:
+    at = folder / "tfidf"
+    decided = as_of_another_tool(at, folder / "llm.csv", leave_out="proba_0 proba_1 fold")
+    likely = as_of_another_tool(at, folder / "p.csv", leave_out="y_pred")
+    found = compare([at, decided, likely])
+    accuracy = {row.name: row.scores["accuracy"].value for row in found.rows}
+    assert accuracy["tfidf"] == accuracy["llm.csv"] == accuracy["p.csv"]
+    brier = found.row("llm.csv").scores["brier"].value
+    assert brier == pytest.approx(1 - accuracy["tfidf"])
+    said = " ".join(notes)
+    assert "llm.csv has no probabilities" in said
+    assert "llm.csv has no column fold" in said
+    assert "p.csv" not in said
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "changes", "message"),
+    [
+        ("", {"id": lambda t: t["id"].where(t.index > 3, "x" + t["id"])}, "no prediction for 4 of"),
+        ("", {"id": "7"}, "ids of .* occur more than once"),
+        ("", {"fold": "0"}, r"another fold .* for \d+ of"),
+        ("", {"y_pred": "yes"}, r"\d+ labels .*'yes'"),
+        ("proba_0 y_pred", {}, "expected the columns id and y_pred, or proba_0, proba_1"),
+        ("proba_0", {}, "probabilities of 1 of 2 classes"),
+        ("", {"proba_0": 0.7, "proba_1": 0.7}, "invalid probabilities"),
+        ("", {"proba_0": "much"}, "values of proba_0 are not numbers"),
+        ("id", {}, "id"),
+    ],
+)
+def test_predictions_that_cannot_be_compared(
+    folder: Path, tmp_path: Path, leave_out: str, changes: dict[str, Any], message: str
+) -> None:
+    at = folder / "tfidf"
+    file = as_of_another_tool(at, tmp_path / "llm.csv", leave_out=leave_out, **changes)
+    with pytest.raises(EmbedkitError, match=message):
+        compare([at, file])
+    with pytest.raises(UsageError, match="give a run too"):
+        compare([file])

@@ -1,0 +1,127 @@
+"""TSV, CSV and plain lines: what is kept to the letter, what is rejected, and what stops."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from embedkit.corpus.sources import MAX_RECORD_BYTES
+from embedkit.errors import CorpusError
+from tests.corpus_fixtures import Folder
+
+
+def test_carriage_returns_alone_are_refused(folder: Folder) -> None:
+    for rows in (1, 40_000):  # more than is buffered
+        with pytest.raises(CorpusError, match="carriage return"):
+            folder.plan("id\ttext\r" + "1\ta\r" * rows)
+
+
+def test_either_text_of_a_pair_may_not_be_empty(folder: Folder) -> None:
+    """Without a column of ids the row number is the id, rejects counted."""
+    got = folder.read("text\tother\na\tb\n\tb\na\t \nc\td\n", text_pair="other")
+    assert [(r.id, r.text, r.text_pair) for r in got.records] == [("0", "a", "b"), ("3", "c", "d")]
+    assert got.reasons == [(3, "empty_text"), (4, "empty_text_pair")]
+
+
+@pytest.mark.parametrize("quoting", ["none", "csv"])
+def test_a_row_is_never_padded_or_cut(folder: Folder, quoting: str) -> None:
+    got = folder.read("id\ttext\tx\n1\ta\t1\n2\tb\n3\tb\t0\t\n4\tc\t1\n", quoting=quoting)
+    assert [(r.row, r.text) for r in got.records] == [(0, "a"), (3, "c")]
+    assert [(r.row, r.line, r.reason, r.detail) for r in got.rejects] == [
+        (1, 3, "too_few_cells", "expected 3 cells, got 2"),
+        (2, 4, "too_many_cells", "expected 3 cells, got 4"),
+    ]
+
+
+def test_a_reject_says_where_it_stands(folder: Folder) -> None:
+    data = b"id\ttext\n1\ta\n2\t\xff\xfe\r\n3\tb\n4\tc\n"
+    path = folder.write(data)
+    got = folder.read(data)
+    (reject,) = got.rejects
+    assert json.loads(reject.to_json()) == {
+        "file": str(path),
+        "row": 1,
+        "line": 3,
+        "offset": data.index(b"2\t"),
+        "length": 6,
+        "reason": "invalid_encoding",
+        "detail": "utf-8: invalid start byte at byte 0 of the cell",
+        "excerpt_b64": base64.b64encode(b"2\t\xff\xfe").decode(),
+    }
+    assert "\n" not in reject.to_json()
+
+
+def test_tsv_takes_quotes_literally_and_counts_them(folder: Folder) -> None:
+    data = 'id\ttext\n1\t"a"\n2\t"b\n3\tc "d" ""e""\n4\t"f ""g"""\n'
+    got = folder.read(data)
+    assert got.texts == ['"a"', '"b', 'c "d" ""e""', '"f ""g"""']
+    counts = got.reader.counts
+    assert (counts.fields_with_quotes, counts.fields_csv_quoted) == (4, 2)
+    assert "quoting='csv'" in counts.notices[0]
+    got = folder.read('id\ttext\n1\t"a"\n2\t"f ""g"" ""\th"\n', quoting="csv")
+    assert got.texts == ["a", 'f "g" "\th']
+    assert got.reader.counts.notices == []
+
+
+@pytest.mark.parametrize("line", ['2,"b"c', '2,"b" ', '2,"b', '"2,b'])
+def test_a_bad_quote_costs_one_record(folder: Folder, line: str) -> None:
+    got = folder.read(f"id,text\n1,a\n{line}\n3,c\n\n4,d\n", "corpus.csv")
+    assert got.texts == ["a", "c", "d"]
+    assert got.reasons == [(3, "bad_quoting")]
+    assert got.reader.counts.blank_lines == 1
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_the_delimiter_of_a_csv_is_found_and_said(folder: Folder, mark: str) -> None:
+    got = folder.read(f'id{mark}text\n1{mark}"a{mark}b"\n', "corpus.csv")
+    assert got.texts == [f"a{mark}b"]
+    said = any(repr(mark) in notice for notice in got.reader.plan.notices)
+    assert said == (mark != ",")
+
+
+@pytest.mark.parametrize("name", ["corpus.tsv", "corpus.csv", "corpus.jsonl"])
+def test_a_line_of_17_mb_is_rejected_and_reading_goes_on(folder: Folder, name: str) -> None:
+    head, line = {
+        "corpus.tsv": (b"id\ttext\n", b"%d\t%s\n"),
+        "corpus.csv": (b"id,text\n", b"%d,%s\n"),
+        "corpus.jsonl": (b"", b'{"id": "%d", "text": "%s"}\n'),
+    }[name]
+    shell = len(line % (2, b""))
+    largest, over = b"m" * (MAX_RECORD_BYTES - shell), b"m" * (MAX_RECORD_BYTES - shell + 1)
+    texts = [b"a", largest, over, b"m" * 17_000_000, b"b"]
+    got = folder.read(head + b"".join(line % pair for pair in enumerate(texts, 1)), name)
+    assert [len(text) for text in got.texts] == [1, len(largest), 1]
+    first = 2 if head else 1
+    assert got.reasons == [(first + 2, "record_too_long"), (first + 3, "record_too_long")]
+    assert [r.length for r in got.rejects] == [MAX_RECORD_BYTES + 1, 17_000_000 + shell]
+    assert got.lines[-1] == first + 4
+
+
+def test_a_runaway_quote_costs_one_record(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("sources", "readers"):
+        monkeypatch.setattr(f"embedkit.corpus.{module}.MAX_RECORD_BYTES", 1_000)
+    rows = "".join(f"{number},text of {number}\n" for number in range(3, 500))
+    got = folder.read(f'id,text\n1,a\n2,"b\n{rows}', "corpus.csv")
+    assert got.texts == ["a", *(f"text of {number}" for number in range(3, 500))]
+    assert got.reasons == [(3, "record_too_long")]
+    assert "quoting='none'" in got.rejects[0].detail
+
+
+def test_no_header_numbers_the_columns(folder: Folder) -> None:
+    got = folder.read("1\ta\t0\n2\tb\t1\n", header=False, text="1", id="0", label="2")
+    assert got.reader.plan.columns == ("0", "1", "2")
+    assert [(r.line, r.id, r.text, r.label) for r in got.records] == [
+        (1, "1", "a", "0"),
+        (2, "2", "b", "1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "named"), [(b"id\ttext\tid\n", "'id'"), (b"id\t\xbf\xb5\n", "encoding=")]
+)
+@pytest.mark.parametrize("quoting", ["none", "csv"])
+def test_a_header_that_cannot_serve(folder: Folder, data: bytes, named: str, quoting: str) -> None:
+    with pytest.raises(CorpusError, match=named):
+        folder.plan(data, quoting=quoting)

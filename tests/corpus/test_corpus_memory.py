@@ -1,0 +1,226 @@
+"""Corpora in memory: the vectors, counts and rejects of the equal file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import embedkit
+from embedkit import storage
+from embedkit.corpus.memory import input_files
+from embedkit.errors import MismatchError, UsageError
+from embedkit.predict import predict_file
+from tests.store_fixtures import ROWS, begin, manifest_of, run, tiny_model, tree
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+RECORDS = [{"id": i, "document": text, "label": int(label)} for i, text, label in ROWS]
+RECORDS[3] |= {"document": None, "label": None}
+FRAME = pd.DataFrame(RECORDS).astype({"document": "string", "label": "Int64"})
+
+
+def _dataset() -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list([RECORDS[-1], *RECORDS]).select(range(1, len(RECORDS) + 1))
+
+
+def _table() -> pa.Table:
+    return pa.Table.from_pandas(FRAME, preserve_index=False)
+
+
+def _stream() -> pa.RecordBatchReader:
+    return pa.RecordBatchReader.from_batches(_table().schema, _table().to_batches(2))
+
+
+TABLES: dict[str, Callable[[], Any]] = {
+    "DataFrame": lambda: FRAME,
+    "filtered DataFrame": lambda: pd.concat([FRAME.iloc[:1], FRAME]).iloc[1:],
+    "categories": lambda: FRAME.astype({"label": "category", "document": "category"}),
+    "polars": lambda: pl.from_pandas(FRAME),
+    "Table": _table,
+    "RecordBatch": lambda: _table().combine_chunks().to_batches()[0],
+    "RecordBatchReader": _stream,
+    "Dataset": _dataset,
+    "column beside": lambda: _table().append_column("x", pa.array([[1.0]] * len(RECORDS))),
+}
+OBJECTS: dict[str, Callable[[], Any]] = {
+    "list": lambda: RECORDS,
+    "tuple": lambda: tuple(RECORDS),
+    "generator": lambda: (record for record in RECORDS),
+    "missing as NaN": lambda: [
+        {**RECORDS[3], "document": float("nan"), "label": np.nan}
+        if record["document"] is None
+        else record
+        for record in RECORDS
+    ],
+}
+
+
+def _same(out: Path, golden: Path) -> None:
+    """Equal rows and vectors, equal counts, equal rejects."""
+    for name in ("sentences", "words", "tokens"):
+        for file in sorted((golden / name).glob("*.parquet")):
+            assert pq.read_table(out / name / file.name).equals(pq.read_table(file))
+    assert manifest_of(out)["totals"] == manifest_of(golden)["totals"]
+    kept = ("row", "reason", "detail", "excerpt_b64", "line", "offset")
+    rejects = [
+        [
+            {name: json.loads(line)[name] for name in kept}
+            for line in (folder / "_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
+        ]
+        for folder in (out, golden)
+    ]
+    assert rejects[0] == rejects[1]
+    assert len(rejects[0]) == manifest_of(out)["totals"]["rejected"] == 4
+
+
+@pytest.fixture(scope="module")
+def goldens(common: Path) -> dict[str, Path]:
+    """The same records from a Parquet and a JSON Lines file."""
+    FRAME.to_parquet(common / "corpus.parquet", index=False)
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS)
+    (common / "corpus.jsonl").write_text(lines, "utf-8")
+    for kind in ("parquet", "jsonl"):
+        run(common / f"corpus.{kind}", common / kind, tokens=True, words="mean")
+    return {kind: common / kind for kind in ("parquet", "jsonl")}
+
+
+@pytest.mark.parametrize("make", TABLES.values(), ids=TABLES.keys())
+def test_a_table_gives_what_the_equal_parquet_file_gives(
+    goldens: dict[str, Path],
+    tmp_path: Path,
+    make: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("embedkit.corpus.memory._ROW_GROUP", 4)
+    run(make(), tmp_path / "out", tokens=True, words="mean")
+    _same(tmp_path / "out", goldens["parquet"])
+
+
+@pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS.keys())
+def test_records_give_what_the_equal_json_lines_give(
+    goldens: dict[str, Path], tmp_path: Path, make: Callable[[], Any]
+) -> None:
+    run(make(), tmp_path / "out", tokens=True, words="mean")
+    _same(tmp_path / "out", goldens["jsonl"])
+    found, wanted = (manifest_of(p)["job"] for p in (tmp_path / "out", goldens["jsonl"]))
+    assert found == wanted  # the very bytes: the fingerprint is that of the file
+    assert tree(tmp_path / "out" / "sentences") == tree(goldens["jsonl"] / "sentences")
+
+
+@pytest.mark.parametrize("make", [list, tuple, iter, np.array, pd.Series, pl.Series], ids=str)
+def test_texts(tmp_path: Path, make: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    texts = ["the movie was good", " ", "배를\n타고", 'a "b"\tc', "\ufeffbus\r"]
+    result = run(make(texts), tmp_path / "out")
+    assert embedkit.load(result.out).text == [text for text in texts if text.strip()]
+    assert result.manifest.totals.rejected_by_reason == {"empty_text": 1}
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "other"),
+    [
+        (OBJECTS["list"], OBJECTS["generator"], lambda: RECORDS[:-1]),
+        (TABLES["Table"], TABLES["RecordBatchReader"], lambda: _table().slice(1)),
+        (TABLES["DataFrame"], TABLES["filtered DataFrame"], lambda: FRAME.iloc[::-1]),
+    ],
+    ids=["records", "batches of other sizes", "frame"],
+)
+def test_an_interrupted_job_is_resumed_by_equal_content(
+    tmp_path: Path, first: Callable[[], Any], again: Callable[[], Any], other: Callable[[], Any]
+) -> None:
+    begin(first(), tmp_path / "out")
+    with pytest.raises(MismatchError, match=r"input\.files\[0\]"):
+        run(other(), tmp_path / "out")
+    assert run(again(), tmp_path / "out").resumed_shards >= 1
+    run(first(), tmp_path / "whole")
+    assert tree(tmp_path / "out" / "sentences") == tree(tmp_path / "whole" / "sentences")
+
+
+def test_files_at_addresses(
+    tmp_path: Path, serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "PROTOCOLS", (*storage.PROTOCOLS, "memory"))
+    lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
+    file = tmp_path / "c.jsonl"
+    file.write_text(lines, "utf-8")
+    server = f"http://{serve({'/c.jsonl': lines.encode()})}"
+    with fsspec.open("memory://bucket/c.jsonl", "w") as target:
+        target.write(lines)
+    addresses = [f"{server}/c.jsonl", f"{server}/c.jsonl?raw=1", "memory://bucket/c.jsonl"]
+    run(file, tmp_path / "whole")
+    for number, address in enumerate(addresses):
+        for corpus in (address, [Path(address)]):
+            with input_files(corpus) as (found,):
+                assert found.path.read_bytes() == file.read_bytes()
+                assert found.name == address.removesuffix("?raw=1")
+        run(address, tmp_path / f"{number}")
+        assert tree(tmp_path / f"{number}" / "sentences") == tree(tmp_path / "whole" / "sentences")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    others = file.as_uri(), "none://a/b", "simplecache::s3://bucket/c.tsv", f"{server}::file://x"
+    for address in (f"{server}/none.tsv", "memory://none", "s3://bucket/c.tsv", *others):
+        with pytest.raises(UsageError, match=address[:7]), input_files(address):
+            pass
+
+
+def test_every_command_reads_addresses_alike(tmp_path: Path, serve: Callable[..., str]) -> None:
+    """A corpus or a dataset, to fit, to test, to split or to predict."""
+    folder = tmp_path / "data"
+    rows = "".join(f"good film {i}\t{'ab'[i % 2]}\n" for i in range(20))
+    (tmp_path / "c.tsv").write_text(f"text\tlabel\n{rows}", "utf-8")
+    run(tmp_path / "c.tsv", folder)
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = {f"/{path.relative_to(tmp_path)}": path.read_bytes() for path in paths}
+    server = f"http://{serve(files)}"
+    given: dict[str, Any] = {"features": "tfidf", "folds": 2}
+    model = str(tiny_model())
+    embedkit.train(folder, out=tmp_path / "0", **given, test=folder)
+    embedkit.train(f"{server}/c.tsv?raw=1", out=tmp_path / "1", model=model, **given, test=folder)
+    embedkit.train(f"{server}/data", out=tmp_path / "2", test=f"{server}/data", **given)
+    made = [(tmp_path / f"{number}/predictions.parquet").read_bytes() for number in range(3)]
+    assert made[0] == made[1] == made[2]
+    assert len(embedkit.split(f"{server}/data", folds=2).row) == 20
+    for number, name in enumerate(("c.tsv", "data")):
+        out = tmp_path / f"{number}.tsv"
+        predict_file(tmp_path / "0", f"{server}/{name}", out=out)
+        assert out.read_bytes() == (tmp_path / "0.tsv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        (["a text", "missing.parquet"], r"missing\.parquet"),
+        (["a text", Path("corpus.tsv")], "corpus"),
+        ([], "empty list"),
+        ({"text": ["a"]}, "dict"),
+        (b"a text", "bytes"),
+        (["a", 7], "record 1"),
+        ([{"text": "a", "x": b"b"}], "record 0"),
+        ([{("text",): "a"}], "record 0"),
+        (pd.DataFrame({"text": ["a", 7]}), "DataFrame"),
+        (pa.table({"text": pa.array([b"a"])}), "text='text'"),
+    ],
+    ids=str,
+)
+def test_what_is_no_corpus(tmp_path: Path, corpus: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(corpus, tmp_path / "out", text="text" if isinstance(corpus, pa.Table) else None)
+    with pytest.raises(UsageError, match="encoding='cp949'"):
+        run(["a"], tmp_path / "out", encoding="cp949")
+    with pytest.raises(UsageError, match="keep='a'"):
+        run(["a"], tmp_path / "out", keep="a")
+    assert not list(tmp_path.glob("out*"))

@@ -1,0 +1,261 @@
+"""One value has one text, whatever held it: seven containers give the same records and datasets."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import decimal
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openpyxl
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.corpus.conllu import Words
+from embedkit.corpus.memory import CorpusLike, input_files
+from embedkit.corpus.plan import CorpusOptions, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
+from embedkit.corpus.values import is_missing, list_of, plain, text_of
+from embedkit.errors import CorpusError
+from tests.corpus_fixtures import Folder
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def written(value: Any) -> str:
+    """The cell of a table of texts for a value: what a person would type."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def _csv(rows: Rows, folder: Path) -> Path:
+    path = folder / "corpus.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(rows[0])
+        table.writerows([written(value) for value in row.values()] for row in rows)
+    return path
+
+
+def _json(rows: Rows, folder: Path, *, lines: bool = False) -> Path:
+    path = folder / ("corpus.jsonl" if lines else "corpus.json")
+    each = [json.dumps(row, default=str) for row in rows]
+    path.write_text("\n".join(each) if lines else f"[{', '.join(each)}]", "utf-8")
+    return path
+
+
+def _workbook(rows: Rows, folder: Path) -> Path:
+    book = openpyxl.Workbook()
+    sheet: Any = book.active
+    sheet.append(list(rows[0]))
+    for row in rows:
+        sheet.append([written(v) if isinstance(v, list) else v for v in row.values()])
+    book.save(folder / "corpus.xlsx")
+    return folder / "corpus.xlsx"
+
+
+def _parquet(rows: Rows, folder: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(list(rows)), folder / "corpus.parquet")
+    return folder / "corpus.parquet"
+
+
+def _dataset(rows: Rows, _folder: Path) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list(list(rows))
+
+
+CONTAINERS: Mapping[str, Callable[[Rows, Path], CorpusLike]] = {
+    "CSV": _csv,
+    "JSON Lines": lambda rows, folder: _json(rows, folder, lines=True),
+    "JSON": _json,
+    "Parquet": _parquet,
+    "workbook": _workbook,
+    "DataFrame": lambda rows, _folder: pd.DataFrame(list(rows)),
+    "Dataset": _dataset,
+    "list": lambda rows, _folder: list(rows),
+}
+"""One more than seven: records in Python."""
+
+WORDS = st.text("aé배'\",; |[]{}nN", min_size=1, max_size=8).map(str.strip).filter(bool)
+VALUES: Sequence[st.SearchStrategy[Any]] = (
+    st.integers(-(2**50), 2**50),
+    st.floats(-1e6, 1e6, allow_nan=False).map(lambda x: round(x, 3) + 0.0),
+    st.integers(-50, 50).map(float),
+    st.booleans(),
+    st.dates(datetime.date(1950, 1, 1), datetime.date(2050, 1, 1)),
+    st.sampled_from(["nan", "NA", "None", "null", "007", "1.0", "true", "TRUE", "-"]) | WORDS,
+    st.lists(st.sampled_from(["x", "a|b", "y, z", "배"]), max_size=3),
+)
+
+
+@st.composite
+def tables(draw: Any) -> list[dict[str, Any]]:
+    """Five rows with a text; in each other column values of one type, of which some are missing."""
+    texts = draw(st.lists(WORDS, min_size=5, max_size=5))
+    columns: dict[str, list[Any]] = {"text": texts}
+    for name in ("id", "label", "group"):
+        value = draw(st.sampled_from(VALUES[:-1] if name == "id" else VALUES))
+        columns[name] = draw(st.lists(value | st.none(), min_size=5, max_size=5))
+    columns["start"] = draw(st.lists(st.integers(0, 1) | st.none(), min_size=5, max_size=5))
+    columns["end"] = [None if start is None else len(texts[0]) for start in columns["start"]]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def records_of(corpus: CorpusLike, **options: Any) -> list[Any]:
+    """What a dataset holds of each record, or why it is rejected."""
+    with input_files(corpus) as files:
+        reader = CorpusReader(plan_corpus(files, CorpusOptions(**options)))
+        return [
+            (item.row, item.id, item.text, item.label, item.kept, item.words)
+            if isinstance(item, Record)
+            else (item.row, item.reason)
+            for item in reader
+        ]
+
+
+@settings(max_examples=25)
+@given(tables(), st.booleans())
+def test_the_same_rows_are_the_same_records(rows: list[dict[str, Any]], spans: bool) -> None:
+    options: dict[str, Any] = {"keep": ["group", "start"], "label": "label", "id": "id"}
+    if spans:
+        options["spans"] = ["start", "end"]
+    with tempfile.TemporaryDirectory() as folder:
+        read = {
+            name: records_of(make(rows, Path(folder)), **options)
+            for name, make in CONTAINERS.items()
+        }
+    for number, row in enumerate(rows):
+        label, kept = (written(row[name]) for name in ("label", "group"))
+        for name, records in read.items():
+            if len(records[number]) == 2:  # the span lies outside of the text, or there is none
+                assert spans
+                assert records[number] == read["list"][number], name
+                continue
+            _, key, text, its_label, its_kept, words = records[number]
+            assert (key, text) == (written(row["id"]) or f"row {number}", row["text"]), name
+            assert ((its_label or ""), (its_kept[0] or "")) == (label, kept), name
+            assert words == read["list"][number][5], name
+            # a table of texts has no null
+            assert (its_label is None) == (row["label"] is None and name != "CSV"), name
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.float32(3.8), "3.8"),
+        (np.float64(2), "2"),
+        (np.bool_(True), "True"),
+        (float("inf"), "inf"),
+        (1e300, "1e+300"),
+        (pd.Timestamp("2020-01-02"), "2020-01-02"),
+        (datetime.datetime(2020, 1, 2, 3, 4), "2020-01-02 03:04:00"),
+        (np.datetime64("2020-01-02"), "2020-01-02"),
+        (decimal.Decimal("1.50"), "1.50"),
+        ({"a": [1.0, pd.NaT, "b"], "c": np.array([0.5])}, '{"a": [1, null, "b"], "c": [0.5]}'),
+        ("1.0", "1.0"),
+    ],
+    ids=str,
+)
+def test_one_value_has_one_text(value: Any, text: str) -> None:
+    """Also by the way over JSON, which objects in Python take."""
+    assert text_of(value) == text
+    (record,) = records_of([{"text": "a", "label": value}], label="label")
+    assert record[3] == text
+
+
+@pytest.mark.parametrize(
+    "value", [None, float("nan"), np.float32("nan"), pd.NaT, pd.NA, np.datetime64("NaT")], ids=repr
+)
+def test_missing_values_of_every_library(value: Any) -> None:
+    assert is_missing(value)
+    assert text_of(value) is plain(value) is None
+    rows = [{"text": "a", "label": value, "deep": {"of": [value]}}, {"text": value}]
+    assert records_of(rows, keep=["deep"]) == [
+        (0, "0", "a", None, ('{"of": [null]}',), None),
+        (1, "null_text"),
+    ]
+
+
+def test_lists_are_read_in_every_spelling() -> None:
+    assert list_of('["a|b", 2.0, true, null]') == ["a|b", "2", "True", None]
+    assert list_of("['x', 'y']") == list_of(' ["x", "y"]\n') == ["x", "y"]
+    assert list_of("[]") == []
+    for text in ("[NP]", "[1", "x", "", "[" * 100_000 + "]" * 100_000):
+        assert list_of(text) is None
+
+
+def test_columns_of_frames(folder: Folder) -> None:
+    """A named index is a column; intervals have a text; what has none is named with its type."""
+    index = pd.Index(["x", "y"], name="id")
+    frame = pd.DataFrame({"text": ["a", "b"], "raw": [b"1", b"2"]}, index=index)
+    frame["bin"] = pd.cut([1, 9], 2)
+    got = records_of(frame, label="bin")
+    about = [(record[1], record[3]) for record in got]
+    assert about == [("x", "(0.992, 5.0]"), ("y", "(5.0, 9.0]")]
+    with pytest.raises(ValueError, match=r"<DataFrame>: .*column 'raw' is binary"):
+        records_of(frame, label="raw")
+    assert [r[2] for r in records_of(pd.DataFrame([["a", 1], ["b", 2]]), text=0)] == ["a", "b"]
+    with pytest.raises(ValueError, match="label"):
+        records_of(pd.DataFrame([["a", 1, 2]], columns=["text", "label", "label"]))
+
+
+TOKENS = [
+    {"tokens": ["EU", "rejects", "U. S."], "tags": [3, None, 0]},
+    {"tokens": ["배"], "tags": [7]},
+]
+
+
+@pytest.mark.parametrize("name", ["JSON Lines", "JSON", "Parquet", "DataFrame", "Dataset", "list"])
+def test_lists_of_words_with_labels(name: str, tmp_path: Path) -> None:
+    first, second = records_of(CONTAINERS[name](TOKENS, tmp_path), word_label="tags")
+    assert (first[2], second[2]) == ("EU rejects U. S.", "배")
+    assert first[5].spans == ((0, 2), (3, 10), (11, 16))
+    assert first[5].labels == ("3", None, "0")
+    bad: Rows = [{"tokens": ["a", " "]}, {"tokens": []}, {"tokens": None}, *TOKENS]
+    reasons = [record[1] for record in records_of(CONTAINERS[name](bad, tmp_path)) if record[0] < 3]
+    assert reasons == ["empty_text", "empty_text", "null_text"]
+
+
+def test_columns_of_conll(folder: Folder) -> None:
+    data = """-DOCSTART- -X- -X- O\n
+EU NNP B-NP B-ORG\nrejects VBZ B-VP O\n
+# a comment\n# NN I-NP O\n. . O O\n
+one word\n"""
+    for name in ("eng.train", "train.txt", "c.conll"):
+        got = folder.read(data, name, word_label="ner")
+        assert got.texts == ["EU rejects", "# ."]
+        assert [record.words.labels for record in got.records if record.words] == [
+            ("B-ORG", "O"),
+            ("O", "O"),
+        ]
+        assert got.records[1].words is not None
+        assert got.records[1].words.spans == ((0, 1), (2, 3))
+        assert got.reasons == [(10, "wrong_columns")]
+    tabs = folder.read("New York\tB-LOC\n.\tO\n", "c.bio", word_label="label")
+    assert (tabs.texts, tabs.records[0].words) == (
+        ["New York ."],
+        Words(((0, 8), (9, 10)), ("B-LOC", "O")),
+    )
+    with pytest.raises(CorpusError, match=r"c\.conll has no columns of words"):
+        folder.plan("EU\nrejects\n", "c.conll")
+
+
+def test_ids_do_not_collide(folder: Folder) -> None:
+    got = folder.read("id,text\n1,a\n,b\n1,c\n", "c.csv")
+    assert [record.id for record in got.records] == ["1", "row 1", "1"]
+    notices = " ".join(got.reader.counts.notices)
+    assert "1 record repeats" in notices
+    assert "1 record without an id" in notices

@@ -1,0 +1,328 @@
+"""Damage of datasets, runs, indexes and Parquet files: refused when read, found by verify."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import embedkit
+from embedkit import storage
+from embedkit.encoding.encoder import Encoder
+from embedkit.errors import DamagedError, OutputExistsError
+from embedkit.storage import check_files, file_sums, seal
+from embedkit.verification import verify
+from tests.finetune_fixtures import corpus_of
+from tests.flips import flip as flip_bits
+from tests.processes import command, invoke
+from tests.store_fixtures import (
+    N_ACCEPTED,
+    flip,
+    manifest_of,
+    quickly,
+    run,
+    tiny_model,
+    tree,
+    write_tsv,
+)
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+SETTINGS = {"layers": "0,1", "words": "mean", "tokens": True}
+PART = "sentences/part-00000001.parquet"
+
+
+@pytest.fixture(scope="module")
+def made(common: Path) -> Path:
+    return run(write_tsv(common / "c.tsv"), common / "out", **SETTINGS).out
+
+
+@pytest.fixture
+def out(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "out"))
+
+
+def again(made: Path, out: Path, **settings: object) -> int:
+    """Run the same command again; number of shards that were kept."""
+    return run(made.with_name("c.tsv"), out, **{**SETTINGS, **settings}).resumed_shards
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def test_a_shard_of_another_model_is_refused(made: Path, out: Path, tmp_path: Path) -> None:
+    """Whether it has been there, or gets the name of the shard while the dataset is open."""
+    settings = SETTINGS | {"model": str(tiny_model(seed=2))}
+    other = run(made.with_name("c.tsv"), tmp_path / "other", **settings).out
+    content = manifest_of(out)  # of this other dataset, shards often have the same size
+    content["files"][PART]["bytes"] = (other / PART).stat().st_size
+    (out / "_embedkit/manifest.json").write_text(json.dumps(content), "utf-8")
+    _sealed(out)
+    data: Any = embedkit.load(made)
+    blocks = data.reader.blocks  # opens each shard once
+    shutil.copy(made / PART, tmp_path / "kept")
+    try:
+        storage.link_file(other / PART, made / PART)
+        for read in (lambda: data.reader.vectors_of(blocks[1]), lambda: data.ids):
+            with pytest.raises(DamagedError, match=r"part-00000001\.parquet"):
+                read()
+    finally:
+        storage.link_file(tmp_path / "kept", made / PART)
+    shutil.copy(other / PART, out / PART)
+    for name in ("X", "row"):
+        with pytest.raises(DamagedError, match=r"part-00000001\.parquet cannot be read: its foot"):
+            getattr(embedkit.load(out), name)
+
+
+def test_no_bit_of_a_page_header_gives_another_column(out: Path) -> None:
+    """Arrow reads fewer values, without an error, where the header says so; nor one of the page."""
+    shard = out / PART
+    whole, groups = shard.read_bytes(), pq.read_metadata(shard).row_group(0)
+    schema = pq.read_schema(shard).names
+    refused, rng = 0, random.Random(0)
+    for name in ("row", "id", "n_tokens", "truncated", "text_key"):
+        chunk = groups.column(schema.index(name))
+        shard.write_bytes(whole)
+        expected = embedkit.load(out).column(name)
+        end = chunk.data_page_offset + chunk.total_compressed_size
+        for at in (*range(chunk.data_page_offset, chunk.data_page_offset + 40), end - 7, end - 1):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << rng.randrange(8)
+            shard.write_bytes(damaged)
+            try:
+                assert embedkit.load(out).column(name) == expected, (name, at)
+            except DamagedError:
+                refused += 1
+    assert refused > 40
+
+
+DAMAGE: dict[str, list[tuple[str, Callable[[Path], object]]]] = {
+    "a data page": [(PART, partial(flip, at=0.05))],
+    "a footer": [(PART, partial(flip, at=0.9))],
+    "several": [
+        ("sentences/part-00000000.parquet", cut),
+        ("words/part-00000000.parquet", Path.unlink),
+        ("words/part-00000003.parquet", flip),
+    ],
+    "rejects": [("_embedkit/rejects.jsonl", Path.unlink)],
+    "the manifest": [("_embedkit/manifest.json", partial(flip, at=0.4))],
+    "the job": [(PART, partial(flip, at=0.9)), ("_embedkit/job.json", partial(flip, at=0.3))],
+    "a checksum": [("SHA256SUMS", partial(flip, at=0.999))],
+    "no checksums": [("SHA256SUMS", Path.unlink)],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_the_same_extract_makes_damaged_files_again(
+    made: Path, out: Path, name: str, notes: list[str]
+) -> None:
+    """Damaged shards are made, no others; the result is the undamaged dataset."""
+    for file, damage in DAMAGE[name]:
+        damage(out / file)
+    lost = len({file[-16:-8] for file, _ in DAMAGE[name] if file.endswith(".parquet")})
+    lost = {"a checksum": 1, "no checksums": 4}.get(name, lost)
+    assert not verify(out).ok
+    assert again(made, out) == 4 - lost
+    assert any("damaged files" in note for note in notes)
+    assert tree(out) == tree(made)
+    assert verify(out).ok
+    assert sorted(p.name for p in out.parent.iterdir()) == ["out"]
+
+
+def test_the_index_of_a_repaired_dataset_is_kept(made: Path, out: Path) -> None:
+    embedkit.index(out, kind="flat")
+    index = next((out / "_embedkit/index").iterdir())
+    content = tree(index)
+    flip(out / PART, at=0.05)
+    assert again(made, out) == 3
+    assert tree(index) == content
+
+
+def test_a_repair_that_cannot_begin_changes_nothing(made: Path, out: Path) -> None:
+    cut(out / PART)
+    before = tree(out)
+    (out.with_name("out.incomplete") / "mine").mkdir(parents=True)
+    with pytest.raises(OutputExistsError, match=r"out\.incomplete"):
+        again(made, out)
+    with pytest.raises(OutputExistsError, match=r"vectors\.views"):
+        again(made, out, layers="0")
+    assert tree(out) == before
+
+
+# verify
+
+
+def _sealed(out: Path) -> None:
+    """Write the checksums of files that were edited."""
+    sums = {name: storage.file_sha256(out / name) for name in file_sums(out)}
+    storage.write_sums(out, sums, scratch=out)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [({"accepted": 9}, "accepted"), ({"rejected": 4}, "rejected"), ({"records": 14}, "records")],
+)
+def test_counts_that_do_not_add_up(out: Path, change: dict[str, int], problem: str) -> None:
+    content = manifest_of(out)
+    content["totals"].update(change)
+    (out / "_embedkit/manifest.json").write_text(json.dumps(content), "utf-8")
+    assert "manifest.json is damaged" in verify(out).problems[0]
+    _sealed(out)
+    assert any(problem in p for p in verify(out).problems)
+
+
+@pytest.mark.parametrize("folder", ["sentences", "words", "tokens"])
+def test_missing_extra_and_swapped_parts(out: Path, folder: str) -> None:
+    first, second, extra = (out / folder / f"part-0000000{i}.parquet" for i in (0, 1, 7))
+    shutil.copy(first, extra)
+    assert verify(out).problems == [f"{folder}/part-00000007.parquet is not in SHA256SUMS"]
+    extra.unlink()
+    first.rename(extra)
+    second.rename(first)
+    extra.rename(second)
+    assert len(verify(out).problems) == 2
+    first.unlink()
+    assert any(
+        p.endswith(f"{folder}/part-00000000.parquet is missing") for p in verify(out).problems
+    )
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"row": "x"}'])
+def test_damaged_rejects(out: Path, content: str | None) -> None:
+    rejects = out / "_embedkit/rejects.jsonl"
+    rejects.unlink()
+    if content is not None:
+        rejects.write_text(content)
+        assert any("reject" in p for p in verify(out).problems)
+        _sealed(out)
+    assert any("reject" in p for p in verify(out).problems)
+
+
+def test_a_row_both_embedded_and_rejected(out: Path) -> None:
+    rejects = out / "_embedkit/rejects.jsonl"
+    rejects.write_text(rejects.read_text("utf-8").replace('"row": 5', '"row": 6'), "utf-8")
+    _sealed(out)
+    assert "row 6 is both embedded and rejected" in verify(out).problems
+
+
+def test_vectors_are_made_again_to_the_same_bits(tmp_path: Path) -> None:
+    settings = {"storage": "float16", "on_long": "window", "stride": 2, "pooling": "mean,max"}
+    made = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", **settings).out
+    found = verify(made, recompute=999)
+    assert found.problems == []
+    assert found.recomputed_shards == [0, 1, 2, 3]
+    assert found.recomputed_rows == found.identical_rows == N_ACCEPTED
+    assert found.worst == 0
+    assert found.recomputed == f"{N_ACCEPTED} texts encoded again: the same bits"
+
+
+def test_a_sample_of_texts_is_encoded_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In other company than at first, and with their words; another machine is told."""
+    few = verify(out, recompute=3)
+    words = embedkit.load(out, level="word").row
+    chosen = [few.recomputed_texts, few.recomputed_rows, few.identical_rows]
+    assert chosen[0] == 3
+    assert chosen[1] == chosen[2] > 3
+    assert chosen[1] <= 3 + 3 * np.bincount(words).max()
+    assert verify(out, recompute=3, seed=1).recomputed_shards != few.recomputed_shards
+    said = invoke("verify", out, "--recompute", 3).stdout
+    assert said.splitlines()[1] == "3 texts encoded again: the same bits"
+    genuine = Encoder.start_shard
+
+    def other(self: Encoder, texts: Any, **kwargs: Any) -> Any:
+        vectors = genuine(self, texts, **kwargs).result()
+        for values in vectors.views.values():
+            values *= np.float32(1 + 1e-6)
+        return SimpleNamespace(result=lambda: vectors)
+
+    monkeypatch.setattr(Encoder, "start_shard", other)
+    monkeypatch.setattr("tokenizers.__version__", "9.9")
+    moved = verify(out, recompute=3)
+    assert moved.ok
+    assert "apart (relative L2); it was made elsewhere:" in moved.recomputed
+    assert '"9.9" now' in moved.recomputed
+
+
+@pytest.mark.parametrize("level", ["sentence", "token"])
+def test_vectors_that_differ_are_found(
+    out: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """Of sentences, or of tokens and of the words that these are in."""
+    genuine = Encoder.start_shard
+
+    def drifted(self: Encoder, texts: Any, **kwargs: Any) -> Any:
+        vectors = genuine(self, texts, **kwargs).result()
+        if len(texts) == 1:  # the last shard
+            stored = vectors.views["mean_1"] if level == "sentence" else vectors.tokens["1"]
+            stored[0 if level == "sentence" else 1] *= np.float32(1.001)
+        return SimpleNamespace(result=lambda: vectors)
+
+    monkeypatch.setattr(Encoder, "start_shard", drifted)
+    found = verify(out, recompute=999)
+    assert [p[:21] for p in found.problems] == ["part-00000003.parquet"]
+    assert found.worst == pytest.approx(1e-3, rel=0.05)
+    assert found.identical_rows == found.recomputed_rows - 1
+
+
+# checksums
+
+
+def test_the_file_is_that_of_sha256sum(tmp_path: Path) -> None:
+    (tmp_path / "모델").mkdir()
+    for name in ("a b.txt", "모델/c", "left/out"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode() * 1_000)
+    seal(tmp_path, leave_out="left")
+    lines = [
+        f"{hashlib.sha256(name.encode() * 1_000).hexdigest()}  {name}\n"
+        for name in ("a b.txt", "모델/c")
+    ]
+    assert (tmp_path / "SHA256SUMS").read_text("utf-8") == "".join(lines)
+    check_files(tmp_path)
+    (tmp_path / "모델/c").write_text("other")
+    check_files(tmp_path, ["a b.txt"])
+    with pytest.raises(DamagedError, match=r"c is damaged.*Build it\."):
+        check_files(tmp_path, advice="Build it.")
+    (tmp_path / "모델/c").unlink()
+    with pytest.raises(DamagedError, match="c is missing"):
+        check_files(tmp_path)
+    with pytest.raises(DamagedError, match="other"):
+        check_files(tmp_path, ["other"])
+    (tmp_path / "SHA256SUMS").write_text(f"{lines[0]}no sum\n", "utf-8")
+    with pytest.raises(DamagedError, match="line 2"):
+        file_sums(tmp_path)
+    assert list(file_sums(tmp_path, torn=True)) == ["a b.txt"]
+    (tmp_path / "SHA256SUMS").write_bytes(b"")
+    assert not verify(tmp_path).ok
+    (tmp_path / "SHA256SUMS").unlink()
+    with pytest.raises(DamagedError, match="SHA256SUMS"):
+        check_files(tmp_path)
+    assert file_sums(tmp_path, torn=True) == {}
+
+
+def test_a_page_of_a_single_parquet_file(tmp_path: Path) -> None:
+    file = tmp_path / "split.parquet"
+    embedkit.split(corpus_of(tmp_path / "c.tsv", count=120), out=file, folds=3)
+    assert verify(file).rows == 120
+    chunk = pq.read_metadata(file).row_group(0).column(0)
+    flip(file, at=(chunk.data_page_offset + chunk.total_compressed_size - 5) / file.stat().st_size)
+    assert command("verify", file, cwd=tmp_path).returncode == 5
+
+
+def test_a_sample_of_flipped_bits(tmp_path: Path) -> None:
+    """Of every file that a command makes, as ``make crashes`` flips a thousand."""
+    with quickly():
+        ended, wrong = flip_bits(tmp_path, 50, seed=3)
+    assert not wrong
+    assert ended["refused"] > 25

@@ -1,0 +1,357 @@
+"""What a dataset holds: columns, rows, texts, vectors, and the counts that must add up."""
+
+from __future__ import annotations
+
+import gzip
+import inspect
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import embedkit
+from embedkit.corpus.plan import CorpusOptions
+from embedkit.dataset.format import ExtractSettings
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.tokenizer import word_spans
+from embedkit.errors import UsageError
+from tests.store_fixtures import (
+    N_ACCEPTED,
+    ROWS,
+    load_quickly,
+    manifest_of,
+    run,
+    tiny_model,
+    tree,
+    write_tsv,
+)
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_tsv(tmp_path / "corpus.tsv")
+
+
+def encoder() -> Encoder:
+    return load_quickly(str(tiny_model()))
+
+
+def table_of(out: Path, folder: str = "sentences") -> pa.Table:
+    parts = sorted((out / folder).iterdir())
+    return pa.concat_tables([pq.ParquetFile(p).read() for p in parts])
+
+
+def matrix(table: pa.Table, name: str) -> Any:
+    width = table.schema.field(name).type.list_size
+    flat = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(flat, np.float32).reshape(-1, width)
+
+
+def accepted(rows: Sequence[Sequence[str]] = ROWS) -> list[tuple[int, str]]:
+    return [(i, r[1]) for i, r in enumerate(rows) if r[1].strip()]
+
+
+# Columns
+
+
+def fields(out: Path, folder: str = "sentences") -> list[tuple[str, pa.DataType, bool]]:
+    schema = pq.read_schema(next((out / folder).iterdir()))
+    return [(f.name, f.type, f.nullable) for f in schema]
+
+
+def test_pairs_have_a_second_text_and_segments(tmp_path: Path) -> None:
+    corpus = tmp_path / "pairs.tsv"
+    corpus.write_text("a\tb\nthe movie\twas good\n배를 타고\ta bus\nhome\t\n", "utf-8")
+    result = run(corpus, tmp_path / "out", text="a", text_pair="b", tokens=True, words="mean")
+    assert result.manifest.totals.rejected_by_reason == {"empty_text_pair": 1}
+    assert [f[0] for f in fields(tmp_path / "out")][:4] == ["row", "id", "text", "text_pair"]
+    tokens, words = (table_of(tmp_path / "out", n).to_pylist() for n in ("tokens", "words"))
+    first = [t for t in tokens if t["row"] == 0]
+    assert [t["token"] for t in first] == ["[CLS]", "the", "movie", "[SEP]", "was", "good", "[SEP]"]
+    assert [t["segment"] for t in first] == [-1, 0, 0, -1, 1, 1, -1]
+    texts = {(0, 0): "the movie", (0, 1): "was good", (1, 0): "배를 타고", (1, 1): "a bus"}
+    expected = [(*key, word) for key, text in texts.items() for word in text.split()]
+    assert [(w["row"], w["segment"], w["text"]) for w in words] == expected
+    for w in words:
+        assert texts[w["row"], w["segment"]][w["start"] : w["end"]] == w["text"]
+
+
+def test_texts_can_be_left_out(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path / "out", store_text=False, tokens=True, words="mean")
+    for folder in ("sentences", "words", "tokens"):
+        names = [f[0] for f in fields(tmp_path / "out", folder)]
+        assert not {"text", "token", "token_id"} & set(names)
+    everything = b"".join(tree(tmp_path / "out").values())
+    assert b"movie" not in everything
+    assert "여행".encode() not in everything
+
+
+@pytest.mark.parametrize("name", ["row", "mean_2"])
+def test_a_kept_column_may_not_hide_one_of_embedkit(tmp_path: Path, name: str) -> None:
+    corpus = tmp_path / "corpus.tsv"
+    corpus.write_text(f"document\t{name}\nthe movie\tx\n", "utf-8")
+    with pytest.raises(UsageError, match="keep"):
+        run(corpus, tmp_path / "out", text="document", keep=[name])
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_kept_columns_of_any_name_are_kept_with_their_nulls(tmp_path: Path) -> None:
+    names = ["token", "a.b", "열 이름", 'quo"te', "word", "layer_1", "element"]
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [{"text": "good", **dict.fromkeys(names, "x")}, {"text": "bad"}]
+    corpus.write_text("\n".join(json.dumps(r) for r in rows), "utf-8")
+    run(corpus, tmp_path / "out", keep=names, tokens=True, words="mean")
+    table = table_of(tmp_path / "out")
+    for name in names:
+        assert table.column(name).to_pylist() == ["x", None]
+
+
+# Rows and texts
+
+
+def test_rows_ids_labels_and_texts_are_those_of_the_corpus(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path / "out")
+    table = table_of(tmp_path / "out")
+    expected = [(i, *row) for i, row in enumerate(ROWS) if row[1].strip()]
+    columns = [table.column(n).to_pylist() for n in ("row", "id", "text", "label")]
+    assert list(zip(*columns, strict=True)) == expected
+    assert table.column("id")[0].as_py() == "008"
+    rejects = (tmp_path / "out/_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["row"] for line in rejects] == [0, 5, 12]
+    parts = sorted((tmp_path / "out/sentences").iterdir())
+    assert [pq.read_metadata(part).num_rows for part in parts] == [3, 3, 3, 1]
+
+
+LETTERS = st.characters(codec="utf-8", exclude_characters="\n\r\t\0")
+TEXT = st.text(LETTERS, max_size=30)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.one_of(TEXT, st.sampled_from(["", " ", "the movie"])), min_size=1, max_size=13),
+    st.fixed_dictionaries(
+        {"min_chars": st.integers(0, 4)},
+        optional={"limit": st.integers(1, 9), "sample": st.integers(1, 5)},
+    ),
+)
+def test_every_record_is_counted_once(
+    tmp_path_factory: pytest.TempPathFactory, cells: list[str], options: dict[str, int]
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    corpus = write_tsv(folder / "corpus.tsv", [(f"{i:03}", c, "1") for i, c in enumerate(cells)])
+    result = run(corpus, folder / "out", **options)
+    totals = result.manifest.totals
+    assert totals.records == len(cells)
+    assert totals.accepted + totals.rejected + totals.left_out == len(cells)
+    table = table_of(folder / "out")
+    rows = table.column("row").to_pylist()
+    assert rows == sorted(set(rows))
+    assert len(rows) == totals.accepted
+    assert [cells[r] for r in rows] == table.column("text").to_pylist()
+    rejects = (folder / "out/_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
+    lost = [json.loads(line)["row"] for line in rejects]
+    assert len(lost) == totals.rejected
+    assert not set(lost) & set(rows)
+    assert embedkit.verify(folder / "out").ok
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[("1", " ", "0")] * 7, [("1", "good", "0")] * 3 + [("2", "", "0")] * 3],
+    ids=["rejects only", "rejects at end"],
+)
+def test_rejects_at_every_edge(
+    tmp_path: Path, rows: list[tuple[str, str, str]], notes: list[str]
+) -> None:
+    corpus = write_tsv(tmp_path / "corpus.tsv", rows)
+    result = run(corpus, tmp_path / "out", tokens=True, words="first")
+    kept = accepted(rows)
+    assert result.manifest.n_shards == max(-(-len(kept) // 3), 1)
+    assert any("no record was accepted" in n for n in notes) == (not kept)
+    data = embedkit.load(tmp_path / "out")
+    assert data.X.shape == (len(kept), 16)
+    assert data.ids.dtype.kind == data.labels.dtype.kind == "U"
+    full = write_tsv(tmp_path / "full.tsv")
+    run(full, tmp_path / "full", tokens=True, words="first")
+    for folder in ("sentences", "words", "tokens"):
+        assert fields(tmp_path / "out", folder) == fields(tmp_path / "full", folder)
+
+
+# Vectors
+
+
+def test_views_equal_those_of_the_encoder(corpus: Path, tmp_path: Path) -> None:
+    names = ["mean_0", "cls_0", "max_0", "mean_2", "cls_2", "max_2", "pooler"]
+    run(corpus, tmp_path / "out", layers=[0, "-1"], pooling=["mean", "cls", "max", "pooler"])
+    expected = encoder().encode_views([t for _, t in accepted()], names)
+    for name in names:
+        data = embedkit.load(tmp_path / "out", view=name)
+        assert data.X.dtype == np.float32
+        assert np.array_equal(data.X, expected[name])
+    both = embedkit.load(tmp_path / "out", view=["mean_0", "cls_-1"])
+    assert np.array_equal(both.X[:, 16:], embedkit.load(tmp_path / "out", view="cls_2").X)
+
+
+def test_windows_keep_every_token(corpus: Path, tmp_path: Path) -> None:
+    cut = run(corpus, tmp_path / "cut").manifest.totals.ledger
+    whole = run(corpus, tmp_path / "whole", on_long="window").manifest.totals.ledger
+    assert cut["tokens"] == whole["tokens"] == whole["tokens_kept"]
+    assert cut["tokens_cut"] == cut["tokens"] - cut["tokens_kept"] > 0
+    assert (cut["records_truncated"], whole["records_truncated"]) == (1, 0)
+    assert whole["windows"] > cut["windows"] == N_ACCEPTED
+    table = table_of(tmp_path / "cut")
+    assert table.column("truncated").to_pylist().count(True) == 1
+    assert table.column("n_tokens").to_numpy().sum() == cut["tokens"]
+    assert table.column("n_kept").to_numpy().sum() == cut["tokens_kept"]
+
+
+@pytest.mark.parametrize("subtokens", ["first", "last", "first_last", "mean"])
+def test_words(corpus: Path, tmp_path: Path, subtokens: str) -> None:
+    run(corpus, tmp_path / "out", words=subtokens, tokens=True, on_long="window")
+    words, tokens = table_of(tmp_path / "out", "words"), table_of(tmp_path / "out", "tokens")
+    vectors, of_tokens = matrix(words, "layer_2"), matrix(tokens, "layer_2")
+    row, word = (tokens.column(n).to_numpy() for n in ("row", "word"))
+    expected = [
+        (number, index, *span, text[slice(*span)])
+        for number, text in accepted()
+        for index, span in enumerate(word_spans(text).tolist())
+    ]
+    names = ("row", "word", "start", "end", "text")
+    found = list(zip(*(words.column(n).to_pylist() for n in names), strict=True))
+    assert found == expected
+    assert [w[4] for w in expected] == [w for _, text in accepted() for w in text.split()]
+    choose = {
+        "first": lambda v: v[0],
+        "last": lambda v: v[-1],
+        "first_last": lambda v: (v[0] + v[-1]) / 2,
+        "mean": lambda v: v.mean(axis=0),
+    }[subtokens]
+    for i, (number, index, *_) in enumerate(found):
+        own = of_tokens[(row == number) & (word == index)]
+        assert len(own) == words.column("n_tokens")[i].as_py()
+        np.testing.assert_allclose(vectors[i], choose(own), rtol=1e-5, atol=1e-5)
+
+
+# Storage
+
+
+@pytest.mark.parametrize("storage", ["float16", "compact"])
+def test_half_precision_is_the_rounded_float32(corpus: Path, tmp_path: Path, storage: str) -> None:
+    exact = run(corpus, tmp_path / "exact", tokens=True, words="mean").out
+    half = run(corpus, tmp_path / "half", tokens=True, words="mean", storage=storage).out
+    for folder, name in (("sentences", "mean_2"), ("tokens", "layer_2"), ("words", "layer_2")):
+        element = (
+            pq.read_schema(half / folder / "part-00000000.parquet").field(name).type.value_type
+        )
+        assert element == (pa.float16() if storage == "float16" else pa.float32())
+        rounded = matrix(table_of(exact, folder), name).astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(matrix(table_of(half, folder), name), rounded)
+    X = embedkit.load(half).X
+    assert X.dtype == np.float32
+    np.testing.assert_array_equal(X, embedkit.load(exact).X.astype(np.float16))
+
+
+def test_int8_is_scaled_by_shard_and_says_what_it_costs(corpus: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"tokens": True, "words": "mean", "shard_rows": 6}
+    exact = run(corpus, tmp_path / "exact", **given).out
+    result = run(corpus, tmp_path / "small", storage="int8", **given)
+    for folder, name in (("sentences", "mean_2"), ("tokens", "layer_2"), ("words", "layer_2")):
+        parts = []
+        for part in sorted((exact / folder).glob("*.parquet")):
+            values = matrix(pq.read_table(part), name)
+            small = pq.read_table(result.out / folder / part.name)
+            scale = np.array(json.loads(small.schema.field(name).metadata[b"embedkit.scale"]))
+            np.testing.assert_allclose(scale * 127, np.abs(values).max(0), rtol=1e-5)
+            parts.append(matrix(small, name) * scale)
+            assert (np.abs(parts[-1] - values) <= scale * 0.501).all()
+        level, view = folder.removesuffix("s"), name.removeprefix("layer_")
+        data = embedkit.load(result.out, view, level=level)
+        assert data.X.dtype == np.float32
+        np.testing.assert_allclose(data.X, np.concatenate(parts), rtol=1e-5)
+    files = result.out / "sentences/*.parquet"
+    kinds = duckdb.execute(f"select typeof(mean_2), len(mean_2) from '{files}'").fetchall()
+    assert set(kinds) == {("TINYINT[]", 16)}
+    assert result.manifest.totals.ledger["neighbours"] > 0
+    assert embedkit.verify(result.out, recompute=20, device="cpu").ok
+
+
+# Inputs and names
+
+
+def test_a_corpus_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As names are that were packed on a Korean Windows and unpacked elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    corpus = write_tsv(tmp_path / os.fsdecode("영화.tsv".encode("cp949")))
+    out = run(corpus, tmp_path / "out").out
+    assert manifest_of(out)["names"]["inputs"] == [str(corpus)]
+    rejects = (out / "_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
+    assert {json.loads(line)["file"] for line in rejects} == {str(corpus)}
+    assert embedkit.verify(out).ok
+    with pytest.raises(UsageError, match="out="):
+        embedkit.extract(corpus, model=str(tiny_model()))
+    assert not list(tmp_path.glob("*.vectors*"))
+
+
+def test_standard_input(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stdin:
+        buffer = io.BytesIO(corpus.read_bytes())
+
+    monkeypatch.setattr(sys, "stdin", Stdin)
+    run("-", tmp_path / "out", format="tsv")
+    assert manifest_of(tmp_path / "out")["names"]["inputs"] == ["-"]
+    run(corpus, tmp_path / "file")
+    assert (
+        embedkit.load(tmp_path / "out").X.tobytes() == embedkit.load(tmp_path / "file").X.tobytes()
+    )
+    with pytest.raises(UsageError, match="out="):
+        embedkit.extract("-")
+    with pytest.raises(UsageError, match="standard input"):
+        run([Path("-"), Path("-")], tmp_path / "twice")
+
+
+def test_where_the_output_goes(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    packed = tmp_path / "sub" / "talks.v1.tsv.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(corpus.read_bytes()))
+    assert embedkit.extract(packed, model=str(tiny_model())).out == Path("talks.v1.vectors")
+    run(corpus, tmp_path / "new" / "folders" / "out")
+    assert (tmp_path / "new/folders/out/sentences").is_dir()
+
+
+OWN = ["corpus", "out", "overwrite", "reuse", "allow_env_change", "progress"]
+
+
+def test_the_options_are_in_the_signature_and_the_documentation() -> None:
+    """One list of options: the records that hold them."""
+    names = {f.name for kind in (CorpusOptions, ExtractSettings) for f in dataclass_fields(kind)}
+    shown = inspect.signature(embedkit.extract).parameters
+    assert names | set(OWN) == set(shown)
+    documented = set(re.findall(r"^    (\w+): ", inspect.getdoc(embedkit.extract) or "", re.M))
+    assert names | set(OWN) <= documented
+
+
+def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"text": "a", "label": "1"}\n{"text": "bus", "label": null}\n', "utf-8")
+    data = embedkit.load(run(corpus, tmp_path / "out").out)
+    assert data.labels.tolist() == ["1", ""]
+    np.testing.assert_equal([batch["y"] for batch in data.iter_batches()], [np.array([1, np.nan])])
+    assert data.column("label") == ["1", None]

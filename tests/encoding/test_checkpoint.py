@@ -1,0 +1,341 @@
+"""Finding checkpoints: folders, the packaged copy, the cache, the hub; and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import constants
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+from torch.torch_version import TorchVersion
+
+import embedkit.encoding.checkpoint
+from embedkit.choices import DEFAULT_MODEL
+from embedkit.encoding.checkpoint import FAMILIES, find_checkpoint
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.tokenizer import choose_max_length
+from embedkit.errors import ModelError, UsageError
+from tests.models import TEXTS, EncoderOf, distance, trusted_reader
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "someone/tiny-bert"
+
+
+@pytest.fixture
+def copy(tiny_bert: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny BERT that a test may change."""
+    return Path(shutil.copytree(tiny_bert, tmp_path / "tiny"))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Change entries of config.json; ``None`` removes one."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text("utf-8")), **changes}
+    config = {key: value for key, value in config.items() if value is not None}
+    path.write_text(json.dumps(config), "utf-8")
+
+
+def test_folder(copy: Path) -> None:
+    (copy / "1_Pooling").mkdir()
+    (copy / "1_Pooling" / "config.json").write_text("{}", "utf-8")
+    (copy / "README.md").write_text("not hashed", "utf-8")
+    found = find_checkpoint(str(copy))
+    assert (found.source, found.revision, found.folder) == ("folder", None, copy)
+    assert (found.model_type, found.n_layers, found.width, found.positions) == ("bert", 3, 24, 160)
+    assert (found.weights, found.is_pickle) == (("model.safetensors",), False)
+    assert set(found.sha256) == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "1_Pooling/config.json",
+    }
+    for file, digest in found.sha256.items():
+        assert digest == hashlib.sha256((copy / file).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert"])
+def test_all_positions_can_be_used_and_no_more(family: str, encoder_of: EncoderOf) -> None:
+    encoder = encoder_of(family)
+    (tokens,) = encoder.tokenizer.encode(
+        ["a " * 500], settings=embedkit.encoding.tokenizer.TokenizerSettings(160)
+    )
+    assert len(tokens.ids) == 160
+    assert encoder.encode(["a " * 500], max_length=160).shape == (1, 24)
+    with pytest.raises(UsageError, match="max_length=161"):
+        encoder.encode(["a"], max_length=161)
+    with pytest.raises(UsageError, match="max_length=161"):
+        Encoder.load(encoder.checkpoint.name, device="cpu", max_length=161)
+
+
+@pytest.mark.parametrize(
+    ("stated", "tokenizer_limit", "length"),
+    [
+        ({"max_seq_length": 40}, 100, 40),
+        ({"max_seq_length": 400}, 100, 160),
+        ({"max_seq_length": None}, 100, 100),
+        (None, 100, 100),
+        (None, 10**30, 160),
+    ],
+)
+def test_default_max_length(
+    stated: dict[str, Any] | None, tokenizer_limit: int, length: int, copy: Path
+) -> None:
+    if stated is not None:
+        (copy / "sentence_bert_config.json").write_text(json.dumps(stated), "utf-8")
+    tokenizer: Any = SimpleNamespace(hf=SimpleNamespace(model_max_length=tokenizer_limit))
+    assert choose_max_length(find_checkpoint(str(copy)), tokenizer, None) == length
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b"\xff"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        ("model.safetensors", None),
+    ],
+)
+def test_damaged_files(file: str, content: bytes | None, copy: Path) -> None:
+    (copy / file).unlink()
+    if content is not None:
+        (copy / file).write_bytes(content)
+    with pytest.raises(ModelError, match=file):
+        find_checkpoint(str(copy))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("XLMRobertaForMaskedLM", "xlm-roberta"), ("DebertaV2Model", "deberta-v2")],
+)
+def test_model_type_by_architecture(architecture: str, kind: str, copy: Path) -> None:
+    change_config(copy, model_type=None, architectures=[architecture])
+    assert find_checkpoint(str(copy)).model_type == kind
+    assert kind in FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("{}", {"revision": "main"}, "revision='main'"),
+        ("{}/config.json", {}, r"config\.json'"),
+        ("{}/../tinny", {}, "'tiny'"),
+        ("~/no-such-folder-of-mine", {}, "model='~/no"),
+    ],
+)
+def test_names_of_no_folder(name: str, options: Any, message: str, copy: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        find_checkpoint(name.format(copy), **options)
+
+
+@pytest.mark.parametrize("version", ["2.6.0+cu124", "2.9.1"])
+def test_pickles_are_refused_where_their_reader_has_a_hole(
+    copy: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    Encoder.load(str(copy), device="cpu")  # safetensors are read all the same
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"2\.10"):
+        Encoder.load(str(copy), device="cpu")
+
+
+class Evil:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.mark,))
+
+
+@trusted_reader
+@pytest.mark.parametrize("form", ["torch", "legacy", "pickle"])
+def test_a_pickle_cannot_run_code(form: str, copy: Path) -> None:
+    from safetensors.torch import load_file
+
+    mark = copy / "was-run"
+    content = {**load_file(copy / "model.safetensors"), "evil": Evil(mark)}
+    (copy / "model.safetensors").unlink()
+    if form == "pickle":
+        (copy / "pytorch_model.bin").write_bytes(pickle.dumps(content, protocol=2))
+    else:
+        new = form == "torch"
+        torch.save(content, copy / "pytorch_model.bin", _use_new_zipfile_serialization=new)
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin"):
+        Encoder.load(str(copy), device="cpu")
+    assert not mark.exists()
+    with (copy / "pytorch_model.bin").open("rb") as stream:  # the trap itself works
+        (torch.load(stream, weights_only=False) if form != "pickle" else pickle.load(stream))
+    assert mark.exists()
+
+
+def test_sharded_weights(copy: Path, tiny_bert: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(copy / "model.safetensors")
+    (copy / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = {
+        "model-00001-of-00002.safetensors": names[::2],
+        "model-00002-of-00002.safetensors": names[1::2],
+    }
+    for part, keys in parts.items():
+        save_file({key: weights[key] for key in keys}, copy / part, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {k: part for part, keys in parts.items() for k in keys}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    found = find_checkpoint(str(copy))
+    assert found.weights == tuple(parts)
+    assert set(parts) < set(found.sha256)
+    ours = Encoder.load(str(copy), device="cpu").encode(TEXTS)
+    assert distance(ours, Encoder.load(str(tiny_bert), device="cpu").encode(TEXTS)).max() == 0
+    (copy / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors"):
+        find_checkpoint(str(copy))
+    for content in ({}, {"weight_map": ["a"]}, {"weight_map": {"a": "../tiny/model"}}):
+        (copy / "model.safetensors.index.json").write_text(json.dumps(content), "utf-8")
+        with pytest.raises(ModelError, match=r"index\.json"):
+            find_checkpoint(str(copy))
+
+
+def test_code_of_a_checkpoint_is_not_run(copy: Path) -> None:
+    mark = copy / "was-run"
+    code = f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
+    for name in ("configuration_own", "modeling_own", "tokenization_own"):
+        (copy / f"{name}.py").write_text(code + "class Own: pass\n", "utf-8")
+    own = {"AutoConfig": "configuration_own.Own", "AutoModel": "modeling_own.Own"}
+    change_config(copy, auto_map=own)
+    path = copy / "tokenizer_config.json"
+    config = json.loads(path.read_text("utf-8"))
+    config["auto_map"] = {"AutoTokenizer": ["tokenization_own.Own", "tokenization_own.Own"]}
+    path.write_text(json.dumps(config), "utf-8")
+    encoder = Encoder.load(str(copy), device="cpu")
+    with pytest.raises(ModelError, match="code of the checkpoint"):
+        encoder.encode(["a"])
+    assert encoder.encode(["a"], pooling="mean").shape == (1, 24)
+    assert not mark.exists()
+    assert not [file for file in encoder.checkpoint.sha256 if file.endswith(".py")]
+
+
+@pytest.mark.parametrize("name", [DEFAULT_MODEL, "all-MiniLM-L6-v2"])
+def test_packaged(name: str) -> None:
+    found = find_checkpoint(name, offline=True)
+    assert (found.source, found.revision, found.name) == ("package", None, name)
+    assert (found.n_layers, found.width, found.positions) == (6, 384, 512)
+    assert found.side_json("sentence_bert_config.json")["max_seq_length"] == 256
+    assert found.side_json("no_such.json") == {}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache, and no network."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return folder
+
+
+class FakeHub:
+    """The hub's functions that a download uses, for one checkpoint; remembers what was fetched."""
+
+    def __init__(self, source: Path, cache: Path) -> None:
+        self.source, self.cache = source, cache
+        self.fetched: list[str] = []
+
+    def find(self, name: str, revision: str | None) -> None:
+        error: Any = RevisionNotFoundError if name == NAME else RepositoryNotFoundError
+        if name != NAME or revision not in (None, "main", COMMIT):
+            raise error("404", response=Mock())
+
+    def model_info(self, name: str, revision: str | None) -> Any:
+        self.find(name, revision)
+        files = [file for file in self.source.rglob("*") if file.is_file()]
+        names = [file.relative_to(self.source).as_posix() for file in files]
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
+
+    def snapshot_download(
+        self, name: str, *, revision: str | None, allow_patterns: list[str]
+    ) -> str:
+        self.find(name, revision)
+        repo = self.cache / f"models--{NAME.replace('/', '--')}"
+        snapshot = repo / "snapshots" / COMMIT
+        (repo / "refs").mkdir(parents=True, exist_ok=True)
+        (repo / "refs" / "main").write_text(COMMIT, "utf-8")
+        for file in allow_patterns:
+            self.fetched.append(file)
+            (snapshot / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.source / file, snapshot / file)
+        return str(snapshot)
+
+
+@pytest.fixture
+def hub(tiny_bert: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    """A hub that has the tiny BERT, and beside it files that must not be fetched."""
+    source = Path(shutil.copytree(tiny_bert, tmp_path / "source"))
+    others = "1_Pooling/config.json README.md modeling_own.py pytorch_model.bin training_args.bin"
+    others += " tf_model.h5 onnx/model.onnx onnx/config.json openvino/model.safetensors"
+    for name in f"{others} adapter.safetensors".split():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(b"{}")
+    hub = FakeHub(source, cache)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    return hub
+
+
+WANTED = {
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "model.safetensors",
+    "1_Pooling/config.json",
+}
+
+
+def test_download(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_checkpoint(NAME)
+    assert (found.source, found.revision, found.weights) == ("hub", COMMIT, ("model.safetensors",))
+    assert sorted(hub.fetched) == sorted(WANTED)
+    assert hub.fetched[-1] == "model.safetensors"  # a snapshot with weights is complete
+    assert Encoder.load(found.folder, device="cpu").encode(["a"]).shape == (1, 24)
+    # from now on by name, without the hub
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for revision in (None, "main", COMMIT):
+        assert find_checkpoint(NAME, revision=revision) == found
+    assert len(hub.fetched) == len(WANTED)
+    assert found.sha256 == find_checkpoint(str(found.folder)).sha256
+    # nor is there anything else
+    (found.folder / "model.safetensors").unlink()
+    for name in (NAME, "no such model", "a/b?", "-x", "a..b"):
+        with pytest.raises(ModelError, match=r"model='.*'"):
+            find_checkpoint(name)
+
+
+@trusted_reader
+def test_download_of_a_checkpoint_with_pickles_only(hub: FakeHub) -> None:
+    (hub.source / "model.safetensors").unlink()
+    assert find_checkpoint(NAME).weights == ("pytorch_model.bin",)
+    assert sorted(hub.fetched) == sorted(WANTED - {"model.safetensors"} | {"pytorch_model.bin"})
+
+
+def test_what_the_hub_does_not_have(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="v9"):
+        find_checkpoint(NAME, revision="v9")
+    with pytest.raises(ModelError, match="someone/else"):
+        find_checkpoint("someone/else")
+    monkeypatch.setattr(hub, "find", Mock(side_effect=OSError("no route")))
+    with pytest.raises(ModelError, match="no route"):
+        find_checkpoint(NAME)

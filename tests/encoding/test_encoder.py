@@ -1,0 +1,317 @@
+"""Batches, order, duplicates, memory: what must not change a vector, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import PlainModel, choose_device
+from embedkit.encoding.packed import PackedModel
+from embedkit.encoding.shard import cut_batches
+from embedkit.encoding.tokenizer import TokenizerSettings
+from embedkit.encoding.views import ShardVectors, parse_layers, parse_view
+from embedkit.errors import EncodeError, ModelError, UsageError
+from tests.models import TEXTS, EncoderOf, Tiny, distance
+
+VIEWS = ("cls_-1", "mean_-1", "max_1", "mean_sum_1to2", "cls_concat_0to1", "pooler")
+
+
+@pytest.fixture
+def encoder(encoder_of: EncoderOf) -> Encoder:
+    """The tiny BERT; the test may change its settings."""
+    encoder = copy.copy(encoder_of("bert"))
+    encoder.batch_tokens = 4096
+    return encoder
+
+
+def shard(
+    encoder: Encoder,
+    texts: Sequence[str],
+    views: Sequence[str] = VIEWS,
+    layers: str = "all",
+    **more: Any,
+) -> ShardVectors:
+    """Encode texts as one shard."""
+    settings = TokenizerSettings(more.pop("max_length", encoder.max_length))
+    n = encoder.n_layers
+    return encoder.encode_shard(
+        encoder.tokenizer.encode(texts, settings=settings),
+        views=[parse_view(view, n_layers=n) for view in views],
+        token_layers=parse_layers(layers, n_layers=n) if layers else (),
+        **more,
+    )
+
+
+def test_more_texts_than_one_call_takes_at_once(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = encoder.encode_views(TEXTS, VIEWS)
+    monkeypatch.setattr("embedkit.encoding.encoder._ENCODE_ROWS", 5)
+    for name, vectors in encoder.encode_views(TEXTS, VIEWS).items():
+        assert np.array_equal(vectors, whole[name])
+
+
+@given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 600), st.booleans())
+def test_batches_hold_every_sequence_once_within_the_budget(
+    lengths: list[int], budget: int, padded: bool
+) -> None:
+    lengths.sort(reverse=True)
+    batches = cut_batches(np.array(lengths, np.int64), budget, padded=padded)
+    assert [i for start, stop in batches for i in range(start, stop)] == list(range(len(lengths)))
+
+    def cost(start: int, stop: int) -> int:
+        return lengths[start] * (stop - start) if padded else sum(lengths[start:stop])
+
+    for start, stop in batches:
+        assert cost(start, stop) <= budget or stop - start == 1
+    for start, stop in batches[:-1]:  # none could take one more, or fewer are no worse
+        assert cost(start, stop + 1) > budget or (not padded and cost(start, stop) > budget * 3 / 4)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(2, 8))
+def test_few_batches_are_equal_shares_of_all_threads(lengths: list[int], threads: int) -> None:
+    lengths.sort(reverse=True)
+    batches = cut_batches(np.array(lengths, np.int64), 2_048, padded=False, threads=threads)
+    assert [i for start, stop in batches for i in range(start, stop)] == list(range(len(lengths)))
+    sizes = [sum(lengths[start:stop]) for start, stop in batches]
+    assert max(sizes) - min(sizes) < 2 * lengths[0]
+    assert len(batches) % threads == 0 or sum(lengths) / len(batches) <= 512
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize(("layers", "needed"), [("0", 0), ("1", 1), ("0,2", 2), ("-1", 3)])
+def test_layers_above_the_highest_are_not_computed(
+    family: str, layers: str, needed: int, tiny: Tiny
+) -> None:
+    encoder = Encoder.load(str(tiny(family)), device="cpu")
+    calls = []
+    assert isinstance(encoder.model, PackedModel)
+    for module in encoder.model.module.modules():
+        if type(module).__name__ in ("BertLayer", "AlbertLayer"):
+            module.register_forward_hook(lambda *_: calls.append(1))
+    shard(encoder, ["a movie"], views=[], layers=layers)
+    assert len(calls) == needed
+
+
+def test_batches_side_by_side_give_the_same_bits(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder.batch_tokens = 64
+    wanted = shard(encoder, TEXTS)
+    real, used, both = encoder.model.forward, set(), threading.Barrier(2, timeout=20)
+
+    def forward(*args: Any, **options: Any) -> None:
+        if threading.get_ident() not in used:
+            used.add(threading.get_ident())
+            both.wait()  # until a second batch runs
+        assert torch.get_num_threads() == 1
+        real(*args, **options)
+
+    monkeypatch.setattr(encoder.model, "forward", forward)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        lengths: list[int] = []
+        ours = shard(encoder, TEXTS, on_tokens=lengths.append)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert len(used) == 2
+    assert sum(lengths) == len(tokens_of(encoder, TEXTS).ids)
+    for name, vectors in {**ours.views, **ours.tokens}.items():
+        assert np.array_equal(vectors, {**wanted.views, **wanted.tokens}[name])
+
+
+def test_equal_texts_are_encoded_once(encoder: Encoder) -> None:
+    lengths: list[int] = []
+    texts = [*TEXTS[:4], *TEXTS[2:6], TEXTS[0]]
+    result = shard(encoder, texts, on_tokens=lengths.append)
+    once = shard(encoder, TEXTS[:6])
+    assert result.encoded == 6
+    assert sum(lengths) == len(tokens_of(encoder, TEXTS[:6]).ids)
+    places = [0, 1, 2, 3, 2, 3, 4, 5, 0]
+    for name, vectors in result.views.items():
+        assert np.array_equal(vectors, once.views[name][places])
+    for vectors in result.tokens.values():
+        kept = np.cumsum(tokens_of(encoder, texts).n_kept)
+        assert np.array_equal(vectors[: kept[0]], vectors[kept[-2] :])
+
+
+def tokens_of(encoder: Encoder, texts: Sequence[str]) -> Any:
+    return encoder.tokenizer.encode(texts, settings=TokenizerSettings(encoder.max_length))
+
+
+def test_equal_ids_with_other_special_tokens_are_not_equal(encoder_of: EncoderOf) -> None:
+    """A pair, and a text that spells ``[SEP]``, by a model that has one segment."""
+    encoder = encoder_of("roberta_wordpiece")
+    pair = encoder.tokenizer.encode(["a"], ["a"], settings=TokenizerSettings(9))
+    single = encoder.tokenizer.encode(["a [SEP] a"] * 2, settings=TokenizerSettings(9))
+    assert pair.ids.tolist() == single[0].ids.tolist()
+    segment = np.concatenate([pair.segment, single[0].segment])
+    both = replace(single, segment=segment)
+    view = parse_view("mean_-1", n_layers=3)
+    ours = encoder.encode_shard(both, views=[view], special_tokens=False)
+    assert ours.encoded == 2
+    assert distance(*ours.views["mean_3"]).max() > 1e-3
+
+
+class Limited:
+    """A model that has memory for so many padded tokens and no more."""
+
+    def __init__(self, encoder: Encoder, limit: int, error: Callable[[], Exception]) -> None:
+        self.real = encoder.model.forward
+        self.limit = limit
+        self.error = error
+        self.sizes: list[int] = []
+
+    def __call__(self, batch: Any, layers: Any, on_layer: Any, **options: Any) -> None:
+        size = max(batch.lengths) * len(batch.lengths)
+        if size > self.limit:
+            raise self.error()
+        self.sizes.append(size)
+        self.real(batch, layers, on_layer, **options)
+
+
+MEMORY_ERRORS: list[Callable[[], Exception]] = [
+    lambda: torch.OutOfMemoryError("CUDA out of memory."),
+    lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+    lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 b"),
+    MemoryError,
+]
+
+
+@pytest.mark.parametrize("error", MEMORY_ERRORS, ids=["cuda", "cublas", "cpu", "python"])
+@pytest.mark.parametrize("limit", [65, 400])
+def test_batches_are_halved_when_memory_runs_out(
+    encoder: Encoder, limit: int, error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = shard(encoder, TEXTS)
+    assert wanted.splits == 0
+    limited = Limited(encoder, limit, error)
+    monkeypatch.setattr(encoder.model, "forward", limited)
+    lengths: list[int] = []
+    first = shard(encoder, TEXTS, on_tokens=lengths.append)
+    sizes = list(limited.sizes)
+    second = shard(encoder, TEXTS)
+    assert first.splits == second.splits == len(sizes) - 1 > 0
+    assert limited.sizes == sizes * 2
+    assert sum(lengths) == len(tokens_of(encoder, TEXTS).ids)
+    for name, vectors in first.views.items():
+        assert np.array_equal(vectors, second.views[name])
+        assert np.array_equal(vectors, wanted.views[name])
+    for name, states in first.tokens.items():
+        assert np.array_equal(states, wanted.tokens[name])
+    limited.limit = 64
+    with pytest.raises(EncodeError, match="one sequence of 65 tokens"):
+        shard(encoder, TEXTS)
+    limited.error = lambda: RuntimeError("boom")
+    with pytest.raises(RuntimeError, match="boom"):
+        shard(encoder, TEXTS)
+
+
+@pytest.mark.parametrize("on_long", ["truncate", "window"])
+@pytest.mark.parametrize("view", ["mean_-1", "max_-1", "max_0", "cls_-1", "pooler"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_nan_reaches_the_vector(tiny_bert: Path, view: str, on_long: str, packed: bool) -> None:
+    encoder = Encoder.load(str(tiny_bert), device="cpu", forward="transformers")
+    plain = encoder.model
+    assert isinstance(plain, PlainModel)
+    bad = encoder.tokenizer.hf.convert_tokens_to_ids("猫")
+    with torch.no_grad():
+        plain.module.get_input_embeddings().weight[bad] = float("nan")
+    if packed:
+        encoder.model = PackedModel(plain)
+    texts = encoder.tokenizer.encode(
+        ["a 猫 a", "a a a", "a " * 20], settings=TokenizerSettings(8, on_long=on_long, stride=2)
+    )
+    ours = encoder.encode_shard(texts, views=[parse_view(view, n_layers=3)])
+    (vectors,) = ours.views.values()
+    assert np.isnan(vectors).any(axis=1).tolist() == [True, False, False]
+
+
+def test_nothing_to_encode(encoder: Encoder) -> None:
+    assert encoder.encode([]).shape == (0, 24)
+    views = encoder.encode_views([], ["cls_concat_0to1", "pooler"])
+    assert {name: v.shape for name, v in views.items()} == {
+        "cls_concat_0to1": (0, 48),
+        "pooler": (0, 24),
+    }
+    assert shard(encoder, [], layers="0,sum:1..2").tokens["sum_1to2"].shape == (0, 24)
+    assert encoder.encode_views(TEXTS, []) == {}
+
+
+def test_wrong_calls(encoder: Encoder) -> None:
+    for wrong in (0, 2, 161):
+        with pytest.raises(UsageError, match=f"max_length={wrong}"):
+            encoder.encode(TEXTS, max_length=wrong)
+    for texts, message in (({"a": "b"}, "texts is a dict"), (["a", None], r"texts\[1\] is None")):
+        with pytest.raises(TypeError, match=message):
+            encoder.encode(texts)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="views is one string"):
+        encoder.encode_views(["a"], "mean_-1")
+    for view, message in (("median_-1", "'median_-1'"), ("mean_4", "mean_4")):
+        with pytest.raises(UsageError, match=message):
+            encoder.encode_views(TEXTS, [view])
+
+
+@pytest.mark.parametrize(
+    ("family", "has"),
+    [("bert", True), ("albert", True), ("bert_mlm", False), ("modernbert", False)],
+)
+def test_pooler_only_where_there_is_one(family: str, has: bool, encoder_of: EncoderOf) -> None:
+    encoder = encoder_of(family)
+    assert encoder.has_pooler == has
+    if has:
+        assert encoder.encode(TEXTS, pooling="pooler").shape == (len(TEXTS), 24)
+        return
+    with pytest.raises(ModelError, match="pooling='pooler'"):
+        encoder.encode(TEXTS, pooling="pooler")
+    with pytest.raises(ModelError, match="pooler"):
+        encoder.encode_shard(tokens_of(encoder, []), views=[parse_view("pooler", n_layers=3)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("encoder.layer.1.attention.self.key.weight", None),
+        ("encoder.layer.0.output.dense.bias", torch.zeros(7)),
+        ("", None),
+    ],
+    ids=["missing", "of another shape", "cut off"],
+)
+def test_damaged_weights(
+    name: str, value: torch.Tensor | None, tiny_bert: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = Path(shutil.copytree(tiny_bert, tmp_path / "m"))
+    file = folder / "model.safetensors"
+    if name:
+        weights = load_file(file)
+        weights = {k: v for k, v in {**weights, name: value}.items() if v is not None}
+        save_file(weights, file, metadata={"format": "pt"})
+    else:
+        file.write_bytes(file.read_bytes()[:2000])
+    with pytest.raises(ModelError, match=name or "weights"):
+        Encoder.load(str(folder), device="cpu")
+
+
+def test_device() -> None:
+    assert choose_device("cpu").type == "cpu"
+    for other in ("gpu", "mps", "meta"):
+        with pytest.raises(UsageError, match=f"device={other!r}"):
+            choose_device(other)
+    with pytest.raises(UsageError, match="device='cuda:64'"):
+        choose_device("cuda:64")

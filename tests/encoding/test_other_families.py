@@ -1,0 +1,119 @@
+"""Decoders, and encoders of which nothing is known here: every layer of every token."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules as st
+from tokenizers import ByteLevelBPETokenizer
+
+import embedkit
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import describe_model
+from embedkit.errors import ModelError
+from tests.models import _TOKENIZERS, TEXTS, check_near, save_model, slow
+
+SOME = [text for text in TEXTS if text]
+DECODERS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "gemma2": {"num_key_value_heads": 1, "head_dim": 12, "sliding_window": 8},
+    "llama": {"num_key_value_heads": 1},
+    "mistral": {"num_key_value_heads": 1, "sliding_window": 8, "head_dim": 12},
+    "qwen3": {"num_key_value_heads": 1, "head_dim": 12},
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "t5": {"d_kv": 12, "d_ff": 40, "decoder_start_token_id": 0},
+    "bart": {"encoder_layers": 3, "decoder_layers": 1, "d_model": 24, "encoder_ffn_dim": 40,
+             "encoder_attention_heads": 2, "decoder_attention_heads": 2},
+    "rembert": {"input_embedding_size": 16},
+    "roformer": {"embedding_size": 24},
+    "xlm": {"emb_dim": 24, "n_layers": 3, "n_heads": 2},
+    "fnet": {},
+    "convbert": {"embedding_size": 24},
+    "mobilebert": {"embedding_size": 16},
+    "squeezebert": {"embedding_size": 24},
+}  # fmt: skip
+
+QUICK = ("gpt2", "qwen3", "t5", "xlm", "mobilebert")
+PACKED = ("gpt2", "llama", "mistral", "qwen3")
+WHY_PADDED = {"gemma2": "softcap", "mobilebert": "differs from the plain one"}
+
+
+def build(family: str, folder: Path) -> Path:
+    """A random model of 3 layers; tokenizers of decoders add nothing, and pad on either side."""
+    if family in DECODERS:
+        trained = ByteLevelBPETokenizer()
+        trained.train_from_iterator(TEXTS, 360, special_tokens=["<pad>"], show_progress=False)
+        tokenizer: Any = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=trained._tokenizer,
+            pad_token=None if family == "gpt2" else "<pad>",
+            padding_side="right" if family == "mistral" else "left",
+            model_max_length=160,
+        )
+    else:
+        tokenizer = _TOKENIZERS["xlm-roberta" if family in ("t5", "rembert") else "roberta"]()
+    tokenizer.save_pretrained(folder)
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    more = {**DECODERS, **ENCODERS}[family]
+    save_model(folder, family, bos_token_id=0, eos_token_id=2, **ids, **more)
+    return folder
+
+
+@pytest.mark.parametrize("family", [*QUICK, *slow(*sorted({*DECODERS, *ENCODERS} - {*QUICK}))])
+def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str]) -> None:
+    folder = build(family, tmp_path)
+    encoder = Encoder(folder, device="cpu")
+    assert encoder.model.pads == (family not in PACKED)
+    reason = WHY_PADDED.get(family, "not compared layer by layer")
+    assert [reason in note for note in notes] == [True] * encoder.model.pads
+    ours = encoder.encode_tokens(SOME, layers="all")
+    plain = transformers.AutoModel.from_pretrained(folder).eval()
+    if plain.config.is_encoder_decoder:
+        plain = plain.get_encoder()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    exact = copy.deepcopy(plain).double()
+    states: list[list[list[Any]]] = [[], []]
+    for text in SOME:
+        encoded = tokenizer(text, return_tensors="pt", truncation=True, max_length=160)
+        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        for model, found in zip((plain, exact), states, strict=True):
+            with torch.inference_mode():
+                layers = model(**inputs, output_hidden_states=True).hidden_states
+            found.append([layer[0].numpy() for layer in layers])
+    assert len(ours.vectors) == encoder.n_layers + 1 == 4
+    for number in range(4):
+        both = [np.concatenate([layers[number] for layers in found]) for found in states]
+        check_near(ours.vectors[str(number)], *both)
+    last = [np.stack([layers[-1][-1] for layers in found]) for found in states]
+    check_near(encoder.encode(SOME, pooling="last_token"), *last)
+    assert describe_model(str(folder)).n_layers == 3
+    if family in DECODERS:
+        for pooling in ("cls", "pooler"):
+            with pytest.raises(ModelError, match=f"pooling='{pooling}'"):
+                encoder.encode(SOME, pooling=pooling)
+        assert not encoder.encode("").any()  # no tokens at all
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "t5"])
+def test_sentences(family: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding: the last token, padding on the left, a prompt."""
+    transformer = st.Transformer(str(build(family, tmp_path / "plain")))
+    steps = [transformer, st.Pooling(24, "lasttoken"), st.Normalize()]
+    prompts = {"query": "Instruct: search\nQuery:", "document": ""}
+    model = SentenceTransformer(modules=steps, prompts=prompts, device="cpu")
+    model.save(str(tmp_path / "model"))
+    exact = copy.deepcopy(model).double()
+    encoder = Encoder(tmp_path / "model", device="cpu")
+    for name in (None, "query"):
+        ours = encoder.encode(SOME, prompt_name=name)
+        check_near(ours, *(m.encode(SOME, prompt_name=name, batch_size=1) for m in (model, exact)))
+        out = tmp_path / str(name)
+        embedkit.extract(SOME, out=out, model=str(tmp_path / "model"), prompt=name)
+        assert np.array_equal(embedkit.load(out).X, ours)

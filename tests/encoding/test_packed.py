@@ -1,0 +1,309 @@
+"""The padding-free forward against the plain one, and against itself in other company."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embedkit.encoding import packed as packed_module
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import (
+    PRECISIONS,
+    Model,
+    PackedBatch,
+    PlainModel,
+    load_model,
+    whole_fp32,
+)
+from embedkit.encoding.packed import KERNELS, PackedModel, fastest
+from embedkit.encoding.tokenizer import TokenizerSettings
+from embedkit.encoding.views import parse_view
+from embedkit.errors import ModelError
+from tests.models import (
+    FAMILIES,
+    TEXTS,
+    EncoderOf,
+    Tiny,
+    build_bert,
+    check_near,
+    needs_plain_bf16,
+    slow,
+)
+
+PADDED = ("deberta", "deberta-v2", "longformer")
+"""Families whose attention transformers does not let others compute."""
+LENGTHS: list[Sequence[int]] = [
+    (1,),
+    (31,),
+    (12,) * 5,
+    (40, 3, 2, 1),
+    (100, 17, 16, 15, 5, 5, 4),
+    (150, 1),
+    tuple(range(60, 0, -3)),
+]
+
+
+def both(folder: str, precision: str = "fp32") -> tuple[PackedModel, PlainModel, Checkpoint]:
+    checkpoint = find_checkpoint(folder)
+    plain = load_model(
+        checkpoint, pad_id=0, device=torch.device("cpu"), dtype=PRECISIONS[precision]
+    )
+    return PackedModel(plain), plain, checkpoint
+
+
+def batch_of(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> PackedBatch:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, vocabulary, (sum(lengths),), generator=generator)
+    types = torch.randint(0, 1, (sum(lengths),), generator=generator)
+    return PackedBatch.of(ids, types, lengths)
+
+
+def states(
+    model: Model, batch: PackedBatch, layers: Sequence[int] = (), *, first_only: bool = False
+) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+
+    def keep(layer: int, hidden: torch.Tensor) -> None:
+        kept = hidden if hidden.dtype == torch.float64 else hidden.float()
+        found[layer] = kept.numpy().copy()
+
+    model.forward(batch, layers or range(model.n_layers + 1), keep, first_only=first_only)
+    return found
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_plain_bf16)])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet", "qwen3", "gemma3_text"])
+def test_products_that_are_joined_on_a_gpu(
+    family: str, precision: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries, keys and values at once, and GELU with its product: as near to float64 as apart."""
+    checkpoint = find_checkpoint(str(tiny(family)))
+    plain, exact = (
+        load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=dtype)
+        for dtype in (PRECISIONS[precision], torch.float64)
+    )
+    joining = partial(packed_module.hasten, join=True)
+    monkeypatch.setattr(packed_module, "hasten", lambda module, **_: joining(module))
+    joined = PackedModel(plain)
+    parts = [m for m in joined.module.modules() if isinstance(m, packed_module._Part)]
+    assert len(parts) == 3 * joined.n_layers
+    batch = batch_of((40, 17, 17, 5, 1), int(plain.module.config.vocab_size))
+    for first_only in (False, True):
+        layers = [joined.n_layers] if first_only else ()
+        ours, theirs, truth = (
+            states(model, batch, layers, first_only=first_only) for model in (joined, plain, exact)
+        )
+        for layer, expected in truth.items():
+            reference = max(far(theirs[layer], expected), 4 * torch.finfo(plain.dtype).eps)
+            assert far(ours[layer], expected) <= 1.5 * reference
+
+
+def test_fp32_on_cuda_is_whole_and_the_switch_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = SimpleNamespace(fp32_precision="tf32")
+    monkeypatch.setattr(torch.backends.cuda, "matmul", switch)
+    with suppress(ZeroDivisionError), whole_fp32(torch.device("cuda"), torch.float32):
+        assert switch.fp32_precision == "ieee"
+        raise ZeroDivisionError
+    assert switch.fp32_precision == "tf32"
+    with whole_fp32(torch.device("cuda"), torch.bfloat16):
+        assert switch.fp32_precision == "tf32"
+    older = SimpleNamespace(allow_tf32=True)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", older)
+    with whole_fp32(torch.device("cuda"), torch.float32):
+        assert older.allow_tf32 is False
+    assert older.allow_tf32 is True
+
+
+def in_float64(checkpoint: Checkpoint) -> PlainModel:
+    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float64)
+
+
+def far(ours: Any, theirs: Any) -> float:
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+@pytest.fixture(scope="module")
+def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A BERT of 12 layers and 12 heads with random weights."""
+    return build_bert(tmp_path_factory.mktemp("twelve"), layers=12, heads=12, width=96)
+
+
+@pytest.fixture(params=["twelve", *slow("minilm")])
+def models(
+    request: pytest.FixtureRequest, minilm: Encoder, twelve_layers: str
+) -> tuple[PackedModel, PlainModel, Checkpoint]:
+    folder = {"minilm": str(minilm.checkpoint.folder), "twelve": twelve_layers}
+    return both(folder[request.param])
+
+
+def test_every_layer_for_every_mix_of_lengths(
+    models: tuple[PackedModel, PlainModel, Checkpoint],
+) -> None:
+    ours, plain, checkpoint = models
+    all_models = (ours, plain, in_float64(checkpoint))
+    batches = [batch_of(lengths, int(checkpoint.config["vocab_size"])) for lengths in LENGTHS]
+    found = [[states(model, batch) for batch in batches] for model in all_models]
+    for layer in range(ours.n_layers + 1):
+        check_near(*(np.concatenate([each[layer] for each in of_model]) for of_model in found))
+
+
+@pytest.mark.parametrize("first_only", [False, True])
+def test_a_text_has_the_same_bits_in_any_company(
+    models: tuple[PackedModel, PlainModel, Checkpoint], first_only: bool
+) -> None:
+    """Alone, between others, first or last: nothing but the text decides."""
+    ours, _, checkpoint = models
+    vocabulary = int(checkpoint.config["vocab_size"])
+    for length in (1, 2, 5, 12, 16, 45, 100):
+        text = batch_of((length,), vocabulary, seed=length)
+        seen = []
+        for before, after in (((), ()), ((length,) * 3, ()), ((150, 60), (3, 2)), ((), (1,) * 40)):
+            others = batch_of((*before, *after), vocabulary, seed=99)
+            cut = sum(before)
+            ids = torch.cat([others.ids[:cut], text.ids, others.ids[cut:]])
+            batch = PackedBatch.of(ids, torch.zeros_like(ids), (*before, length, *after))
+            hidden = states(ours, batch, [ours.n_layers], first_only=first_only)[ours.n_layers]
+            rows = slice(len(before), len(before) + 1) if first_only else slice(cut, cut + length)
+            seen.append(hidden[rows])
+        assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+def test_the_first_tokens_of_the_last_layer_alone(
+    models: tuple[PackedModel, PlainModel, Checkpoint],
+) -> None:
+    exact = in_float64(models[2])
+    for model in models[:2]:
+        vectors: dict[int, list[Any]] = {0: [], 1: [], model.n_layers: []}
+        for lengths in LENGTHS:
+            batch = batch_of(lengths, int(models[2].config["vocab_size"]))
+            whole, truth = states(model, batch), states(exact, batch)
+            for top, rows in vectors.items():
+                layers = sorted({0, top})
+                found = states(model, batch, layers, first_only=True)
+                assert list(found) == layers
+                starts = batch.offsets[:-1].numpy()
+                rows.append((found[top], whole[top][starts], truth[top][starts]))
+                if top:
+                    assert np.array_equal(found[0], whole[0])
+        for rows in vectors.values():
+            check_near(*map(np.concatenate, zip(*rows, strict=True)))
+
+
+def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
+    minilm: Encoder, calls_of: Any
+) -> None:
+    calls = calls_of(minilm.model, "forward")
+    tokenized = minilm.tokenizer.encode(TEXTS[:2], settings=TokenizerSettings(32))
+    cases = {
+        ("cls_-1",): True,
+        ("pooler", "mean_3"): True,
+        ("mean_-1",): False,
+        ("pooler", "cls_mean_1to6"): False,
+    }
+    for names, expected in cases.items():
+        views = [parse_view(name, n_layers=6) for name in names]
+        minilm.encode_shard(tokenized, views=views)
+        assert calls.pop().settings["first_only"] == expected, names
+        layers = [view.layer for view in views]
+        minilm.encode_shard(tokenized, views=views, token_layers=layers)
+        assert not calls.pop().settings["first_only"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_which_families_are_packed(family: str, encoder_of: EncoderOf) -> None:
+    encoder = encoder_of(family)
+    packed = family not in PADDED
+    assert encoder.model.name == ("packed" if packed else "transformers")
+    assert encoder.model.pads is not packed
+
+
+def test_a_forward_that_disagrees_is_refused_with_a_warning(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    _, plain, _ = both(str(tiny_bert))
+    assert isinstance(fastest(plain), PackedModel)
+    # every sequence sees what follows it
+    monkeypatch.setattr(packed_module, "_mask", lambda *_: None)
+    assert fastest(plain) is plain
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize("first_only", [False, True])
+def test_sequences_attend_one_by_one_where_company_would_matter(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, first_only: bool, notes: list[str]
+) -> None:
+    _, plain, _ = both(str(tiny_bert))
+    genuine = KERNELS["runs"]
+
+    def by_company(*states: Any) -> Any:
+        """As a kernel that rounds otherwise when it computes several sequences at once."""
+        forward: packed_module.Forward = states[3]
+        several = any(count > 1 for _, count, _ in forward.runs)
+        wrong = several and first_only == (forward.kept is not None)
+        return genuine(*states) * (1 + 1e-6 * wrong)
+
+    monkeypatch.setitem(KERNELS, "runs", by_company)
+    ours = fastest(plain)
+    assert ours.name == "packed, sequence by sequence"
+    assert len(notes) == 1
+    batch = batch_of((9, 9, 9), 40)
+    (together,) = states(ours, batch, [3], first_only=first_only).values()
+    for i, ids in enumerate(batch.ids.split(9)):
+        one = PackedBatch.of(ids, torch.zeros_like(ids), [9])
+        (alone,) = states(ours, one, [3], first_only=first_only).values()
+        assert np.array_equal(alone, together[i * len(alone) : (i + 1) * len(alone)])
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AttributeError])
+def test_a_kernel_that_is_refused_costs_no_more_than_itself(
+    tiny_bert: Path, error: type[Exception], monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise error("only newer GPUs")
+
+    def wrong(query: torch.Tensor, *_: Any) -> torch.Tensor:
+        return torch.zeros_like(query)
+
+    _, plain, checkpoint = both(str(tiny_bert))
+    monkeypatch.setattr(
+        packed_module, "attention_kinds", lambda *_: ("varlen", "efficient", "runs")
+    )
+    monkeypatch.setitem(KERNELS, "varlen", refuse)
+    monkeypatch.setitem(KERNELS, "efficient", wrong)
+    chosen = fastest(plain)
+    assert isinstance(chosen, PackedModel)
+    assert chosen.attention == "runs"
+    batch = batch_of((30, 7, 7), 40)
+    check_near(*(states(one, batch)[3] for one in (chosen, plain, in_float64(checkpoint))))
+    assert ["varlen" in notes[0], "efficient" in notes[1]] == [True, True]
+    monkeypatch.setitem(KERNELS, "runs", refuse)
+    notes.clear()
+    assert fastest(plain) is plain
+    assert len(notes) == 3
+
+
+def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(tiny: Tiny) -> None:
+    with pytest.raises(ModelError, match="precision='fp32'"):
+        both(str(tiny("deberta")), "bf16")
+
+
+def test_a_text_that_spells_the_padding_token(encoder_of: EncoderOf) -> None:
+    """RoBERTa gives a padding token inside a text the padding's own position."""
+    encoder = encoder_of("roberta")
+    plain = Encoder.load(str(encoder.checkpoint.folder), device="cpu", forward="transformers")
+    pad = encoder.tokenizer.pad_id
+    ids = torch.tensor([0, 5, pad, pad, 6, 2, 0, pad, 7, 2])
+    batch = PackedBatch.of(ids, torch.zeros_like(ids), (6, 4))
+    models = (encoder.model, plain.model, in_float64(encoder.checkpoint))
+    # the plain forward masks nothing but its own padding, as the packed one does
+    for hidden in zip(*(states(model, batch).values() for model in models), strict=True):
+        check_near(*hidden)

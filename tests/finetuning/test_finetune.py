@@ -1,0 +1,580 @@
+"""Fine-tuning end to end on a tiny model: folds, files, resumption, what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModel
+
+from embedkit import storage
+from embedkit.comparison.recommendation import recommend
+from embedkit.comparison.table import compare
+from embedkit.corpus.plan import CorpusOptions
+from embedkit.errors import (
+    DamagedError,
+    EncodeError,
+    MismatchError,
+    OutputExistsError,
+    StorageError,
+    UsageError,
+)
+from embedkit.finetuning import run as run_module
+from embedkit.finetuning import training
+from embedkit.finetuning.model import EncoderWithHead, read_model
+from embedkit.finetuning.run import choose_thresholds, validation_records
+from embedkit.predict import Predictor
+from embedkit.runs.metrics import Threshold
+from embedkit.runs.run import FinetuneRun
+from embedkit.runs.split import TEST, Split, SplitSettings, read_split, split, write_split
+from embedkit.storage import seal
+from tests.finetune_fixtures import (
+    N,
+    check_test_set,
+    corpus_of,
+    finetuned,
+    predictions,
+    tuned,
+    write_lines,
+)
+from tests.models import slow
+from tests.processes import command, invoke
+from tests.run_fixtures import edit_run, scores_of, train
+from tests.store_fixtures import extract_tiny, flip, tiny_model
+
+
+@pytest.fixture(scope="module")
+def shared(common: Path) -> Path:
+    """A folder with a corpus, a dataset of it, a split and a fine-tuned run."""
+    extract_tiny(corpus_of(common / "corpus.tsv"), common / "data")
+    split(common / "data", out=common / "split.parquet", folds=3, test=0.2)
+    tuned_on(common, common / "run", split=common / "split.parquet", epochs=4)
+    return common
+
+
+def tuned_on(shared: Path, out: Path, **settings: Any) -> FinetuneRun:
+    return tuned(shared / "corpus.tsv", out, **settings).content
+
+
+def test_every_record_is_held_out_once_by_the_split(shared: Path) -> None:
+    found = predictions(shared / "run")
+    assert sorted(found["row"]) == list(range(N))
+    made = read_split(shared / "split.parquet")
+    folds = dict(zip(made.row, made.folds, strict=True))
+    for row, fold in zip(found["row"], found["fold"], strict=True):
+        assert fold == ("test" if folds[row] == TEST else str(folds[row]))
+    assert np.allclose(found["proba_0"] + found["proba_1"], 1)
+    assert (found["y_pred"] == np.where(found["proba_1"] > found["proba_0"], "1", "0")).all()
+    assert found["id"].tolist() == [f"id{row}" for row in found["row"]]
+    assert found["y_true"].tolist() == [str(row % 2) for row in found["row"]]
+    # it learns, and the scores are of the predictions
+    scores = finetuned(shared / "run").scores
+    accuracy = scores["cross_validation"]["accuracy"]
+    assert accuracy.value > accuracy.majority + 0.15
+    tested = found["fold"] == "test"
+    for subset, rows in (("cross_validation", ~tested), ("test", tested)):
+        here = found[rows]
+        expected = scores_of(
+            here["y_true"].astype(int).to_numpy(),
+            here[["proba_0", "proba_1"]].to_numpy(),
+            here["y_pred"].astype(int).to_numpy(),
+        )
+        for name, score in expected.items():
+            assert scores[subset][name].value == pytest.approx(score.value)
+
+
+def test_a_corpus_and_the_dataset_of_it_give_the_same_run(shared: Path, tmp_path: Path) -> None:
+    split(shared / "corpus.tsv", out=tmp_path / "split.parquet", folds=3, test=0.2)
+    results = [
+        tuned(shared / source, tmp_path / source, split=tmp_path / "split.parquet", epochs=1)
+        for source in ("corpus.tsv", "data")
+    ]
+    assert results[0].content.split.fingerprint == results[1].content.split.fingerprint
+    assert results[0].content.split == finetuned(shared / "run").split
+    first, second = (
+        (tmp_path / s / "predictions.parquet").read_bytes() for s in ("corpus.tsv", "data")
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"head": "pooler", "one_logit": True, "class_weight": "balanced", "label_smoothing": 0.1},
+        {"head": "mean", "accumulate": 2, "warmup": 3},
+        {"head": "cnn", "cnn_widths": (2, 30), "freeze_layers": "all"},
+        {"head": "lstm", "gradient_checkpointing": True},
+        {"head": "cls", "freeze_layers": "1", "validation": 0, "precision": "bf16"},
+    ],
+    ids=lambda settings: settings["head"],
+)
+def test_settings_make_runs_that_predict(
+    shared: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    settings |= {"split": shared / "split.parquet", "epochs": 1}
+    content = tuned_on(shared, tmp_path / "run", **settings)
+    loaded = read_model(tmp_path / "run/model/fold-0")
+    moving = sum(p.numel() for p in loaded.parameters())
+    parameters = content.cost.parameters
+    assert parameters < moving if "freeze_layers" in settings else parameters == moving
+    check_test_set(tmp_path / "run", shared / "corpus.tsv")
+
+
+def test_low_rank_matrices_end_in_an_ordinary_encoder(shared: Path, tmp_path: Path) -> None:
+    """What is saved has the names and shapes of the checkpoint, and little else was learnt."""
+    settings: dict[str, Any] = {"lora": 2, "learning_rate": 3e-2, "epochs": 4}
+    settings["split"] = shared / "split.parquet"
+    content = tuned_on(shared, tmp_path / "run", **settings)
+    loaded = read_model(tmp_path / "run/model/fold-0")
+    plain = read_model(shared / "run/model/fold-0")
+    assert loaded.state_dict().keys() == plain.state_dict().keys()
+    encoder = AutoModel.from_pretrained(tiny_model(), add_pooling_layer=False)
+    before, after = encoder.state_dict(), loaded.encoder.state_dict()
+    changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    matrices = [name for name, part in encoder.named_parameters() if part.ndim == 2]
+    assert changed == {name for name in matrices if "embeddings" not in name}
+    other = read_model(tmp_path / "run/model/fold-1").encoder.state_dict()
+    for name in changed:
+        assert not torch.equal(other[name], after[name])  # every fold has its own
+        assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-3) <= 2
+    shapes = [before[name].shape for name in changed]
+    head = sum(p.numel() for n, p in loaded.named_parameters() if not n.startswith("encoder."))
+    assert content.cost.parameters == 2 * sum(a + b for a, b in shapes) + head
+    assert content.scores["cross_validation"]["accuracy"].value > 0.6
+    check_test_set(tmp_path / "run", shared / "corpus.tsv")
+
+
+def test_a_damaged_model_is_refused(shared: Path, tmp_path: Path) -> None:
+    shutil.copytree(shared / "run", tmp_path / "run")
+    weights = tmp_path / "run/model/fold-1/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    done = command("predict", tmp_path / "run", "--text", "a", cwd=tmp_path)
+    assert done.returncode == 5
+    assert "fold-1/model.safetensors" in done.stderr
+    seal(tmp_path / "run")
+    with pytest.raises(DamagedError, match="fold-1"):
+        Predictor(tmp_path / "run", device="cpu")
+    shutil.rmtree(tmp_path / "run/model/fold-1")
+    with pytest.raises(DamagedError, match="fold-1"):
+        Predictor(tmp_path / "run", device="cpu")
+
+
+def test_a_threshold_is_chosen_on_validation_alone(
+    shared: Path, tmp_path: Path, calls_of: Any
+) -> None:
+    """Thresholds are chosen again from the models on disk; nothing but these records is asked."""
+    chosen = calls_of(run_module, "choose_thresholds")
+    divided = calls_of(run_module, "validation_records")
+    settings: dict[str, Any] = {"threshold": "f2", "validation": 0.4, "learning_rate": 1e-4}
+    settings |= {"split": shared / "split.parquet", "epochs": 1}
+    content = tuned_on(shared, tmp_path / "run", **settings)
+    found = predictions(tmp_path / "run")
+    assert "f2" in content.scores["cross_validation"]
+    (((_, y, proba, held_out), _, (each, final)),) = chosen
+    assert content.thresholds == tuple(each)
+    assert content.threshold == final
+    thresholds = {**{str(i): value for i, value in enumerate(each)}, "test": final}
+    assert len(set(thresholds.values())) > 1
+    reached = found["proba_1"] >= found["fold"].map(thresholds)
+    assert (found["y_pred"] == np.where(reached, "1", "0")).all()
+    predictor = Predictor(tmp_path / "run", device="cpu")
+    for one in predictor.predict(["the movie good was 1", "the movie bad was 0"]):
+        assert one.label == ("1" if one.proba["1"] >= final else "0")
+
+    # the records: disjoint by text from those that choose the epoch, and from the test set
+    both, threshold = (call.result for call in divided[-2:])
+    made = read_split(shared / "split.parquet")
+    assert set(threshold) <= set(both)
+    assert not set(made.group[threshold]) & set(made.group[np.setdiff1d(both, threshold)])
+    assert (made.folds[both] != TEST).all()
+    labels = [str(i % 2) for i in range(N)]
+    assert y.tolist() == [int(labels[i]) for i in threshold]
+    assert (held_out == (made.folds[threshold] == np.arange(3)[:, None])).all()
+    texts = pd.read_csv(shared / "corpus.tsv", sep="\t")["text"][threshold].tolist()
+    assert np.allclose(proba.mean(0), predictor.predict_proba(texts)[:, 1], atol=1e-5)
+
+
+def write_folds(corpus: Path, folds: np.ndarray) -> None:
+    """A split of a corpus, each record a group of its own."""
+    index, source = np.arange(len(folds)), (storage.file_sha256(corpus),)
+    settings = SplitSettings(source=source, folds=3, seed=0, stratified=False)
+    made = Split(index, index, folds.astype(np.int64), settings)
+    write_split(made, corpus.with_name("split.parquet"))
+
+
+def test_class_weights_are_of_training_records(tmp_path: Path) -> None:
+    """Each fold's, where the label is rarer in one fold than in the others."""
+    labels = ["1" if i % 2 or i in (2, 4, 6) else "0" for i in range(40)]
+    corpus = corpus_of(tmp_path / "c.tsv", count=40, labels=labels)
+    at = np.repeat([0, 1, 2], [10, 15, 15])
+    write_folds(corpus, at)
+    given: dict[str, Any] = {"class_weight": "balanced", "validation": 0, "epochs": 1}
+    tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet", **given)
+    assert not (tmp_path / "run/inner_predictions.parquet").exists()
+    y = np.array([int(label) for label in labels])
+    found = []
+    for number in range(3):
+        counts = np.bincount(y[at != number])
+        saved = read_model(tmp_path / f"run/model/fold-{number}")
+        assert np.allclose(saved.config.class_weights, counts.sum() / (2 * counts))
+        found.append(tuple(saved.config.class_weights))
+    assert len(set(found)) > 1
+
+
+def test_thresholds_ignore_held_out_records_and_the_mean_has_its_own() -> None:
+    random = np.random.default_rng(3)
+    y, proba = random.integers(0, 2, 60), random.random((3, 60))
+    held_out = np.arange(60) % 3 == np.arange(3)[:, None]
+    threshold = Threshold.parse("macro_f1")
+    each, final = choose_thresholds(threshold, y, proba, held_out)
+    assert final == threshold.choose(y, proba.mean(axis=0)) != threshold.choose(y, proba[0])
+    for number in range(3):
+        other = np.where(held_out[number], 1 - y, y)
+        changed, _ = choose_thresholds(threshold, other, proba, held_out)
+        assert changed[number] == each[number]
+        assert changed != each
+
+
+def test_a_further_file_is_the_test_set(shared: Path, tmp_path: Path) -> None:
+    more = corpus_of(tmp_path / "more.tsv", count=12)
+    content = tuned_on(shared, tmp_path / "run", test=more, epochs=1)
+    found = predictions(tmp_path / "run").query("fold == 'test'")
+    assert found["row"].tolist() == list(range(12))
+    assert "test" in content.scores
+    assert content.test_set is not None
+    assert (content.test_set.seen_texts or 0) > 0
+    check_test_set(tmp_path / "run", more)
+
+    unlabelled = corpus_of(tmp_path / "new.tsv", count=12, label=False)
+    content = tuned_on(shared, tmp_path / "new", test=unlabelled, epochs=1)
+    assert set(content.scores) == {"cross_validation"}
+    found = predictions(tmp_path / "new")
+    assert (found["y_true"].isna() == (found["fold"] == "test")).all()
+
+    strange = corpus_of(tmp_path / "strange.tsv", count=4, labels=["0", "1", "2", "0"])
+    with pytest.raises(UsageError, match="row 2"):
+        tuned_on(shared, tmp_path / "none", test=strange)
+    with pytest.raises(UsageError, match="test="):
+        tuned_on(shared, tmp_path / "none", test=more, split=shared / "split.parquet")
+
+
+def test_regression_is_in_the_units_of_the_label(tmp_path: Path) -> None:
+    good = np.random.default_rng(0).integers(0, 6, 80)
+    lines = [
+        f"movie {i}{' good' * k}{' bad' * (5 - k)}\t{100 + 10 * k}" for i, k in enumerate(good)
+    ]
+    corpus = write_lines(tmp_path / "values.tsv", "text\tlabel", *lines)
+    split(corpus, out=tmp_path / "split.parquet", folds=2)
+    settings: dict[str, Any] = {"task": "regression", "epochs": 6, "head": "mean"}
+    result = tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet", **settings)
+    assert result.content.scores["cross_validation"]["r2"].value > 0.3
+    found = predictions(tmp_path / "run")["y_pred"]
+    assert found.between(80, 170).all()
+    value = next(iter(Predictor(tmp_path / "run", device="cpu").predict(["movie good"])))
+    assert 80 < float(value.label) < 170
+    assert value.proba == {}
+
+
+def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
+    lines = ["a\tb\tlabel"]
+    for i in range(40):
+        first, second = ("good", "bad") if i % 2 else ("bad", "good")
+        lines.append(f"{first} {'movie ' * (i % 30)}\t{second} bus {i % 3}\t{i % 2}")
+    corpus = write_lines(tmp_path / "pairs.tsv", *lines)
+    reading = CorpusOptions(text="a", text_pair="b")
+    content = tuned(corpus, tmp_path / "run", epochs=1, folds=2, reading=reading).content
+    assert content.tokens.max_length == 24  # positions of the model
+    assert 0 < content.truncated["records"] < 40
+    assert 0 < content.truncated["tokens"] < content.truncated["tokens_all"]
+    predictor = Predictor(tmp_path / "run", device="cpu")
+    there = predictor.predict_proba(["good movie"], ["bad bus"])
+    swapped = predictor.predict_proba(["bad bus"], ["good movie"])
+    assert not np.allclose(there, swapped)
+    with pytest.raises(UsageError, match="max_length=25"):
+        tuned(corpus, tmp_path / "long", max_length=25, reading=reading)
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.15, 0.35, 0.5])
+def test_the_fraction_for_validation_is_used(fraction: float) -> None:
+    random = np.random.default_rng(0)
+    group, strata = random.integers(0, 400, 600), random.integers(0, 3, 600)
+    index = np.flatnonzero(random.random(600) < 0.8)
+    found = validation_records(index, fraction, group=group, strata=strata, seed=1)
+    rest = np.setdiff1d(index, found)
+    assert len(found) / len(index) == pytest.approx(fraction, abs=0.02)
+    assert len(rest) + len(found) == len(index)
+    assert not set(group[found]) & set(group[rest])
+    shares = [np.bincount(strata[some]) / len(some) for some in (found, index)]
+    assert shares[0] == pytest.approx(shares[1], abs=0.05)
+
+
+def test_validation_leaves_every_class_to_train_on() -> None:
+    strata, group = np.array([0] * 20 + [1]), np.arange(21)
+    for seed in range(10):
+        found = validation_records(
+            group, 0.5, group=group, strata=strata, seed=seed, trains=[group, group[5:]]
+        )
+        assert 20 not in found
+        pairs = np.arange(21) // 2  # the record of the rare class goes with another
+        found = validation_records(
+            group, 0.5, group=np.minimum(pairs, 9), strata=strata, seed=seed, trains=[group]
+        )
+        assert not {18, 19, 20} & set(found)
+
+
+@pytest.mark.parametrize("freeze_layers", ["1", *slow(None)])
+def test_stopped_before_the_first_evaluation_it_goes_on(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze_layers: str | None
+) -> None:
+    """Early stopping has no loss yet to judge by."""
+    write = storage.write_durably
+
+    def interrupted(path: Path, data: Any, *, scratch: Path) -> None:
+        write(path, data, scratch=scratch)
+        if path.name == "complete":
+            raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"patience": 1, "folds": 2, "freeze_layers": freeze_layers}
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_CHECKPOINT_STEPS", 2)
+        patch.setattr(training, "_CHECKPOINT_SECONDS", 0)
+        patch.setattr(storage, "write_durably", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tuned_on(shared, tmp_path / "run", **settings)
+    work = tmp_path / "run.incomplete/unfinished/checkpoints/fold-0"
+    assert [p.name for p in work.iterdir()] == ["checkpoint-2"]  # of 4 steps an epoch
+    tuned_on(shared, tmp_path / "run", **settings)
+    tuned_on(shared, tmp_path / "whole", **settings)
+    for name in ("predictions.parquet", "training.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_interrupted_after_its_best_epoch_it_keeps_that_one(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint holds the weights of the best epoch beside its own; none is written before."""
+    settings: dict[str, Any] = {"folds": 1, "select_by": "accuracy", "epochs": 8}
+    whole = tuned_on(shared, tmp_path / "whole", **settings)
+    best = whole.epochs[0]
+    assert best < 6
+    saved: list[int] = []
+
+    def interrupted(state: Any) -> None:
+        if len(saved) == 6:
+            raise KeyboardInterrupt
+
+    write = storage.write_durably
+
+    def noted(path: Path, data: Any, *, scratch: Path) -> None:
+        write(path, data, scratch=scratch)
+        saved.extend([1] * (path.name == "complete"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write_durably", noted)
+        tuned_on(shared, tmp_path / "again", **settings)
+        assert not saved  # within a minute
+        patch.setattr(training, "_CHECKPOINT_SECONDS", 0)
+        with pytest.raises(KeyboardInterrupt):
+            tuned_on(shared, tmp_path / "run", progress=interrupted, **settings)
+    assert tuned_on(shared, tmp_path / "run", **settings).epochs == (best,)
+    for name in ("predictions.parquet", "training.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("task", ["classification", *slow("regression")])
+def test_a_finished_run_goes_on(shared: Path, tmp_path: Path, task: str) -> None:
+    """With steps of nothing its models stay as they are; each fold goes on with its own."""
+    given: dict[str, Any] = {"task": task, "split": shared / "split.parquet", "head": "mean"}
+    before = tuned_on(shared, tmp_path / "run", **given)
+    longer = {**given, "model": str(tmp_path / "run"), "epochs": 1}
+    nothing: dict[str, Any] = {"learning_rate": 1e-20, "head_learning_rate": 1e-20}
+    same = tuned_on(shared, tmp_path / "same", **longer, **nothing)
+    first, second = (predictions(tmp_path / name) for name in ("run", "same"))
+    columns = [name for name in first if name.startswith("proba")] or ["y_pred"]
+    assert np.allclose(first[columns], second[columns], atol=1e-5)
+    assert [epoch["epoch"] for epoch in same.history["fold-1"]] == [1, 2, 3]
+    assert list(same.epochs) == [3, 3, 3]
+    assert (same.cost.fit_seconds or 0) > (before.cost.fit_seconds or 0)
+    assert same.dataset.model == before.dataset.model
+    del longer["head"]  # that of the run
+    assert tuned_on(shared, tmp_path / "on", **longer).head == "mean"
+    assert not np.allclose(first[columns], predictions(tmp_path / "on")[columns], atol=1e-5)
+    others: dict[str, dict[str, Any]] = {
+        "split": {"split": None},
+        "head": {"head": "cls"},
+        "validation": {"validation": 0.2},
+    }
+    for name, other in others.items():
+        with pytest.raises(MismatchError, match=f"another {name}"):
+            tuned_on(shared, tmp_path / "no", **{**longer, **other})
+
+
+def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None:
+    content = finetuned(shared / "run")
+
+    def history(*losses: float) -> dict[str, Any]:
+        epochs = tuple({"epoch": i + 1.0, "valid_loss": loss} for i, loss in enumerate(losses))
+        return dict.fromkeys(content.models, epochs)
+
+    for losses, trained in {
+        (1.0, 0.8, 0.7): False,
+        (0.7, 0.69, 0.688): True,
+        (1.0, 0.5, 0.6): True,
+        (1.0,): False,
+        (): True,  # without validation nothing is known
+    }.items():
+        assert replace(content, history=history(*losses)).is_trained is trained
+    line = "embedkit finetune c.tsv --epochs 3 --out=runs/a --head cnn --overwrite --seed 1"
+    expected = "embedkit finetune c.tsv --head cnn --seed 1 --model r --split r/split.parquet"
+    assert replace(content, command=line).going_on("r") == f"{expected} --out r-longer"
+    assert content.going_on("r") == ""  # made in Python
+
+    train(shared / "data", out=tmp_path / "frozen", split=shared / "split.parquet")
+    shutil.copytree(shared / "run", tmp_path / "run")
+    chance = [0.5] * 2
+    table = predictions(tmp_path / "run")
+    table[["proba_0", "proba_1"]], table["y_pred"] = chance, "0"
+    table.to_parquet(tmp_path / "run/predictions.parquet")
+    answers = {}
+    for losses in ((1.0, 0.5, 0.6), (1.0, 0.8, 0.7)):
+        edit_run(tmp_path / "run", history=history(*losses), command=line)
+        found = recommend(compare([tmp_path / "frozen", tmp_path / "run"]))
+        (decision,) = [one for one in found.decisions if one.question == "Fine-tuning"]
+        answers[losses] = decision
+    no, unknown = answers.values()
+    assert no.answer in ("no", "not proven")
+    assert not no.command
+    assert (unknown.answer, unknown.tone) == ("not trained to its end", "open")
+    assert "3 of 3 models were still improving" in unknown.sentence
+    assert "--model" in unknown.command
+    said = invoke("info", tmp_path / "run").output.splitlines()[0]
+    assert said.endswith("not trained to its end")
+
+
+@pytest.mark.parametrize(
+    "damaged", ["model/fold-1/model.safetensors", *slow("unfinished/folds/fold-1.json")]
+)
+def test_a_damaged_fold_is_trained_again(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "write_results", _refuse)
+        with pytest.raises(OSError, match="No space left on device"):
+            tuned_on(shared, tmp_path / "run", epochs=1)
+    flip(tmp_path / "run.incomplete" / damaged)
+    stages: set[str] = set()
+    tuned_on(shared, tmp_path / "run", epochs=1, progress=lambda s: stages.add(s.stage))
+    assert stages == {"fold 2 of 3, epoch 1 of 1"}
+
+
+def test_the_prefix_is_part_of_the_input(shared: Path, tmp_path: Path, notes: list[str]) -> None:
+    """A prefix gives what a corpus gives whose texts begin with it, in training and prediction."""
+    head, *lines = (shared / "corpus.tsv").read_text("utf-8").splitlines()
+    longer = write_lines(tmp_path / "longer.tsv", head, *(f"good home {line}" for line in lines))
+    given: dict[str, Any] = {"epochs": 1, "folds": 2, "max_length": 10}
+    with_prefix = tuned_on(shared, tmp_path / "a", prefix="good home ", **given)
+    tuned(longer, tmp_path / "b", **given)
+    tuned_on(shared, tmp_path / "c", **given)
+    first, same, other = (
+        predictions(tmp_path / name)["proba_1"].to_numpy() for name in ("a", "b", "c")
+    )
+    assert np.array_equal(first, same)
+    assert not np.allclose(first, other)
+    cut = with_prefix.truncated["records"]
+    assert (with_prefix.tokens.max_length, 0 < cut < N) == (10, True)
+    assert f"{cut} of {N} texts" in " ".join(notes)
+    texts = ["the movie bad was 1", "the movie good was 2"]
+    prefixed, plain = (Predictor(tmp_path / name, device="cpu") for name in ("a", "b"))
+    wanted = plain.predict_proba([f"good home {text}" for text in texts])
+    assert np.array_equal(prefixed.predict_proba(texts), wanted)
+
+
+def test_a_loss_that_is_not_a_number(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, loss = tmp_path / "run.incomplete", EncoderWithHead.loss
+
+    def spoilt(self: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        second = (work / "unfinished/folds/fold-0.json").is_file()
+        return loss(self, logits, labels) * (float("nan") if second else 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EncoderWithHead, "loss", spoilt)
+        with pytest.raises(EncodeError, match=r"fold 2 of 3.*learning_rate=") as caught:
+            tuned_on(shared, tmp_path / "run", epochs=1)
+    assert caught.value.exit_code == 5
+    assert (work / "model/fold-0/model.safetensors").is_file()
+    stages: set[str] = set()
+    tuned_on(shared, tmp_path / "run", epochs=1, progress=lambda s: stages.add(s.stage))
+    assert stages == {"fold 2 of 3, epoch 1 of 1", "fold 3 of 3, epoch 1 of 1"}
+    # a run that fails before its first model leaves nothing
+    with pytest.raises(EncodeError, match="learning_rate"):
+        tuned_on(shared, tmp_path / "none", learning_rate=1e38, epochs=1)
+    assert not list(tmp_path.glob("none*"))
+    # two steps, of which warm-up makes the first nothing, and nobody watches
+    given: dict[str, Any] = {"validation": 0, "batch_size": 64, "epochs": 2}
+    with pytest.raises(EncodeError, match="fold 1 of 3"):
+        tuned_on(shared, tmp_path / "none", learning_rate=1e38, **given)
+
+
+def test_other_settings_are_named_and_not_mixed_in(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "write_model", _refuse)
+        with pytest.raises(StorageError):
+            tuned_on(shared, tmp_path / "run")
+    with pytest.raises(MismatchError, match=r"learning_rate: 0.005") as error:
+        tuned_on(shared, tmp_path / "run", learning_rate=4e-3)
+    assert "head" not in str(error.value)
+    with pytest.raises(MismatchError, match="split"):
+        tuned_on(shared, tmp_path / "run", folds=4)
+    with pytest.raises(OutputExistsError, match=r"run.incomplete"):
+        train(shared / "data", out=tmp_path / "run")
+    tuned_on(shared, tmp_path / "run", learning_rate=4e-3, overwrite=True, epochs=1)
+    assert finetuned(tmp_path / "run").settings["learning_rate"] == 4e-3
+    with pytest.raises(OutputExistsError, match="overwrite=True"):
+        tuned_on(shared, tmp_path / "run")
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "more"),
+    [
+        ("learning_rate", -1.0, {}),
+        ("cnn_widths", (0, 2), {}),
+        ("patience", 2, {"validation": 0}),
+        ("freeze_layers", "some", {}),
+        ("freeze_layers", "3", {}),
+        ("lora", 2, {"freeze_layers": "1"}),
+        ("precision", "fp16", {}),
+        ("threshold", "f2", {"validation": 0}),
+        ("threshold", "f2", {"validation": 0.04}),
+        ("class_weight", "balanced", {"task": "regression"}),
+        ("stride", 2, {}),
+        ("stride", 30, {"on_long": "window"}),
+        ("max_length", 5, {"on_long": "error"}),
+        ("select_by", "f1", {"validation": 0}),
+        ("limit", 5, {"source": "data", "reading": CorpusOptions(limit=5)}),
+        ("nothing", None, {"reading": CorpusOptions(label="nothing")}),
+        ("nowhere", None, {"model": "nowhere/at-all", "offline": True}),
+    ],
+)
+def test_what_cannot_be_used(
+    shared: Path, tmp_path: Path, name: str, value: Any, more: dict[str, Any]
+) -> None:
+    source = more.pop("source", "corpus.tsv")
+    given = more if "reading" in more or "model" in more else {name: value, **more}
+    with pytest.raises(UsageError, match=name):
+        tuned(shared / source, tmp_path / "run", **given)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,225 @@
+"""What people type first, and what they are told."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pandas as pd
+import pytest
+
+import embedkit
+from embedkit import storage
+from embedkit.choices import EXPORTS
+from embedkit.encoding.encoder import Encoder
+from embedkit.errors import UsageError
+from embedkit.predict import predict_file
+from tests.finetune_fixtures import tuned
+from tests.processes import command
+from tests.store_fixtures import extract_tiny, load_quickly, tiny_model, tree, write_tsv
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+TEXTS = ["good", "bad", "the movie", "a bus", "home", "rain", "was good", "bad bus"]
+
+
+@pytest.fixture(scope="module")
+def folder(common: Path) -> Path:
+    """Corpora, and a dataset of each that is one."""
+    objects = [{"text": t, "labels": {"label": i % 2}} for i, t in enumerate(TEXTS)]
+    (common / "array.json").write_text(json.dumps(objects), "utf-8")
+    (common / "header.tsv").write_text("id\ttext\n", "utf-8")
+    (common / "same.tsv").write_text("id\ttext\n" + "7\ta bus\n" * 40, "utf-8")
+    (common / "pairs.tsv").write_text("a\tb\nx\ty\n", "utf-8")
+    write_tsv(common / "corpus.tsv")
+    (common / "empty.tsv").touch()
+    (common / "folder").mkdir()
+    job = common / "begun.incomplete/_embedkit/job.json"
+    job.parent.mkdir(parents=True)
+    job.touch()
+    sms = [f"m{i},{i % 2},{'win money now' if i % 2 else 'see you soon'} {i}" for i in range(40)]
+    (common / "train.csv").write_text("\n".join(["msg_id,target,sms", *sms, ""]), "utf-8")
+    (common / "test.csv").write_text("msg_id,sms\nm900,win money\nm901,see you\n", "utf-8")
+    extract_tiny(common / "train.csv", common / "sms", text="sms", label="target")
+    embedkit.train(common / "sms", features="tfidf", folds=2, out=common / "spam")
+    write_tsv(common / "rare.tsv", [(str(i), text, f"l{i}") for i, text in enumerate(TEXTS)])
+    for name, label in (("rare", "label"), ("array", None)):
+        corpus = common / f"{name}.{'tsv' if label else 'json'}"
+        extract_tiny(corpus, common / name, label=label)
+    return common
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "told"),
+    [
+        ("extract array.json --label labels.label --dry-run", 0, "would write"),
+        ("similarity array.json --text text --text-pair text --score zzz", 2, "--score zzz"),
+        ("extract header.tsv", 2, "header.tsv has no records"),
+        ("extract same.tsv --out same", 0, "39 records repeat an earlier id"),
+        ("train array --out r", 2, "--label"),
+        ("train rare --out r --folds 2", 2, "8 labels for 8 records"),
+        ("train rare --out m --folds 2 --task multilabel", 2, "by --label-separator |"),
+        ("extract rare.tsv --model models/nothere", 2, "no such folder"),
+        ("extract rare.tsv --batch-size 2 --dry-run", 0, "would write"),
+        ("extract rare.tsv --pooling avg", 2, "Did you mean 'mean'?"),
+        ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
+        ("extract rare.tsv --layrs 1", 2, "embedkit: No such option"),
+        ("extract", 2, "See embedkit extract --help."),
+        ("extract corpus.tsv --text documnt", 2, "--text documnt"),
+        ("extract corpsu.tsv", 2, "'corpus.tsv'?"),
+        ("extract rare.tsv --layers 99", 2, "--layers 99"),
+        ("extract rare.tsv --max-length 999", 2, "--max-length 999"),
+        ("extract rare.tsv --encoding klingon", 2, "--encoding klingon"),
+        ("extract rare.tsv --storage float8", 2, "float8"),
+        ("extract rare.tsv --out same.tsv", 8, "same.tsv"),
+        ("extract empty.tsv", 2, "empty.tsv"),
+        ("extract --words rare.tsv", 2, "before --words"),
+        ("info rare.tsv", 2, "rare.tsv"),
+        ("info begun", 2, "begun.incomplete"),
+        ("verify foldr", 2, "Did you mean"),
+        ("tokenize x --vocab 0:9", 2, "--vocab"),
+        ("tokenize --vocab 0:99999", 2, "--vocab"),
+        ("tokenize", 2, "--vocab"),
+        ("train train.csv", 2, "which column is the text?"),
+        ("train train.csv", 2, "--text-pair is an option of embedkit extract: run that first"),
+        ("train train.csv --text smss", 2, "Did you mean 'sms'"),
+        ("probe sms --text sms", 2, "--text sms is of a corpus"),
+        ("probe sms --label targte", 2, "sms has the columns row, id, text"),
+        ("train sms --features tfid", 2, "Did you mean 'tfidf'"),
+        ("split train.csv --text sms --label target --folds 2", 0, "folds"),
+        ("predict spam --text 'win money'", 0, "1 "),
+        ("predict spam test.csv --text sms", 0, "0 0 1 "),
+    ],
+)
+def test_what_is_told(
+    folder: Path, typed: str, code: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that ends with a remedy or a question; nothing is changed by a mistake."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = shlex.split(typed)
+    if words[0] in ("extract", "similarity", "search") and "--model" not in words and words[1:]:
+        words += ["--model", str(tiny_model())]
+    before = tree(folder)
+    done = command(*words, cwd=folder)
+    assert done.returncode == code, done.stderr
+    assert told in " ".join((done.stdout + done.stderr).split())
+    if code:
+        assert done.stdout == ""
+        assert done.stderr.splitlines()[-1].startswith("embedkit: ")
+        assert done.stderr.endswith((".\n", "?\n"))
+        assert tree(folder) == before
+
+
+def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> None:
+    predict_file(
+        folder / "spam", folder / "test.csv", out=tmp_path / "s.csv", submission="msg_id,target"
+    )
+    assert (tmp_path / "s.csv").read_text("utf-8") == "msg_id,target\nm900,1\nm901,0\n"
+
+
+def test_a_submission_has_no_row_numbers(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"submission='id,target': .*test\.csv has no column of ids"
+    ):
+        predict_file(
+            folder / "spam", folder / "test.csv", out=tmp_path / "s.csv", submission="id,target"
+        )
+    assert not (tmp_path / "s.csv").exists()
+
+
+def test_a_frame_is_no_list_of_texts() -> None:
+    with pytest.raises(TypeError, match="'text'"):
+        load_quickly(str(tiny_model())).encode(pd.DataFrame({"text": TEXTS}))
+
+
+def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:
+    kinds = {"i": (["0", "12"], [0, 12]), "f": (["1.5", "2"], [1.5, 2]), "U": (["007", "1"], None)}
+    for kind, (labels, values) in kinds.items():
+        rows = [{"text": text, "label": label} for text, label in zip("ab", labels, strict=True)]
+        data = embedkit.load(extract_tiny(rows, tmp_path / kind).out)
+        assert data.y.dtype.kind == kind
+        assert data.y.tolist() == (values or labels)
+        assert data.labels.tolist() == labels
+
+
+@pytest.fixture(scope="module")
+def partly(folder: Path) -> Path:
+    """Every fourth record has no label, and is marked ``test``."""
+    rows = [
+        {"id": i, "text": f"{TEXTS[i % 8]} {i}", "label": None if i % 4 == 3 else i % 2}
+        | {"part": "test" if i % 4 == 3 else "train"}
+        for i in range(40)
+    ]
+    pd.DataFrame(rows).astype({"label": "Int64"}).to_csv(folder / "partly.csv", index=False)
+    extract_tiny(folder / "partly.csv", folder / "partly", keep=["part"])
+    return folder / "partly"
+
+
+def test_records_without_a_label_are_left_out(
+    partly: Path, tmp_path: Path, notes: list[str]
+) -> None:
+    rows = np.arange(40)
+    known, unknown = rows[rows % 4 != 3].tolist(), rows[rows % 4 == 3].tolist()
+    made = embedkit.split(partly, out=tmp_path / "s.parquet", folds=3)
+    assert made.in_folds.tolist() == known
+    same = embedkit.split(partly.with_suffix(".csv"), folds=3, label="label")
+    assert same.fingerprint == made.fingerprint
+    embedkit.train(partly, out=tmp_path / "a", split=tmp_path / "s.parquet")
+    assert "10 of 40 records have no label" in " ".join(notes)
+    embedkit.train(partly, out=tmp_path / "b", split_column="part", folds=3)
+    tuned(partly.with_suffix(".csv"), tmp_path / "c", split=tmp_path / "s.parquet", epochs=1)
+    for name in "abc":
+        found = pd.read_parquet(tmp_path / name / "predictions.parquet")
+        tested = found["fold"] == "test"
+        assert sorted(found["row"][~tested]) == known
+        assert found["row"][tested].tolist() == (unknown if name == "b" else [])
+        assert found["y_true"][tested].isna().all()
+    again = embedkit.extract(
+        partly.with_suffix(".csv"), out=tmp_path / "again", model=str(tmp_path / "c")
+    )
+    assert len(embedkit.load(again.out)) == 40
+
+
+def test_what_may_be_left_out(
+    partly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of a run, the download of a file, and the method that loads an encoder."""
+    done = command("train", partly, "--folds", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(storage, "PROTOCOLS", ("memory",))
+    with fsspec.open("memory://bucket/new.tsv", "w") as target:
+        target.write('text\na bus\n"home"\n')
+    done = command("predict", "runs/partly-logreg", "memory://bucket/new.tsv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["row", "0", "1"]
+    done = command("split", partly.with_suffix(".csv"), "--out", "s.parquet", cwd=tmp_path)
+    assert "note: id column: id\n" in done.stderr  # there is no option --id
+    encoder = Encoder(str(tiny_model()), device="cpu")
+    assert np.array_equal(encoder.encode(TEXTS), Encoder.load(tiny_model()).encode(TEXTS))
+    with pytest.raises(UsageError, match="nothere"):
+        Encoder("models/nothere", offline=True)
+
+
+@pytest.mark.parametrize("to", EXPORTS)
+def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
+    import faiss
+
+    data, out = embedkit.load(partly), tmp_path / f"partly.{to}"
+    done = command("export", partly, "--to", to, cwd=tmp_path)
+    assert "40 rows × 16" in done.stdout
+    if to == "npy":
+        found = np.load(out)
+    elif to == "csv":
+        table = pd.read_csv(out)
+        assert table["text"].tolist() == data.text
+        found = table[[f"v{i}" for i in range(16)]].to_numpy(np.float32)
+    else:
+        index = faiss.read_index(str(out))
+        found = np.stack([index.reconstruct(row) for row in data.row.tolist()])
+    assert np.allclose(found, data.X, rtol=1e-5)
+    assert embedkit.export(partly, out=out, to=to, overwrite=True) == out
+    with pytest.raises(UsageError, match="to='xlsx'"):
+        data.export(tmp_path / "other", to="xlsx")

@@ -1,0 +1,163 @@
+"""Typed run.json, tables of kinds, and the one file of predictions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedkit.choices import BLENDS, ESTIMATORS, INDEX_KINDS
+from embedkit.classifiers.estimators import TABLE
+from embedkit.cli.run_text import run_info_text, run_text
+from embedkit.comparison.blend import _BLENDS
+from embedkit.errors import DamagedError, UsageError
+from embedkit.runs.folder import RunResult, read_run
+from embedkit.runs.predictions import (
+    Predictions,
+    class_scores,
+    read_predictions,
+    reported_scores,
+    write_predictions,
+)
+from embedkit.runs.run import TrainRun, as_json
+from embedkit.runs.split import TEST
+from embedkit.search import index
+from embedkit.storage import seal
+from embedkit.units.target import Target
+from tests.run_fixtures import edit_run, random_runs, units_with
+
+
+def test_tables_have_the_kinds_that_options_offer() -> None:
+    assert {name for table in TABLE.values() for name in table} == set(ESTIMATORS)
+    assert tuple(_BLENDS) == BLENDS
+    assert [*index.KINDS] == [*INDEX_KINDS]
+
+
+def test_content_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (path,), _, _ = random_runs(tmp_path, ["a"], n=20)
+    content = read_run(path)
+    assert isinstance(content, TrainRun)
+    assert as_json(content) == json.loads((path / "run.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": "01"}, "classes"),
+        ({"classes": [0, 1]}, "classes"),
+        ({"classes": ["0", "0"]}, "classes"),
+        ({"threshold": "0.3"}, "threshold"),
+        ({"threshold": 1.5}, "threshold"),
+        ({"task": "ranking"}, "task"),
+        ({"views": []}, "views"),
+        ({"level": "page"}, "level"),
+        ({"cost": None}, "cost"),
+        ({"cost": {"parameters": 1.5}}, "parameters"),
+        ({"dataset": {}}, "dataset"),
+        ({"scores": {"test": {"accuracy": {"value": 1}}}}, "scores"),
+        ({"scores": {"training": {}}}, "scores"),
+        ({"format_version": True}, "format_version"),
+    ],
+)
+def test_damage_is_named_by_file_and_field(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    (path,), _, _ = random_runs(tmp_path, ["a"], n=20)
+    edit_run(path, **changes)
+    with pytest.raises(DamagedError, match=f"run.json.*{message}"):
+        read_run(path)
+
+
+@pytest.mark.parametrize("changes", [{"format_version": 2}, {"kind": "ensemble"}])
+def test_runs_of_another_version_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (path,), _, _ = random_runs(tmp_path, ["a"], n=20)
+    edit_run(path, **changes)
+    with pytest.raises(UsageError, match="version"):
+        read_run(path)
+
+
+def test_the_text_of_a_run_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,), _, _ = random_runs(tmp_path, ["a"], n=800, classes=26, test=100)
+    content, made = read_run(path), read_predictions(path, tuple(map(str, range(26))))
+    assert isinstance(content, TrainRun)
+    scores, per_class = reported_scores(made, seed=0), class_scores(made)
+    content = replace(content, scores=scores, per_class=per_class)
+    result = RunResult(path, content)
+    assert len(run_text(result).splitlines()) <= 15
+    assert len(run_info_text(path, content).splitlines()) <= 15
+    monkeypatch.setattr("embedkit.cli.run_text.asked_for_all", lambda: True)
+    rows = [line.split() for line in run_text(result).splitlines()]
+    assert {row[0].rstrip(",") for row in rows if row} >= {*map(str, range(26)), *scores["test"]}
+
+
+def some_predictions(classes: tuple[str, ...], labelled: bool) -> Predictions:
+    random = np.random.default_rng(0)
+    y = random.integers(2, size=12) if classes else random.normal(size=12)
+    row, ids = np.arange(12) * 3, [f"id{i}" for i in range(12)]
+    units = units_with(ids, row=row, ids=ids)
+    subsets = []
+    for fold in (1, 0, TEST):
+        index = np.flatnonzero(np.arange(12) % 3 == fold % 3)
+        proba = random.dirichlet([1, 1], size=4) if classes else random.normal(size=4)
+        target = Target(y if fold != TEST or labelled else y[:0], classes)
+        given: dict[str, Any] = {"target": target, "threshold": 0.3 if classes else None}
+        given |= {"units": units, "group": row, "fold": fold}
+        subsets.append(Predictions.of_fold(index, proba, **given))
+    return Predictions.joined(subsets)
+
+
+@pytest.mark.parametrize("classes", [("no", "yes"), ()])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_predictions_are_read_as_they_were_written(
+    tmp_path: Path, classes: tuple[str, ...], labelled: bool
+) -> None:
+    made = some_predictions(classes, labelled)
+    write_predictions(tmp_path, made)
+    seal(tmp_path)
+    found = read_predictions(tmp_path, classes)
+    for name, value in asdict(made).items():
+        assert np.array_equal(getattr(found, name), value, equal_nan=name == "y"), name
+    assert len(found.scored_test) == (4 if labelled else 0)
+    assert found.fold.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, TEST, TEST, TEST, TEST]
+
+
+def test_the_baseline_knows_the_training_labels_alone() -> None:
+    made = some_predictions(("no", "yes"), labelled=True)
+    for train, test in [*made.folds(), (made.out_of_fold, made.test)]:
+        assert np.allclose(made.majority().proba[test, 1], made.y[train].mean())
+
+
+@pytest.mark.parametrize(("one", "other"), [("긍정", "\u1100\u1173\u11bc정"), ("pos", " pos")])
+def test_classes_that_look_alike_are_named(
+    one: str, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Target.of([one, other, "b"], rows=np.arange(3), name="c.tsv")
+    assert len(target.classes) == 3
+    assert "look alike" in caplog.text
+    caplog.clear()
+    Target.of([one, one.upper(), "b"], rows=np.arange(3), name="c.tsv")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("classification", [0, -1, 1, -1]),
+        ("regression", [1, np.nan, 2, np.nan]),
+        ("multilabel", [[1, 0], [-1, -1], [0, 1], [0, 0]]),
+    ],
+)
+def test_records_without_a_label_have_no_target(
+    task: str, expected: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty label of sets is a set without classes."""
+    labels = ["1", None, "2", ""]
+    target = Target.of(labels, rows=np.arange(4), name="c.tsv", task=task)
+    assert np.array_equal(target.y, expected, equal_nan=task == "regression")
+    assert f"{1 if task == 'multilabel' else 2} of 4 records" in caplog.text
+    with pytest.raises(UsageError, match="row 1"):
+        target.like(labels, rows=np.arange(4), name="c.tsv")

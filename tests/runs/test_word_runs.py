@@ -1,0 +1,215 @@
+"""Runs on words: folds, scores and reports by whole sentences."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedkit
+from embedkit.classifiers.probe import control_task
+from embedkit.comparison.report import write_report
+from embedkit.dataset.format import read_manifest
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.tables import word_vectors
+from embedkit.encoding.tokenizer import TokenizerSettings
+from embedkit.encoding.views import parse_layers
+from embedkit.errors import MismatchError, UsageError
+from embedkit.runs.folder import read_run
+from embedkit.runs.predictions import Predictions, read_predictions
+from embedkit.runs.run import ProbeRun, TrainRun
+from embedkit.runs.split import read_split, split_for
+from embedkit.units.units import Units
+from tests.page_checks import json_block
+from tests.run_fixtures import train
+from tests.store_fixtures import run, tiny_model
+from tests.word_fixtures import TAGS, sentences, write_treebank
+
+
+def extract(corpus: Path, out: Path, **settings: Any) -> Path:
+    options: dict[str, Any] = {"words": "mean", "word_label": "upos", "shard_rows": 64}
+    run(corpus, out, **(options | {"layers": [0, 2]} | settings))
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(common: Path) -> Path:
+    """Words of 40 sentences, a split of the sentences, and a run on layer 0, on TF-IDF, a probe."""
+    data = extract(write_treebank(common / "bank.conllu"), common / "vectors")
+    embedkit.split(data, folds=3, out=common / "split.parquet")
+    split: dict[str, Any] = {"level": "word", "split": common / "split.parquet"}
+    train(data, view="0", out=common / "tags", **split)
+    train(data, view="0", out=common / "tuned", tune=True, **split)
+    train(data, features="tfidf", out=common / "forms", tune=True, **split)
+    embedkit.probe(data, out=common / "probe", **split)
+    return common
+
+
+def content_of(run: Path) -> TrainRun:
+    content = read_run(run)
+    assert isinstance(content, TrainRun)
+    return content
+
+
+def predictions(run: Path) -> Predictions:
+    return read_predictions(run, content_of(run).classes)
+
+
+def test_words_have_the_labels_of_the_corpus(made: Path) -> None:
+    words = embedkit.load(made / "vectors", level="word", view="0")
+    found = sentences(39)
+    expected = [
+        (row, i, word) for row, some in enumerate([*found, found[0]]) for i, word in enumerate(some)
+    ]
+    assert list(zip(words.row, words.word, words.text, strict=True)) == expected
+    assert words.y.tolist() == [TAGS[word] for _, _, word in expected]
+    batch = next(words.iter_batches(10))
+    assert batch["y"].tolist() == words.y[:10].tolist()
+    assert read_manifest(made / "vectors").job.input.word_label == "upos"
+
+
+@pytest.mark.parametrize("labels", ["news", ""])
+def test_labels_of_records_do_not_matter_to_words(tmp_path: Path, labels: str) -> None:
+    """All records have the same label, or none has one."""
+    lines = [f"{i}\tthe dog sees {'a cat' if i % 2 else 'a dog'}\t{labels}" for i in range(30)]
+    tags = ["DET NOUN VERB DET NOUN"] * 30
+    rows = [f"{line}\t{tag}" for line, tag in zip(lines, tags, strict=True)]
+    (tmp_path / "c.tsv").write_text("id\ttext\tlabel\ttags\n" + "\n".join(rows) + "\n")
+    data = extract(tmp_path / "c.tsv", tmp_path / "v", word_label="tags", label="label")
+    result = train(data, level="word", folds=2, out=tmp_path / "run")
+    assert result.content.classes == ("DET", "NOUN", "VERB")
+
+
+def test_sentences_never_cross_folds(made: Path) -> None:
+    p = predictions(made / "tags")
+    data = embedkit.load(made / "vectors", level="word")
+    assert list(zip(p.row, p.word, strict=True)) == list(zip(data.row, data.word, strict=True))
+    folds = {int(row): set(p.fold[p.row == row].tolist()) for row in np.unique(p.row)}
+    assert all(len(one) == 1 for one in folds.values())
+    assert folds[0] == folds[39]  # the same text
+    assert set(p.group[p.row == 0]) == set(p.group[p.row == 39])
+    assert len(np.unique(p.group)) == 39
+    content = content_of(made / "tags")
+    assert content.level == "word"
+    assert content.split.fingerprint == read_split(made / "split.parquet").fingerprint
+    inner = predictions(made / "tuned").inner
+    assert inner is not None
+    for fold in range(3):
+        assert not set(inner.group[inner.fold == fold]) & set(p.group[p.fold == fold])
+
+
+def test_labels_that_are_moved_by_one_word_are_noticed(made: Path, tmp_path: Path) -> None:
+    data = extract(write_treebank(tmp_path / "bank.conllu", shift=1), tmp_path / "vectors")
+    moved = train(data, view="0", level="word", folds=3, out=tmp_path / "tags")
+    plain = content_of(made / "tags").scores["cross_validation"]
+    assert plain["accuracy"].low > 0.8
+    assert moved.content.scores["cross_validation"]["accuracy"].high < 0.6
+
+
+def test_control_task_gives_a_word_one_label(made: Path) -> None:
+    words = embedkit.load(made / "vectors", level="word")
+    units = Units.of_dataset(words)
+    target = units.target()
+    split = split_for(units, folds=3, seed=0)
+    control = control_task(target, split, 1, words=words.text)
+    labels = {word: set(control.y[np.array(words.text) == word]) for word in set(words.text)}
+    assert all(len(one) == 1 for one in labels.values())
+    assert (control.y != target.y).any()
+    same = control_task(target, split, 1, words=["bank"] * len(words))
+    assert np.array_equal(same.y, control_task(target, split, 1).y)
+    assert len(np.unique(same.y)) == len(target.classes)
+    probe = read_run(made / "probe")
+    assert isinstance(probe, ProbeRun)
+    assert [view.name for view in probe.view_scores] == ["layer_0", "layer_2"]
+
+
+def test_runs_on_words_are_compared_word_by_word(made: Path, tmp_path: Path) -> None:
+    found = embedkit.compare([made / "tags", made / "forms", made / "probe"])
+    assert found.level == "word"
+    count = len(embedkit.load(made / "vectors", level="word"))
+    assert found.counts["folds"] == count
+    write_report(found, tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text("utf-8")
+    assert f"{count:,} words" in html
+    assert "record" not in html.partition("<header>")[2].partition('<details class="card fold')[0]
+    data = json_block(tmp_path / "page.html", "data")
+    assert data["noun"] == "word"
+    words = embedkit.load(made / "vectors", level="word")
+    marked = [re.findall(r"\[(.+?)\]", text) for text in data["texts"]]
+    assert marked == [[word] for word in words.text]
+
+
+def test_only_common_words_are_compared(made: Path, tmp_path: Path) -> None:
+    """Another model may cut sentences at other words."""
+    short = extract(made / "bank.conllu", tmp_path / "short", max_length=8)
+    train(short, view="0", level="word", split=made / "split.parquet", out=tmp_path / "cut")
+    found = embedkit.compare([made / "tags", tmp_path / "cut"])
+    assert found.counts["folds"] == len(embedkit.load(short, level="word"))
+
+
+def test_levels_are_not_mixed(made: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "c.tsv"
+    rows = "".join(f"a bus {i}\t{i % 2}\n" for i in range(12))
+    corpus.write_text(f"text\tlabel\n{rows}", "utf-8")
+    run(corpus, tmp_path / "v")
+    train(tmp_path / "v", folds=2, out=tmp_path / "texts")
+    with pytest.raises(MismatchError, match=r"texts .*tags"):
+        embedkit.compare([made / "tags", tmp_path / "texts"])
+
+
+def test_each_word_of_a_text_is_labelled(made: Path) -> None:
+    predictor = embedkit.Predictor(made / "tuned")
+    found = predictor.predict_words("the movie was  good.")
+    assert [one.text for one in found] == ["the", "movie", "was", "good", "."]
+    assert [(one.start, one.end) for one in found] == [(0, 3), (4, 9), (10, 13), (15, 19), (19, 20)]
+    # the vectors of the first word are those of another place in the sentence, too
+    assert [one.prediction.label for one in found][1:] == ["NOUN", "AUX", "ADJ", "PUNCT"]
+    forms = embedkit.Predictor(made / "forms").predict_words(["the movie was  good.", ""])
+    assert [one.prediction.label for one in forms[0]][:4] == ["DET", "NOUN", "AUX", "ADJ"]
+    assert forms[1] == []
+    units, stored = predictor.predict_stored(made / "vectors")
+    assert np.mean([one.label for one in stored] == np.array(units.label)) > 0.98
+    with pytest.raises(UsageError, match="predict_words"):
+        predictor.predict(["the movie"])
+
+
+def test_vectors_of_other_sub_tokens_are_refused(made: Path, tmp_path: Path) -> None:
+    other = extract(made / "bank.conllu", tmp_path / "first", words="first")
+    with pytest.raises(MismatchError, match="words"):
+        embedkit.Predictor(made / "tags").predict_stored(other)
+    with pytest.raises(MismatchError, match="words"):
+        train(made / "vectors", level="word", view="0", test=other, out=tmp_path / "x")
+
+
+@pytest.mark.parametrize("features", ["vectors", "tfidf"])
+def test_a_test_set_of_words(made: Path, tmp_path: Path, features: str) -> None:
+    bank = write_treebank(tmp_path / "new.conllu", 12, seed=5)
+    stored = extract(bank, tmp_path / "new")
+    given: dict[str, Any] = {"level": "word", "features": features, "folds": 3}
+    if features == "vectors":
+        given["view"] = "0"
+    found = [
+        train(made / "vectors", test=test, out=tmp_path / f"run{i}", **given).content
+        for i, test in enumerate((bank, stored))
+    ]
+    both = [predictions(tmp_path / f"run{i}") for i in range(2)]
+    both = [p.take(p.test) for p in both]
+    assert both[0].keys.tolist() == both[1].keys.tolist()
+    assert both[0].proba == pytest.approx(both[1].proba, abs=1e-5)
+    assert len(np.unique(both[0].group)) == 11  # two sentences are the same
+    assert found[0].scores["test"]["accuracy"].value > 0.9
+
+
+def test_words_within_one_token_share_it() -> None:
+    encoder = Encoder.load(str(tiny_model()), device="cpu")
+    given: dict[str, Any] = {"offsets": True, "words": [[(0, 2), (2, 5), (6, 9)]]}
+    settings = TokenizerSettings(24)
+    texts = encoder.tokenizer.encode(["movie bus"], settings=settings, **given)
+    shard = encoder.encode_shard(texts, views=(), token_layers=parse_layers("2", n_layers=2))
+    found = word_vectors(texts, [["movie bus"]], shard.tokens, "mean")
+    assert found.text.tolist() == ["mo", "vie", "bus"]
+    assert (found.X[0] == found.X[1]).all()
+    assert not (found.X[1] == found.X[2]).all()

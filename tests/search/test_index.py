@@ -1,0 +1,166 @@
+"""Indexes beside a dataset: what they find, what they refuse, and that they leave it whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedkit
+from embedkit.choices import INDEX_KINDS
+from embedkit.dataset.format import Layout
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.search.exact import nearest
+from embedkit.search.index import KINDS, build_index, open_index
+from embedkit.storage import seal
+from embedkit.verification import verify
+from tests.processes import invoke
+from tests.store_fixtures import extract_tiny, flip, tree, write_tsv
+
+N = 2_100
+
+
+@pytest.fixture(scope="module")
+def dataset(common: Path) -> Path:
+    """Two thousand different short texts in three shards."""
+    random = np.random.default_rng(3)
+    words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
+    rows = [(str(i), " ".join(random.choice(words, 7)) + f" {i % 4}", str(i % 2)) for i in range(N)]
+    corpus = write_tsv(common / "c.tsv", rows)
+    extract_tiny(corpus, common / "data", shard_rows=800)
+    return common / "data"
+
+
+@pytest.fixture
+def copy(dataset: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(dataset, tmp_path / "copy"))
+
+
+def index_folder(dataset: Path, name: str) -> Path:
+    return Layout(dataset).private / "index" / name
+
+
+@pytest.mark.parametrize("kind", INDEX_KINDS)
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclid"])
+def test_an_index_is_near_the_truth(copy: Path, kind: str, metric: str) -> None:
+    info = build_index(copy, kind=kind, metric=metric)
+    data = embedkit.load(copy)
+    assert (info.records, info.width, info.view) == (N, 16, "mean_2")
+    found = open_index(data, kind=kind, metric=metric)(data.X[:50], 10)
+    truth = nearest(data, data.X[:50], k=10, metric=metric)
+    shared = np.mean(
+        [len(set(a) & set(b)) for a, b in zip(found.indices, truth.indices, strict=True)]
+    )
+    assert shared >= (2 if kind == "ivfpq" else 8.5)  # four bytes a vector
+    if kind != "ivfpq":
+        both = found.indices[:, 0] == truth.indices[:, 0]
+        assert both.mean() > 0.9
+        assert np.allclose(found.scores[both, 0], truth.scores[both, 0], atol=5e-3, rtol=1e-3)
+
+
+def test_a_flat_index_is_exact_and_every_record_is_in_it(copy: Path) -> None:
+    info = build_index(copy, kind="flat")
+    assert info.recall == 1.0
+    data = embedkit.load(copy)
+    found = open_index(data, kind="flat")(data.X, N)
+    assert (np.sort(found.indices, axis=1) == np.arange(N)).all()
+    # each is under its own number, also those that were added last
+    assert np.allclose(found.scores, nearest(data, data.X, k=N).scores, atol=1e-5)
+    unit = data.X / np.linalg.norm(data.X, axis=1, keepdims=True)
+    own = np.take_along_axis(unit @ unit.T, found.indices, axis=1)
+    assert np.allclose(found.scores, own, atol=1e-5)
+
+
+def test_recall_is_of_records_left_out(copy: Path) -> None:
+    """Against one list of many, which finds few neighbours of records that are not in it."""
+    whole = build_index(copy, kind="ivf")
+    assert whole.recall is not None
+    assert 0.9 < whole.recall <= 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KINDS, "ivf", replace(KINDS["ivf"], value=1))
+        info = build_index(copy, kind="ivf", overwrite=True)
+        data = embedkit.load(copy)
+        found = open_index(data, kind="ivf")(data.X[:500], 11)
+        truth = nearest(data, data.X[:500], k=11)
+        both = [
+            len(set(a) & set(b)) / 11 for a, b in zip(found.indices, truth.indices, strict=True)
+        ]
+    assert info.recall is not None
+    assert info.recall < whole.recall
+    assert info.recall == pytest.approx(np.mean(both), abs=0.25)
+
+
+def test_the_dataset_stays_whole(copy: Path) -> None:
+    before = tree(copy)
+    build_index(copy, kind="hnsw")
+    after = tree(copy)
+    assert {name: after[name] for name in before} == before
+    assert {name for name in after if name not in before} == {
+        f"_embedkit/index/mean_2.hnsw.cosine/{name}"
+        for name in ("SHA256SUMS", "index.faiss", "index.json")
+    }
+    assert verify(copy).ok
+    assert len(embedkit.load(copy)) == N
+
+
+def test_a_stale_index_is_refused(copy: Path, dataset: Path) -> None:
+    build_index(copy, kind="flat")
+    file = index_folder(copy, "mean_2.flat.cosine") / "index.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "fingerprint": "f" * 64}))
+    seal(file.parent)
+    with pytest.raises(MismatchError, match="--overwrite"):
+        open_index(embedkit.load(copy), kind="flat")
+    with pytest.raises(OutputExistsError, match="overwrite"):
+        build_index(copy, kind="flat")
+    build_index(copy, kind="flat", overwrite=True)
+    assert open_index(embedkit.load(copy), kind="flat").info.records == N
+
+
+@pytest.mark.parametrize("kind", ["empty", "another", "one bit"])
+def test_a_damaged_index_is_named(copy: Path, kind: str) -> None:
+    build_index(copy, kind="hnsw", whitening="center")
+    folder = index_folder(copy, "mean_2.hnsw.cosine.center")
+    data = embedkit.load(copy)
+    for name in ("index.faiss", "whitening.npz", "index.json", "SHA256SUMS"):
+        content = (folder / name).read_bytes()
+        if kind == "one bit":
+            flip(folder / name)
+        else:
+            (folder / name).write_bytes(b"nothing that faiss wrote" if kind == "another" else b"")
+        with pytest.raises(DamagedError, match=rf"{folder.name}/.*embedkit index"):
+            open_index(data, kind="hnsw", whitening="center")
+        assert kind != "one bit" or not verify(copy).ok
+        (folder / name).write_bytes(content)
+    assert len(open_index(data, kind="hnsw", whitening="center")(data.X[:1], 3).indices) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "tree"}, "kind='tree'"),
+        ({"metric": "near"}, "metric='near'"),
+        ({"whitening": "white"}, "whitening='white'"),
+        ({"view": "mean_0"}, "mean_0"),
+    ],
+)
+def test_settings_that_cannot_be_used(dataset: Path, options: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_index(dataset, **options)
+
+
+def test_the_commands(copy: Path) -> None:
+    built = invoke("index", copy, "--kind", "hnsw")
+    assert "hnsw index of 2,100 × 16 (mean_2, cosine)" in built.output
+    assert "recall@10" in built.output
+    found = json.loads(
+        invoke("search", copy, "--like", 3, "--index", "hnsw", "-k", 2, "--json").stdout
+    )
+    assert len(found[0]["hits"]) == 2
+    missing = invoke("search", copy, "--like", 3, "--index", "ivf").exception
+    assert "it has mean_2.hnsw.cosine. Build it: embedkit index" in str(missing)

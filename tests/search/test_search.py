@@ -1,0 +1,355 @@
+"""Exact search against plain NumPy, filters, repeated texts, queries without answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
+
+import embedkit
+from embedkit.dataset.read import Block, VectorData
+from embedkit.errors import MismatchError, UsageError
+from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
+from tests.processes import ROOT, invoke
+from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+N = 90
+
+
+def corpus_of(path: Path) -> Path:
+    """Texts of a few words that the tiny model tells apart; every ninth one is repeated."""
+    random = np.random.default_rng(5)
+    words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "정말"]
+    rows: list[tuple[str, str, str]] = []
+    texts: list[str] = []
+    for i in range(N):
+        text = " ".join(random.choice(words, random.integers(2, 9)))
+        if i % 9 == 8:
+            text = texts[i - 5]
+        texts.append(text)
+        rows.append((f"id{i}", "" if i == 40 else text, str(i % 3)))
+    return write_tsv(path, rows)
+
+
+@pytest.fixture(scope="module")
+def dataset(common: Path) -> Path:
+    """A dataset of several shards with a reject in the middle."""
+    extract_tiny(
+        corpus_of(common / "corpus.tsv"),
+        common / "data",
+        layers="all",
+        pooling=["cls", "mean"],
+        shard_rows=20,
+    )
+    return common / "data"
+
+
+def plain(X: Any, queries: Any, metric: str) -> Any:
+    """Scores of all records by the definition; more is nearer."""
+    X, q = X.astype(np.float64), queries.astype(np.float64)
+    if metric == "dot":
+        return q @ X.T
+    if metric == "euclid":
+        return -np.linalg.norm(q[:, None] - X[None], axis=2)
+    lengths = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(X, axis=1)
+    return q @ X.T / lengths
+
+
+class Held(VectorData):
+    """Vectors ``(n, width)`` as a dataset with row groups of ``step`` rows."""
+
+    def __init__(self, vectors: Any, step: int = 60) -> None:
+        self._vectors = vectors
+        self.reader: Any = self
+        starts = range(0, len(vectors), step)
+        self.blocks = [
+            Block(i, 0, start, min(step, len(vectors) - start), None)
+            for i, start in enumerate(starts)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    @property
+    def width(self) -> int:
+        return int(self._vectors.shape[1])
+
+    def vectors_of(self, block: Block) -> Any:
+        return self._vectors[block.start : block.stop].copy()
+
+
+def search(dataset: Path, *queries: str, k: int = 10, **settings: Any) -> Any:
+    """Hits of some texts, a list for each."""
+    return [a.hits for a in Searcher(dataset, **settings).texts(queries, k=k)]
+
+
+# exact search
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclid"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_nearest_is_a_sort_of_all_scores(dataset: Path, metric: str, threads: int) -> None:
+    data = embedkit.load(dataset, "cls_1")
+    queries = np.random.default_rng(1).normal(size=(7, data.width)).astype(np.float32)
+    found = nearest(data, queries, k=12, metric=metric, threads=threads)
+    scores = plain(data.X, queries, metric)
+    wanted = -np.sort(-scores, axis=1)[:, :12]
+    sign = -1 if metric == "euclid" else 1
+    assert np.allclose(sign * found.scores, wanted, atol=2e-5)
+    assert np.allclose(np.take_along_axis(scores, found.indices, 1), wanted, atol=2e-5)
+
+
+@example(rows=125, k=15, step=10, threads=1, seed=479, metric="euclid", filtered=False)
+@given(
+    rows=st.integers(1, 300),
+    k=st.integers(1, 320),
+    step=st.integers(1, 90),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 1_000),
+    metric=st.sampled_from(["dot", "euclid"]),
+    filtered=st.booleans(),
+)
+def test_equal_scores_are_in_the_order_of_the_records(
+    dataset: Path,
+    rows: int,
+    k: int,
+    step: int,
+    threads: int,
+    seed: int,
+    metric: str,
+    filtered: bool,
+) -> None:
+    """A stable sort, in any row groups and threads; products of small integers are exact."""
+    random = np.random.default_rng(seed)
+    vectors = random.integers(-1, 2, (rows, 16)).astype(np.float32)
+    queries = random.integers(-1, 2, (4, 16)).astype(np.float32)
+    chosen = random.random(rows) < 0.5 if filtered else None
+    found = nearest(
+        Held(vectors, step), queries, k=k, metric=metric, chosen=chosen, threads=threads
+    )
+    among = np.arange(rows) if chosen is None else np.flatnonzero(chosen)
+    for q, scores in enumerate(plain(vectors, queries, metric)):
+        wanted = among[np.argsort(-scores[among], kind="stable")][:k]
+        assert found.indices[q][: len(wanted)].tolist() == wanted.tolist()
+        assert np.allclose(
+            found.scores[q][: len(wanted)],
+            np.abs(scores[wanted]) if metric == "euclid" else scores[wanted],
+        )
+        assert (found.indices[q][len(wanted) :] == -1).all()
+        assert np.isinf(found.scores[q][len(wanted) :]).all()
+
+
+def test_a_record_is_nearest_to_itself(dataset: Path) -> None:
+    data = embedkit.load(dataset, "mean_2")
+    found = nearest(data, data.X, k=1, metric="euclid")
+    assert np.allclose(found.scores[:, 0], 0, atol=1e-5)
+    assert np.array_equal(data.X[found.indices[:, 0]], data.X)
+    cosines = nearest(data, np.concatenate([data.X, -data.X]), k=len(data)).scores
+    assert np.abs(cosines).max() == 1
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3])
+@pytest.mark.parametrize("step", [5, 60, 1_000])
+def test_distances_hold_far_from_the_origin(spread: float, step: int) -> None:
+    """There the squares of the lengths are millions of times those of the distances."""
+    random = np.random.default_rng(4)
+    centre = 10 * random.normal(size=16)
+    vectors, queries = (
+        (centre + spread * random.normal(size=(n, 16))).astype(np.float32) for n in (700, 30)
+    )
+    vectors[::50] = 0
+    found = nearest(Held(vectors, step), queries, k=9, metric="euclid", threads=2)
+    scores = -plain(vectors, queries, "euclid")
+    assert np.allclose(found.scores, np.sort(scores, axis=1)[:, :9], rtol=1e-5)
+    assert np.allclose(np.take_along_axis(scores, found.indices, 1), found.scores, rtol=1e-5)
+
+
+# centring and whitening
+
+
+def test_centring_and_whitening_are_what_they_say(dataset: Path) -> None:
+    data = embedkit.load(dataset, "mean_1")
+    X = data.X.astype(np.float64)
+    center = fit_whitening(data, "center")
+    assert np.allclose(center.mean, X.mean(0), atol=1e-5)
+    white = fit_whitening(data, "whiten")
+    own = PCA(0.99, whiten=True, svd_solver="covariance_eigh").fit(X)
+    moved = white.apply(data.X)
+    assert np.allclose(moved[:, : own.n_components_], own.transform(X), atol=1e-3)
+    assert not moved[:, own.n_components_ :].any()
+
+
+def test_search_by_a_map_is_search_among_mapped_vectors(dataset: Path) -> None:
+    data = embedkit.load(dataset, "mean_1")
+    found = nearest(data, data.X[:4], k=6, whitening=fit_whitening(data, "center"))
+    X = data.X - data.X.mean(0)
+    assert np.allclose(found.scores, -np.sort(-plain(X, X[:4], "cosine"))[:, :6], atol=1e-4)
+
+
+# conditions
+
+
+def test_conditions_choose_records(dataset: Path) -> None:
+    data = embedkit.load(dataset)
+    labels = np.array(data.column("label"))
+    tokens = np.array(data.column("n_tokens"))
+    assert np.array_equal(chosen_records(data, "label = '1'"), labels == "1")
+    assert np.array_equal(
+        chosen_records(data, "n_tokens > 6 AND (label IN ('0','2') OR text LIKE '%bus%')"),
+        (tokens > 6)
+        & (np.isin(labels, ["0", "2"]) | np.array(["bus" in text for text in data.text])),
+    )
+    assert chosen_records(data, "true").all()
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "colour = 'red'",
+        "label = ",
+        "label = '1'; DROP TABLE x",
+        "n_tokens + ",
+        "row IN (SELECT 1 FROM read_csv('/etc/passwd'))",
+    ],
+)
+def test_conditions_that_cannot_be_used(dataset: Path, condition: str) -> None:
+    with pytest.raises(UsageError, match="where="):
+        chosen_records(embedkit.load(dataset), condition)
+
+
+# searching texts
+
+
+def test_repeated_texts_are_given_once(dataset: Path) -> None:
+    data = embedkit.load(dataset)
+    distinct = len(set(data.text))
+    assert distinct < len(data)
+    once = Searcher(dataset).like([3], k=N)[0].hits
+    assert len({hit.text for hit in once}) == len(once) == distinct - 1
+    every = Searcher(dataset, keep_duplicates=True).like([3], k=N)[0].hits
+    assert sorted(hit.row for hit in every) == [row for row in data.row.tolist() if row != 3]
+
+
+def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
+    rows = [(str(i), "the movie was good", "1") for i in range(120)]
+    rows += [("a", "bus home", "0"), ("b", "rain", "0")]
+    made = extract_tiny(write_tsv(tmp_path / "c.tsv", rows), tmp_path / "d", shard_rows=50)
+    hits = search(made.out, "the movie was good", k=3)[0]
+    assert hits[0].text == "the movie was good"
+    assert {hit.text for hit in hits} == {"the movie was good", "bus home", "rain"}
+    assert Searcher(made.out).texts("the movie was good", k=3).hits == hits
+
+
+def test_rows_are_record_numbers_not_places(dataset: Path) -> None:
+    data = embedkit.load(dataset)
+    hits = Searcher(dataset, keep_duplicates=True).like([41], k=5)[0].hits
+    for hit in hits:
+        place = int(np.flatnonzero(data.row == hit.row)[0])
+        assert (hit.text, hit.id, hit.label) == (
+            data.text[place],
+            data.ids[place],
+            data.labels[place],
+        )
+    with pytest.raises(UsageError, match="row 40"):
+        Searcher(dataset).like([40])
+
+
+def test_warnings(dataset: Path, notes: list[str]) -> None:
+    searcher = Searcher(dataset)
+    searcher.texts(["뷁쀍 Ωμέγα"], k=1)
+    assert any("are unknown to the model ([UNK])" in note for note in notes)
+    notes.clear()
+    searcher.texts(["good " * 50], k=1)
+    assert notes == [f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count"]
+    searcher.texts(["good"], k=1_000)
+    assert notes[1:] == ["k=1000, more than the 89 records to choose from"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: search(d, "  "), "empty"),
+        (lambda d: search(d, "good", ""), "number 2"),
+        (lambda d: search(d, "good", view="mean_9"), "mean_9"),
+        (lambda d: search(d, "good", k=0), "k=0"),
+        (lambda d: search(d, "good", metric="near"), "metric='near'"),
+        (lambda d: Searcher(d).vectors(np.ones((1, 5))), "16"),
+        (lambda d: Searcher(d).vectors(np.full((1, 16), np.nan)), "NaN"),
+        (lambda d: Searcher(d).vectors(np.array([["a"] * 16])), "numbers"),
+        (lambda d: search(d, "good", whitening="round"), "whitening='round'"),
+    ],
+)
+def test_queries_that_cannot_be_answered(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, call: Any, message: str
+) -> None:
+    """Mistakes are noticed before the model is loaded."""
+    monkeypatch.setattr("embedkit.search.exact.encode_as", None)
+    with pytest.raises((UsageError, TypeError), match=message):
+        call(dataset)
+
+
+def test_the_prefix_is_not_taken_for_the_query(dataset: Path, notes: list[str]) -> None:
+    Searcher(dataset, prefix="the movie was good ").texts(["뷁쀍"], k=1)
+    assert any("1 of its 1 tokens are unknown" in note for note in notes)
+    notes.clear()
+    Searcher(dataset, prefix="뷁쀍 ").texts(["good"], k=1)
+    assert notes == []
+    Searcher(dataset).texts(["\u200b"], k=1)
+    assert any("0 of its 0 tokens" in note for note in notes)
+
+
+def test_another_model_is_refused(dataset: Path) -> None:
+    with pytest.raises(MismatchError, match=dataset.name):
+        search(dataset, "good", model=str(tiny_model(seed=2)))
+
+
+# the command
+
+
+def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
+    data = embedkit.load(dataset)
+    table = invoke("search", dataset, data.text[0], "-k", 2).output
+    assert data.text[0] in table
+    answers = invoke("search", dataset, "--like", 0, "--like", 7, "-k", 3, "--json").stdout
+    found = json.loads(answers)
+    assert [answer["query"] for answer in found] == ["row 0", "row 7"]
+    assert all(len(answer["hits"]) == 3 for answer in found)
+    (tmp_path / "q.txt").write_text("good\nbad bus\n", "utf-8")
+    lines = invoke("search", dataset, "--queries", tmp_path / "q.txt", "-k", 2, "--tsv").stdout
+    rows = [line.split("\t") for line in lines.splitlines()]
+    assert rows[0] == ["query", "rank", "score", "row", "id", "label", "text", "text_pair"]
+    assert [" ".join(row[:2]) for row in rows[1:]] == ["good 1", "good 2", "bad bus 1", "bad bus 2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "QUERY"),
+        (("good", "--like", 3), "QUERY"),
+        (("good", "--index", "hnsw"), "hnsw"),
+        (("--queries", "none.txt"), "none.txt"),
+        (("--queries", ROOT / "LICENSE"), "number 2"),
+    ],
+)
+def test_options_that_cannot_be_used(dataset: Path, arguments: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        raise invoke("search", dataset, *arguments).exception
+
+
+def test_every_answer_is_one_line(tmp_path: Path) -> None:
+    """Of a text with line ends, and of a record without a label."""
+    lines = [{"document": "good \x85 \u2028 \v \x1e movie", "label": "1"}, {"document": "bus"}]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    made = extract_tiny(tmp_path / "c.jsonl", tmp_path / "d")
+    table = invoke("search", made.out, "good", "-k", 2).stdout.splitlines()
+    assert table[1].split() == ["score", "row", "id", "label", "text"]
+    assert len(table) == 4
+    assert len(invoke("search", made.out, "good", "-k", 2, "--tsv").stdout.splitlines()) == 3
