@@ -404,7 +404,7 @@ def test_a_model_file_with_other_types_is_never_loaded(
     ("content", "message"),
     [
         ({"Popen": {"args": "date"}}, "holds Popen, which is never loaded"),
-        ({"Pipeline": {"steps": [{"FunctionTransformer": {}}]}}, "holds FunctionTransformer"),
+        ({"Pipeline": {"steps": [{"SVC": {}}]}}, "holds SVC, which is never loaded"),
         ({"dtype": "object_"}, "holds type, which cannot predict"),
         ({"array": "9"}, "cannot be read"),
         ({"Ridge": {}, "dict": {}}, "cannot be read"),
