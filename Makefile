@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    := outputs
 
-.PHONY: help install run test test-slow test-avx2 test-oldest test-gpu-image crashes check format bench simulate clean
+.PHONY: help install run quick test test-slow test-avx2 test-oldest test-gpu-image crashes check format bench simulate clean
 
 help:
 	@echo "make run       install into $(VENV), then a first run: search, classify and compare in two languages"
+	@echo "make quick     a core of the quick tests, from reading a corpus to comparing runs (90 seconds)"
 	@echo "make test      install into $(VENV), then run the quick tests (4 minutes on two cores)"
 	@echo "make test-slow  the tests that take long: README, workflows, kills, every instruction set"
-	@echo "make test-avx2  the tests of the encoder with the instructions of an older processor"
+	@echo "make test-avx2  the equality of vectors with the instructions of an older processor"
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
 	@echo "make test-gpu-image  the encoder on CPU with the versions of a CUDA image (5 GB, Python 3.12)"
 	@echo "make crashes   an error, a kill and a power cut at every write of extract, train, finetune, index;"
@@ -41,13 +42,21 @@ run: $(VENV)/.user
 # a worker for each core, each with one thread; those that are done take tests from the others
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
+# some of each layer: what is read, encoded, stored, split, scored, compared and printed
+QUICK := $(patsubst %,tests/test_%.py,architecture arguments choices storage corpus corpus_values \
+    tokenization encoder packed tables extraction format search splits scores runs compare cli)
+
+quick: install
+	$(PYTEST) -m "not network and not gpu and not slow" $(QUICK)
+
 test: install
 	$(PYTEST) -m "not network and not gpu and not slow"
 
 test-slow: install
 	$(PYTEST) -m "slow and not network and not gpu"
 
-ENGINE := $(patsubst %,tests/test_%.py,encoder equality packed extraction)
+# vectors are those of the plain forward; exact sums, and the same bits in any company, of int8
+ENGINE := $(patsubst %,tests/test_%.py,equality int8)
 
 test-avx2: install
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \

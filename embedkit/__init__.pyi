@@ -45,6 +45,7 @@ from embedkit.storage import Seed
 from embedkit.sts import PairSimilarity
 from embedkit.types import AnyPath
 from embedkit.types import ProgressCallback
+from embedkit.units.units import Labels
 from embedkit.verification import Verification
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,7 @@ def probe(
     out: str | Path | None = ...,
     view: str | Sequence[str] | None = ...,
     level: RunLevel = ...,
+    label: Labels = ...,
     estimator: str | None = ...,
     task: Task = ...,
     label_separator: str = ...,
@@ -246,7 +248,6 @@ def probe(
     text: str | None = ...,
     text_pair: str | None = ...,
     id: str | None = ...,
-    label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
     spans: str | Sequence[str] = ...,
@@ -338,6 +339,7 @@ def train(
     out: str | Path | None = ...,
     view: str | Sequence[str] | None = ...,
     level: RunLevel = ...,
+    label: Labels = ...,
     estimator: str | None = ...,
     features: Features = ...,
     task: Task = ...,
@@ -355,7 +357,6 @@ def train(
     text: str | None = ...,
     text_pair: str | None = ...,
     id: str | None = ...,
-    label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
     spans: str | Sequence[str] = ...,

@@ -28,6 +28,7 @@ import shutil
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -592,6 +593,17 @@ def finish_swap(out: Path, is_ours: Callable[[Path], bool], *, private: str = UN
     if (out / private).is_dir() and not out.is_symlink() and is_ours(out):
         with exclusive(out):
             remove_tree(out / private)
+
+
+def wait_for_swap(out: Path, *, private: str = UNFINISHED) -> None:
+    """Wait while a folder has no name because it is being replaced: between two renames.
+
+    A killed command leaves that state until it is given again, so that the wait is short.
+    """
+    for _ in range(20):
+        if out.exists() or not _is_filled(incomplete(out) / private / _REPLACED):
+            return
+        time.sleep(0.05)
 
 
 def _is_filled(folder: Path) -> bool:

@@ -12,11 +12,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads free thei
 import gc
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,11 +28,11 @@ from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
 from embedkit.runs import figures
 from tests.corpus_fixtures import Folder
-from tests.models import Plain, build
+from tests.models import Plain, Tiny, build
 from tests.processes import logging_as_before
 from tests.store_fixtures import load_quickly
 
-LONGEST = ("test_same_bits", "test_crashes", "test_report_browser", "test_readme", "test_workflows")
+LONGEST = ("test_same_bits", "test_crashes", "test_report_browser", "test_workflows")
 MEMORY_PER_WORKER = 2_500_000_000
 
 # the same examples every time, on a busy machine too: a failure in one run must be one in the next
@@ -39,6 +41,7 @@ settings.register_profile(
     deadline=None,
     database=None,
     derandomize=True,
+    max_examples=50,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("repeatable")
@@ -55,8 +58,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return max(1, min(cores or 1, memory // MEMORY_PER_WORKER, 16))
 
 
+@pytest.hookimpl(tryfirst=True)  # before markers are asked for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the modules with the longest tests first, so that no worker waits for them at the end."""
+    """Mark what a browser shows as slow, and run the modules with the longest tests first.
+
+    Otherwise a worker might wait for them at the end.
+    """
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
@@ -110,10 +120,43 @@ def notes() -> Iterator[list[str]]:
     logger.setLevel(level)
 
 
+class Call(NamedTuple):
+    """A call that a test has seen."""
+
+    arguments: tuple[Any, ...]
+    settings: dict[str, Any]
+    result: Any
+
+
+@pytest.fixture
+def calls_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[Call]]:
+    """Notes the calls of a function of a module, a class or an object, which go on as before."""
+
+    def watch(owner: Any, name: str) -> list[Call]:
+        real, calls = getattr(owner, name), list[Call]()
+
+        @wraps(real)  # some callers ask for the parameters
+        def call(*arguments: Any, **settings: Any) -> Any:
+            result = real(*arguments, **settings)
+            calls.append(Call(arguments, settings, result))
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+        return calls
+
+    return watch
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     """Writes small corpora and reads them back."""
     return Folder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what the tests of a module have in common."""
+    return tmp_path_factory.mktemp("common")
 
 
 @pytest.fixture(scope="session")
@@ -124,19 +167,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def tiny_bert(tiny: Callable[[str], Path]) -> Path:
+def tiny_bert(tiny: Tiny) -> Path:
     """Folder of a BERT of 3 layers, width 24, 160 positions."""
     return tiny("bert")
 
 
 @pytest.fixture(scope="session")
-def encoder_of(tiny: Callable[[str], Path]) -> Callable[[str], Encoder]:
+def encoder_of(tiny: Tiny) -> Callable[[str], Encoder]:
     """Encoder of a tiny checkpoint, loaded once."""
     return cache(lambda family: Encoder.load(str(tiny(family)), device="cpu"))
 
 
 @pytest.fixture(scope="session")
-def plain_of(tiny: Callable[[str], Path]) -> Callable[[str], Plain]:
+def plain_of(tiny: Tiny) -> Callable[[str], Plain]:
     """Plain forward of a tiny checkpoint, loaded once."""
     return cache(lambda family: Plain.load(tiny(family), max_length=160))
 
@@ -184,23 +227,68 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket of an S3 server in this process."""
-    import fsspec
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    """Address of an S3 server in this process."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
-    address = "http://{}:{}".format(*server.get_host_and_port())
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def store(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty bucket of the server."""
+    import fsspec
+
     keys = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
-    for name, value in {**keys, "ENDPOINT_URL": address}.items():
+    for name, value in {**keys, "ENDPOINT_URL": s3_server}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     fsspec.filesystem("s3").clear_instance_cache()
     bucket = fsspec.filesystem("s3")
-    if bucket.exists("bucket"):  # the server's memory outlives it
+    if bucket.exists("bucket"):
         bucket.rm("bucket", recursive=True)
     bucket.mkdir("bucket")
-    yield bucket
-    server.stop()
+    return bucket
+
+
+class Files(BaseHTTPRequestHandler):
+    """Answers with content by path; of a path that ends with ``cut``, with half of it."""
+
+    files: dict[str, bytes]
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        content = self.files.get(path)
+        self.send_response(404 if content is None else 200)
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.end_headers()
+        if self.command == "GET" and content:
+            self.wfile.write(content[: len(content) // 2] if path.endswith("cut") else content)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Starts a web server with files by their path; returns ``127.0.0.1:port``."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    running: list[ThreadingHTTPServer] = []
+
+    def start(files: dict[str, bytes], handler: type[Any] = Files) -> str:
+        kind = type("Handler", (handler,), {"files": files})
+        running.append(ThreadingHTTPServer(("127.0.0.1", 0), kind))
+        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
+        return f"127.0.0.1:{running[-1].server_port}"
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()

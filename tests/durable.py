@@ -19,10 +19,8 @@ import argparse
 import builtins
 import errno
 import gc
-import importlib
 import io
 import itertools
-import multiprocessing
 import os
 import random
 import re
@@ -30,7 +28,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -47,12 +44,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import embedkit
-from embedkit.dataset import extract as planning
-from embedkit.encoding.encoder import Encoder
 from embedkit.errors import EmbedkitError
-from embedkit.runs import figures
-from tests.processes import command
-from tests.store_fixtures import load_quickly, tiny_model, write_tsv
+from tests.processes import command, in_children
+from tests.store_fixtures import quickly, tiny_model, write_reviews
 
 ERRORS = ("EIO", "ENOSPC")
 GROWING = ("open", "write", "mkdir", "link", "symlink", "save_file", "save_pretrained")
@@ -254,22 +248,6 @@ SAME = (".parquet", ".safetensors", ".skops", ".faiss")
 """Files that are made again with the same bytes; others hold times."""
 
 
-def in_child(action: Callable[[], Any]) -> Any:
-    """What an action returns in a child, or how it was raised."""
-    fork = multiprocessing.get_context("fork")
-    receiving, sending = fork.Pipe(duplex=False)
-
-    def act() -> None:
-        try:
-            sending.send(action())
-        except Exception:
-            sending.send({"code": None, "traceback": traceback.format_exc()[-1_500:]})
-
-    fork.Process(target=act).start()
-    sending.close()
-    return receiving.recv()
-
-
 def _call(line: str, folder: Path, disk: Disk) -> dict[str, Any]:
     """Run a command in this process; how it ended."""
     torch.set_num_threads(1)  # the threads of the parent do not live in a child
@@ -279,20 +257,13 @@ def _call(line: str, folder: Path, disk: Disk) -> dict[str, Any]:
 
 
 def prepare(folder: Path) -> None:
-    """Load the model, and make the files that commands read."""
+    """Make the files that commands read."""
     install()
-    planning._shard_rows = lambda *_: 14
-    Encoder.load = load_quickly  # type: ignore[method-assign, assignment]
-    vars(figures)["as_file"] = lambda *_: b"a figure"
-    load_quickly(str(tiny_model()))
     folder.mkdir()
-    rows = [
-        (f"{number:02}", f"the movie was {word} {'a ' * (number % 3)}{number % 7}", str(number % 2))
-        for number, word in enumerate(("bad", "good") * 14)
-    ]
-    write_tsv(folder / "corpus.tsv", [*rows, ("99", "", "1")])
-    write_tsv(folder / "more.tsv", [*rows[:8], ("100", "", "1")])
-    assert in_child(partial(_call, f"{EXTRACT} data", folder, Disk(folder)))["code"] == 3
+    write_reviews(folder / "corpus.tsv", 28)
+    write_reviews(folder / "more.tsv", 8)
+    (made,) = in_children(partial(_call, f"{EXTRACT} data", folder, Disk(folder)))
+    assert made["code"] == 3, made
     gc.freeze()  # a collection would copy all pages for every child
     gc.disable()
 
@@ -307,13 +278,10 @@ class Harness:
         self._start, self._answers = files_of(source), list[Any]()
         for line in lines:
             self._put(self._start)
-            self._undisturbed = in_child(partial(self._observed, line, traced=True))
+            (self._undisturbed,) = in_children(partial(self._observed, line, traced=True))
             assert self._undisturbed["code"] in (0, 3), self._undisturbed
             self._answers.append(self._undisturbed["after"])
             assert self._answers[-1] is not None, self._undisturbed
-            for module in self._undisturbed["modules"]:  # imported here instead of in each child
-                with suppress(Exception):
-                    importlib.import_module(module)
             if line != self._line:
                 self._start = files_of(self._work)
 
@@ -333,8 +301,7 @@ class Harness:
         found = _call(line, self._work, disk)
         cuts = {state_of(tree): (tree, ended) for tree, ended in states_of(disk)}
         found |= {"cuts": list(cuts.values()), "operations": [*disk.operations]}
-        found |= {"before": before, "after": self._answer(), "modules": [*sys.modules]}
-        return found | {"files": files_of(self._work)}
+        return found | {"before": before, "after": self._answer(), "files": files_of(self._work)}
 
     def _answer(self) -> Any:
         """What the output says; ``None`` if it is missing or refused."""
@@ -349,7 +316,8 @@ class Harness:
             self._check("kills and power cuts", tree, ended=ended)
         for at, error in [*itertools.product(range(len(operations)), ERRORS)][some]:
             self._put(self._start)
-            result = in_child(partial(_call, self._line, self._work, Disk(self._work, at, error)))
+            disk = Disk(self._work, at, error)
+            (result,) = in_children(partial(_call, self._line, self._work, disk))
             self._check_end(result, (0, 3, 6), f"{error} at {at} {operations[at]}")
             self._check("errors", files_of(self._work), where=f"{error} at {at} {operations[at]}")
 
@@ -362,7 +330,7 @@ class Harness:
         self.done["states"] += 1
         where = f"{where or kind}, state {len(self._seen)}:"
         self._put(tree)
-        found = in_child(partial(self._observed, self._line))
+        (found,) = in_children(partial(self._observed, self._line))
         complete = found.get("before") == self._answers[-1]
         self._check_end(found, (0, 3, 8) if complete else (0, 3), f"{where} repeated:")
         if "traceback" in found:
@@ -408,7 +376,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=1, help="only every N-th error and cut")
     options = parser.parse_args()
     failed = False
-    with tempfile.TemporaryDirectory(prefix="embedkit-crashes-") as folder:
+    with tempfile.TemporaryDirectory(prefix="embedkit-crashes-") as folder, quickly():
         top = Path(folder).resolve()
         prepare(top / "source")
         for name in options.names:

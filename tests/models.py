@@ -25,9 +25,14 @@ from numpy.typing import NDArray
 from embedkit.choices import Pooling
 from embedkit.encoding.checkpoint import _FROM_PADDING
 from embedkit.encoding.checkpoint import FAMILIES as KNOWN
+from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, View
 
 Floats = NDArray[np.float32]
+Tiny = Callable[[str], Path]
+"""The fixture that gives the folder of the tiny checkpoint of a family."""
+EncoderOf = Callable[[str], Encoder]
+"""The fixture that gives the encoder of it."""
 
 TEXTS = (
     "배를 타고 여행을 간다.",
@@ -59,6 +64,14 @@ _PIECES = (
     "여행 ##을 ##를 ##가 ##은 ##다 영화 추석 movie the good ##ing ##ed end "
     "rain bus home was ##n 吾輩 名前 猫 カタ ##カナ"
 )
+
+
+def slow(*cases: Any) -> list[Any]:
+    """Cases of a table that ``make test-slow`` tries, but not ``make test``."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for case in cases
+    ]
 
 
 def _attends_in_bf16() -> bool:
@@ -145,6 +158,16 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
         for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
+
+
+def build_bert(folder: Path, *, layers: int, heads: int, width: int) -> str:
+    """A random BERT with 300 tokens, of which five have a name."""
+    sizes: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads}
+    sizes |= {"intermediate_size": 2 * width, "max_position_embeddings": 512, "vocab_size": 300}
+    save_model(folder, "bert", initializer_range=0.1, **sizes)
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    return str(folder)
 
 
 def _wordpiece(vocabulary: dict[str, int] | None = None, **options: Any) -> Any:
@@ -282,6 +305,10 @@ class Plain:
         hidden = [h[0].to(kind).numpy() for h in output.hidden_states]
         pooled = output.get("pooler_output")
         return hidden, None if pooled is None else pooled[0].to(kind).numpy()
+
+
+PlainOf = Callable[[str], Plain]
+"""The fixture that gives the plain forward of it."""
 
 
 def expected(view: View, plain: PlainText, *, special: bool = True) -> Floats:

@@ -108,13 +108,9 @@ def pasted(page: Any) -> str:
     return str(page.input_value("#paste"))
 
 
-def tab_stops(page: Any, name: str, ring: str = "") -> dict[str, bool]:
-    """Names of what Tab reaches, by a script of ``one``, and whether the focus is seen there.
-
-    ``ring`` is another condition under which it is seen.
-    """
-    outlined = "getComputedStyle(one).outlineStyle !== 'none'"
-    seen = f"{outlined} || {ring}" if ring else outlined
+def tab_stops(page: Any, name: str) -> dict[str, bool]:
+    """Names of what Tab reaches, by a script of ``one``, and whether the focus is seen there."""
+    seen = "getComputedStyle(one).outlineStyle !== 'none'"
     script = f"""() => {{ const one = document.activeElement;
         return one === document.body ? null : [{name}, {seen}]; }}"""
     reached: dict[str, bool] = {}

@@ -1,8 +1,8 @@
-"""The command line, called in this process or in another one that can be killed."""
+"""The command line, called in this process or in others."""
 
 from __future__ import annotations
 
-import fcntl
+import importlib
 import inspect
 import logging
 import multiprocessing
@@ -10,8 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,19 +32,6 @@ _WIDE = {"COLUMNS": "1000"}  # lines are not divided
 _TWO_STREAMS: dict[str, Any] = {}
 if "mix_stderr" in inspect.signature(CliRunner).parameters:
     _TWO_STREAMS["mix_stderr"] = False
-
-# imports take seconds: processes are forked from one that has done them
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(
-    [
-        "pytest",
-        "torch",
-        "transformers.models.bert.modeling_bert",
-        "embedkit.cli.main",
-        "embedkit.dataset.extract",
-        "embedkit.encoding.packed",
-    ]
-)
 
 
 def invoke(*arguments: object) -> Any:
@@ -110,64 +96,43 @@ def fresh(*arguments: str | Path, cwd: Path) -> Done:
     return program(*EMBEDKIT, *arguments, cwd=cwd)
 
 
-class Process:
-    """``embedkit`` in a process of its own, which runs the Python of ``first`` before it."""
-
-    def __init__(self, *arguments: str | Path, cwd: Path, first: str = "") -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self._out, self._err = (Path(self._folder.name, name) for name in ("out", "err"))
-        self._out.touch()
-        self._err.touch()
-        typed = ["embedkit", *map(str, arguments)]
-        own = (typed, cwd, self._out, self._err, first)
-        self._process = _SERVER.Process(target=_become, args=own)
-        self._process.start()
-
-    @property
-    def code(self) -> int | None:
-        """Exit code, negative for a signal; ``None`` while it runs."""
-        return self._process.exitcode
-
-    def until(self, condition: Callable[[], bool]) -> bool:
-        """Wait until a condition holds; ``False`` if the process ends first."""
-        while self.code is None:
-            if condition():
-                return True
-            time.sleep(0.002)
-        return False
-
-    def send(self, number: int) -> None:
-        """Send a signal, unless the process has ended."""
-        if self.code is None:
-            os.kill(self._process.pid or 0, number)
-
-    def wait(self) -> Done:
-        """Wait for its end, and for that of its children."""
-        self._process.join()
-        with self._err.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        done = Done([], self.code or 0, self._out.read_text("utf-8"), self._err.read_text("utf-8"))
-        self._folder.cleanup()
-        return done
-
-    def kill(self) -> None:
-        """Kill it with all its children, and wait for their end."""
-        self._process.kill()
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)
-        self.wait()
+_MODULES = set[str]()
 
 
-def _become(typed: list[str], cwd: Path, out: Path, err: Path, first: str) -> None:
-    os.setsid()
-    for number, file in ((1, out), (2, err)):
-        opened = os.open(file, os.O_WRONLY)
-        os.dup2(opened, number)
-        os.close(opened)
-    fcntl.flock(2, fcntl.LOCK_EX)  # until this process and its children have ended
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
-    os.environ.update(_WIDE)
-    os.chdir(cwd)
-    sys.argv = typed
-    exec(first, {})
-    cli.main()
+def in_children(*actions: Callable[[], Any]) -> list[Any]:
+    """What actions return in forked children of this process at the same time.
+
+    An action that raises gives its ``traceback``. Modules that a child imports are imported here
+    afterwards, instead of once more in every later child.
+    """
+    fork = multiprocessing.get_context("fork")
+    started = []
+    for action in actions:
+        receiving, sending = fork.Pipe(duplex=False)
+        child = fork.Process(target=_answer, args=(action, sending))
+        child.start()
+        sending.close()
+        started.append((receiving, child))
+    answers = []
+    for receiving, child in started:
+        try:
+            answer, modules = receiving.recv()
+        except EOFError:
+            child.join()
+            answer, modules = {"code": None, "traceback": f"ended with {child.exitcode}"}, set()
+        child.join()
+        answers.append(answer)
+        for module in modules - _MODULES:
+            with suppress(Exception):
+                importlib.import_module(module)
+        _MODULES.update(modules)
+    return answers
+
+
+def _answer(action: Callable[[], Any], receiver: Any) -> None:
+    before = set(sys.modules)
+    try:
+        answer = action()
+    except BaseException:  # those of pytest are none of Exception
+        answer = {"code": None, "traceback": traceback.format_exc()[-1_500:]}
+    receiver.send((answer, set(sys.modules) - before))

@@ -9,33 +9,30 @@ have left; a command that was refused has an exit code that says so.
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
-import multiprocessing
 import os
 import random
 import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # whose threads do not live in a child
 
 import torch
 
 import embedkit
-from embedkit.dataset import extract as planning
-from embedkit.encoding.encoder import Encoder
 from embedkit.errors import EmbedkitError
-from embedkit.runs import figures
 from embedkit.storage import read_table
 from embedkit.verification import verify
-from tests.processes import command
-from tests.store_fixtures import load_quickly, tiny_model, write_tsv
+from tests.processes import command, in_children
+from tests.store_fixtures import quickly, tiny_model, write_reviews, write_tsv
 
 EXTRACT = "extract corpus.tsv --model {model}"
 REUSE = "--model {model} --out data --overwrite --reuse data"
@@ -86,16 +83,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def prepare(folder: Path) -> None:
-    """Load the model, and make what commands read."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # whose threads do not live in a child
-    planning._shard_rows = lambda *_: 14
-    Encoder.load = load_quickly  # type: ignore[method-assign, assignment]
-    vars(figures)["as_file"] = lambda *_: b"a figure"
-    load_quickly(str(tiny_model()))
+    """Make what commands read."""
     folder.mkdir()
-    words = ("bad", "good") * 20
-    rows = [(f"{i:02}", f"the movie was {w} {i % 7}", str(i % 2)) for i, w in enumerate(words)]
-    write_tsv(folder / "corpus.tsv", rows)
+    write_reviews(folder / "corpus.tsv", rejected=False)
     for name in ("more", "others"):
         write_tsv(folder / f"{name}.tsv", [(f"{name}{i}", f"{name} {i}", "1") for i in range(20)])
     for line in (
@@ -111,37 +101,14 @@ def call(line: str, folder: Path, delay: float = 0.0) -> dict[str, Any]:
     """Run a command in this process after a delay; how it ended."""
     torch.set_num_threads(1)  # the threads of the parent do not live in a child
     time.sleep(delay)
-    try:
-        done = command(*line.format(model=tiny_model()).split(), cwd=folder)
-    except BaseException:  # those of pytest are none of Exception
-        return {"code": None, "error": traceback.format_exc()[-1_500:]}
-    return {"code": done.returncode, "error": done.stderr[-500:], "modules": [*sys.modules]}
+    done = command(*line.format(model=tiny_model()).split(), cwd=folder)
+    return {"code": done.returncode, "error": done.stderr[-500:]}
 
 
 def together(lines: Sequence[str], folder: Path, delays: Sequence[float]) -> list[dict[str, Any]]:
     """Run commands in children of this process at the same time; how they ended."""
-    fork = multiprocessing.get_context("fork")
-    started = []
-    for line, delay in zip(lines, delays, strict=True):
-        receiving, sending = fork.Pipe(duplex=False)
-        child = fork.Process(
-            target=lambda line=line, delay=delay, to=sending: to.send(call(line, folder, delay))
-        )
-        child.start()
-        sending.close()
-        started.append((receiving, child))
-    ended = list[dict[str, Any]]()
-    for receiving, child in started:
-        try:
-            ended.append(receiving.recv())
-        except EOFError:
-            child.join()
-            ended.append({"code": None, "error": f"ended with {child.exitcode}"})
-        child.join()
-    for module in {name for one in ended for name in one.pop("modules", ())} - sys.modules.keys():
-        with suppress(Exception):
-            importlib.import_module(module)  # here instead of in each child
-    return ended
+    calls = (partial(call, line, folder, delay) for line, delay in zip(lines, delays, strict=True))
+    return in_children(*calls)
 
 
 class Races:
@@ -180,8 +147,7 @@ class Races:
         expected = [self.after(first, second), self.after(second, first)]
         self._begin()
         ended = together([COMMANDS[name] for name in names], self._folder, delays)
-        shown = [(one["code"], one["error"]) for one in ended]
-        where = f"{first} | {second} {delays}: {shown}"
+        where = f"{first} | {second} {delays}: {ended}"
         codes = tuple(one["code"] for one in ended)
         self.counts[f"{codes}"] += 1
         try:
@@ -208,7 +174,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng, failed = random.Random(options.seed), False
-    with tempfile.TemporaryDirectory(prefix="embedkit-races-") as folder:
+    with tempfile.TemporaryDirectory(prefix="embedkit-races-") as folder, quickly():
         top = Path(folder).resolve()
         prepare(top / "source")
         races = Races(top / "source", top / "work")

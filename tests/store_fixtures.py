@@ -8,16 +8,19 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from embedkit.dataset import extract as planning
 from embedkit.dataset.extract import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder, choose_precision
 from embedkit.encoding.tokenizer import choose_max_length
+from embedkit.runs import figures
 from embedkit.types import Progress
 
 _VOCABULARY = """
@@ -51,6 +54,16 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]] = ROWS) -> Path:
     lines = ["id\tdocument\tlabel", *("\t".join(row) for row in rows)]
     path.write_text("\n".join(lines) + "\n", "utf-8")
     return path
+
+
+def write_reviews(path: Path, count: int = 40, *, rejected: bool = True) -> Path:
+    """Labelled texts with repetitions, and at the end an empty one."""
+    words = ("bad", "good")
+    rows = [
+        (f"{i:02}", f"the movie was {words[i % 2]} {'a ' * (i % 3)}{i % 7}", str(i % 2))
+        for i in range(count)
+    ]
+    return write_tsv(path, [*rows, ("99", "", "1")] if rejected else rows)
 
 
 def build_tiny(folder: Path, *, pooler: bool = True, seed: int = 1) -> Path:
@@ -107,6 +120,24 @@ def load_quickly(
     made.max_length = choose_max_length(made.checkpoint, made.tokenizer, max_length)
     made.batch_tokens = batch_tokens or made.batch_tokens
     return made
+
+
+@contextmanager
+def quickly() -> Iterator[None]:
+    """Commands make shards of 14 rows, load a model once, and draw no figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "_shard_rows", lambda *_: 14)
+        patch.setattr(Encoder, "load", load_quickly)
+        patch.setattr(figures, "as_file", lambda *_: b"a figure")
+        load_quickly(str(tiny_model()))
+        yield
+
+
+def flip(file: Path, at: float = 0.5, bit: int = 0) -> None:
+    """Change a bit at a fraction of a file."""
+    content = bytearray(file.read_bytes())
+    content[int(at * len(content))] ^= 1 << bit
+    file.write_bytes(content)
 
 
 def run(corpus: Any, out: Path | str, **settings: Any) -> ExtractResult:

@@ -22,26 +22,25 @@ from embedkit.finetuning.options import TrainingOptions
 from embedkit.runs.run import Cost
 from embedkit.runs.split import Split
 from embedkit.storage import encode, seal
-from tests.finetune_fixtures import corpus_of, tuned
 from tests.processes import ROOT, invoke
 from tests.run_fixtures import split_of
 from tests.store_fixtures import run, write_tsv
 
-CALLED_BY_VALUE = {"progress", "finder", "test", "head"}
+BY_USE = {"progress", "finder", "test", "head"}
 """Functions, tables and classes, which are judged where they are used."""
 
 RECORDS = (CorpusOptions, ExtractSettings, TrainingOptions)
 
 
 def keywords() -> Iterator[tuple[str, str]]:
-    """Every keyword of every public function and class, with those of its options."""
+    """Keywords of public functions and classes that are judged by their type."""
     for name in embedkit.__all__:
         thing = getattr(embedkit, name)
         if callable(thing):
             # options of ``extract`` are checked there
             own = inspect.unwrap(thing) if name in ("train", "probe") else thing
             for parameter in inspect.signature(own).parameters.values():
-                if parameter.kind is parameter.KEYWORD_ONLY:
+                if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in BY_USE:
                     yield name, parameter.name
 
 
@@ -50,8 +49,6 @@ def test_a_value_of_another_type_is_named_before_anything_is_done(
     function: str, keyword: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if keyword in CALLED_BY_VALUE:
-        pytest.skip("not told from its value")
     thing = getattr(embedkit, function)
     signature = inspect.signature(thing)
     positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -125,32 +122,6 @@ def test_a_door_keeps_what_python_says_of_calls() -> None:
         function()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="positional argument"):
         function(1, 2)  # type: ignore[call-arg]
-
-
-def test_runs_with_numbers_of_numpy_are_those_with_numbers(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"max_length": 16, "shard_rows": 4, "dims": 8, "normalize": True}
-    numpy = {name: NUMPY[type(value)](value) for name, value in options.items()}
-    write_tsv(tmp_path / "c.tsv")
-    fingerprints = [
-        run(tmp_path / "c.tsv", tmp_path / name, **given).manifest.fingerprint
-        for name, given in (("a", options), ("b", numpy))
-    ]
-    assert fingerprints[0] == fingerprints[1]
-    two, one, no = (cast("Any", value) for value in (np.int64(2), np.int64(1), np.bool_(False)))
-    made = embedkit.split(tmp_path / "a", folds=two, seed=one)
-    assert made.fingerprint == embedkit.split(tmp_path / "a", folds=2, seed=1).fingerprint
-    for number, seed in enumerate((1, one)):
-        out = tmp_path / f"run{number}"
-        embedkit.train(tmp_path / "a", out=out, folds=2, seed=seed, tune=no)
-    contents = [embedkit.info(tmp_path / f"run{number}") for number in range(2)]
-    assert contents[0].settings == contents[1].settings  # type: ignore[union-attr]
-
-
-@pytest.mark.slow
-def test_fine_tuning_takes_numbers_of_numpy(tmp_path: Path) -> None:
-    corpus = corpus_of(tmp_path / "c.tsv")
-    made = tuned(corpus, tmp_path / "run", seed=np.int64(1), epochs=np.int64(1), folds=np.int64(2))
-    assert embedkit.info(made).settings["seed"] == 1  # type: ignore[union-attr]
 
 
 def test_nothing_is_written_that_the_reader_refuses() -> None:

@@ -9,11 +9,12 @@ import functools
 import hashlib
 import json
 import os
+import random
+import re
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import faiss
 import msgspec
 import numpy as np
 import openpyxl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -32,11 +34,10 @@ from embedkit.corpus.plan import CorpusOptions, plan_corpus
 from embedkit.corpus.records import CorpusReader
 from embedkit.corpus.sources import Source
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.tokenizer import align, load_tokenizer, spelled_out
+from embedkit.encoding.tokenizer import load_tokenizer, spelled_out
 from embedkit.errors import (
     CorpusError,
     DamagedError,
-    EmbedkitError,
     ModelError,
     RecipeError,
     StorageError,
@@ -44,7 +45,8 @@ from embedkit.errors import (
 )
 from embedkit.finetuning import model
 from embedkit.pipeline import fetch, read_recipe
-from embedkit.storage import address_of, file_sums, path_inside, seal, unreadable, without_secrets
+from embedkit.storage import address_of, file_sums, path_inside, seal, without_secrets
+from tests.conftest import Files
 from tests.finetune_fixtures import corpus_of
 from tests.processes import command
 from tests.run_fixtures import train
@@ -54,18 +56,17 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(common: Path) -> Path:
     """A dataset with an index, a run of each kind, a checkpoint and their corpus."""
-    folder = tmp_path_factory.mktemp("attacked")
-    corpus = corpus_of(folder / "c.tsv")
-    shutil.copytree(tiny_model(), folder / "checkpoint")
-    extract_tiny(corpus, folder / "data")
-    train(folder / "data", out=folder / "frozen", estimator="logreg", folds=2)
-    embedkit.probe(folder / "data", out=folder / "probe", folds=2)
+    corpus = corpus_of(common / "c.tsv")
+    shutil.copytree(tiny_model(), common / "checkpoint")
+    extract_tiny(corpus, common / "data")
+    train(common / "data", out=common / "frozen", estimator="logreg", folds=2)
+    embedkit.probe(common / "data", out=common / "probe", folds=2)
     settings: dict[str, Any] = {"epochs": 1, "validation": 0, "folds": 2}
-    embedkit.finetune(corpus, out=folder / "tuned", model=str(tiny_model()), **settings)
-    embedkit.index(folder / "data", kind="flat", metric="cosine")
-    return folder
+    embedkit.finetune(corpus, out=common / "tuned", model=str(tiny_model()), **settings)
+    embedkit.index(common / "data", kind="flat", metric="cosine")
+    return common
 
 
 @pytest.fixture
@@ -140,42 +141,6 @@ def test_the_sums_themselves_are_a_file_in_the_folder(sealed: Path) -> None:
         file_sums(sealed)
 
 
-class _Quiet(BaseHTTPRequestHandler):
-    files: dict[str, bytes]
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        content = self.files.get(self.path.partition("?")[0])
-        self.send_response(404 if content is None else 200)
-        self.send_header("Content-Length", str(len(content or b"")))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content or b"")
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Starts a web server with files by their path; returns ``127.0.0.1:port``."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    running: list[ThreadingHTTPServer] = []
-
-    def start(files: dict[str, bytes], handler: type[Any] = _Quiet) -> str:
-        kind = type("Handler", (handler,), {"files": files})
-        running.append(ThreadingHTTPServer(("127.0.0.1", 0), kind))
-        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
-        return f"127.0.0.1:{running[-1].server_port}"
-
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.parametrize("name", ["{}/evil.pth", "../../../../evil.pth", "a\\evil.pth"])
 def test_a_remote_dataset_writes_into_its_copy_alone(
     tmp_path: Path, serve: Callable[..., str], name: str
@@ -212,27 +177,7 @@ def test_only_documented_protocols(address: str) -> None:
         address_of(address)
 
 
-# names of code
-
-
-def strings(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Places of all strings in parsed JSON."""
-    if isinstance(value, str):
-        yield place
-    for key, inner in (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value if isinstance(value, list) else ())
-    ):
-        yield from strings(inner, (*place, key))
-
-
-def put(content: Any, place: tuple[Any, ...], value: str) -> Any:
-    """A copy of parsed JSON with another value at a place."""
-    copy = json.loads(json.dumps(content))
-    functools.reduce(lambda inner, key: inner[key], place[:-1], copy)[place[-1]] = value
-    return copy
-
+# what JSON says, and names of code
 
 USES: dict[str, tuple[list[str], ...]] = {
     "data": (["info", "data"], ["search", "data", "--like", "1", "--index", "flat"]),
@@ -241,31 +186,44 @@ USES: dict[str, tuple[list[str], ...]] = {
     "tuned": (["info", "tuned"], ["predict", "tuned", "--text", "a"], ["export", "tuned"]),
     "checkpoint": (["info", "checkpoint"], ["tokenize", "a bus", "--model", "checkpoint"]),
 }
+VALUES: list[Any] = [None, -1, 2**63, 1e308, [], True, "../x", [[1]], {"a": [None]}, "\x1b"]
+VALUES += [10**12, "evil:X"]
+"""What stands in a place of JSON instead of its value; the last names a module that is there."""
 
 
-@pytest.mark.slow
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """All places in parsed JSON; of a list those in its first element."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value[:1]):
+        yield (*place, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*place, key))
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("folder", USES)
-def test_no_string_of_a_file_is_imported(
-    here: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+def test_any_value_at_any_place_of_json(
+    here: Path, folder: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every string of every JSON file in turn names a module that is there to be imported."""
+    """Nothing that it names is imported, and no command ends with a traceback."""
     mark = here / "imported"
     (here / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nX = print\n")
     monkeypatch.syspath_prepend(here)
     files = [f for f in sorted((here / folder).rglob("*.json")) if f.stat().st_size < 50_000]
-    assert files
-    for file in files:
+    cases = [(f, place) for f in files for place in places(msgspec.json.decode(f.read_bytes()))]
+    draw = random.Random(0)
+    for number in range(count):
+        file, place = draw.choice(cases)
         content = msgspec.json.decode(original := file.read_bytes())
-        places = {tuple("*" if isinstance(k, int) else k for k in p): p for p in strings(content)}
-        for place in places.values():  # of a list one of its strings
-            file.write_text(json.dumps(put(content, place, "evil:X")))
-            for parent in (file.parent, here / folder):
-                if (parent / "SHA256SUMS").is_file():
-                    seal(parent)
-            for use in USES[folder]:
-                done = command(*use, cwd=here)  # a traceback would be raised
-                assert not mark.exists(), (file, place, use)
-                assert done.returncode in (0, 2, 3, 4, 5, 8), (file, place, done)
+        parent = functools.reduce(lambda inner, key: inner[key], place[:-1], content)
+        parent[place[-1]] = VALUES[number % len(VALUES)]
+        file.write_text(json.dumps(content))
+        for sealed in (file.parent, here / folder):
+            if (sealed / "SHA256SUMS").is_file():
+                seal(sealed)
+        for use in USES[folder]:
+            done = command(*use, cwd=here)  # a traceback would be raised
+            assert not mark.exists(), (file, place, use)
+            assert done.returncode in (0, 2, 3, 4, 5, 8), (file, place, parent[place[-1]], done)
         file.write_bytes(original)
     assert "evil" not in sys.modules
 
@@ -295,20 +253,6 @@ def test_an_export_copies_no_link(here: Path) -> None:
     assert command("export", "tuned", "--fold", "0", "--out", "plain", cwd=here).returncode == 0
     assert (here / "plain/config.json").is_file()
     assert not (here / "plain/extra.txt").exists()
-
-
-FIELDS: list[dict[str, Any]] = [
-    *({name: "evil/x"} for name in ("attn_implementation", "_attn_implementation", "problem")),
-    *({name: 3} for name in ("auto_map", "problem", "head", "dropout")),
-    *({"head": ["x"]}, {"cnn_widths": [0]}, {"n_outputs": 10**12}, {"n_outputs": "x"}),
-]
-
-
-@pytest.mark.parametrize("fields", FIELDS)
-def test_settings_of_a_head_are_its_own(here: Path, fields: dict[str, Any]) -> None:
-    with_head(here / "tuned", **fields)
-    done = command("predict", "tuned", "--text", "a", cwd=here)
-    assert done.returncode in (0, 5), done
 
 
 # recipes
@@ -455,21 +399,20 @@ def test_the_hash_of_an_input_is_of_the_bytes_that_were_read(tmp_path: Path) -> 
 # whose fault it is
 
 
-MACHINE = [PermissionError(13, "denied"), *(OSError(n, "failed") for n in (5, 24, 116))]
-CONTENT = [
-    FileNotFoundError(2, "none"),
-    NotADirectoryError(20, "none"),
-    OSError("thrift"),
-    EOFError(),
-]
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [*((e, StorageError) for e in MACHINE), *((e, DamagedError) for e in CONTENT)],
-)
-def test_only_content_is_damage(error: Exception, kind: type[EmbedkitError]) -> None:
-    assert type(unreadable(Path("x"), error)) is kind
+@pytest.mark.parametrize("damage", ["not a number", "swapped", "missing"])
+def test_a_column_of_predictions(here: Path, damage: str) -> None:
+    file = here / "frozen" / "predictions.parquet"
+    table = pq.read_table(file)
+    *names, first, last = table.column_names
+    if damage == "not a number":
+        table = table.drop_columns([last]).append_column(last, pa.array([np.nan] * len(table)))
+    else:
+        table = table.select([*names, first] if damage == "missing" else [*names, last, first])
+    pq.write_table(table, file)
+    seal(file.parent)
+    done = command("compare", "frozen", cwd=here)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert re.search(r"frozen/predictions\.parquet is damaged: .*proba", done.stderr)
 
 
 USED_FILES = (
@@ -487,11 +430,12 @@ USED_FILES = (
 )
 
 
+@pytest.mark.parametrize("number", [5, 13], ids=["broken", "not allowed"])
 @pytest.mark.parametrize(("use", "name"), USED_FILES)
 def test_an_error_of_the_disk(
-    here: Path, use: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+    here: Path, use: list[str], name: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every way to open or read the file fails as on a disk that is worn out."""
+    """Every way to open or read the file fails, which is no damage of what it holds."""
     broken = (here / name).resolve()
     if broken.is_dir():
         broken = next(broken.rglob("*.faiss"))
@@ -502,7 +446,7 @@ def test_an_error_of_the_disk(
         def call(*arguments: Any, **settings: Any) -> Any:
             path = place(*arguments)
             if isinstance(path, str | Path) and (here / path).resolve() == broken:
-                raise OSError(5, "Input/output error", str(path))
+                raise OSError(number, os.strerror(number), str(path))
             return original(*arguments, **settings)
 
         monkeypatch.setattr(kind, attribute, call)
@@ -540,16 +484,22 @@ def checkpoint_with(folder: Path, name: str, content: Any) -> Path:
     if isinstance(content, dict) and (copy / name).is_file():
         content = json.loads((copy / name).read_text()) | content
     (copy / name).parent.mkdir(exist_ok=True)
-    (copy / name).write_text(json.dumps(content))
+    (copy / name).write_text(content if isinstance(content, str) else json.dumps(content))
     return copy
 
 
 SIZES = "num_hidden_layers vocab_size hidden_size intermediate_size num_labels type_vocab_size"
 POOLING = "sentence_transformers.models.Pooling"
+
+
 FILES: list[tuple[str, Any]] = [
     *(("config.json", {name: 10**9}) for name in SIZES.split()),
     ("config.json", {"max_position_embeddings": 10**12}),
     ("config.json", {"quantization_config": {"quant_method": "evil"}}),
+    ("config.json", {"vocab_size": "x"}),
+    ("config.json", '{"a":' + 100_000 * "[" + 100_000 * "]" + "}"),
+    ("tokenizer.json", '{"model": 3}'),
+    ("tokenizer_config.json", {"model_max_length": "x"}),
     ("adapter_config.json", {"peft_type": "LORA", "megatron_core": "evil"}),
     *(("modules.json", content) for content in ([{"idx": 0}], [1, 2], {"a": 1})),
     *(("modules.json", [{"type": POOLING, "path": path}]) for path in ("../x", "..", "/etc", 3)),
@@ -558,15 +508,19 @@ FILES: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content"), FILES)
+@pytest.mark.parametrize(("name", "content"), FILES, ids=lambda value: str(value)[:40])
 def test_a_checkpoint_is_refused_before_it_is_built(
     tmp_path: Path, name: str, content: Any
 ) -> None:
+    """By one line that says what is wrong with which file."""
     copy = checkpoint_with(tmp_path, name, content)
-    with pytest.raises(ModelError, match=r"\.json"):
-        find_checkpoint(copy)
-    done = command("tokenize", "a bus", "--model", copy, cwd=tmp_path)
-    assert (done.returncode in (2, 5), "Traceback" in done.stderr) == (True, False)
+    if "tokenizer" not in name and content != {"vocab_size": "x"}:  # which transformers notice
+        with pytest.raises(ModelError, match=r"\.json"):
+            find_checkpoint(copy)
+    for use in (["info", str(copy)], ["tokenize", "a bus", "--model", str(copy)]):
+        done = command(*use, cwd=tmp_path)
+        assert done.returncode in (2, 5), done
+        assert re.match("embedkit: .*(json|tokenizer)", done.stderr.splitlines()[-1]), done
 
 
 @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "auto_map"])
@@ -611,7 +565,7 @@ def test_a_workbook_with_a_stray_cell(tmp_path: Path) -> None:
         extract_tiny(stray, tmp_path / "w")
 
 
-class _Endless(_Quiet):
+class _Endless(Files, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
@@ -635,21 +589,13 @@ def test_a_download_without_end(
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("name", ["c.tsv", "c.csv", "c.jsonl", "c.txt"])
 def test_blank_lines_are_skipped_in_blocks(
-    tmp_path: Path, name: str, ending: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, ending: str, calls_of: Any
 ) -> None:
     """Lines are numbered and counted as one by one; far fewer are looked at."""
     record = '{"text": "a bus"}' if name == "c.jsonl" else "a bus"
     lines = [*(["text"] if name[-3:] in ("tsv", "csv") else []), *[""] * 200_000, record]
     (tmp_path / name).write_bytes(ending.join([*lines, *[""] * 3, record, ""]).encode())
-    looked: list[int] = []
-    original = Source.__next__
-
-    def counted(self: Any) -> Any:
-        looked.append(1)
-        return original(self)
-
-    monkeypatch.setattr(Source, "__next__", counted)
-
+    looked = calls_of(Source, "__next__")
     with input_files(tmp_path / name) as files:
         reader = CorpusReader(plan_corpus(files, CorpusOptions()))
         records = list(reader)
@@ -658,28 +604,10 @@ def test_blank_lines_are_skipped_in_blocks(
     assert len(looked) < 10_000
 
 
-def test_a_whole_book_is_not_looked_at_for_its_letters() -> None:
+def test_a_whole_book_is_not_looked_at_for_its_letters(calls_of: Any) -> None:
     """Of a text of 15 MB the beginning tells as much as all of it."""
     tokenizer = load_tokenizer(find_checkpoint(tiny_model()))
     words = "the movie was good, 영화 배 bus home " * 1_000
-    lengths: list[int] = []
-    original = tokenizer.encode
-
-    def counted(texts: Any, *arguments: Any, **settings: Any) -> Any:
-        lengths.extend(map(len, texts))
-        return original(texts, *arguments, **settings)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "encode", counted)
-        assert spelled_out(tokenizer, [words * 100]) == spelled_out(tokenizer, [words])
-    assert max(lengths) < 20_000
-
-
-@pytest.mark.parametrize(
-    "shared", [["x1 x2 x3"], ["x1", "x2 x3"], ["x1", "x2", "x3"], ["x1", "x2", "x3", "", ""]]
-)
-def test_unknown_tokens_share_the_words_between_known_ones(shared: list[str]) -> None:
-    """One each, all others to the last; found in one pass over the tokens."""
-    text = "good x1 x2 x3 bus"
-    spans = align(["good", *["[UNK]"] * len(shared), "bus"], text, unknown="[UNK]")
-    assert [text[start:end] for start, end in spans] == ["good", *shared, "bus"]
+    calls = calls_of(tokenizer, "encode")
+    assert spelled_out(tokenizer, [words * 100]) == spelled_out(tokenizer, [words])
+    assert max(len(text) for call in calls for text in call.arguments[0]) < 20_000

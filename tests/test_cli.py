@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from embedkit import storage
 from embedkit.cli.main import cli
@@ -62,46 +64,6 @@ def extract(*more: str) -> list[str]:
 # Exit codes and messages
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        (extract("--text", "documnt"), 2, "--text documnt"),
-        (["extract", "corpsu.tsv"], 2, "'corpus.tsv'?"),
-        (extract("--layers", "99"), 2, "--layers 99"),
-        (extract("--pooling", "men"), 2, "'mean'?"),
-        (extract("--max-length", "999"), 2, "--max-length 999"),
-        (extract("--encoding", "klingon"), 2, "--encoding klingon"),
-        (extract("--out", "clean.tsv"), 8, "clean.tsv"),
-        (["extract", "clean.tsv", "--model", "./none"], 2, "./none"),
-        (["extract", "empty.tsv"], 2, "empty.tsv"),
-        (["extract", "utf16.tsv"], 2, "--encoding utf-16"),
-        (["extract", "--words", "clean.tsv"], 2, "before --words"),
-        (["info", "clean.tsv"], 2, "clean.tsv"),
-        (["info", "begun"], 2, "begun.incomplete"),
-        (["verify", "foldr"], 2, "Did you mean"),
-        (["tokenize", "x", "--vocab", "0:9"], 2, "--vocab"),
-        (["tokenize", "--vocab", "0:99999"], 2, "--vocab"),
-        (["tokenize"], 2, "--vocab"),
-    ],
-    ids=lambda v: " ".join(v[-2:]) if isinstance(v, list) else None,
-)
-def test_mistakes_are_one_line_and_change_nothing(
-    here: Path, embedkit_: Call, arguments: list[str], code: int, named: str
-) -> None:
-    (here / "folder").mkdir()
-    (here / "empty.tsv").touch()
-    (here / "utf16.tsv").write_text("id\tdocument\n1\t배\n", "utf-16")
-    job = here / "begun.incomplete/_embedkit/job.json"
-    job.parent.mkdir(parents=True)
-    job.touch()
-    before = tree(here)
-    done = embedkit_(*arguments)
-    assert done.returncode == code
-    assert named in message_of(done)
-    assert message_of(done).endswith((".", "?"))
-    assert tree(here) == before
-
-
 def test_done_and_done_with_rejects(embedkit_: Call) -> None:
     model = ["--model", str(tiny_model())]
     assert embedkit_("extract", "clean.tsv", *model).returncode == 0
@@ -145,6 +107,7 @@ def test_a_full_disk_is_exit_6(embedkit_: Call, monkeypatch: pytest.MonkeyPatch)
     assert re.search(r"No space left on device \([\d,.]+ MB free\)", message_of(done))
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(here: Path) -> None:
     line = f"{sys.executable} -m embedkit tokenize --vocab 0:40 --model {tiny_model()} | head -n 1"
     done = program("bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}", cwd=here)
@@ -199,9 +162,6 @@ def test_dry_run_estimates_the_bytes(
     assert estimated == pytest.approx(sum(f.bytes for f in files.values()), rel=0.15)
 
 
-# Input
-
-
 # Help
 
 
@@ -216,6 +176,18 @@ def test_the_examples_of_the_help_are_read_by_the_parser(here: Path, name: str) 
         assert arguments[0] == name
         with sub.make_context(name, arguments[1:]) as context:
             assert context.params
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_the_help_shows_examples_first_and_every_option_once(name: str) -> None:
+    command = cli.commands[name]
+    text = CliRunner().invoke(cli, [name, "--help"]).stdout.partition("Examples:")[2]
+    assert "Running and printing:" in text
+    for param in command.params:
+        if isinstance(param, click.Option):
+            option = re.escape(max(param.opts, key=len))
+            found = re.findall(rf"^  (?:-\w, )?{option}(?= |$)", text, re.MULTILINE)
+            assert len(found) == 1, option
 
 
 def test_help_and_version(here: Path, embedkit_: Call) -> None:

@@ -19,6 +19,7 @@ from embedkit.comparison.table import compare
 from embedkit.errors import EmbedkitError, UsageError
 from embedkit.runs.split import split
 from tests.finetune_fixtures import corpus_of, tuned
+from tests.models import slow
 from tests.processes import command
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model
@@ -27,19 +28,18 @@ SAME: dict[str, Any] = {"prefix": "query: ", "max_length": 12, "on_long": "windo
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(common: Path) -> Path:
     """Runs on one split: TF-IDF, frozen vectors, and fine-tuned with the same and other input."""
-    at = tmp_path_factory.mktemp("inputs")
-    corpus = corpus_of(at / "corpus.tsv")
-    file = at / "split.parquet"
+    corpus = corpus_of(common / "corpus.tsv")
+    file = common / "split.parquet"
     split(corpus, out=file, folds=2)
-    extract_tiny(corpus, at / "data", precision="fp32", **SAME)
+    extract_tiny(corpus, common / "data", precision="fp32", **SAME)
     for features in ("vectors", "tfidf"):
-        train(at / "data", out=at / features, split=file, features=features)
-    tuned(corpus, at / "same", split=file, epochs=1, **SAME)
+        train(common / "data", out=common / features, split=file, features=features)
+    tuned(corpus, common / "same", split=file, epochs=1, **SAME)
     other = tiny_model(seed=2)
-    tuned(corpus, at / "other", split=file, epochs=1, model=str(other))
-    return at
+    tuned(corpus, common / "other", split=file, epochs=1, model=str(other))
+    return common
 
 
 def test_every_setting_that_differs_is_named(folder: Path, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_every_setting_that_differs_is_named(folder: Path, tmp_path: Path) -> No
         assert "different input: max_length is 12 (vectors, same); 24 (other)." in text
 
 
-@pytest.mark.parametrize("made", [True, False], ids=["split file", "own split"])
+@pytest.mark.parametrize("made", [True, *slow(False)], ids=["split file", "own split"])
 def test_suggested_commands_run_as_printed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
 ) -> None:

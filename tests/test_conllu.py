@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.errors import CorpusError
@@ -50,7 +50,6 @@ def lines_of(sentence: Sequence[Word], *, with_text: bool) -> list[str]:
 
 
 @given(SENTENCES, st.booleans(), st.sampled_from(["\n", "\r\n"]), st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_words_are_the_forms_and_lie_in_the_text_in_order(
     tmp_path_factory: pytest.TempPathFactory,
     given_: list[list[Word]],
@@ -76,7 +75,6 @@ LINES = ["", "# text = a b", "# x", "1\ta", "\ufeff", row(3, "c"), *NODES]
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=14))
-@settings(max_examples=100, deadline=None)
 def test_every_block_is_counted_once_whatever_it_holds(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
 ) -> None:

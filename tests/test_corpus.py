@@ -12,14 +12,6 @@ from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder
 
 
-@pytest.mark.parametrize("number", ["007", "1e5", "12345678901234567890123", "-0", "1.50", " 1 "])
-def test_ids_and_labels_keep_their_literal_form(folder: Folder, number: str) -> None:
-    (record,) = folder.read(
-        f"id\ttext\tlabel\tstars\n{number}\ta\t{number}\t{number}\n", keep=["stars"]
-    ).records
-    assert (record.id, record.label, record.kept) == (number, number, (number,))
-
-
 def test_carriage_returns_alone_are_refused(folder: Folder) -> None:
     for rows in (1, 40_000):  # more than is buffered
         with pytest.raises(CorpusError, match="carriage return"):

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import functools
 import json
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +20,8 @@ import embedkit
 from embedkit import storage
 from embedkit.corpus.memory import input_files
 from embedkit.errors import MismatchError, UsageError
-from tests.store_fixtures import ROWS, begin, manifest_of, run, tree
+from embedkit.predict import predict_file
+from tests.store_fixtures import ROWS, begin, manifest_of, run, tiny_model, tree
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -91,15 +87,14 @@ def _same(out: Path, golden: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def goldens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def goldens(common: Path) -> dict[str, Path]:
     """The same records from a Parquet and a JSON Lines file."""
-    folder = tmp_path_factory.mktemp("goldens")
-    FRAME.to_parquet(folder / "corpus.parquet", index=False)
+    FRAME.to_parquet(common / "corpus.parquet", index=False)
     lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS)
-    (folder / "corpus.jsonl").write_text(lines, "utf-8")
+    (common / "corpus.jsonl").write_text(lines, "utf-8")
     for kind in ("parquet", "jsonl"):
-        run(folder / f"corpus.{kind}", folder / kind, tokens=True, words="mean")
-    return {kind: folder / kind for kind in ("parquet", "jsonl")}
+        run(common / f"corpus.{kind}", common / kind, tokens=True, words="mean")
+    return {kind: common / kind for kind in ("parquet", "jsonl")}
 
 
 @pytest.mark.parametrize("make", TABLES.values(), ids=TABLES.keys())
@@ -136,14 +131,6 @@ def test_texts(tmp_path: Path, make: Callable[[Any], Any], monkeypatch: pytest.M
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_values_beside_the_text_keep_their_form(tmp_path: Path) -> None:
-    when = datetime.date(2020, 1, 31)
-    record = {"text": "a", "id": np.int64(7), "a": when, "b": decimal.Decimal("1.50"), "c": True}
-    data = embedkit.load(run([record], tmp_path / "out", keep=["a", "b", "c"]).out)
-    kept = [data.column(name)[0] for name in "abc"]
-    assert (data.ids[0], kept) == ("7", ["2020-01-31", "1.50", "True"])
-
-
 @pytest.mark.parametrize(
     ("first", "again", "other"),
     [
@@ -164,28 +151,14 @@ def test_an_interrupted_job_is_resumed_by_equal_content(
     assert tree(tmp_path / "out" / "sentences") == tree(tmp_path / "whole" / "sentences")
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """The address at which a folder is served."""
-    handler = functools.partial(_Quiet, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def test_files_at_addresses(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_at_addresses(
+    tmp_path: Path, serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage, "PROTOCOLS", (*storage.PROTOCOLS, "memory"))
     lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
     file = tmp_path / "c.jsonl"
     file.write_text(lines, "utf-8")
+    server = f"http://{serve({'/c.jsonl': lines.encode()})}"
     with fsspec.open("memory://bucket/c.jsonl", "w") as target:
         target.write(lines)
     addresses = [f"{server}/c.jsonl", f"{server}/c.jsonl?raw=1", "memory://bucket/c.jsonl"]
@@ -204,13 +177,27 @@ def test_files_at_addresses(tmp_path: Path, server: str, monkeypatch: pytest.Mon
             pass
 
 
-def test_fields_of_records_have_dotted_names(tmp_path: Path) -> None:
-    records = [{"text": "a", "labels": {"label": 1, "x": [1]}}, {"text": "b", "labels": None}]
-    for number, corpus in enumerate(
-        (records, pa.Table.from_pylist(records), pd.DataFrame(records))
-    ):
-        data = embedkit.load(run(corpus, tmp_path / f"{number}", label="labels.label").out)
-        assert (data.labels[0].removesuffix(".0"), data.labels[1]) == ("1", "")
+def test_every_command_reads_addresses_alike(tmp_path: Path, serve: Callable[..., str]) -> None:
+    """A corpus or a dataset, to fit, to test, to split or to predict."""
+    folder = tmp_path / "data"
+    rows = "".join(f"good film {i}\t{'ab'[i % 2]}\n" for i in range(20))
+    (tmp_path / "c.tsv").write_text(f"text\tlabel\n{rows}", "utf-8")
+    run(tmp_path / "c.tsv", folder)
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = {f"/{path.relative_to(tmp_path)}": path.read_bytes() for path in paths}
+    server = f"http://{serve(files)}"
+    given: dict[str, Any] = {"features": "tfidf", "folds": 2}
+    model = str(tiny_model())
+    embedkit.train(folder, out=tmp_path / "0", **given, test=folder)
+    embedkit.train(f"{server}/c.tsv?raw=1", out=tmp_path / "1", model=model, **given, test=folder)
+    embedkit.train(f"{server}/data", out=tmp_path / "2", test=f"{server}/data", **given)
+    made = [(tmp_path / f"{number}/predictions.parquet").read_bytes() for number in range(3)]
+    assert made[0] == made[1] == made[2]
+    assert len(embedkit.split(f"{server}/data", folds=2).row) == 20
+    for number, name in enumerate(("c.tsv", "data")):
+        out = tmp_path / f"{number}.tsv"
+        predict_file(tmp_path / "0", f"{server}/{name}", out=out)
+        assert out.read_bytes() == (tmp_path / "0.tsv").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.values import is_missing, list_of, plain, text_of
 from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder
-from tests.store_fixtures import run
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -151,29 +150,6 @@ def test_the_same_rows_are_the_same_records(rows: list[dict[str, Any]], spans: b
             assert words == read["list"][number][5], name
             # a table of texts has no null
             assert (its_label is None) == (row["label"] is None and name != "CSV"), name
-
-
-ROWS = [
-    {"id": 7, "text": "the movie was good", "label": 1.0, "seen": True, "on": "2020-01-31"},
-    {"id": 8, "text": "배를 타고", "label": 0.0, "seen": False, "on": "2020-02-01"},
-    {"id": 9, "text": "a bus", "label": 2.5, "seen": True, "on": "nan"},
-    {"id": 10, "text": "7", "label": -3.0, "seen": False, "on": "1.0"},
-    {"id": 11, "text": "nan", "label": 1e6, "seen": True, "on": "True"},
-]
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_same_rows_are_the_same_dataset(tmp_path: Path) -> None:
-    """Every column of every table, to the byte."""
-    made = {}
-    for name, make in CONTAINERS.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        out = run(make(ROWS, folder), folder / "out", keep=["seen", "on"], words="mean").out
-        made[name] = [pq.read_table(p) for p in sorted(out.glob("[sw]*/*.parquet"))]
-    for name, found in made.items():
-        for table, first in zip(found, made["CSV"], strict=True):
-            assert table.equals(first), name
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.durable import Disk, Tree, in_child, install, states_of
-from tests.processes import ROOT, program
+from tests.durable import SCENARIOS, Disk, Tree, install, states_of
+from tests.models import slow
+from tests.processes import ROOT, in_children, program
 
-QUICK, SLOW = ["extract --reuse"], ["extract", "extract --overwrite", "train", "finetune", "index"]
 
-
-@pytest.mark.parametrize("names", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)])
-def test_a_sample_of_faults_and_power_cuts(names: list[str]) -> None:
-    done = program(sys.executable, "-m", "tests.durable", *names, "--sample", "41", cwd=ROOT)
+@pytest.mark.parametrize(("names", "every"), [(["extract --reuse"], 97), *slow((SCENARIOS, 41))])
+def test_a_sample_of_faults_and_power_cuts(names: Iterable[str], every: int) -> None:
+    done = program(sys.executable, "-m", "tests.durable", *names, f"--sample={every}", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -50,4 +50,5 @@ def test_a_missing_fsync_is_noticed(
     tmp_path: Path, sync_file: bool, sync_folder: bool, possible: set[bytes]
 ) -> None:
     action = partial(states_of_a_write, tmp_path, sync_file=sync_file, sync_folder=sync_folder)
-    assert {tree["name"] for tree in in_child(action)} == possible
+    (trees,) = in_children(action)
+    assert {tree["name"] for tree in trees} == possible

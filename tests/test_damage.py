@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,19 +18,18 @@ import pytest
 
 import embedkit
 from embedkit import storage
-from embedkit.comparison.load import read_runs
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, OutputExistsError
-from embedkit.predict import Predictor
-from embedkit.storage import check_files, file_sums, read_table, seal
-from embedkit.verification import require_ok, verify
+from embedkit.storage import check_files, file_sums, seal
+from embedkit.verification import verify
 from tests.finetune_fixtures import corpus_of
 from tests.flips import flip as flip_bits
 from tests.processes import command, invoke
 from tests.store_fixtures import (
     N_ACCEPTED,
-    extract_tiny,
+    flip,
     manifest_of,
+    quickly,
     run,
     tiny_model,
     tree,
@@ -45,9 +43,8 @@ PART = "sentences/part-00000001.parquet"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards")
-    return run(write_tsv(folder / "c.tsv"), folder / "out", **SETTINGS).out
+def made(common: Path) -> Path:
+    return run(write_tsv(common / "c.tsv"), common / "out", **SETTINGS).out
 
 
 @pytest.fixture
@@ -60,52 +57,8 @@ def again(made: Path, out: Path, **settings: object) -> int:
     return run(made.with_name("c.tsv"), out, **{**SETTINGS, **settings}).resumed_shards
 
 
-def flip(at: float) -> Callable[[Path], None]:
-    """Change a bit at a fraction of a file."""
-
-    def damage(file: Path) -> None:
-        content = bytearray(file.read_bytes())
-        place = int(at * len(content))
-        content[place] ^= 1 << place % 8
-        file.write_bytes(content)
-
-    return damage
-
-
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
-
-
-def test_every_bit_of_a_page_is_refused(out: Path) -> None:
-    shard = out / PART
-    whole = shard.read_bytes()
-    column = pq.read_metadata(shard).row_group(0).column(pq.read_schema(shard).names.index("id"))
-    vectors = pq.read_metadata(shard).row_group(0)
-    last = vectors.column(vectors.num_columns - 1)
-    for chunk, read in ((column, lambda d: d.ids), (last, lambda d: d.X)):
-        end = chunk.data_page_offset + chunk.total_compressed_size
-        for back in (1, 7, 20):
-            damaged = bytearray(whole)
-            damaged[end - back] ^= 1
-            shard.write_bytes(damaged)
-            with pytest.raises(DamagedError, match=r"part-00000001\.parquet"):
-                read(embedkit.load(out, "mean_1"))
-
-
-def test_one_view_does_not_pass_for_another(out: Path) -> None:
-    """One bit of the footer makes ``mean_0`` of ``mean_1``."""
-    shard = out / PART
-    whole = shard.read_bytes()
-    places = [m.end() - 1 for m in re.finditer(rb"mean_[01]", whole)]
-    assert places
-    expected = [embedkit.load(out, name).X.tobytes() for name in ("mean_0", "mean_1")]
-    for at in places:
-        damaged = bytearray(whole)
-        damaged[at] ^= 1
-        shard.write_bytes(damaged)
-        with suppress(DamagedError):
-            vectors = [embedkit.load(out, name).X.tobytes() for name in ("mean_0", "mean_1")]
-            assert vectors == expected
 
 
 def test_a_shard_of_another_model_is_refused(made: Path, out: Path, tmp_path: Path) -> None:
@@ -133,7 +86,7 @@ def test_a_shard_of_another_model_is_refused(made: Path, out: Path, tmp_path: Pa
 
 
 def test_no_bit_of_a_page_header_gives_another_column(out: Path) -> None:
-    """Arrow reads fewer values, without an error, where the header says so."""
+    """Arrow reads fewer values, without an error, where the header says so; nor one of the page."""
     shard = out / PART
     whole, groups = shard.read_bytes(), pq.read_metadata(shard).row_group(0)
     schema = pq.read_schema(shard).names
@@ -142,7 +95,8 @@ def test_no_bit_of_a_page_header_gives_another_column(out: Path) -> None:
         chunk = groups.column(schema.index(name))
         shard.write_bytes(whole)
         expected = embedkit.load(out).column(name)
-        for at in range(chunk.data_page_offset, chunk.data_page_offset + 40):
+        end = chunk.data_page_offset + chunk.total_compressed_size
+        for at in (*range(chunk.data_page_offset, chunk.data_page_offset + 40), end - 7, end - 1):
             damaged = bytearray(whole)
             damaged[at] ^= 1 << rng.randrange(8)
             shard.write_bytes(damaged)
@@ -153,34 +107,18 @@ def test_no_bit_of_a_page_header_gives_another_column(out: Path) -> None:
     assert refused > 40
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "SHA256SUMS"])
-def test_every_bit_of_the_manifest_is_refused(out: Path, name: str) -> None:
-    file = out / name if name == "SHA256SUMS" else out / "_embedkit" / name
-    whole = file.read_bytes()
-    places = range(0, min(len(whole), 3_000), 61)
-    if name == "SHA256SUMS":  # the entry of the manifest
-        end = whole.index(b"_embedkit/manifest.json") + 23
-        places = range(end - 89, end, 5)
-    for at in places:
-        damaged = bytearray(whole)
-        damaged[at] ^= 1
-        file.write_bytes(damaged)
-        with pytest.raises(DamagedError, match=r"manifest\.json|SHA256SUMS"):
-            embedkit.load(out)
-
-
 DAMAGE: dict[str, list[tuple[str, Callable[[Path], object]]]] = {
-    "a data page": [(PART, flip(0.05))],
-    "a footer": [(PART, flip(0.9))],
+    "a data page": [(PART, partial(flip, at=0.05))],
+    "a footer": [(PART, partial(flip, at=0.9))],
     "several": [
         ("sentences/part-00000000.parquet", cut),
         ("words/part-00000000.parquet", Path.unlink),
-        ("words/part-00000003.parquet", flip(0.5)),
+        ("words/part-00000003.parquet", flip),
     ],
     "rejects": [("_embedkit/rejects.jsonl", Path.unlink)],
-    "the manifest": [("_embedkit/manifest.json", flip(0.4))],
-    "the job": [(PART, flip(0.9)), ("_embedkit/job.json", flip(0.3))],
-    "a checksum": [("SHA256SUMS", flip(0.999))],
+    "the manifest": [("_embedkit/manifest.json", partial(flip, at=0.4))],
+    "the job": [(PART, partial(flip, at=0.9)), ("_embedkit/job.json", partial(flip, at=0.3))],
+    "a checksum": [("SHA256SUMS", partial(flip, at=0.999))],
     "no checksums": [("SHA256SUMS", Path.unlink)],
 }
 
@@ -206,7 +144,7 @@ def test_the_index_of_a_repaired_dataset_is_kept(made: Path, out: Path) -> None:
     embedkit.index(out, kind="flat")
     index = next((out / "_embedkit/index").iterdir())
     content = tree(index)
-    flip(0.05)(out / PART)
+    flip(out / PART, at=0.05)
     assert again(made, out) == 3
     assert tree(index) == content
 
@@ -223,18 +161,6 @@ def test_a_repair_that_cannot_begin_changes_nothing(made: Path, out: Path) -> No
 
 
 # verify
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_any_flipped_byte_is_found(out: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    part = rng.choice(sorted(out.glob("*/part-*.parquet")))
-    flip(rng.random())(part)
-    found = verify(out)
-    assert not found.ok
-    with pytest.raises(DamagedError, match=part.name) as caught:
-        require_ok(found, out)
-    assert caught.value.exit_code == 5
 
 
 def _sealed(out: Path) -> None:
@@ -385,47 +311,18 @@ def test_the_file_is_that_of_sha256sum(tmp_path: Path) -> None:
     assert file_sums(tmp_path, torn=True) == {}
 
 
-def test_a_bit_of_a_run(tmp_path: Path) -> None:
-    """Every reader of a file of a run refuses it, and ``verify`` names it."""
-    data = extract_tiny(corpus_of(tmp_path / "c.tsv", count=120), tmp_path / "data").out
-    whole = embedkit.train(data, out=tmp_path / "whole", folds=3).out
-    rng = random.Random(1)
-    readers: list[tuple[str, Callable[[Path], object]]] = [
-        ("run.json", lambda run: read_runs([run])),
-        ("predictions.parquet", lambda run: read_runs([run])),
-        ("model/", lambda run: Predictor(run, device="cpu")),
-        ("", check_files),
-    ]
-    for name in sorted({"SHA256SUMS", *file_sums(whole)}):
-        read = next(read for start, read in readers if name.startswith(start))
-        run = Path(shutil.copytree(whole, tmp_path / "run"))
-        flip(rng.random())(run / name)
-        with pytest.raises(DamagedError):
-            read(run)
-        result = verify(run)
-        assert not result.ok
-        assert name in result.problems[0] or name == "SHA256SUMS"
-        shutil.rmtree(run)
-    assert verify(whole).files == len(file_sums(whole))
-
-
 def test_a_page_of_a_single_parquet_file(tmp_path: Path) -> None:
     file = tmp_path / "split.parquet"
     embedkit.split(corpus_of(tmp_path / "c.tsv", count=120), out=file, folds=3)
     assert verify(file).rows == 120
-    done = command("verify", file, cwd=tmp_path)
-    assert done.returncode == 0
     chunk = pq.read_metadata(file).row_group(0).column(0)
-    at = chunk.data_page_offset + chunk.total_compressed_size - 5
-    flip(at / file.stat().st_size)(file)
-    with pytest.raises(DamagedError, match=r"split\.parquet"):
-        read_table(file)
-    assert not verify(file).ok
+    flip(file, at=(chunk.data_page_offset + chunk.total_compressed_size - 5) / file.stat().st_size)
     assert command("verify", file, cwd=tmp_path).returncode == 5
 
 
 def test_a_sample_of_flipped_bits(tmp_path: Path) -> None:
-    """As ``make crashes`` flips a thousand."""
-    ended, wrong = flip_bits(tmp_path, 60, seed=3)
+    """Of every file that a command makes, as ``make crashes`` flips a thousand."""
+    with quickly():
+        ended, wrong = flip_bits(tmp_path, 50, seed=3)
     assert not wrong
-    assert ended["refused"] > 30
+    assert ended["refused"] > 25

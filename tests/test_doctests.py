@@ -15,6 +15,7 @@ import pytest
 import embedkit
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.encoder import Encoder
+from tests.models import slow
 from tests.processes import ROOT
 from tests.store_fixtures import load_quickly
 
@@ -31,15 +32,14 @@ WITHOUT: set[str] = set()
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(common: Path) -> Path:
     """What examples name: corpus.tsv, vectors (its dataset), split.parquet, and two runs."""
-    folder = tmp_path_factory.mktemp("examples")
     rows = [
         f"{i}\tthe {'river' if i % 2 else 'money'} bank of town {i}\t{i % 2}" for i in range(12)
     ]
-    (folder / "corpus.tsv").write_text("\n".join(["id\ttext\tlabel", *rows, ""]), "utf-8")
+    (common / "corpus.tsv").write_text("\n".join(["id\ttext\tlabel", *rows, ""]), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+        patch.chdir(common)
         embedkit.extract(
             "corpus.tsv",
             out="vectors",
@@ -55,7 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         embedkit.extract(tagged, out="tagged", words="mean", word_label="tags")
         embedkit.train("tagged", level="word", folds=2, tune=False, out="runs/tagger")
-    return folder
+    return common
 
 
 def examples_of(module: str) -> list[doctest.DocTest]:
@@ -70,6 +70,8 @@ def load(model: str = DEFAULT_MODEL, *, forward: str = "auto", **settings: Any) 
 
 
 CASES = [test for module in MODULES for test in examples_of(module)]
+LONG = [test for test in CASES if test.name.startswith("embedkit.finetuning.")]
+CASES = [*(test for test in CASES if test not in LONG), *slow(*LONG)]
 
 
 @pytest.mark.parametrize("test", CASES, ids=lambda test: test.name.removeprefix("embedkit."))

@@ -17,6 +17,7 @@ from embedkit.errors import DamagedError, EncodeError
 from tests.processes import command, invoke
 
 
+@pytest.mark.slow
 def test_it_works_here(tmp_path: Path) -> None:
     """In a process of its own, as users call it."""
     done = command("doctor", "--json", cwd=tmp_path)

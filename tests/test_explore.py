@@ -43,9 +43,8 @@ COUNT = "document.getElementById('count').textContent"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(common: Path) -> Path:
     """A dataset of three layers with labels, numbers and dates, and its page."""
-    folder = tmp_path_factory.mktemp("explore")
     random = np.random.default_rng(1)
     words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화"]
     texts = [" ".join(random.choice(words, 6)) for _ in range(N - 2)] + [HOSTILE, DECOMPOSED]
@@ -56,12 +55,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{day + datetime.timedelta(days=i)}"
         for i, text in enumerate(texts)
     ]
-    (folder / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
+    (common / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
     extract_tiny(
-        folder / "c.tsv", folder / "data", layers="all", keep=["price", "day"], shard_rows=25
+        common / "c.tsv", common / "data", layers="all", keep=["price", "day"], shard_rows=25
     )
-    explore(folder / "data", out=folder / "page.html")
-    return folder
+    explore(common / "data", out=common / "page.html")
+    return common
 
 
 def clusters(n: int = 150, seed: int = 0) -> Any:
@@ -83,6 +82,7 @@ def test_the_layout_keeps_no_fewer_neighbours_than_that_of_scikit_learn() -> Non
     assert mine > flat + 0.1
 
 
+@pytest.mark.slow
 def test_points_move_less_when_a_layer_begins_where_the_one_before_ended() -> None:
     """In the mean of five pairs: how far one pair moves depends on the processor's last bits."""
     moved, kept = np.zeros(2), np.zeros(2)

@@ -141,7 +141,7 @@ LETTERS = st.characters(codec="utf-8", exclude_characters="\n\r\t\0")
 TEXT = st.text(LETTERS, max_size=30)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.lists(st.one_of(TEXT, st.sampled_from(["", " ", "the movie"])), min_size=1, max_size=13),
     st.fixed_dictionaries(
@@ -202,33 +202,9 @@ def test_views_equal_those_of_the_encoder(corpus: Path, tmp_path: Path) -> None:
     for name in names:
         data = embedkit.load(tmp_path / "out", view=name)
         assert data.X.dtype == np.float32
-        np.testing.assert_allclose(data.X, expected[name], rtol=1e-5, atol=1e-5)
+        assert np.array_equal(data.X, expected[name])
     both = embedkit.load(tmp_path / "out", view=["mean_0", "cls_-1"])
     assert np.array_equal(both.X[:, 16:], embedkit.load(tmp_path / "out", view="cls_2").X)
-
-
-@pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("on_long", ["truncate", "window"])
-def test_token_vectors_rebuild_the_mean(
-    corpus: Path, tmp_path: Path, special: bool, on_long: str
-) -> None:
-    run(corpus, tmp_path / "out", tokens=True, special_tokens=special, on_long=on_long)
-    sentences, tokens = table_of(tmp_path / "out"), table_of(tmp_path / "out", "tokens")
-    vectors = matrix(tokens, "layer_2")
-    row = tokens.column("row").to_numpy()
-    counted = np.ones(len(row), bool) if special else ~np.array(tokens.column("special"))
-    means = matrix(sentences, "mean_2")
-    for i, (number, text) in enumerate(accepted()):
-        np.testing.assert_allclose(
-            vectors[(row == number) & counted].mean(axis=0), means[i], rtol=2e-5, atol=1e-5
-        )
-        spans = [t for t in tokens.filter(row == number).to_pylist() if not t["special"]]
-        spelled = [text[t["start"] : t["end"]] for t in spans]
-        pieces = [t["token"].removeprefix("##") for t in spans]
-        assert all(s == p or p == "[UNK]" for s, p in zip(spelled, pieces, strict=True))
-        assert [t["pos"] for t in tokens.filter(row == number).to_pylist()] == list(
-            range(sentences.column("n_kept")[i].as_py())
-        )
 
 
 def test_windows_keep_every_token(corpus: Path, tmp_path: Path) -> None:
@@ -360,29 +336,6 @@ def test_where_the_output_goes(
     assert (tmp_path / "new/folders/out/sentences").is_dir()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"storage": "float8"},
-        {"shard_rows": 0},
-        {"max_length": 25},
-        {"stride": 22, "on_long": "window"},
-        {"layers": "3"},
-        {"pooling": ["median"]},
-        {"device": "tpu"},
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_be_used(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
-) -> None:
-    monkeypatch.undo()
-    given = {"model": str(tiny_model()), "device": "cpu", "out": tmp_path / "out"}
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        embedkit.extract(corpus, **{**given, **wrong})
-    assert not list(tmp_path.glob("out*"))
-
-
 OWN = ["corpus", "out", "overwrite", "reuse", "allow_env_change", "progress"]
 
 
@@ -393,8 +346,6 @@ def test_the_options_are_in_the_signature_and_the_documentation() -> None:
     assert names | set(OWN) == set(shown)
     documented = set(re.findall(r"^    (\w+): ", inspect.getdoc(embedkit.extract) or "", re.M))
     assert names | set(OWN) <= documented
-    with pytest.raises(TypeError, match="layer"):
-        embedkit.extract(["a"], out="x", layer="1")  # type: ignore[call-arg]
 
 
 def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:

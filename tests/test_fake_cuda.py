@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel, load_model
 from embedkit.encoding.packed import PackedModel, attention_kinds
+from tests.models import Tiny, slow
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fake tensors
@@ -100,7 +101,7 @@ FAMILIES: dict[str, set[str]] = {
 
 
 @pytest.fixture(scope="module")
-def plain_of(tiny: Callable[[str], Path]) -> Callable[[str, str], PlainModel]:
+def plain_of(tiny: Tiny) -> Callable[[str, str], PlainModel]:
     """A model of a family, loaded on the CPU in a precision."""
 
     def load(family: str, precision: str) -> PlainModel:
@@ -150,8 +151,11 @@ def states(model: Model, *, first_only: bool = False) -> list[tuple[tuple[int, .
     return shapes
 
 
+QUICK = ("bert", "mpnet", "modernbert", "eurobert")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*QUICK, *slow(*sorted(FAMILIES.keys() - {*QUICK}))])
 def test_kernels_take_what_they_are_given(
     family: str, precision: str, plain_of: Callable[[str, str], PlainModel], fake: FakeTensorMode
 ) -> None:

@@ -44,19 +44,19 @@ from tests.finetune_fixtures import (
     tuned,
     write_lines,
 )
+from tests.models import slow
 from tests.processes import command, invoke
 from tests.run_fixtures import edit_run, scores_of, train
-from tests.store_fixtures import extract_tiny, tiny_model
+from tests.store_fixtures import extract_tiny, flip, tiny_model
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(common: Path) -> Path:
     """A folder with a corpus, a dataset of it, a split and a fine-tuned run."""
-    folder = tmp_path_factory.mktemp("finetune")
-    extract_tiny(corpus_of(folder / "corpus.tsv"), folder / "data")
-    split(folder / "data", out=folder / "split.parquet", folds=3, test=0.2)
-    tuned_on(folder, folder / "run", split=folder / "split.parquet", epochs=4)
-    return folder
+    extract_tiny(corpus_of(common / "corpus.tsv"), common / "data")
+    split(common / "data", out=common / "split.parquet", folds=3, test=0.2)
+    tuned_on(common, common / "run", split=common / "split.parquet", epochs=4)
+    return common
 
 
 def tuned_on(shared: Path, out: Path, **settings: Any) -> FinetuneRun:
@@ -73,6 +73,7 @@ def test_every_record_is_held_out_once_by_the_split(shared: Path) -> None:
     assert np.allclose(found["proba_0"] + found["proba_1"], 1)
     assert (found["y_pred"] == np.where(found["proba_1"] > found["proba_0"], "1", "0")).all()
     assert found["id"].tolist() == [f"id{row}" for row in found["row"]]
+    assert found["y_true"].tolist() == [str(row % 2) for row in found["row"]]
     # it learns, and the scores are of the predictions
     scores = finetuned(shared / "run").scores
     accuracy = scores["cross_validation"]["accuracy"]
@@ -166,28 +167,17 @@ def test_a_damaged_model_is_refused(shared: Path, tmp_path: Path) -> None:
 
 
 def test_a_threshold_is_chosen_on_validation_alone(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, tmp_path: Path, calls_of: Any
 ) -> None:
     """Thresholds are chosen again from the models on disk; nothing but these records is asked."""
-    divided, index = [], []
-
-    def chosen(threshold: Any, y: Any, proba: Any, held_out: Any) -> Any:
-        found = choose_thresholds(threshold, y, proba, held_out)
-        divided.append((y, proba, held_out, found))
-        return found
-
-    def noted(*arguments: Any, **settings: Any) -> Any:
-        index.append(validation_records(*arguments, **settings))
-        return index[-1]
-
-    monkeypatch.setattr(run_module, "choose_thresholds", chosen)
-    monkeypatch.setattr(run_module, "validation_records", noted)
+    chosen = calls_of(run_module, "choose_thresholds")
+    divided = calls_of(run_module, "validation_records")
     settings: dict[str, Any] = {"threshold": "f2", "validation": 0.4, "learning_rate": 1e-4}
     settings |= {"split": shared / "split.parquet", "epochs": 1}
     content = tuned_on(shared, tmp_path / "run", **settings)
     found = predictions(tmp_path / "run")
     assert "f2" in content.scores["cross_validation"]
-    ((y, proba, held_out, (each, final)),) = divided
+    (((_, y, proba, held_out), _, (each, final)),) = chosen
     assert content.thresholds == tuple(each)
     assert content.threshold == final
     thresholds = {**{str(i): value for i, value in enumerate(each)}, "test": final}
@@ -199,7 +189,7 @@ def test_a_threshold_is_chosen_on_validation_alone(
         assert one.label == ("1" if one.proba["1"] >= final else "0")
 
     # the records: disjoint by text from those that choose the epoch, and from the test set
-    both, threshold = index[-2:]
+    both, threshold = (call.result for call in divided[-2:])
     made = read_split(shared / "split.parquet")
     assert set(threshold) <= set(both)
     assert not set(made.group[threshold]) & set(made.group[np.setdiff1d(both, threshold)])
@@ -339,7 +329,7 @@ def test_validation_leaves_every_class_to_train_on() -> None:
         assert not {18, 19, 20} & set(found)
 
 
-@pytest.mark.parametrize("freeze_layers", [None, "1"])
+@pytest.mark.parametrize("freeze_layers", ["1", *slow(None)])
 def test_stopped_before_the_first_evaluation_it_goes_on(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze_layers: str | None
 ) -> None:
@@ -398,7 +388,7 @@ def test_interrupted_after_its_best_epoch_it_keeps_that_one(
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("task", ["classification", *slow("regression")])
 def test_a_finished_run_goes_on(shared: Path, tmp_path: Path, task: str) -> None:
     """With steps of nothing its models stay as they are; each fold goes on with its own."""
     given: dict[str, Any] = {"task": task, "split": shared / "split.parquet", "head": "mean"}
@@ -468,14 +458,8 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
     assert said.endswith("not trained to its end")
 
 
-def flipped(data: bytes) -> bytes:
-    """The data with another bit in the middle."""
-    half = len(data) // 2
-    return data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
-
-
 @pytest.mark.parametrize(
-    "damaged", ["unfinished/folds/fold-1.json", "model/fold-1/model.safetensors"]
+    "damaged", ["model/fold-1/model.safetensors", *slow("unfinished/folds/fold-1.json")]
 )
 def test_a_damaged_fold_is_trained_again(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
@@ -484,8 +468,7 @@ def test_a_damaged_fold_is_trained_again(
         patch.setattr(run_module, "write_results", _refuse)
         with pytest.raises(OSError, match="No space left on device"):
             tuned_on(shared, tmp_path / "run", epochs=1)
-    file = tmp_path / "run.incomplete" / damaged
-    file.write_bytes(flipped(file.read_bytes()))
+    flip(tmp_path / "run.incomplete" / damaged)
     stages: set[str] = set()
     tuned_on(shared, tmp_path / "run", epochs=1, progress=lambda s: stages.add(s.stage))
     assert stages == {"fold 2 of 3, epoch 1 of 1"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.special import softmax
 from sklearn.metrics import f1_score
 
-import embedkit
 from embedkit.choices import HEADS
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
@@ -28,9 +25,8 @@ from embedkit.finetuning.model import (
     predict_logits,
     read_model,
 )
-from embedkit.predict import Predictor
 from embedkit.runs.split import split
-from tests.finetune_fixtures import corpus_of, log_of, predictions, tuned, write_lines
+from tests.finetune_fixtures import corpus_of, log_of, tuned
 from tests.store_fixtures import tiny_model
 from tests.test_heads import plain_of
 
@@ -38,10 +34,9 @@ PROBA = ["proba_0", "proba_1"]
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("methods")
-    file = corpus_of(folder / "corpus.tsv")
-    split(file, out=folder / "split.parquet", folds=2, test=0.2)
+def corpus(common: Path) -> Path:
+    file = corpus_of(common / "corpus.tsv")
+    split(file, out=common / "split.parquet", folds=2, test=0.2)
     return file
 
 
@@ -90,31 +85,6 @@ def test_windows_are_combined_as_in_a_plain_loop(head: str) -> None:
             assert torch.allclose(model.classifier(vector), logits, atol=1e-5)
 
 
-@pytest.mark.parametrize(("head", "view"), [("cls", "cls_-1"), ("mean", "mean_-1")])
-def test_windows_mean_what_they_mean_in_extract(tmp_path: Path, head: str, view: str) -> None:
-    """A frozen encoder with a linear head is a linear model on the vectors of ``extract``."""
-    lines = [f"{text} {i}\t{i % 2}" for i, text in enumerate(long_texts() * 4)]
-    corpus = write_lines(tmp_path / "c.tsv", "text\tlabel", *lines)
-    given: dict[str, Any] = {"max_length": LENGTH, "on_long": "window", "stride": STRIDE}
-    frozen: dict[str, Any] = {"head": head, "freeze_layers": "all", "folds": 2, "epochs": 1}
-    content = tuned(corpus, tmp_path / "run", **frozen, **given).content
-    assert content.truncated["records"] == 0
-    given |= {"model": str(tiny_model()), "precision": "fp32", "pooling": ["cls", "mean"]}
-    embedkit.extract(corpus, out=tmp_path / "data", **given)
-    X = embedkit.load(tmp_path / "data", view=view).X
-    table, each = predictions(tmp_path / "run"), []
-    for fold in range(2):
-        last = read_model(tmp_path / f"run/model/fold-{fold}").classifier
-        weight, bias = (p.detach().numpy() for p in (last.weight, last.bias))
-        here = table[table["fold"] == str(fold)]
-        wanted = softmax(X[here["row"]] @ weight.T + bias, axis=1)
-        assert np.allclose(here[PROBA], wanted, atol=1e-5)
-        each.append(softmax(X @ weight.T + bias, axis=1))
-    texts = embedkit.load(tmp_path / "data").text
-    again = Predictor(tmp_path / "run", device="cpu").predict_proba(texts)
-    assert np.allclose(again, np.mean(each, axis=0), atol=1e-5)
-
-
 # epochs
 
 
@@ -156,21 +126,15 @@ def test_a_metric_that_is_not_defined_chooses_nothing(tmp_path: Path) -> None:
 
 
 def test_loss_and_accuracy_of_training_are_those_of_a_plain_loop(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tmp_path: Path, calls_of: Any
 ) -> None:
-    seen: list[tuple[float, int, int]] = []
-    forward = EncoderWithHead.forward
-
-    @wraps(forward)  # the Trainer asks for the parameters
-    def counted(self: Any, *arguments: Any, **given: Any) -> Any:
-        result = forward(self, *arguments, **given)
-        if result.loss is not None:
-            right = int((result.logits.argmax(1) == given["labels"]).sum())
-            seen.append((result.loss.item(), right, len(given["labels"])))
-        return result
-
-    monkeypatch.setattr(EncoderWithHead, "forward", counted)
+    calls = calls_of(EncoderWithHead, "forward")
     content = on_split(corpus, tmp_path / "run", epochs=3, batch_size=7)
+    seen = [
+        (found.loss.item(), int((found.logits.argmax(1) == y["labels"]).sum()), len(y["labels"]))
+        for _, y, found in calls
+        if found.loss is not None
+    ]
     epochs = [epoch for model in content.history.values() for epoch in model]
     assert [len(model) for model in content.history.values()] == [3, 3]
     per_epoch = len(seen) // 6

@@ -29,15 +29,14 @@ LAYERS: dict[str, Any] = {"layers": "1,2", "pooling": ["cls", "mean"], "device":
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(common: Path) -> Path:
     """A corpus, a split with a test set, a run on it, and the vectors of its models."""
-    folder = tmp_path_factory.mktemp("folds")
-    corpus = corpus_of(folder / "corpus.tsv")
-    split(corpus, out=folder / "split.parquet", folds=3, test=0.2)
-    tuned(corpus, folder / "run", split=folder / "split.parquet", epochs=1, max_length=16)
+    corpus = corpus_of(common / "corpus.tsv")
+    split(corpus, out=common / "split.parquet", folds=3, test=0.2)
+    tuned(corpus, common / "run", split=common / "split.parquet", epochs=1, max_length=16)
     levels: dict[str, Any] = {"words": "mean", "tokens": True}
-    vectors(corpus, folder / "data", folder / "run", shard_rows=7, **levels, **LAYERS)
-    return folder
+    vectors(corpus, common / "data", common / "run", shard_rows=7, **levels, **LAYERS)
+    return common
 
 
 def vectors(corpus: Any, out: Path, model: Path, **settings: Any) -> Path:

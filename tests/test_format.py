@@ -43,12 +43,11 @@ def reader() -> Any:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(common: Path) -> Path:
     """A dataset of three shards with word and token vectors."""
-    folder = tmp_path_factory.mktemp("format")
     return run(
-        write_tsv(folder / "corpus.tsv"),
-        folder / "out",
+        write_tsv(common / "corpus.tsv"),
+        common / "out",
         shard_rows=4,
         words="mean",
         tokens=True,

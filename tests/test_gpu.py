@@ -5,7 +5,6 @@ Run by ``pytest -m gpu``; skipped where there is no device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, compute
 from embedkit.encoding.packed import PackedModel, attention_kinds, fastest
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
-from tests.models import TEXTS, distance, save_model
+from tests.models import TEXTS, EncoderOf, Tiny, build_bert, distance
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,20 +35,7 @@ VIEWS = ["cls_-1", "mean_-1", "max_1", "mean_sum_1to2", "mean_0"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A BERT whose heads every kernel takes."""
-    made = tmp_path_factory.mktemp("gpu")
-    save_model(
-        made,
-        "bert",
-        vocab_size=300,
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=256,
-        max_position_embeddings=128,
-        initializer_range=0.1,
-    )
-    (made / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
-    return str(made)
+    return build_bert(tmp_path_factory.mktemp("gpu"), layers=4, heads=4, width=128)
 
 
 def plain_on(folder: str, precision: str, device: torch.device) -> tuple[PlainModel, Checkpoint]:
@@ -101,9 +87,8 @@ def test_the_first_kernel_is_taken(folder: str, precision: str, notes: list[str]
 def test_a_head_size_that_no_kernel_takes_is_packed_all_the_same(
     tmp_path: Path, notes: list[str]
 ) -> None:
-    save_model(tmp_path, "bert", vocab_size=300, hidden_size=52, num_attention_heads=2)
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
-    plain, _ = plain_on(str(tmp_path), choose_precision(None, CUDA), CUDA)
+    folder = build_bert(tmp_path, layers=3, heads=2, width=52)
+    plain, _ = plain_on(folder, choose_precision(None, CUDA), CUDA)
     assert isinstance(fastest(plain), PackedModel)
     assert all("the attention kernel" in notice for notice in notes)
 
@@ -111,7 +96,7 @@ def test_a_head_size_that_no_kernel_takes_is_packed_all_the_same(
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "modernbert"])
 def test_vectors_equal_those_of_the_cpu(
-    family: str, precision: str, tiny: Callable[[str], Path], encoder_of: Callable[[str], Encoder]
+    family: str, precision: str, tiny: Tiny, encoder_of: EncoderOf
 ) -> None:
     gpu = Encoder.load(str(tiny(family)), device="cuda", precision=precision)
     wanted = encoder_of(family).encode_views(TEXTS, VIEWS)

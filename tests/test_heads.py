@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from embedkit.errors import UsageError
 from embedkit.finetuning.model import EncoderWithHead, build_model, freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
 from tests.finetune_fixtures import check_test_set, corpus_of, predictions, tuned
-from tests.models import TEXTS, check_near
+from tests.models import TEXTS, Tiny, check_near
 from tests.store_fixtures import tiny_model
 
 quiet_transformers()
@@ -71,9 +70,7 @@ def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert", "modernbert"])
-def test_padding_and_company_change_nothing(
-    tiny: Callable[[str], Path], head: str, family: str
-) -> None:
+def test_padding_and_company_change_nothing(tiny: Tiny, head: str, family: str) -> None:
     model, texts, pad_id = built(tiny(family), head=head)
     model.requires_grad_(False)
     together = model(**padded(texts, pad_id)).logits
@@ -163,7 +160,7 @@ def test_a_head_may_be_any_module(tmp_path: Path) -> None:
         tuned(corpus, tmp_path / "x", head=lambda width, outputs: torch.nn.Linear(width, outputs))
 
 
-def test_what_is_frozen(tiny: Callable[[str], Path]) -> None:
+def test_what_is_frozen(tiny: Tiny) -> None:
     for family in ("bert", "roberta", "electra", "distilbert", "modernbert", "mpnet", "deberta-v2"):
         model = built(tiny(family))[0]
         freeze(model, "2")

@@ -22,13 +22,12 @@ PROBA = ["proba_0", "proba_1"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    at = tmp_path_factory.mktemp("holdout")
-    corpus = corpus_of(at / "corpus.tsv")
-    extract_tiny(corpus, at / "data")
+def folder(common: Path) -> Path:
+    corpus = corpus_of(common / "corpus.tsv")
+    extract_tiny(corpus, common / "data")
     for folds in (1, 5):
-        split(corpus, out=at / f"{folds}.parquet", folds=folds, test=0.2)
-    return at
+        split(corpus, out=common / f"{folds}.parquet", folds=folds, test=0.2)
+    return common
 
 
 def test_its_training_is_that_of_the_first_of_five(folder: Path, tmp_path: Path) -> None:

@@ -20,21 +20,20 @@ from embedkit.search.index import KINDS, build_index, open_index
 from embedkit.storage import seal
 from embedkit.verification import verify
 from tests.processes import invoke
-from tests.store_fixtures import extract_tiny, tree, write_tsv
+from tests.store_fixtures import extract_tiny, flip, tree, write_tsv
 
 N = 2_100
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(common: Path) -> Path:
     """Two thousand different short texts in three shards."""
-    folder = tmp_path_factory.mktemp("index")
     random = np.random.default_rng(3)
     words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
     rows = [(str(i), " ".join(random.choice(words, 7)) + f" {i % 4}", str(i % 2)) for i in range(N)]
-    corpus = write_tsv(folder / "c.tsv", rows)
-    extract_tiny(corpus, folder / "data", shard_rows=800)
-    return folder / "data"
+    corpus = write_tsv(common / "c.tsv", rows)
+    extract_tiny(corpus, common / "data", shard_rows=800)
+    return common / "data"
 
 
 @pytest.fixture
@@ -130,10 +129,10 @@ def test_a_damaged_index_is_named(copy: Path, kind: str) -> None:
     data = embedkit.load(copy)
     for name in ("index.faiss", "whitening.npz", "index.json", "SHA256SUMS"):
         content = (folder / name).read_bytes()
-        half = len(content) // 2
-        flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
-        damage = {"empty": b"", "another": b"nothing that faiss wrote", "one bit": flipped}
-        (folder / name).write_bytes(damage[kind])
+        if kind == "one bit":
+            flip(folder / name)
+        else:
+            (folder / name).write_bytes(b"nothing that faiss wrote" if kind == "another" else b"")
         with pytest.raises(DamagedError, match=rf"{folder.name}/.*embedkit index"):
             open_index(data, kind="hnsw", whitening="center")
         assert kind != "one bit" or not verify(copy).ok

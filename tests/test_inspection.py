@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from transformers import (
 import embedkit
 from embedkit.dataset.info import describe_dataset
 from embedkit.encoding.model import describe_model
+from tests.models import Tiny
 from tests.processes import command
 from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
 
@@ -25,10 +25,9 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    corpus = write_tsv(folder / "corpus.tsv")
-    return run(corpus, folder / "out", words="mean", tokens=True, pooling=["cls", "mean"]).out
+def made(common: Path) -> Path:
+    corpus = write_tsv(common / "corpus.tsv")
+    return run(corpus, common / "out", words="mean", tokens=True, pooling=["cls", "mean"]).out
 
 
 def test_dataset(made: Path) -> None:
@@ -74,9 +73,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_classifier_is_shown_with_its_head(
-    tiny: Callable[[str], Path], tmp_path: Path, family: str
-) -> None:
+def test_a_classifier_is_shown_with_its_head(tiny: Tiny, tmp_path: Path, family: str) -> None:
     model = FAMILIES[family].from_pretrained(tiny(family), num_labels=3)
     model.save_pretrained(tmp_path / "m")
     own = shutil.ignore_patterns("config.json", "model.safetensors")
@@ -89,9 +86,7 @@ def test_a_classifier_is_shown_with_its_head(
     assert info.modules == str(model)
 
 
-def test_weights_that_are_missing_and_unused_are_named(
-    tiny: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_weights_that_are_missing_and_unused_are_named(tiny: Tiny, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny("bert"), tmp_path / "m"))
     config = json.loads((folder / "config.json").read_text())
     config["architectures"] = ["BertForSequenceClassification"]

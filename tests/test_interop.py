@@ -15,6 +15,7 @@ import pytest
 import embedkit
 from embedkit.dataset.format import read_manifest
 from embedkit.dataset.info import open_lines
+from tests.models import slow
 from tests.processes import program
 from tests.store_fixtures import N_ACCEPTED, run, write_tsv
 
@@ -38,7 +39,7 @@ STREAMS = {
 }
 
 
-@pytest.fixture(scope="module", params=["float32", "float16", "compact"])
+@pytest.fixture(scope="module", params=["float16", *slow("float32", "compact")])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("a folder 한글") / request.param
     folder.mkdir()

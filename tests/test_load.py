@@ -22,12 +22,11 @@ from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(common: Path) -> Path:
     """Shards of three rows with all tables."""
-    folder = tmp_path_factory.mktemp("load")
     return run(
-        write_tsv(folder / "c.tsv"),
-        folder / "out",
+        write_tsv(common / "c.tsv"),
+        common / "out",
         layers="1,2,sum:1..2",
         words="mean",
         tokens=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import fsspec
@@ -14,10 +15,11 @@ import embedkit
 from embedkit import storage
 from embedkit.choices import EXPORTS
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import OutputExistsError, UsageError
+from embedkit.errors import UsageError
+from embedkit.predict import predict_file
 from tests.finetune_fixtures import tuned
 from tests.processes import command
-from tests.store_fixtures import extract_tiny, load_quickly, tiny_model, write_tsv
+from tests.store_fixtures import extract_tiny, load_quickly, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -25,19 +27,29 @@ TEXTS = ["good", "bad", "the movie", "a bus", "home", "rain", "was good", "bad b
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(common: Path) -> Path:
     """Corpora, and a dataset of each that is one."""
-    where = tmp_path_factory.mktemp("mistakes")
     objects = [{"text": t, "labels": {"label": i % 2}} for i, t in enumerate(TEXTS)]
-    (where / "array.json").write_text(json.dumps(objects), "utf-8")
-    (where / "header.tsv").write_text("id\ttext\n", "utf-8")
-    (where / "same.tsv").write_text("id\ttext\n" + "7\ta bus\n" * 40, "utf-8")
-    (where / "pairs.tsv").write_text("a\tb\nx\ty\n", "utf-8")
-    write_tsv(where / "rare.tsv", [(str(i), text, f"l{i}") for i, text in enumerate(TEXTS)])
+    (common / "array.json").write_text(json.dumps(objects), "utf-8")
+    (common / "header.tsv").write_text("id\ttext\n", "utf-8")
+    (common / "same.tsv").write_text("id\ttext\n" + "7\ta bus\n" * 40, "utf-8")
+    (common / "pairs.tsv").write_text("a\tb\nx\ty\n", "utf-8")
+    write_tsv(common / "corpus.tsv")
+    (common / "empty.tsv").touch()
+    (common / "folder").mkdir()
+    job = common / "begun.incomplete/_embedkit/job.json"
+    job.parent.mkdir(parents=True)
+    job.touch()
+    sms = [f"m{i},{i % 2},{'win money now' if i % 2 else 'see you soon'} {i}" for i in range(40)]
+    (common / "train.csv").write_text("\n".join(["msg_id,target,sms", *sms, ""]), "utf-8")
+    (common / "test.csv").write_text("msg_id,sms\nm900,win money\nm901,see you\n", "utf-8")
+    extract_tiny(common / "train.csv", common / "sms", text="sms", label="target")
+    embedkit.train(common / "sms", features="tfidf", folds=2, out=common / "spam")
+    write_tsv(common / "rare.tsv", [(str(i), text, f"l{i}") for i, text in enumerate(TEXTS)])
     for name, label in (("rare", "label"), ("array", None)):
-        corpus = where / f"{name}.{'tsv' if label else 'json'}"
-        extract_tiny(corpus, where / name, label=label)
-    return where
+        corpus = common / f"{name}.{'tsv' if label else 'json'}"
+        extract_tiny(corpus, common / name, label=label)
+    return common
 
 
 @pytest.mark.parametrize(
@@ -56,22 +68,66 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
         ("extract rare.tsv --layrs 1", 2, "embedkit: No such option"),
         ("extract", 2, "See embedkit extract --help."),
+        ("extract corpus.tsv --text documnt", 2, "--text documnt"),
+        ("extract corpsu.tsv", 2, "'corpus.tsv'?"),
+        ("extract rare.tsv --layers 99", 2, "--layers 99"),
+        ("extract rare.tsv --max-length 999", 2, "--max-length 999"),
+        ("extract rare.tsv --encoding klingon", 2, "--encoding klingon"),
+        ("extract rare.tsv --storage float8", 2, "float8"),
+        ("extract rare.tsv --out same.tsv", 8, "same.tsv"),
+        ("extract empty.tsv", 2, "empty.tsv"),
+        ("extract --words rare.tsv", 2, "before --words"),
+        ("info rare.tsv", 2, "rare.tsv"),
+        ("info begun", 2, "begun.incomplete"),
+        ("verify foldr", 2, "Did you mean"),
+        ("tokenize x --vocab 0:9", 2, "--vocab"),
+        ("tokenize --vocab 0:99999", 2, "--vocab"),
+        ("tokenize", 2, "--vocab"),
+        ("train train.csv", 2, "which column is the text?"),
+        ("train train.csv", 2, "--text-pair is an option of embedkit extract: run that first"),
+        ("train train.csv --text smss", 2, "Did you mean 'sms'"),
+        ("probe sms --text sms", 2, "--text sms is of a corpus"),
+        ("probe sms --label targte", 2, "sms has the columns row, id, text"),
+        ("train sms --features tfid", 2, "Did you mean 'tfidf'"),
+        ("split train.csv --text sms --label target --folds 2", 0, "folds"),
+        ("predict spam --text 'win money'", 0, "1 "),
+        ("predict spam test.csv --text sms", 0, "0 0 1 "),
     ],
 )
 def test_what_is_told(
     folder: Path, typed: str, code: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import shlex
-
+    """One line that ends with a remedy or a question; nothing is changed by a mistake."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = shlex.split(typed)
     if words[0] in ("extract", "similarity", "search") and "--model" not in words and words[1:]:
         words += ["--model", str(tiny_model())]
+    before = tree(folder)
     done = command(*words, cwd=folder)
     assert done.returncode == code, done.stderr
     assert told in " ".join((done.stdout + done.stderr).split())
     if code:
-        assert done.stderr.splitlines()[-1].startswith("embedkit: ") or "\n" not in done.stderr
+        assert done.stdout == ""
+        assert done.stderr.splitlines()[-1].startswith("embedkit: ")
+        assert done.stderr.endswith((".\n", "?\n"))
+        assert tree(folder) == before
+
+
+def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> None:
+    predict_file(
+        folder / "spam", folder / "test.csv", out=tmp_path / "s.csv", submission="msg_id,target"
+    )
+    assert (tmp_path / "s.csv").read_text("utf-8") == "msg_id,target\nm900,1\nm901,0\n"
+
+
+def test_a_submission_has_no_row_numbers(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"submission='id,target': .*test\.csv has no column of ids"
+    ):
+        predict_file(
+            folder / "spam", folder / "test.csv", out=tmp_path / "s.csv", submission="id,target"
+        )
+    assert not (tmp_path / "s.csv").exists()
 
 
 def test_a_frame_is_no_list_of_texts() -> None:
@@ -164,8 +220,6 @@ def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
         index = faiss.read_index(str(out))
         found = np.stack([index.reconstruct(row) for row in data.row.tolist()])
     assert np.allclose(found, data.X, rtol=1e-5)
-    with pytest.raises(OutputExistsError, match="partly"):
-        data.export(out, to=to)
     assert embedkit.export(partly, out=out, to=to, overwrite=True) == out
     with pytest.raises(UsageError, match="to='xlsx'"):
         data.export(tmp_path / "other", to="xlsx")

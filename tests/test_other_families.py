@@ -18,7 +18,7 @@ import embedkit
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import describe_model
 from embedkit.errors import ModelError
-from tests.models import _TOKENIZERS, TEXTS, check_near, save_model
+from tests.models import _TOKENIZERS, TEXTS, check_near, save_model, slow
 
 SOME = [text for text in TEXTS if text]
 DECODERS: dict[str, dict[str, Any]] = {
@@ -41,6 +41,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "squeezebert": {"embedding_size": 24},
 }  # fmt: skip
 
+QUICK = ("gpt2", "qwen3", "t5", "xlm", "mobilebert")
 PACKED = ("gpt2", "llama", "mistral", "qwen3")
 WHY_PADDED = {"gemma2": "softcap", "mobilebert": "differs from the plain one"}
 
@@ -65,7 +66,7 @@ def build(family: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize("family", [*QUICK, *slow(*sorted({*DECODERS, *ENCODERS} - {*QUICK}))])
 def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str]) -> None:
     folder = build(family, tmp_path)
     encoder = Encoder(folder, device="cpu")

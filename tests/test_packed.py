@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,16 @@ from embedkit.encoding.packed import KERNELS, PackedModel, fastest
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from embedkit.errors import ModelError
-from tests.models import FAMILIES, TEXTS, needs_plain_bf16, save_model
+from tests.models import (
+    FAMILIES,
+    TEXTS,
+    EncoderOf,
+    Tiny,
+    build_bert,
+    check_near,
+    needs_plain_bf16,
+    slow,
+)
 
 PADDED = ("deberta", "deberta-v2", "longformer")
 """Families whose attention transformers does not let others compute."""
@@ -64,7 +73,8 @@ def states(
     found: dict[int, Any] = {}
 
     def keep(layer: int, hidden: torch.Tensor) -> None:
-        found[layer] = hidden.float().numpy().copy()
+        kept = hidden if hidden.dtype == torch.float64 else hidden.float()
+        found[layer] = kept.numpy().copy()
 
     model.forward(batch, layers or range(model.n_layers + 1), keep, first_only=first_only)
     return found
@@ -73,7 +83,7 @@ def states(
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_plain_bf16)])
 @pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet", "qwen3", "gemma3_text"])
 def test_products_that_are_joined_on_a_gpu(
-    family: str, precision: str, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    family: str, precision: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Queries, keys and values at once, and GELU with its product: as near to float64 as apart."""
     checkpoint = find_checkpoint(str(tiny(family)))
@@ -113,6 +123,10 @@ def test_fp32_on_cuda_is_whole_and_the_switch_is_set_back(monkeypatch: pytest.Mo
     assert older.allow_tf32 is True
 
 
+def in_float64(checkpoint: Checkpoint) -> PlainModel:
+    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float64)
+
+
 def far(ours: Any, theirs: Any) -> float:
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
@@ -120,23 +134,10 @@ def far(ours: Any, theirs: Any) -> float:
 @pytest.fixture(scope="module")
 def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A BERT of 12 layers and 12 heads with random weights."""
-    folder = tmp_path_factory.mktemp("twelve")
-    save_model(
-        folder,
-        "bert",
-        vocab_size=300,
-        hidden_size=96,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        intermediate_size=384,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-    )
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
-    return str(folder)
+    return build_bert(tmp_path_factory.mktemp("twelve"), layers=12, heads=12, width=96)
 
 
-@pytest.fixture(params=["minilm", "twelve"])
+@pytest.fixture(params=["twelve", *slow("minilm")])
 def models(
     request: pytest.FixtureRequest, minilm: Encoder, twelve_layers: str
 ) -> tuple[PackedModel, PlainModel, Checkpoint]:
@@ -148,12 +149,11 @@ def test_every_layer_for_every_mix_of_lengths(
     models: tuple[PackedModel, PlainModel, Checkpoint],
 ) -> None:
     ours, plain, checkpoint = models
-    for lengths in LENGTHS:
-        batch = batch_of(lengths, int(checkpoint.config["vocab_size"]))
-        theirs = states(plain, batch)
-        for layer, hidden in states(ours, batch).items():
-            assert hidden.shape == (sum(lengths), ours.width)
-            assert far(hidden, theirs[layer]) <= 1e-5
+    all_models = (ours, plain, in_float64(checkpoint))
+    batches = [batch_of(lengths, int(checkpoint.config["vocab_size"])) for lengths in LENGTHS]
+    found = [[states(model, batch) for batch in batches] for model in all_models]
+    for layer in range(ours.n_layers + 1):
+        check_near(*(np.concatenate([each[layer] for each in of_model]) for of_model in found))
 
 
 @pytest.mark.parametrize("first_only", [False, True])
@@ -177,37 +177,31 @@ def test_a_text_has_the_same_bits_in_any_company(
         assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-@pytest.mark.parametrize(
-    "models", ["twelve", pytest.param("minilm", marks=pytest.mark.slow)], indirect=True
-)
 def test_the_first_tokens_of_the_last_layer_alone(
     models: tuple[PackedModel, PlainModel, Checkpoint],
 ) -> None:
+    exact = in_float64(models[2])
     for model in models[:2]:
+        vectors: dict[int, list[Any]] = {0: [], 1: [], model.n_layers: []}
         for lengths in LENGTHS:
             batch = batch_of(lengths, int(models[2].config["vocab_size"]))
-            whole = states(model, batch)
-            for top in (0, 1, model.n_layers):
+            whole, truth = states(model, batch), states(exact, batch)
+            for top, rows in vectors.items():
                 layers = sorted({0, top})
                 found = states(model, batch, layers, first_only=True)
                 assert list(found) == layers
                 starts = batch.offsets[:-1].numpy()
-                assert far(found[top], whole[top][starts]) <= 1e-5
+                rows.append((found[top], whole[top][starts], truth[top][starts]))
                 if top:
                     assert np.array_equal(found[0], whole[0])
+        for rows in vectors.values():
+            check_near(*map(np.concatenate, zip(*rows, strict=True)))
 
 
 def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
-    minilm: Encoder, monkeypatch: pytest.MonkeyPatch
+    minilm: Encoder, calls_of: Any
 ) -> None:
-    asked: list[bool] = []
-    real = minilm.model.forward
-
-    def forward(*args: Any, first_only: bool = False) -> None:
-        asked.append(first_only)
-        real(*args, first_only=first_only)
-
-    monkeypatch.setattr(minilm.model, "forward", forward)
+    calls = calls_of(minilm.model, "forward")
     tokenized = minilm.tokenizer.encode(TEXTS[:2], settings=TokenizerSettings(32))
     cases = {
         ("cls_-1",): True,
@@ -218,14 +212,14 @@ def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
     for names, expected in cases.items():
         views = [parse_view(name, n_layers=6) for name in names]
         minilm.encode_shard(tokenized, views=views)
-        assert asked.pop() == expected, names
+        assert calls.pop().settings["first_only"] == expected, names
         layers = [view.layer for view in views]
         minilm.encode_shard(tokenized, views=views, token_layers=layers)
-        assert not asked.pop()
+        assert not calls.pop().settings["first_only"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_which_families_are_packed(family: str, encoder_of: Callable[[str], Encoder]) -> None:
+def test_which_families_are_packed(family: str, encoder_of: EncoderOf) -> None:
     encoder = encoder_of(family)
     packed = family not in PADDED
     assert encoder.model.name == ("packed" if packed else "transformers")
@@ -279,7 +273,7 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     def wrong(query: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.zeros_like(query)
 
-    _, plain, _ = both(str(tiny_bert))
+    _, plain, checkpoint = both(str(tiny_bert))
     monkeypatch.setattr(
         packed_module, "attention_kinds", lambda *_: ("varlen", "efficient", "runs")
     )
@@ -289,7 +283,7 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == "runs"
     batch = batch_of((30, 7, 7), 40)
-    assert far(states(chosen, batch)[3], states(plain, batch)[3]) <= 1e-5
+    check_near(*(states(one, batch)[3] for one in (chosen, plain, in_float64(checkpoint))))
     assert ["varlen" in notes[0], "efficient" in notes[1]] == [True, True]
     monkeypatch.setitem(KERNELS, "runs", refuse)
     notes.clear()
@@ -297,21 +291,19 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     assert len(notes) == 3
 
 
-def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(
-    tiny: Callable[[str], Path],
-) -> None:
+def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(tiny: Tiny) -> None:
     with pytest.raises(ModelError, match="precision='fp32'"):
         both(str(tiny("deberta")), "bf16")
 
 
-def test_a_text_that_spells_the_padding_token(encoder_of: Callable[[str], Encoder]) -> None:
+def test_a_text_that_spells_the_padding_token(encoder_of: EncoderOf) -> None:
     """RoBERTa gives a padding token inside a text the padding's own position."""
     encoder = encoder_of("roberta")
     plain = Encoder.load(str(encoder.checkpoint.folder), device="cpu", forward="transformers")
     pad = encoder.tokenizer.pad_id
     ids = torch.tensor([0, 5, pad, pad, 6, 2, 0, pad, 7, 2])
     batch = PackedBatch.of(ids, torch.zeros_like(ids), (6, 4))
-    ours, theirs = states(encoder.model, batch), states(plain.model, batch)
+    models = (encoder.model, plain.model, in_float64(encoder.checkpoint))
     # the plain forward masks nothing but its own padding, as the packed one does
-    for layer, hidden in ours.items():
-        assert far(hidden, theirs[layer]) <= 1e-5
+    for hidden in zip(*(states(model, batch).values() for model in models), strict=True):
+        check_near(*hidden)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
 import os
 import re
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from embedkit.errors import DamagedError, MismatchError, StorageError, UsageErro
 from embedkit.pipeline import Stage, content_hash, fetch, read_recipe, run_recipe
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import PredictionRun
-from tests.processes import ROOT, Process, command, program
+from tests.processes import ROOT, command, fresh, program
 from tests.store_fixtures import tiny_model
 from tests.test_results import corpus_of
 
@@ -178,7 +176,7 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
         corpus_of(tmp_path / name / "corpus.tsv")
         recipe = WHOLE.replace("[set]", f"[set]\nmodel = '{tiny_model()}'")
         (tmp_path / name / "recipe.toml").write_text(recipe, "utf-8")
-    ran = Process("run", "by run/recipe.toml", cwd=tmp_path).wait()
+    ran = fresh("run", "by run/recipe.toml", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "[5/5] split.other: done in" in ran.stderr
     assert f"made {Path('by run/out put/other.parquet')}" in ran.stderr
@@ -203,40 +201,15 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
 CONTENT = b"text\tlabel\n" + b"a text\t1\n" * 20_000
 
 
-@pytest.fixture
-def server() -> Iterator[tuple[str, list[str]]]:
-    """A web server of this machine's own, and the paths that it was asked for."""
-    asked: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200 if self.path != "/missing" else 404)
-            cut = self.path == "/cut"
-            self.send_header("Content-Length", str(len(CONTENT)))
-            self.end_headers()
-            self.wfile.write(CONTENT[: len(CONTENT) // 2] if cut else CONTENT)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_address[1]}", asked
-        running.shutdown()
-        thread.join()
-
-
-def test_fetch(tmp_path: Path, server: tuple[str, list[str]]) -> None:
-    address, asked = server
+def test_fetch(tmp_path: Path, serve: Callable[..., str]) -> None:
+    quoted = "/%EC%98%81%ED%99%94%20%ED%8F%89.tsv"
+    address = f"http://{serve(dict.fromkeys(('/corpus.tsv', quoted, '/cut'), CONTENT))}"
     right = hashlib.sha256(CONTENT).hexdigest()
     out = tmp_path / "a/b/corpus.tsv"
     assert fetch(f"{address}/corpus.tsv", sha256=right.upper(), out=out)
     assert out.read_bytes() == CONTENT
     assert not fetch(f"{address}/corpus.tsv", sha256=right, out=out)
     assert fetch(f"{address}/영화 평.tsv?a=b%20c", sha256=right, out=tmp_path / "a/x")
-    assert asked == ["/corpus.tsv", "/%EC%98%81%ED%99%94%20%ED%8F%89.tsv?a=b%20c"]
     with pytest.raises(MismatchError, match=r"corpus\.tsv"):
         fetch(f"{address}/corpus.tsv", sha256="0" * 64, out=tmp_path / "other")
     with pytest.raises(StorageError, match=r"9\d,\d{3} bytes too early"):
@@ -266,7 +239,7 @@ def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
 
 PRINTING = ("search", "words")  # leave no file, run every time
 RECIPES = sorted((ROOT / "pipelines").glob("*.toml"))
-LONG = ("medical_papers", "nsmc_finetuning", "nsmc_layers", "reviews", "two_languages")
+QUICK = ("semantic_search", "word_senses")
 
 
 def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
@@ -324,15 +297,15 @@ NSMC = "\n".join(
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in LONG))
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem not in QUICK))
         for path in RECIPES
     ],
 )
 def test_every_recipe_runs_on_a_stand_in(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[str]]
+    recipe: Path, tmp_path: Path, serve: Callable[..., str]
 ) -> None:
-    monkeypatch.setitem(globals(), "CONTENT", NSMC)
-    settings = [*stand_ins(tmp_path, server[0])[recipe.stem], f"out={tmp_path / 'out'}"]
+    address = f"http://{serve({'/nsmc': NSMC})}/nsmc"
+    settings = [*stand_ins(tmp_path, address)[recipe.stem], f"out={tmp_path / 'out'}"]
     stages = read_recipe(recipe, cli.commands, settings)
     done = run_recipe(stages, cli.call, quiet=True)
     assert statuses(done) == ["done"] * len(stages)

@@ -27,12 +27,11 @@ from tests.store_fixtures import extract_tiny, tiny_model
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("progress")
-    corpus = corpus_of(folder / "c.tsv")
-    extract_tiny(corpus, folder / "data", device="cpu", shard_rows=20)
-    embedkit.train(folder / "data", out=folder / "run", folds=2, tune=False)
-    return folder
+def place(common: Path) -> Path:
+    corpus = corpus_of(common / "c.tsv")
+    extract_tiny(corpus, common / "data", device="cpu", shard_rows=20)
+    embedkit.train(common / "data", out=common / "run", folds=2, tune=False)
+    return common
 
 
 @pytest.mark.parametrize(

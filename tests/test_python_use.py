@@ -47,8 +47,6 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
     assert [p.label for p in embedkit.Predictor(runs[0], device="cpu").predict(["bad"])]
     with pytest.raises(OutputExistsError, match="logreg"):
         embedkit.train(data)
-    with pytest.raises(TypeError, match="'epoch'"):
-        embedkit.finetune(frame, out="no", epoch=1)  # type: ignore[call-arg]
 
 
 def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
@@ -60,18 +58,36 @@ def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
     again = embedkit.train("dataframe.vectors", out="again", folds=3)
     pd.testing.assert_frame_equal(predictions(first.out), predictions(again.out))
     assert embedkit.probe(renamed, folds=3, **options).content.views
-    with pytest.raises(TypeError, match=r"'label'.*dataframe\.vectors"):
-        embedkit.train("dataframe.vectors", out="no", label="stars")
+    with pytest.raises(UsageError, match=r"text='text'.*dataframe\.vectors"):
+        embedkit.train("dataframe.vectors", out="no", text="text")
     tuned = embedkit.finetune(renamed, label="stars", **{**TINY, "epochs": 1})
     assert len(tuned.content.classes) == 2
-    with pytest.raises(TypeError, match=r"finetune\(\).*'lable'"):
-        embedkit.finetune(renamed, lable="stars")  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="group='nobody'"):
         embedkit.split(renamed, label="stars", group="nobody")
     texts = {"a": ["good", "bad", "home"], "b": ["good", "home", "bus"], "s": [5, 1, 2]}
     columns: dict[str, Any] = {"text": "a", "text_pair": "b", "score": "s", "layers": "-1"}
     pairs = embedkit.similarity(pd.DataFrame(texts), model=str(tiny_model()), **columns)
     assert pairs.cosines["mean_2"][0] == pytest.approx(1)
+
+
+def test_labels_may_come_after_the_vectors(frame: pd.DataFrame) -> None:
+    """A column of the frame, with its rejected rows, or a kept column: nothing is encoded again."""
+    frame = pd.concat([frame[:3].assign(text=""), frame], ignore_index=True)
+    expected = embedkit.train(extracted(frame, out="labelled"), folds=2, out="expected")
+    frame = frame.rename(columns={"label": "stars"})
+    data = extracted(frame, keep=["stars"])
+    with pytest.raises(UsageError, match="has no labels of records"):
+        embedkit.train(data)
+    for number, label in enumerate((frame["stars"], frame["stars"].tolist(), "stars")):
+        run = embedkit.train(data, label=label, folds=2, out=f"run-{number}", test=frame)
+        inside = predictions(run.out).query("fold != 'test'").reset_index(drop=True)
+        pd.testing.assert_frame_equal(inside, predictions(expected.out))
+        assert ("test" in run.content.scores) is (number != 1)  # a list has no name to look for
+    assert embedkit.probe(data, label="stars", folds=2).content.classes == expected.content.classes
+    assert len(embedkit.split(data, label="stars").row) == len(frame) - 3
+    for wrong, message in ((frame["stars"][3:], "expected 63"), ("star", "columns row"), (3, "=3")):
+        with pytest.raises(UsageError, match=message):
+            embedkit.train(data, label=wrong, out="no")  # type: ignore[arg-type]
 
 
 def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
+from embedkit import storage
 from embedkit.dataset import extract as planning
+from embedkit.dataset import format as format_module
 from embedkit.dataset import read
 from embedkit.errors import LockedError, OutputExistsError
 from embedkit.verification import verify
@@ -35,6 +38,40 @@ def test_a_dataset_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run(corpus, tmp_path / "out")
     assert embedkit.load(tmp_path / "out").views == ("mean_0",)
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out"]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_manifest_is_read_while_its_dataset_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """It is not damaged, and between the two renames it is not missing."""
+    corpus, out = write_tsv(tmp_path / "c.tsv"), tmp_path / "out"
+    run(corpus, out)
+    work, checked = storage.incomplete(out), vars(format_module)["check_files"]
+    run(corpus, work, layers="0")
+    before = work / format_module.SCRATCH / "replaced"
+
+    def replace() -> None:
+        before.parent.mkdir(parents=True, exist_ok=True)
+        out.rename(before)
+        if gone:
+            threading.Timer(0.2, lambda: work.rename(out)).start()
+        else:
+            work.rename(out)
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        if not gone and work.exists():
+            replace()
+            (out / format_module.MANIFEST).write_text("{}")  # that of another dataset
+        return checked(*arguments, **options)
+
+    monkeypatch.setattr(format_module, "check_files", meanwhile)
+    if gone:
+        replace()
+        assert format_module.read_manifest(out).fingerprint
+    else:
+        with pytest.raises(LockedError, match="meanwhile"):
+            format_module.read_manifest(out)
 
 
 @pytest.mark.parametrize("to", ["csv", "npy"])

@@ -19,7 +19,7 @@ from embedkit.classifiers.probe import probe
 from embedkit.comparison.cases import find_lengths
 from embedkit.comparison.report import write_report
 from embedkit.comparison.table import compare
-from embedkit.errors import MismatchError, OutputExistsError, UsageError
+from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import shown
 from embedkit.runs.metrics import interval_text, metric_name, metric_text
 from embedkit.runs.split import split
@@ -54,15 +54,14 @@ def two_runs(folder: Path, n: int, **how: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(common: Path) -> Path:
     """A dataset, four runs, a probe and their report, made once."""
-    folder = tmp_path_factory.mktemp("report")
-    options = two_runs(folder, N)
-    train(folder / "data", out=folder / "runs/knn", estimator="knn", view="mean_0", **options)
-    probe(folder / "data", out=folder / "runs/probe", **options)
-    tuned(folder / "corpus.tsv", folder / "runs/tuned", validation=0.2, folds=3, **options)
-    write_report(compare(runs_of(folder)), folder / "report.html")
-    return folder
+    options = two_runs(common, N)
+    train(common / "data", out=common / "runs/knn", estimator="knn", view="mean_0", **options)
+    probe(common / "data", out=common / "runs/probe", **options)
+    tuned(common / "corpus.tsv", common / "runs/tuned", validation=0.2, folds=3, **options)
+    write_report(compare(runs_of(common)), common / "report.html")
+    return common
 
 
 def runs_of(folder: Path) -> list[Path]:
@@ -232,8 +231,6 @@ def test_other_texts_are_refused(shared: Path, tmp_path: Path) -> None:
         write_report(compared, tmp_path / "r.html", texts=other)
     with pytest.raises(UsageError, match="texts="):
         write_report(compared, tmp_path / "r.html", texts=tmp_path / "none")
-    with pytest.raises(OutputExistsError, match="overwrite"):
-        write_report(compared, shared / "report.html")
     with pytest.raises(UsageError, match="report="):
         write_report(compared, tmp_path / "report.pdf")
     assert not (tmp_path / "r.html").exists()

@@ -24,26 +24,25 @@ READY = "#explorer:not([hidden])"
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(common: Path) -> dict[str, Path]:
     """Reports of vectors with a probe, of many runs and classes, and of values."""
-    folder = tmp_path_factory.mktemp("pages")
-    options = two_runs(folder, 200, tune=True)
-    probe(folder / "data", out=folder / "runs/probe", learning_curve=True, **options)
+    options = two_runs(common, 200, tune=True)
+    probe(common / "data", out=common / "runs/probe", learning_curve=True, **options)
     write_report(
-        compare([folder / "runs" / n for n in ("tfidf", "logreg", "probe")], baseline="tfidf"),
-        folder / "vectors.html",
+        compare([common / "runs" / n for n in ("tfidf", "logreg", "probe")], baseline="tfidf"),
+        common / "vectors.html",
         label_names={"0": "부정", "1": "긍정"},
     )
     random = np.random.default_rng(0)
     labels = tuple(f"とても長い分類の名前がここにあります{i:02}" for i in range(77))
     names = [f"run_with_a_rather_long_name_{number}" for number in range(12)]
     given: dict[str, Any] = {"classes": 77, "labels": labels, "strength": 0.2}
-    many, _, _ = random_runs(folder / "many", names, n=600, **given)
-    write_report(compare(many, baseline=many[0].name), folder / "many.html")
+    many, _, _ = random_runs(common / "many", names, n=600, **given)
+    write_report(compare(many, baseline=many[0].name), common / "many.html")
     values = random.normal(size=300)
     made = [
         write_fake_run(
-            folder / f"values/{name}",
+            common / f"values/{name}",
             values,
             values + random.normal(size=300) * noise,
             [i % 5 for i in range(300)],
@@ -52,8 +51,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
         for name, noise in (("near", 0.7), ("far", 1.0))
     ]
-    write_report(compare(made, baseline="far"), folder / "values.html")
-    return {name: folder / f"{name}.html" for name in ("vectors", "many", "values")}
+    write_report(compare(made, baseline="far"), common / "values.html")
+    return {name: common / f"{name}.html" for name in ("vectors", "many", "values")}
 
 
 @pytest.fixture
@@ -65,7 +64,6 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
         )
 
 
-TABLET = pytest.param(800, "dark", marks=pytest.mark.slow)
 OVERLAPS = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) => {
   const frame = svg.getBoundingClientRect();
   if (!frame.width) return [];
@@ -85,10 +83,8 @@ OVERLAPS = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) =
 })"""
 
 
-@pytest.mark.parametrize(
-    "name", ["many", *(pytest.param(n, marks=pytest.mark.slow) for n in ("vectors", "values"))]
-)
-@pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (390, "light"), TABLET])
+@pytest.mark.parametrize("name", ["many", "vectors", "values"])
+@pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (390, "light"), (800, "dark")])
 def test_the_page_fits_the_screen(opened: Any, name: str, width: int, scheme: str) -> None:
     """No words of a picture lie on each other."""
     page = opened(name, width=width, scheme=scheme, bypass_csp=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
@@ -41,11 +40,11 @@ from embedkit.predict import (
 from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.run import ClassScore, TrainRun
 from embedkit.runs.split import Split, read_split, split, split_for, write_split
 from embedkit.storage import seal
 from embedkit.units.units import Units
 from tests.finetune_fixtures import check_test_set, predictions
+from tests.models import slow
 from tests.processes import command
 from tests.run_fixtures import train, units_with
 from tests.store_fixtures import extract_tiny
@@ -79,29 +78,14 @@ def vectors_of(corpus: Path, out: Path, **settings: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(common: Path) -> Path:
     """A folder with a dataset, a split and a run, made once."""
-    folder = tmp_path_factory.mktemp("results")
-    corpus = corpus_of(folder / "corpus.tsv")
+    corpus = corpus_of(common / "corpus.tsv")
     views: dict[str, Any] = {"layers": "all", "pooling": ["cls", "mean"]}
-    vectors_of(corpus, folder / "data", shard_rows=50, **views)
-    split(folder / "data", out=folder / "split.parquet", folds=4, test=0.2)
-    train(folder / "data", out=folder / "run", split=folder / "split.parquet", tune=True)
-    return folder
-
-
-def test_every_record_is_held_out_once(shared: Path) -> None:
-    found = predictions(shared / "run")
-    data = embedkit.load(shared / "data")
-    assert sorted(found["row"]) == data.row.tolist()
-    folds = pq.read_table(shared / "split.parquet").to_pandas().set_index("row")["fold"]
-    for row, fold in zip(found["row"], found["fold"], strict=True):
-        assert fold == ("test" if folds[row] == -1 else str(folds[row]))
-    assert np.allclose(found["proba_0"] + found["proba_1"], 1)
-    assert (found["y_pred"] == np.where(found["proba_1"] > found["proba_0"], "1", "0")).all()
-    assert found.set_index("row")["y_true"].to_dict() == dict(
-        zip(data.row, data.labels, strict=True)
-    )
+    vectors_of(corpus, common / "data", shard_rows=50, **views)
+    split(common / "data", out=common / "split.parquet", folds=4, test=0.2)
+    train(common / "data", out=common / "run", split=common / "split.parquet", tune=True)
+    return common
 
 
 def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Path) -> None:
@@ -121,7 +105,7 @@ def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Pat
 
 def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> None:
     """Another seed assigns other folds."""
-    options: dict[str, Any] = {"estimator": "sklearn.ensemble:ExtraTreesClassifier"}
+    options: dict[str, Any] = {"estimator": "sklearn.ensemble:ExtraTreesClassifier", "folds": 2}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         train(shared / "data", out=tmp_path / name, seed=seed, **options)
     first, second, other = (predictions(tmp_path / name) for name in ("a", "b", "c"))
@@ -129,22 +113,6 @@ def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> No
     assert first["fold"].tolist() != other["fold"].tolist()
     files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
     assert files[0] == files[1]
-
-
-def test_the_first_line_of_uneven_classes_is_macro_f1(shared: Path) -> None:
-    """Always predicting a class of more than 80 % looks good, and weighted classes count alike."""
-    content = read_run(shared / "run")
-    assert isinstance(content, TrainRun)
-    for support, weight, metric in (
-        ((40, 60), None, "accuracy"),
-        ((92, 8), None, "macro_f1"),
-        ((40, 60), "balanced", "macro_f1"),
-    ):
-        classes = tuple(ClassScore(c, 0.5, 0.5, 0.5, n) for c, n in zip("01", support, strict=True))
-        about: dict[str, Any] = {"settings": content.settings | {"class_weight": weight}}
-        about["scores"] = {"cross_validation": content.scores["cross_validation"]}
-        made = replace(content, per_class={"cross_validation": classes}, **about)
-        assert run_info_text(shared / "run", made).startswith(metric)
 
 
 # leaks
@@ -217,14 +185,17 @@ def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: P
 
 # all estimators
 
+TFIDF = (*TABLE["classification"], "sklearn.ensemble:ExtraTreesClassifier")
+
 
 @pytest.mark.parametrize(
     ("estimator", "features"),
     [
-        *((e, f) for e in TABLE["classification"] for f in ("vectors", "tfidf")),
+        *((estimator, "vectors") for estimator in TABLE["classification"]),
+        ("logreg", "tfidf"),
         ("sklearn.svm:LinearSVC", "vectors"),
-        ("sklearn.neural_network:MLPClassifier", "vectors"),
-        ("sklearn.ensemble:ExtraTreesClassifier", "tfidf"),
+        *slow(("sklearn.neural_network:MLPClassifier", "vectors")),
+        *slow(*((estimator, "tfidf") for estimator in TFIDF if estimator != "logreg")),
     ],
 )
 def test_every_estimator_is_saved_and_predicts_again(
@@ -239,7 +210,7 @@ def test_every_estimator_is_saved_and_predicts_again(
     assert names == {"pipeline.skops"} | ({"booster.txt"} if estimator == "lightgbm" else set())
 
 
-@pytest.mark.parametrize("estimator", [None, "knn", "lightgbm", "sklearn.svm:SVR"])
+@pytest.mark.parametrize("estimator", [None, "lightgbm", *slow("knn", "sklearn.svm:SVR")])
 def test_regression(tmp_path: Path, estimator: str | None, shared: Path) -> None:
     values = [f"{(i % 2) + i / 1000:.3f}" for i in range(N)]
     data = vectors_of(corpus_of(tmp_path / "c.tsv", values), tmp_path / "data")
@@ -539,6 +510,7 @@ def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
 # probe
 
 
+@pytest.mark.slow
 @pytest.mark.figures
 def test_probe(shared: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"control": "random-weights"}

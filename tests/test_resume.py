@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from embedkit.dataset.format import TABLES, read_footer
 from embedkit.dataset.job import JobFolder
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
 from embedkit.types import Progress
-from tests.processes import Process
+from tests.processes import environment
 from tests.store_fixtures import (
     N_ACCEPTED,
     begin,
@@ -73,6 +76,15 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
 
 # Real processes
 
+SMALL_SHARDS = """
+import signal
+import embedkit.dataset.extract as planning
+from embedkit.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
+planning._shard_rows = lambda *_: 8
+main()
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -81,16 +93,20 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
 )
 def test_signals_end_the_job_at_once(tmp_path: Path, number: int, code: int, word: str) -> None:
     write_tsv(tmp_path / "c.tsv", [(str(i), "the movie was good " * 4, "1") for i in range(6_000)])
-    few = "import embedkit.dataset.extract as planning; planning._shard_rows = lambda *_: 8"
-    line = f"extract c.tsv --out out --model {tiny_model()} --words --tokens --layers all"
-    process = Process(*line.split(), cwd=tmp_path, first=few)
+    typed = f"extract c.tsv --out out --model {tiny_model()} --words --tokens --layers all".split()
     parts = tmp_path / "out.incomplete/sentences"
-    assert process.until(lambda: len(list(parts.glob("*.parquet"))) >= 2)
-    process.send(number)
-    ended = process.wait()
-    assert ended.returncode == code
-    assert "Traceback" not in ended.stdout + ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith(f"embedkit: {word}")
+    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(
+        [sys.executable, "-c", SMALL_SHARDS, *typed], cwd=tmp_path, env=environment(), **output
+    ) as process:
+        while len(list(parts.glob("*.parquet"))) < 2:
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in stdout + stderr
+    assert stderr.splitlines()[-1].startswith(f"embedkit: {word}")
     assert not (tmp_path / "out").exists()
     for part in parts.iterdir():
         read_footer(part)

@@ -121,8 +121,9 @@ def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
     assert embedkit.verify(out, recompute=999).ok
 
 
-@pytest.mark.parametrize("storage", ["float16", "compact"])
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    ("name", "storage"), [*zip(WRITERS, ["float16", "compact"] * 3, strict=True)]
+)
 def test_every_format_and_storage(tmp_path: Path, name: str, storage: str) -> None:
     files, options = [tmp_path / name, tmp_path / f"second-{name}"], {**OPTIONS, "storage": storage}
     for file, rows in zip(files, (OLD, NEW), strict=True):

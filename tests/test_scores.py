@@ -95,12 +95,13 @@ def test_metrics_of_weighted_records_are_those_of_copies() -> None:
             copies = metrics_for(y1, shares1, said1, beta=2)
             for name, metric in found.items():
                 assert metric(weights)[row] == pytest.approx(copies[name].value(len(y1))), name
-    y, said = random.normal(size=(2, 60)).round(1)
-    found = metrics_for(y, said)
-    for row, one in enumerate(weights.astype(int)):
-        copies = metrics_for(np.repeat(y, one), np.repeat(said, one))
-        for name, metric in found.items():
-            assert metric(weights)[row] == pytest.approx(copies[name].value(one.sum())), name
+    values, sets = random.normal(size=(2, 60)).round(1), random.integers(0, 2, size=(60, 4))
+    for y, said in (values, (sets, np.round(0.3 * sets + 0.6 * random.random((60, 4)), 2))):
+        found = metrics_for(y, said)
+        for row, one in enumerate(weights.astype(int)):
+            copies = metrics_for(np.repeat(y, one, axis=0), np.repeat(said, one, axis=0))
+            for name, metric in found.items():
+                assert metric(weights)[row] == pytest.approx(copies[name].value(one.sum())), name
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e9])

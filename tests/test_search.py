@@ -40,17 +40,16 @@ def corpus_of(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(common: Path) -> Path:
     """A dataset of several shards with a reject in the middle."""
-    folder = tmp_path_factory.mktemp("search")
     extract_tiny(
-        corpus_of(folder / "corpus.tsv"),
-        folder / "data",
+        corpus_of(common / "corpus.tsv"),
+        common / "data",
         layers="all",
         pooling=["cls", "mean"],
         shard_rows=20,
     )
-    return folder / "data"
+    return common / "data"
 
 
 def plain(X: Any, queries: Any, metric: str) -> Any:

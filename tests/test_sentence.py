@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from sentence_transformers.sentence_transformer import modules as st
 import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.model import describe_model
 from embedkit.errors import ModelError, UsageError
-from tests.models import TEXTS, check_near
+from tests.models import TEXTS, Tiny, check_near, slow
 from tests.processes import invoke
 
 SOME = [*TEXTS[:9], *TEXTS[10:]]
@@ -41,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(kind: str, tiny: Callable[[str], Path], folder: Path) -> SentenceTransformer:
+def made(kind: str, tiny: Tiny, folder: Path) -> SentenceTransformer:
     """A checkpoint of a kind, as sentence-transformers saves it."""
     given = KINDS[kind]
     torch.manual_seed(3)
@@ -65,9 +63,12 @@ def made(kind: str, tiny: Callable[[str], Path], folder: Path) -> SentenceTransf
     return SentenceTransformer(str(folder), device="cpu")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+QUICK = ("bge", "dense", "gemma", "modernbert", "lower_case")
+
+
+@pytest.mark.parametrize("kind", [*QUICK, *slow(*sorted(KINDS.keys() - {*QUICK}))])
 def test_vectors_are_those_of_sentence_transformers(
-    kind: str, tiny: Callable[[str], Path], tmp_path: Path, notes: list[str]
+    kind: str, tiny: Tiny, tmp_path: Path, notes: list[str]
 ) -> None:
     theirs = made(kind, tiny, tmp_path / "model")
     encoder = Encoder(tmp_path / "model", device="cpu")
@@ -94,7 +95,7 @@ def test_vectors_are_those_of_sentence_transformers(
         assert np.array_equal(given, encoder.encode(SOME, prefix="of: "))
 
 
-def test_options_override_the_definition(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_options_override_the_definition(tiny: Tiny, tmp_path: Path) -> None:
     made("e5", tiny, tmp_path / "model")
     given: dict[str, Any] = {"model": str(tmp_path / "model"), "prefix": ""}
     encoder, plain = Encoder(tmp_path / "model"), Encoder(tiny("xlm-roberta"))
@@ -113,7 +114,7 @@ def test_options_override_the_definition(tiny: Callable[[str], Path], tmp_path: 
         embedkit.extract(SOME, out=tmp_path / "x", **given, prompt="query")
 
 
-def test_earlier_names_of_poolings(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_earlier_names_of_poolings(tiny: Tiny, tmp_path: Path) -> None:
     theirs = made("bge", tiny, tmp_path / "model")
     legacy = {"word_embedding_dimension": 24, "pooling_mode_cls_token": True}
     legacy["pooling_mode_mean_tokens"] = False
@@ -127,41 +128,7 @@ def test_earlier_names_of_poolings(tiny: Callable[[str], Path], tmp_path: Path) 
     check_near(ours, theirs.encode(SOME), theirs.double().encode(SOME))
 
 
-UNKNOWN: dict[str, tuple[str, dict[str, Any]]] = {
-    "LayerNorm": ("modules.json", {"type": "sentence_transformers.models.LayerNorm"}),
-    "Own": ("modules.json", {"type": "own.Own"}),
-    "weightedmean": ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}),
-    "cls and mean": ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}),
-    "prompt": ("1_Pooling/config.json", {"include_prompt": False}),
-    "2_Normalize": ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}),
-}
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_not_computed_is_refused_by_name(
-    name: str, tiny: Callable[[str], Path], tmp_path: Path
-) -> None:
-    made("bge", tiny, tmp_path / "model")
-    file, change = UNKNOWN[name]
-    path = tmp_path / "model" / file
-    path.parent.mkdir(exist_ok=True)
-    content = json.loads(path.read_text()) if path.is_file() else {}
-    if isinstance(content, list):
-        content[2] |= change
-    else:
-        content |= change
-    path.write_text(json.dumps(content))
-    encoder, model = Encoder(tmp_path / "model"), str(tmp_path / "model")
-    assert f"needs {encoder.checkpoint.definition.problem}" in describe_model(model).sentence
-    for call in (encoder.encode, lambda texts: encoder.encode_views(texts, ["sentence"])):
-        with pytest.raises(ModelError, match=name):
-            call(SOME)
-    with pytest.raises(ModelError, match=name):
-        embedkit.extract(SOME, out=tmp_path / "out", model=model)
-    assert encoder.encode(SOME, pooling="mean").shape == (len(SOME), 24)
-
-
-def test_damaged_weights_of_a_module(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_damaged_weights_of_a_module(tiny: Tiny, tmp_path: Path) -> None:
     made("dense", tiny, tmp_path / "model")
     file = tmp_path / "model/2_Dense/model.safetensors"
     before = find_checkpoint(tmp_path / "model").sha256
@@ -171,7 +138,7 @@ def test_damaged_weights_of_a_module(tiny: Callable[[str], Path], tmp_path: Path
         Encoder(tmp_path / "model")
 
 
-def test_fewer_dimensions(tiny: Callable[[str], Path], tmp_path: Path, notes: list[str]) -> None:
+def test_fewer_dimensions(tiny: Tiny, tmp_path: Path, notes: list[str]) -> None:
     theirs = made("dense", tiny, tmp_path / "model")
     wanted = [
         model.encode(SOME, truncate_dim=8) for model in (theirs, copy.deepcopy(theirs).double())

@@ -20,14 +20,8 @@ def most(rate: float, count: int = COUNT) -> float:
     return float(stats.binom.isf(1e-6, count, rate)) / count
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["groups of 10"]
-    + [
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("independent", "5 % positives", "values")
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["groups of 10", "independent", "5 % positives", "values"])
 def test_verdicts_and_intervals(name: str) -> None:
     """Equal methods seldom differ, intervals hold the truth, a better method is found."""
     for metric, found in rates(SMALL[name], repetitions=COUNT).items():

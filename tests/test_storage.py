@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +110,6 @@ def test_a_folder_renamed_by_its_holder_is_not_ours(
         storage.exclusive(folder).__enter__()
 
 
-class Stop(BaseException):
-    """The process ends here."""
-
-
 def make(out: Path, content: str) -> None:
     with new_folder(out) as work:
         (work / "file").write_text(content)
@@ -157,37 +152,6 @@ def test_only_what_was_seen_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "folder/file").read_text() == "first"
     assert (tmp_path / "folder/mine").exists()
     assert not (tmp_path / "file.incomplete").exists()
-
-
-@pytest.mark.parametrize("function", ["publish_folder", "remove_tree", "make_folder"])
-@pytest.mark.parametrize("number", [0, 1])
-def test_what_was_cut_short_is_completed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, number: int
-) -> None:
-    """Wherever the process ends, the next command goes on from a whole folder."""
-    out = tmp_path / "out"
-    make(out, "old")
-    real: Callable[..., object] = getattr(storage, function)
-    calls: list[object] = []
-
-    def stop(*args: Path) -> object:
-        calls.append(args)
-        if len(calls) > number:
-            raise Stop
-        return real(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, function, stop)
-        try:
-            make(out, "new")
-        except Stop:
-            assert out.is_dir() or (tmp_path / "out.incomplete").is_dir()
-    finish_swap(out, lambda _: True)
-    assert (out / "file").read_text() in ("old", "new")
-    assert not (out / UNFINISHED).exists()
-    make(out, "newer")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert (out / "file").read_text() == "newer"
 
 
 def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:

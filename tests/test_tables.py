@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tables import TokenVectors, WordVectors
 from embedkit.errors import UsageError
-from tests.models import TEXTS
+from tests.models import TEXTS, EncoderOf, Tiny
 from tests.store_fixtures import run
 
 FILLED = [text for text in dict.fromkeys(TEXTS) if text.strip()] + [TEXTS[2], "a  movie\tbus", "배"]
@@ -39,7 +37,7 @@ def agree(ours: TokenVectors | WordVectors, folder: Path) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "japanese"])
 def test_words_and_tokens_are_those_that_extract_writes(
-    family: str, tiny: Callable[[str], Path], encoder_of: Callable[[str], Encoder], tmp_path: Path
+    family: str, tiny: Tiny, encoder_of: EncoderOf, tmp_path: Path
 ) -> None:
     encoder, model = encoder_of(family), str(tiny(family))
     run(
@@ -69,9 +67,7 @@ WORDS = st.lists(
 
 
 @given(words=WORDS)
-def test_words_of_a_text_are_the_text(
-    words: list[list[str]], encoder_of: Callable[[str], Encoder]
-) -> None:
+def test_words_of_a_text_are_the_text(words: list[list[str]], encoder_of: EncoderOf) -> None:
     encoder = encoder_of("bert")
     ours = encoder.encode_words(words=words, layers=[0, -1])
     joined = encoder.encode_words([" ".join(some) for some in words], layers=[0, -1])
@@ -82,7 +78,7 @@ def test_words_of_a_text_are_the_text(
     assert ours.row.tolist() == [row for row, some in enumerate(words) for _ in some]
 
 
-def test_nothing_to_encode(encoder_of: Callable[[str], Encoder]) -> None:
+def test_nothing_to_encode(encoder_of: EncoderOf) -> None:
     encoder = encoder_of("bert")
     for empty in (
         encoder.encode_words([]),
@@ -111,8 +107,6 @@ def test_nothing_to_encode(encoder_of: Callable[[str], Encoder]) -> None:
         ({"texts": ["a"], "batch_size": 0}, "batch_size=0"),
     ],
 )
-def test_wrong_calls(
-    call: dict[str, Any], message: str, encoder_of: Callable[[str], Encoder]
-) -> None:
+def test_wrong_calls(call: dict[str, Any], message: str, encoder_of: EncoderOf) -> None:
     with pytest.raises((TypeError, UsageError), match=message):
         encoder_of("bert").encode_words(**call)

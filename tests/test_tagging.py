@@ -36,16 +36,15 @@ UPOS = CorpusOptions(word_label="upos")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(common: Path) -> Path:
     """A treebank, its word vectors, a split with a test set, a frozen and a fine-tuned tagger."""
-    folder = tmp_path_factory.mktemp("tagging")
-    bank = write_treebank(folder / "bank.conllu", 60)
-    extract(bank, folder / "vectors")
-    split = folder / "split.parquet"
+    bank = write_treebank(common / "bank.conllu", 60)
+    extract(bank, common / "vectors")
+    split = common / "split.parquet"
     embedkit.split(bank, folds=3, test=0.2, out=split)
-    embedkit.train(folder / "vectors", level="word", split=split, out=folder / "frozen")
-    tuned(bank, folder / "tuned", split=split, epochs=20, learning_rate=2e-2)
-    return folder
+    embedkit.train(common / "vectors", level="word", split=split, out=common / "frozen")
+    tuned(bank, common / "tuned", split=split, epochs=20, learning_rate=2e-2)
+    return common
 
 
 def tuned(corpus: Any, out: Path, **settings: Any) -> Any:

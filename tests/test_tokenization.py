@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import embedkit.encoding.tokenizer
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import (
     TextTokenizer,
     TokenizedTexts,
@@ -27,10 +26,12 @@ from embedkit.encoding.tokenizer import (
     word_spans,
 )
 from embedkit.errors import ModelError, UsageError
-from tests.models import TEXTS, build_old
+from tests.models import TEXTS, EncoderOf, Tiny, build_old
 
 KINDS = ("bert", "bert_left", "roberta", "roberta_wordpiece", "xlm-roberta", "japanese")
 FAST = tuple(kind for kind in KINDS if kind != "japanese")
+TokenizerOf = Callable[[str], TextTokenizer]
+OwnOf = Callable[[str], Any]
 NO_LIMIT = TokenizerSettings(max_length=10**6)
 ANY_TEXT = st.one_of(
     st.sampled_from(TEXTS),
@@ -40,13 +41,13 @@ ANY_TEXT = st.one_of(
 
 
 @pytest.fixture(scope="session")
-def tokenizer_of(encoder_of: Callable[[str], Encoder]) -> Callable[[str], TextTokenizer]:
+def tokenizer_of(encoder_of: EncoderOf) -> Callable[[str], TextTokenizer]:
     """The tokenizer of a tiny checkpoint."""
     return lambda family: encoder_of(family).tokenizer
 
 
 @pytest.fixture(scope="session")
-def own_of(tiny: Callable[[str], Path]) -> Callable[[str], Any]:
+def own_of(tiny: Tiny) -> Callable[[str], Any]:
     """The same tokenizer as transformers loads it."""
     from transformers import AutoTokenizer
 
@@ -69,8 +70,8 @@ def test_ids_are_the_tokenizers_own(
     text: str,
     pair: str | None,
     max_length: int,
-    tokenizer_of: Callable[[str], TextTokenizer],
-    own_of: Callable[[str], Any],
+    tokenizer_of: TokenizerOf,
+    own_of: OwnOf,
 ) -> None:
     texts, pairs = [text], None if pair is None else [pair]
     own = own_of(family)(
@@ -89,10 +90,7 @@ def test_ids_are_the_tokenizers_own(
 
 @pytest.mark.parametrize("family", FAST)
 def test_limits_of_tokenizer_json_do_not_count(
-    family: str,
-    tiny: Callable[[str], Path],
-    tokenizer_of: Callable[[str], TextTokenizer],
-    tmp_path: Path,
+    family: str, tiny: Tiny, tokenizer_of: TokenizerOf, tmp_path: Path
 ) -> None:
     from tokenizers import Tokenizer
 
@@ -107,7 +105,7 @@ def test_limits_of_tokenizer_json_do_not_count(
     assert ids_of(ours) == ids_of(wanted)
 
 
-def test_limits_that_cannot_be_kept(tokenizer_of: Callable[[str], TextTokenizer]) -> None:
+def test_limits_that_cannot_be_kept(tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of("bert")
     for pairs, least in ((None, 3), (["b b b"], 5)):
         (encoded,) = tokenizer.encode(["a a a"], pairs, settings=TokenizerSettings(least))
@@ -125,7 +123,7 @@ def test_limits_that_cannot_be_kept(tokenizer_of: Callable[[str], TextTokenizer]
 
 
 def test_very_long_texts_are_cut_before_tokenizing(
-    tokenizer_of: Callable[[str], TextTokenizer], monkeypatch: pytest.MonkeyPatch
+    tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedkit.encoding.tokenizer, "MAX_CHARS", 10)
     for family in KINDS:
@@ -147,12 +145,7 @@ def test_very_long_texts_are_cut_before_tokenizing(
 @given(text=ANY_TEXT, pair=ANY_TEXT, prefix=st.sampled_from(["", "query: ", "여"]))
 @settings(max_examples=40)
 def test_offsets_are_the_tokenizers_own(
-    family: str,
-    text: str,
-    pair: str,
-    prefix: str,
-    tokenizer_of: Callable[[str], TextTokenizer],
-    own_of: Callable[[str], Any],
+    family: str, text: str, pair: str, prefix: str, tokenizer_of: TokenizerOf, own_of: OwnOf
 ) -> None:
     own = own_of(family)([prefix + text], [pair], return_offsets_mapping=True)
     asked = TokenizerSettings(10**6, prefix=prefix)
@@ -172,9 +165,7 @@ ORDINARY = (*TEXTS[:7], TEXTS[13], "여행, 영화 (movie) 그리고 bus!")
 
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("text", [*ORDINARY, TEXTS[7], TEXTS[11]])
-def test_every_word_has_its_tokens(
-    family: str, text: str, tokenizer_of: Callable[[str], TextTokenizer]
-) -> None:
+def test_every_word_has_its_tokens(family: str, text: str, tokenizer_of: TokenizerOf) -> None:
     (encoded,) = tokenizer_of(family).encode([text], settings=NO_LIMIT, offsets=True)
     assert encoded.spans is not None
     assert encoded.word is not None
@@ -198,11 +189,7 @@ def test_every_word_has_its_tokens(
     data=st.data(),
 )
 def test_every_kept_token_comes_from_one_window(
-    n_a: int,
-    n_b: int | None,
-    max_length: int,
-    data: st.DataObject,
-    tokenizer_of: Callable[[str], TextTokenizer],
+    n_a: int, n_b: int | None, max_length: int, data: st.DataObject, tokenizer_of: TokenizerOf
 ) -> None:
     tokenizer = tokenizer_of("bert")
     room = max_length - (2 if n_b is None else 3)
@@ -303,9 +290,7 @@ def test_tokenizer_json_decides_where_its_configuration_does_not(
 
 
 @pytest.mark.parametrize("family", ["bert", "japanese"])
-def test_half_a_character_is_refused(
-    family: str, tokenizer_of: Callable[[str], TextTokenizer]
-) -> None:
+def test_half_a_character_is_refused(family: str, tokenizer_of: TokenizerOf) -> None:
     for text in ("a\ud800b", "\udcff"):
         with pytest.raises(UsageError, match=r"'\\ud"):
             tokenizer_of(family).encode(["fine", text], settings=NO_LIMIT)
@@ -343,6 +328,8 @@ UNK = "[UNK]"
         ("猫 犬 鳥", "猫 [UNK] 鳥", ["猫", "犬", "鳥"]),
         ("one two three four", "[UNK] [UNK] three [UNK]", ["one", "two", "three", "four"]),
         ("x", "[UNK] [UNK]", ["x", ""]),
+        ("one x1 x2 x3 two", "one [UNK] [UNK] two", ["one", "x1", "x2 x3", "two"]),
+        ("one x1 x2 two", "one [UNK] [UNK] [UNK] two", ["one", "x1", "x2", "", "two"]),
         ("a1 x 2", "a 2 x 1", ["a", "1", "x", "2"]),  # the 2 is not what stands after the a
         ("b a", "missing a", ["b", "a"]),  # a token that is not in the text counts as unknown
     ],

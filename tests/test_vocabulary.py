@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from embedkit.finetuning.model import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
 from embedkit.units.target import Target
-from tests.models import TEXTS
+from tests.models import TEXTS, Tiny
 from tests.test_heads import plain_of
 
 SOME = [text for text in TEXTS if text.strip()]
@@ -70,7 +69,7 @@ def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) ->
     ids=str,
 )
 def test_every_weight_is_that_of_training_all_rows(
-    tiny: Callable[[str], Path],
+    tiny: Tiny,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     family: str,

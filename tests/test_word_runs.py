@@ -36,17 +36,16 @@ def extract(corpus: Path, out: Path, **settings: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(common: Path) -> Path:
     """Words of 40 sentences, a split of the sentences, and a run on layer 0, on TF-IDF, a probe."""
-    folder = tmp_path_factory.mktemp("words")
-    data = extract(write_treebank(folder / "bank.conllu"), folder / "vectors")
-    embedkit.split(data, folds=3, out=folder / "split.parquet")
-    split: dict[str, Any] = {"level": "word", "split": folder / "split.parquet"}
-    train(data, view="0", out=folder / "tags", **split)
-    train(data, view="0", out=folder / "tuned", tune=True, **split)
-    train(data, features="tfidf", out=folder / "forms", tune=True, **split)
-    embedkit.probe(data, out=folder / "probe", **split)
-    return folder
+    data = extract(write_treebank(common / "bank.conllu"), common / "vectors")
+    embedkit.split(data, folds=3, out=common / "split.parquet")
+    split: dict[str, Any] = {"level": "word", "split": common / "split.parquet"}
+    train(data, view="0", out=common / "tags", **split)
+    train(data, view="0", out=common / "tuned", tune=True, **split)
+    train(data, features="tfidf", out=common / "forms", tune=True, **split)
+    embedkit.probe(data, out=common / "probe", **split)
+    return common
 
 
 def content_of(run: Path) -> TrainRun:
@@ -82,12 +81,6 @@ def test_labels_of_records_do_not_matter_to_words(tmp_path: Path, labels: str) -
     data = extract(tmp_path / "c.tsv", tmp_path / "v", word_label="tags", label="label")
     result = train(data, level="word", folds=2, out=tmp_path / "run")
     assert result.content.classes == ("DET", "NOUN", "VERB")
-
-
-def test_words_are_made_again_with_the_same_bits(made: Path) -> None:
-    found = embedkit.verify(made / "vectors", recompute=999)
-    count = 40 + len(embedkit.load(made / "vectors", level="word"))
-    assert (found.ok, found.recomputed_rows, found.identical_rows) == (True, count, count)
 
 
 def test_sentences_never_cross_folds(made: Path) -> None:

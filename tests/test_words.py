@@ -40,11 +40,10 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(common: Path) -> Path:
     """Datasets with word vectors, with token vectors, with both, with neither."""
-    where = tmp_path_factory.mktemp("words")
     rows = [(f"id{i}", text, str(i % 2)) for i, text in enumerate(TEXTS)]
-    corpus = write_tsv(where / "c.tsv", [*rows[:2], ("none", "", "0"), *rows[2:]])
+    corpus = write_tsv(common / "c.tsv", [*rows[:2], ("none", "", "0"), *rows[2:]])
     tables: dict[str, Any] = {
         "words": {"words": "mean"},
         "tokens": {"tokens": True},
@@ -54,8 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, made in tables.items():
         settings = {"layers": "0,2", **made}
-        extract_tiny(corpus, where / name, shard_rows=3, **settings)
-    return where
+        extract_tiny(corpus, common / name, shard_rows=3, **settings)
+    return common
 
 
 # where a word stands

@@ -1,34 +1,34 @@
-"""The commands of docs/workflow-*.md run as they stand and print what the pages show."""
+"""The commands of README and docs/workflow-*.md run and print what the pages show; the notebook."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from transformers import BertModel, BertTokenizer
 
-import embedkit
 from embedkit.cli.main import cli
+from embedkit.errors import EXIT_REJECTS, EmbedkitError
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import FinetuneRun
-from tests.models import build_old
 from tests.processes import ROOT, Done, command
 from tests.store_fixtures import tiny_model
 
 DOCS = ROOT / "docs"
 PAGES = {
-    path.stem: path.read_text("utf-8") for path in (*DOCS.glob("workflow-*.md"), DOCS / "nsmc.md")
+    path.stem: path.read_text("utf-8")
+    for path in (*DOCS.glob("workflow-*.md"), DOCS / "nsmc.md", ROOT / "README.md")
 }
 REFUSED = {"runs/leak": 4, "leak": 2}
 
@@ -39,8 +39,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def numbered(text: str) -> str:
-    """Without digits, which differ between machines."""
-    return re.sub(r"\d+", "N", text)
+    """Without numbers, which differ between machines."""
+    return re.sub(r"\d[\d.,]*", "N", text)
 
 
 @dataclass
@@ -91,7 +91,7 @@ def of(*pages: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("ran", slow, indirect=True)
 
 
-@of("workflow-checkpoint", "workflow-words", "workflow-competition")
+@of("README", "workflow-checkpoint", "workflow-words", "workflow-competition")
 def test_commands_run(ran: Ran) -> None:
     assert len(ran.results) >= 3
     for line, result in ran.results.items():
@@ -104,11 +104,13 @@ def _methods(text: str) -> set[str]:
     return {line.split()[0] for line in text.replace("→", " ").splitlines() if line.strip()}
 
 
-@of("workflow-checkpoint", "workflow-words", "workflow-competition")
+@of("README", "workflow-checkpoint", "workflow-words", "workflow-competition")
 def test_shown_output_is_printed(ran: Ran) -> None:
     (page,) = (name for name in PAGES if ran.folder.name.startswith(name))
     shown = blocks(page, "")
     assert shown
+    if page == "README":  # the first line of each answer; other blocks install
+        shown = shown[0].splitlines()
     for block in shown:
         lines = block.splitlines()
         if lines[0].split()[0] == "method":  # the order of methods is that of their scores
@@ -176,30 +178,6 @@ def test_a_rare_class_on_a_stand_in(tmp_path: Path) -> None:
     assert "600 records" in command("info", "logreg", cwd=tmp_path).stdout
 
 
-def test_an_old_folder_has_the_right_ids_and_vectors(tmp_path: Path) -> None:
-    """What the page and the README say of folders such as KcBERT's."""
-    folder = build_old(tmp_path, "cased")
-    text, unknown = "배를 여행을", "[UNK]"
-    plain = BertTokenizer.from_pretrained(str(folder))
-    theirs = plain.convert_ids_to_tokens(plain(text)["input_ids"])
-    ours = [row["token"] for row in embedkit.tokenize(text, model=str(folder))]
-    assert theirs == ["[CLS]", unknown, unknown, "[SEP]"]
-    assert unknown not in ours
-    cased = BertTokenizer.from_pretrained(str(folder), do_lower_case=False)
-    assert ours == cased.convert_ids_to_tokens(cased(text)["input_ids"])
-    (line,) = re.findall(r"^printf .*? \| embedkit (.*)$", PAGES["workflow-kcbert"], flags=re.M)
-    words = shlex.split(line.replace("./kcbert", shlex.quote(str(folder))))
-    done = command(*words, cwd=tmp_path, stdin=f"{text}\n".encode())
-    assert done.returncode == 0, done.stderr
-    with torch.inference_mode():
-        model = BertModel.from_pretrained(str(folder)).eval()
-        expected = model(**cased(text, return_tensors="pt"))
-    tokens = embedkit.load(tmp_path / "vectors", level="token")
-    assert np.allclose(tokens.X, expected.last_hidden_state[0], atol=1e-5)
-    pooled = embedkit.load(tmp_path / "vectors", view="pooler")
-    assert np.allclose(pooled.X, expected.pooler_output, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.stem
 )
@@ -213,3 +191,48 @@ def test_commands_and_options_of_every_page_exist(page: Path) -> None:
         for line in re.findall(r"^embedkit (?:(?!   ).)*", block, flags=re.M):
             options = set(re.findall(r"(?<=\s)--?[a-z][a-z0-9-]*", line))
             assert options <= known[line.split()[1]], line
+
+
+def code_of(notebook: str) -> list[dict[str, Any]]:
+    cells = json.loads((DOCS / notebook).read_text("utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+NOTEBOOKS = sorted(path.name for path in DOCS.glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_a_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notebook: str) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    monkeypatch.chdir(tmp_path / "docs")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in code_of(notebook):
+        exec(compile("".join(cell["source"]), notebook, "exec"), names)
+    if notebook == "notebook.ipynb":
+        (report,) = tmp_path.glob("*/report.html")
+        assert names["result"].winner.name in report.read_text("utf-8")
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_a_notebook_holds_the_outputs_of_one_execution(notebook: str) -> None:
+    code = code_of(notebook)
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
+    assert kinds == {"execute_result"}
+
+
+def test_every_command_and_exit_code_is_documented() -> None:
+    readme, reliability = PAGES["README"], (DOCS / "reliability.md").read_text("utf-8")
+    for name in cli.commands:
+        assert f"embedkit {name}" in readme or f"`{name}`" in readme
+
+    def codes(kind: Any) -> set[int]:
+        return {kind.exit_code}.union(*(codes(k) for k in kind.__subclasses__()))
+
+    documented = {
+        int(c) for row in re.findall(r"^\| ([\d, ]+) \|", reliability, re.M) for c in row.split(",")
+    }
+    assert codes(EmbedkitError) - {EmbedkitError.exit_code} | {EXIT_REJECTS} <= documented

@@ -55,7 +55,7 @@ from embedkit.runs.split import Split, split_for, write_split
 from embedkit.storage import Positive, Seed
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR, Target, class_prior, growing_order
-from embedkit.units.units import Units, load_or_extract
+from embedkit.units.units import Labels, Units, load_or_extract
 
 _CURVE = (0.1, 0.2, 0.4, 0.7, 1.0)
 _UNTRAINED = 3
@@ -79,6 +79,7 @@ def probe(
     out: str | Path | None = None,
     view: str | Sequence[str] | None = None,
     level: RunLevel = "sentence",
+    label: Labels = None,
     estimator: str | None = None,
     task: Task = "classification",
     label_separator: str = SEPARATOR,
@@ -105,6 +106,8 @@ def probe(
         view: name of a stored view, or several in a list; by default all. Of words layers. Only
             these are combined.
         level: ``sentence``: records are labelled, or ``word``: the words of records.
+        label: column of the labels, if it is not that of the dataset; or the labels themselves, as
+            in :func:`~embedkit.classifiers.train.train`.
         estimator: fitted on each view, as in :func:`~embedkit.classifiers.train.train`.
         task: {TASKS}.
         label_separator: between the classes of a record of several.
@@ -137,8 +140,8 @@ def probe(
     if control is not None:
         check_choice(("random-weights",), control=control)
     out = free_out(out, dataset, "probe", overwrite=overwrite)
-    data = load_or_extract(dataset, extraction, level=level, progress=progress)
-    names, units = _names(data, view), Units.of_dataset(data)
+    data = load_or_extract(dataset, extraction, label=label, level=level, progress=progress)
+    names, units = _names(data, view), Units.of_dataset(data, label=label)
     target = units.target(task, label_separator)
     if metric is not None:
         check_metric(metric, classes=len(target.classes), sets=target.of_sets)

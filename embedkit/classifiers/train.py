@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ from embedkit.choices import ClassWeight, Features, RunLevel, Task
 from embedkit.classifiers.estimators import EstimatorSettings, save_model
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
-from embedkit.dataset.format import EXTRACTION, is_dataset
+from embedkit.dataset.format import EXTRACTION, names_dataset
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import encode_as
 from embedkit.errors import UsageError
@@ -40,7 +39,7 @@ from embedkit.runs.split import Split, split_for
 from embedkit.storage import Positive, Seed
 from embedkit.types import Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
-from embedkit.units.units import Units, load_or_extract
+from embedkit.units.units import Labels, Units, load_or_extract
 
 logger = logging.getLogger(__name__)
 
@@ -173,17 +172,18 @@ def _test_set(
     if test is None:
         return TestSet.of_split(split, units, target)
     split.check_test(test)
-    if isinstance(test, str | os.PathLike) and is_dataset(Path(test)):
+    if names_dataset(test):
         other, name = load(test, list(data.views), level=data.level), str(test)
         made, expected = dataset_content(other), dataset_content(data)
         check_alike(made, expected, name=name, vectors=vectors, level=data.level)
-        further = Units.of_dataset(other)
+        column = units.reading["label"]
+        further = Units.of_dataset(other, label=column if column in other.columns else None)
     else:
         further = units.further(test)
         if further.label is None:
             column = units.reading["word_label" if units.level == "word" else "label"]
-            message = "%s has no column %r: it is predicted, not scored"
-            logger.warning(message, further.name, column)
+            lacking = f"column {column!r}" if column else "column that is named as the label"
+            logger.warning(f"{further.name} has no {lacking}: it is predicted, not scored")
         if vectors:
             further = further.encoded(encode_as(data.manifest, data.views, owner=str(data.path)))
     further = further if vectors else further.with_texts()
@@ -197,6 +197,7 @@ def train(
     out: str | Path | None = None,
     view: str | Sequence[str] | None = None,
     level: RunLevel = "sentence",
+    label: Labels = None,
     estimator: str | None = None,
     features: Features = "vectors",
     task: Task = "classification",
@@ -223,6 +224,8 @@ def train(
             layer, such as ``6``; by default the last one.
         level: ``sentence``: records are labelled, or ``word``: the words of records, which stay
             together in folds, inner folds, intervals and tests.
+        label: column of the labels, if it is not the one of the dataset: a kept one, or the values
+            themselves, one for each row of the input (``label=frame["stars"]``).
         estimator: ``logreg``, ``knn`` or ``lightgbm``, for regression ``ridge``, ``knn`` or
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
             as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
@@ -243,7 +246,7 @@ def train(
         seed: of folds, estimators and intervals.
         overwrite: replace a run.
         progress: called with the number of fits that are done.
-        extraction: options of ``extract`` for a corpus (``label="stars"``, ``model=...``).
+        extraction: options of ``extract`` for a corpus (``text="review"``, ``model=...``).
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
@@ -264,8 +267,8 @@ def train(
     place = free_out(out, dataset, settings.method, *named, overwrite=overwrite)
     decision = None if threshold is None else Threshold.parse(threshold)
     where: dict[str, Any] = {"view": view, "level": level, "progress": progress}
-    data = load_or_extract(dataset, extraction, **where)
-    units = Units.of_dataset(data)
+    data = load_or_extract(dataset, extraction, label=label, **where)
+    units = Units.of_dataset(data, label=label)
     units = units if features == "vectors" else units.with_texts()
     target = units.target(task, label_separator)
     if decision is not None:

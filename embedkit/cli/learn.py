@@ -124,6 +124,7 @@ def split(
     "--class-weight",
     "--text",
     "--label",
+    "--id",
     "--seed",
     "--overwrite",
 )
@@ -136,18 +137,7 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.train import train as fit
     from embedkit.cli.run_text import result_of
 
-    settings |= _columns(dataset, settings)
     return result_of(fit(dataset, view=names_of(view) or None, progress=progress, **settings))
-
-
-def _columns(dataset: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The columns that are named of a corpus, taken from all settings; a dataset has its own."""
-    values = {name: settings.pop(name) for name in ("text", "label")}
-    given = {name: value for name, value in values.items() if value is not None}
-    if given and dataset.is_dir():
-        name, value = next(iter(given.items()))
-        raise UsageError(f"{name}={value!r} is of a corpus; {dataset} is a dataset with its own.")
-    return given
 
 
 @command(
@@ -175,6 +165,7 @@ def _columns(dataset: Path, settings: dict[str, Any]) -> dict[str, Any]:
     option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
     "--text",
     "--label",
+    "--id",
     "--overwrite",
 )
 def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
@@ -186,7 +177,6 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.probe import probe as run
     from embedkit.cli.run_text import result_of
 
-    settings |= _columns(dataset, settings)
     return result_of(run(dataset, view=names_of(view) or None, progress=progress, **settings))
 
 

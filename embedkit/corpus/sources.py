@@ -47,6 +47,8 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes, str]] = (
     ("a pickle", 0, b"\x80\x04\x95", "Load it, and pass the object in Python"),
     ("a pickle", 0, b"\x80\x05\x95", "Load it, and pass the object in Python"),
     ("a NumPy array", 0, b"\x93NUMPY", "Load it, and pass the list of its texts in Python"),
+    ("a file of Stata", 0, b"<stata_dta>", "Export it as CSV"),
+    ("a file of SPSS", 0, b"$FL2@(#)", "Export it as CSV"),
     ("a Parquet file", 0, b"PAR1", _KIND),
     ("an Arrow file", 0, b"ARROW1", _KIND),
     ("a pointer of Git LFS, not the file", None, b"version https://git-lfs", "Run git lfs pull"),

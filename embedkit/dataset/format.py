@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,10 @@ from embedkit.choices import (
     Subtokens,
 )
 from embedkit.corpus.plan import CorpusOptions, CorpusSettings
+from embedkit.corpus.readers import format_of_name
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import l2_normalize, split_view
-from embedkit.errors import EncodeError, UsageError, did_you_mean
+from embedkit.errors import DamagedError, EncodeError, UsageError, did_you_mean
 from embedkit.storage import Count, Positive, check_files, decode, incomplete, read_json
 from embedkit.types import AnyPath, Float32
 
@@ -524,17 +525,40 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
     return copy
 
 
-def is_dataset(path: Path) -> bool:
-    """True if the folder is a complete dataset."""
-    return Layout(path).manifest.is_file()
+def is_dataset(path: AnyPath) -> bool:
+    """True if the folder, or the address of one, is a complete dataset.
+
+    An address that ends as a corpus file does is not asked: some servers have a page for any name.
+    """
+    if not (address := storage.address_of(path)):
+        return Layout(Path(path)).manifest.is_file()
+    if format_of_name(Path(address.partition("?")[0])):
+        return False
+    with storage.store_of(address) as (store, root):
+        return bool(store.exists(f"{root}/{MANIFEST}"))
+
+
+def names_dataset(source: object) -> TypeGuard[AnyPath]:
+    """True for a folder, also an unfinished one, and the address of a dataset; else a corpus."""
+    if not isinstance(source, str | os.PathLike):
+        return False
+    if storage.address_of(source):
+        return is_dataset(source)
+    return Path(source).is_dir() or incomplete(Path(source)).is_dir()
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a complete dataset; a :class:`UsageError` if there is no dataset."""
     file = Layout(path).manifest
+    storage.wait_for_swap(path, private=SCRATCH)
+    seen = storage.state_of(path)
     if file.is_file():
-        check_files(path, [MANIFEST], advice=_ADVICE)
-        return decode(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
+        try:
+            check_files(path, [MANIFEST], advice=_ADVICE)
+            return decode(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
+        except DamagedError:  # or the folder was replaced in between
+            storage.check_unchanged(path, seen)
+            raise
     unfinished, parent = incomplete(path), path.parent
     if Layout(path).job.is_file() and path.name.endswith(".incomplete"):
         why = "It is an unfinished job: run the extract command that began it again."

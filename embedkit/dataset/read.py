@@ -219,8 +219,8 @@ class TableReader:
                 if name == "text":
                     raise UsageError(f"{root} stores no texts. Give the corpus file itself.")
                 raise UsageError(
-                    f"{root} has no column {name!r}; it has {', '.join(self.columns)}. Extract it "
-                    "again with label= or keep=."
+                    f"{root} has no column {name!r}; it has {', '.join(self.columns)}."
+                    f"{did_you_mean(name, self.columns)} Extract it again with label= or keep=."
                 )
         with self._opened(shard) as file:
             metadata = self._metadata(shard, file)

@@ -396,6 +396,7 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     folder, file = str(checkpoint.transformer), checkpoint.adapter
     settings = peft.PeftConfig.from_pretrained(folder)
     settings.inference_mode = True
+    settings.megatron_config = None  # with it peft imports the module that the file names
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # weights are counted below
         tuned = peft.get_peft_model(model, settings)

@@ -23,7 +23,7 @@ from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown, shorten
 from embedkit.drawing import SHAPES
 from embedkit.encoding.views import layer_rank, parse_layers, split_view
-from embedkit.errors import UsageError
+from embedkit.errors import UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.pages import cut_texts, packed, packed_json, page_file, render_page, with_names
 from embedkit.search.exact import unit_rows
@@ -408,7 +408,8 @@ def _columns(
     names = [name for name in data.columns if name not in _NO_COLOURS]
     if color is not None and color not in names:
         if color not in data.columns:
-            raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.")
+            near = did_you_mean(color, data.columns)
+            raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.{near}")
         names.append(color)
     names.sort(key=lambda name: name != "label")
     values = data.reader.pick(indices, names)

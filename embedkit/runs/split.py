@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
+from embedkit.dataset.format import names_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.errors import CorpusError, DamagedError, MismatchError, UsageError
@@ -296,7 +296,7 @@ def split(
         folds: number of folds; 1: a single training, with a fifth of the records held out.
         test: fraction of the records to hold out as test set, 0.01 to 0.5; 0 for none.
         seed: of the shuffle, and of ``sample``.
-        label: column to stratify by; of a dataset it is the one it was made with.
+        label: column to stratify by, of a dataset also one that was kept.
         group: column whose values must not be divided; of a dataset one that was kept.
         label_separator: between the classes of a record (``task="multilabel"``); folds are not
             stratified then, and an empty label is a record without a class.
@@ -516,18 +516,14 @@ def same_text_groups(
 def _records(
     source: CorpusLike, label: str | None, group: str | None, reading: CorpusOptions, seed: int
 ) -> Units:
-    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
+    if names_dataset(source):
         if reading.given:
             name = reading.given[0]
             raise UsageError(
                 f"{name}={getattr(reading, name)!r} tells how to read a corpus file; "
                 f"{source} is a dataset, whose records are settled."
             )
-        data = load(Path(source))
-        stored = data.manifest.job.input.label
-        if label is not None and label != stored:
-            raise UsageError(f"label={label!r}: {data.path} was made with the label {stored!r}.")
-        return Units.of_dataset(data, group=group)
+        return Units.of_dataset(load(source), group=group, label=label)
     options = replace(reading, label=label, keep=(group,) if group else ())
     if reading.sample is not None:
         options = replace(options, seed=seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -64,6 +65,7 @@ class Target:
             problem = f"the label {lists[0]:.60} is a list of classes"
             raise UsageError(f"{name}: {problem}. Pass task='multilabel'.")
         classes = tuple(names.tolist()) if sets else ()
+        _warn_of_twins(names, name)
         if task == "classification":
             classes = _classes(names, name)
         target = cls(rows[:0], classes, separator if sets else None)._filled(labels, rows, name)
@@ -121,6 +123,19 @@ class Target:
             sets[row, [numbers[part] for part in parts_of(label, self.separator)]] = 1
             sets[row] -= label is None  # unlike an empty label
         return replace(self, y=sets)
+
+
+def _warn_of_twins(names: NDArray[np.str_], name: str) -> None:
+    """Say that two classes look the same: spaces around one, or letters composed and decomposed."""
+    seen: dict[str, str] = {}
+    for label in names.tolist():
+        twin = seen.setdefault(unicodedata.normalize("NFC", label).strip(), label)
+        if twin != label:
+            logger.warning(
+                f"{name}: the labels {twin!r} and {label!r} look alike, and are two classes; they "
+                "differ in spaces or in Unicode composition (NFC, NFD)"
+            )
+            return
 
 
 def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:

@@ -18,13 +18,12 @@ intervals are a matter of records: words go where their record goes. Records are
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,19 +32,31 @@ from embedkit.corpus.conllu import Words
 from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, hash_inputs, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
+from embedkit.corpus.values import text_of
 from embedkit.dataset.fold_models import keys_of_texts
 from embedkit.dataset.format import SEPARATOR as BETWEEN_TEXTS
-from embedkit.dataset.format import is_dataset, whole_text
+from embedkit.dataset.format import names_dataset, whole_text
 from embedkit.dataset.read import VectorData, by_record, has_label, load, text_keys
+from embedkit.display import count_text
 from embedkit.encoding.tokenizer import ranges, word_spans
-from embedkit.errors import CorpusError, UsageError
-from embedkit.types import Bool, Int64, ProgressCallback, no_progress
+from embedkit.errors import CorpusError, UsageError, did_you_mean
+from embedkit.types import AnyPath, Bool, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
 if TYPE_CHECKING:
     from embedkit.dataset.settings import DatasetEncoder
 
 logger = logging.getLogger(__name__)
+
+
+class Column(Protocol):
+    """Values, one for each row: a list, an array, a column of a frame, which has a name."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+Labels = str | Column | None
+"""A column of labels by its name, or the labels themselves, one for each row of the input."""
 
 _COLUMNS = ("text", "text_pair", "spans", "id", "label", "word_label")
 _CHOICE = ("min_chars", "limit", "sample", "seed")
@@ -82,11 +93,17 @@ class Units:
         return len(self.row)
 
     @classmethod
-    def of_dataset(cls, data: VectorData, *, group: str | None = None) -> Units:
-        """Return the records or words of a dataset, whose inputs are the vectors of its views."""
+    def of_dataset(
+        cls, data: VectorData, *, group: str | None = None, label: Labels = None
+    ) -> Units:
+        """Return the records or words of a dataset, whose inputs are the vectors of its views.
+
+        A ``label`` is taken instead of that of the dataset: a kept column, or values.
+        """
         settings, totals = data.manifest.job.input, data.manifest.totals
         folds, words = data.manifest.job.folds, data.level == "word"
         records, place = None, None
+        name, labels = _labels_of(data, label)
         if words:
             records = replace(cls.of_dataset(load(data.path)), label=None)  # which words have not
             place = np.searchsorted(records.row, data.row)
@@ -96,12 +113,12 @@ class Units:
             row=data.row,
             ids=data.ids,
             key=text_keys(data) if records is None else records.key[place],
-            label=data.column("label") if "label" in data.columns else None,
+            label=labels,
             group=data.column(group) if group else None,
             column=cache(data.column),
             inputs=lambda index: data.X[index],
             pairs=settings.text_pair is not None,
-            reading=reading_of(settings),
+            reading=reading_of(settings) | {"label": name},
             rejected=totals.rejected_by_reason,
             run=None if folds is None else Path(data.manifest.names.model),
             word=data.word if words else None,
@@ -119,8 +136,8 @@ class Units:
         Their inputs are texts. Records of a dataset are settled: options for reading are refused.
         """
         reading = reading or CorpusOptions()
-        if isinstance(source, str | os.PathLike) and Path(source).is_dir():
-            return cls._stored(Path(source), reading, level=level)
+        if names_dataset(source):
+            return cls._stored(source, reading, level=level)
         with input_files(source) as files:
             plan = plan_corpus(files, reading)
             for notice in plan.notices:
@@ -136,8 +153,8 @@ class Units:
         """
         seed = 0 if sample is None else seed
         reading = CorpusOptions(sample=sample, min_chars=min_chars, seed=seed)
-        if isinstance(source, str | os.PathLike) and is_dataset(Path(source)):
-            other = self._stored(Path(source), reading, level=self.level, prefix="test_")
+        if names_dataset(source):
+            other = self._stored(source, reading, level=self.level, prefix="test_")
             if other.pairs != self.pairs:
                 raise UsageError(
                     f"one of {source} and {self.name} was made of pairs of texts, the other was "
@@ -181,17 +198,20 @@ class Units:
         return units if level == "sentence" else units.words_of([r.words for r in records])
 
     @classmethod
-    def _stored(cls, path: Path, reading: CorpusOptions, *, level: str, prefix: str = "") -> Units:
+    def _stored(
+        cls, path: AnyPath, reading: CorpusOptions, *, level: str, prefix: str = ""
+    ) -> Units:
         data = load(path, level=level)
-        label = data.manifest.job.input.label
-        wrong = [name for name in reading.given if name != "label" or reading.label != label]
+        wrong = [name for name in reading.given if name != "label"]
         if wrong:
             raise UsageError(
-                f"{prefix}{wrong[0]}={getattr(reading, wrong[0])!r} is for a corpus file; {path} "
+                f"{prefix}{wrong[0]}={getattr(reading, wrong[0])!r} is for a corpus file; "
+                f"{data.path} "
                 "is a dataset, whose records are settled."
             )
         # what was rejected was counted when the dataset was made, and nothing reads its vectors
-        return replace(cls.of_dataset(data).with_texts(), rejected={}, run=None)
+        units = cls.of_dataset(data, label=reading.label)
+        return replace(units.with_texts(), rejected={}, run=None)
 
     @classmethod
     def of_records(cls, records: Sequence[Record], *, pairs: bool, **fields: Any) -> Units:
@@ -352,12 +372,12 @@ class Units:
     def check_labelled(self) -> None:
         """Raise a :class:`UsageError` if there are no labels."""
         if self.label is None:
-            what, option = (
-                ("words", "word_label") if self.word is not None else ("records", "label")
-            )
+            what, option, advice = "records", "label", "a kept one, or pass the column itself"
+            if self.word is not None:
+                what, option, advice = "words", "word_label", "it is named to extract"
             raise UsageError(
-                f"{self.name} has no labels of {what}. Name their column with {option}=; a dataset "
-                "has to be extracted again with it."
+                f"{self.name} has no labels of {what}. Name their column with {option}=; of a "
+                f"dataset {advice}."
             )
 
     def target(self, task: str = "classification", separator: str = SEPARATOR) -> Target:
@@ -367,6 +387,31 @@ class Units:
         self.check_labelled()
         labels = self.label or ()
         return Target.of(labels, rows=self.row, name=self.name, task=task, separator=separator)
+
+
+def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[str | None] | None]:
+    """The name and the labels of the records or words of a dataset."""
+    stored, columns = data.manifest.job.input.label, data.columns
+    if label is None or (isinstance(label, str) and label == stored):
+        return stored, data.column("label") if "label" in columns else None
+    if data.level == "word":
+        raise UsageError("label= is for records; words have the labels of extract's word_label=.")
+    if isinstance(label, str):
+        if label not in columns:
+            raise UsageError(
+                f"label={label!r}: {data.path} has the columns {', '.join(columns)}."
+                f"{did_you_mean(label, columns)} In Python the labels themselves can be given."
+            )
+        return label, [text_of(value) for value in data.column(label)]
+    if not isinstance(label, Iterable):
+        raise UsageError(f"label={label!r}: expected a column, or a label for each record.")
+    labels, count = [text_of(value) for value in label], data.manifest.totals.records
+    if len(labels) != count:
+        raise UsageError(
+            f"label= has {count_text(len(labels), 'value')}; expected {count:,}, one for each "
+            f"record of the input of {data.path}."
+        )
+    return getattr(label, "name", None) or stored, [labels[row] for row in data.row.tolist()]
 
 
 def _some(values: Any, index: Int64) -> Any:
@@ -405,17 +450,23 @@ def load_or_extract(
     source: CorpusLike,
     options: dict[str, Any],
     *,
+    label: Labels = None,
     view: str | Sequence[str] | None = None,
     level: str = "sentence",
     progress: ProgressCallback = no_progress,
 ) -> VectorData:
-    """Open a dataset; a corpus is extracted first, with the options."""
-    if isinstance(source, str | os.PathLike) and not Path(source).is_file() and str(source) != "-":
+    """Open a dataset; a corpus is extracted first, with the options and the column ``label``."""
+    options = {name: value for name, value in options.items() if value is not None}
+    if names_dataset(source):
         if options:
-            raise TypeError(f"unexpected keyword argument {min(options)!r}: {source} is a dataset")
+            name, value = next(iter(options.items()))
+            raise UsageError(
+                f"{name}={value!r} is of a corpus; {source} is a dataset, which is settled."
+            )
         return load(source, view, level=level)
     from embedkit.dataset.extract import extract
 
-    words = {"words": "mean"} if level == "word" else {}
+    words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
+    words |= {"label": label} if isinstance(label, str) else {}
     out = extract(source, progress=progress, **{**words, **options}).out
     return load(out, view, level=level)
