@@ -48,7 +48,7 @@ from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Metric, Score, difference_interval, influences, scored
-from embedkit.runs.metrics import beta_of, check_metric, metrics_for
+from embedkit.runs.metrics import beta_of, check_metric, metrics_for, named_metric
 from embedkit.runs.predictions import Predictions, TestSet, decide, write_predictions
 from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, split_for, write_split
@@ -135,7 +135,7 @@ def probe(
         >>> result.content.choices
         ('mean_6', 'mean_6')
     """
-    started = time.perf_counter()
+    metric = metric and named_metric(metric)
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     if control is not None:
         check_choice(("random-weights",), control=control)
@@ -180,7 +180,7 @@ def probe(
             over_last=scorer.over_last(names, fits),
             random_weights=untrained,
             geometry=geometry_of(data, units, method, seed),
-            cost=fits.cost(seconds=time.perf_counter() - started),
+            cost=fits.cost(),
             versions=versions(),
         )
         write_predictions(folder, replace(predictions, views=scorer.decided(names, fits)))
@@ -337,24 +337,24 @@ class Candidates:
         candidates = [*(Candidate(name, (name,)) for name in self.names), *self.combinations]
         folds = [_Fold(units, target, split, *subset) for subset in split.subsets()]
         fits = [partial(self._fold, fold, candidate) for candidate in candidates for fold in folds]
-        done, part = side_by_side(fits, progress=progress)
+        done = side_by_side(fits, progress=progress)
         count = len(folds)
         by_name = {c.name: done[i * count : (i + 1) * count] for i, c in enumerate(candidates)}
         chosen = best_of_folds(by_name.values())
-        seconds = part * sum(fit.fit_seconds for fit in done)
+        seconds = sum(fit.fit_seconds for fit in done)
         if len(self.names) > 1:
             single = best_of_folds(by_name[name] for name in self.names)
             growths = [
                 partial(self._grown, f, s.model.name) for f, s in zip(folds, single, strict=True)
             ]
-            grown, part = side_by_side(growths, progress=progress)
+            grown = side_by_side(growths, progress=progress)
             chosen = best_of_folds([chosen, grown])
-            seconds += part * sum(fit.fit_seconds for fit in grown)
+            seconds += sum(fit.fit_seconds for fit in grown)
         return Fits(
             folds=chosen,
             final=by_name,
             fit_seconds=seconds,
-            predict_seconds=part * sum(fit.predict_seconds for fit in chosen),
+            predict_seconds=sum(fit.predict_seconds for fit in chosen),
         )
 
     def input(self, candidate: Candidate, index: Int64) -> Float32:
@@ -374,11 +374,11 @@ class Candidates:
         )
 
     def _fold(self, fold: _Fold, candidate: Candidate) -> FoldFit:
-        started = time.perf_counter()
+        started = time.thread_time()
         fitted, (_, target, split, train, held_out) = self._fitted(fold, candidate), fold
-        trained, inputs = time.perf_counter(), partial(self.input, candidate)
+        trained, inputs = time.thread_time(), partial(self.input, candidate)
         proba = predict_proba(fitted.pipeline, inputs(held_out), target)
-        predicted = time.perf_counter()
+        predicted = time.thread_time()
         before = fitted.pipeline[:-1]
         # the same probe: regularisation as for the task
         again = clone(fitted.pipeline[-1])
@@ -403,7 +403,7 @@ class Candidates:
 
     def _grown(self, fold: _Fold, first: str) -> FoldFit:
         """A single view, and others beside it as long as the inner score rises."""
-        started, y = time.perf_counter(), fold.target.y[fold.train]
+        started, y = time.thread_time(), fold.target.y[fold.train]
         if fold.target.classes and not fold.target.of_sets:
             y = np.eye(len(fold.target.classes))[y]
 
@@ -424,13 +424,13 @@ class Candidates:
             if not further[1].choice.score > model.choice.score:
                 break
             best, model = further
-        trained = time.perf_counter()
+        trained = time.thread_time()
         proba = predict_proba(model.pipeline, self.input(best, fold.held_out), fold.target)
         return FoldFit(
             proba=proba,
             model=_Probed(best.name, model.choice.score, proba[:0]),
             fit_seconds=trained - started,
-            predict_seconds=time.perf_counter() - trained,
+            predict_seconds=time.thread_time() - trained,
         )
 
     def _slope(self, name: str, train: Int64, errors: Float64) -> float:
@@ -554,7 +554,7 @@ def _untrained(
         for name, X in views.items():
             some = replace(units, inputs=X.__getitem__)
             once = partial(_predicted, some, target, scorer.split, method.settings)
-            folds, _ = side_by_side([partial(once, *fold) for fold in scorer.split.subsets()])
+            folds = side_by_side([partial(once, *fold) for fold in scorer.split.subsets()])
             scores[name] = (*scores.get(name, ()), scorer.value(folds, target))
             step()
     return scores

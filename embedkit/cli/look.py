@@ -1,10 +1,12 @@
-"""Commands that look at vectors: search, index, similarity, words and explore."""
+"""Commands that look at vectors: search, index, similarity, words, explore and diff."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ import click
 
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, command
-from embedkit.cli.options import FILE, FLAG, LAYERS, choice, option, options
+from embedkit.cli.options import FILE, FLAG, LAYERS, choice, names_of, option, options
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
@@ -21,6 +23,7 @@ from embedkit.storage import unreadable
 
 if TYPE_CHECKING:
     from embedkit.contexts.uses import Use, WordReport
+    from embedkit.difference import Diff, Explanation
     from embedkit.maps.map import Explored
     from embedkit.search.exact import Answer
     from embedkit.sts import PairSimilarity
@@ -352,3 +355,121 @@ def _text(found: Explored) -> str:
         text += f"; {100 * first.same_label:.0f} of 100 have the label of their text"
         text += f" (by chance {100 * found.chance:.0f}{most})"
     return f"{found.page}: {count}, {size}\n  {found.shown}: {text}"
+
+
+_TRIED, _MOVED, _EQUAL = 2, 3, 1e-3
+
+
+@command(
+    "embedkit diff reviews.vectors theirs.npy",
+    "embedkit diff reviews.vectors reviews-int8.vectors",
+    "embedkit diff reviews.vectors reviews.vectors --view mean_6,mean_5",
+    more=True,
+)
+@click.argument("dataset", type=FILE)
+@click.argument("other", type=FILE)
+@options(
+    option(
+        "--view",
+        help="Stored view of both, or two with a comma between; of a file the column of vectors. "
+        "[mean of the last layer]",
+    )
+)
+def diff(dataset: Path, other: Path, view: str | None, progress: ProgressCallback) -> Result:
+    """Compare vectors of the same texts, and say which setting explains the difference.
+
+    OTHER is a dataset too, or a file that any tool wrote: .npy, .parquet, .csv, .tsv or .jsonl,
+    joined by its column id, without one by the order of its rows.
+
+    If vectors of another tool differ, some texts are encoded again with other settings (layer,
+    pooling, normalization, prefix, length, case, precision), to name those that come nearest.
+    """
+    from embedkit.difference import diff as compare
+
+    found = compare(dataset, other, view=names_of(view) or None, progress=progress)
+    return Result(found, lambda: _diff_text(found), asked_for=True)
+
+
+def _diff_text(found: Diff) -> str:
+    """The answer, what it rests on, and the records that moved most."""
+    per_cent = partial(metric_text, metric="accuracy")
+    counts = {"only in the first": found.only_a, "only in the second": found.only_b}
+    counts |= {"left out, whose texts differ": found.other_texts}
+    far, cosines, gap = found.distance, found.cosines.items(), found.difference
+    together = count_text(found.together, "record")
+    facts = {
+        "records": f"{found.records:,} in both, by {found.joined}"
+        + "".join(f", {count:,} {what}" for what, count in counts.items() if count),
+        "settings": "; ".join(found.settings),
+    }
+    if math.isfinite(far["median"]):
+        facts["distance"] = (
+            f"{far['median']:.1e} (median), {far['largest']:.1e} (largest, relative L2); "
+            f"{found.equal:,} have the same bits"
+        )
+        facts["cosine"] = ", ".join(f"{number_text(value)} ({name})" for name, value in cosines)
+    facts["neighbours"] = (
+        f"{found.kept:.1f} of ten are kept; linear CKA {found.cka:.4f} (of {together})"
+    )
+    if gap is not None:
+        first, second = (per_cent(value, unit=True) for value in found.accuracies)
+        facts["decisions"] = (
+            f"{per_cent(found.decisions, unit=True)} change; accuracy {first} and {second} "
+            f"({per_cent(gap.value)}, 95 %: {per_cent(gap.low)} to {per_cent(gap.high)})"
+        )
+    lines = [_diff_finding(found), *(f"{n:12}{fact}" for n, fact in facts.items() if fact)]
+    everything = asked_for_all()
+    tried = found.explanations if everything else found.explanations[:_TRIED]
+    tried = tried if len(tried) > 1 else ()  # one alone is the answer
+    lines += [f"tried       {one.distance:.1e} with {_settings_text(one)}" for one in tried]
+    rows = [
+        {"row": row["row"], "id": row["id"], "cosine": number_text(row["cosine"])}
+        | {"kept": "–" if row["kept"] is None else f"{row['kept']:g}"}
+        | {"text": visible(one_line(row.get("text", "")), limit=_SHOWN // 2)}
+        for row in (found.moved if everything else found.moved[:_MOVED])
+    ]
+    return "\n".join([*lines, *([table_text(rows)] if rows else [])])
+
+
+def _diff_finding(found: Diff) -> str:
+    """Equal, explained by settings, or how much of what vectors are used for stays."""
+    largest, best = found.distance["largest"], found.explanation
+    if found.equal == found.records:
+        return f"the same vectors: all {count_text(found.records, 'record')} have the same bits"
+    if found.same:
+        return f"equal to within {largest:.0e} (relative L2), as engines of one precision are"
+    if best is not None:
+        settings = _settings_text(best)
+        if best.largest <= _EQUAL:
+            how = f"equal to within {best.largest:.0e}" if best.largest else "the same bits"
+            return f"{how} with {settings}"
+        return (
+            f"nearest with {settings}: {best.distance:.1e} apart, {found.before:.1e} without "
+            "(relative L2)"
+        )
+    finding = f"{found.kept:.1f} of ten nearest neighbours are kept"
+    if found.difference is not None:
+        finding += f", {metric_text(found.decisions, 'accuracy', unit=True)} of decisions change"
+    return finding + "; no setting that was tried explains it" * bool(found.explanations)
+
+
+_IN_WORDS = {
+    "special_tokens": "special_tokens={}",
+    "case": "texts {}",
+    "dense": "the Dense of the checkpoint {}",
+    "rounding": "vectors in {}",
+    "order": "rows in another order ({})",
+}
+"""Settings that are no options of extract."""
+
+
+def _settings_text(one: Explanation) -> str:
+    options = [
+        ("--normalize" if value else "--no-normalize")
+        if name == "normalize"
+        else f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+        for name, value in one.settings.items()
+        if name not in _IN_WORDS
+    ]
+    words = [_IN_WORDS[n].format(value) for n, value in one.settings.items() if n in _IN_WORDS]
+    return ", ".join([*[" ".join(options)] * bool(options), *words]) or "the settings of the first"

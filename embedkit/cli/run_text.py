@@ -305,9 +305,7 @@ _KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Iterator[str]]]] =
 def _cost(content: Run) -> str:
     cost = content.cost
     known = []
-    if cost.seconds is not None:
-        known.append(duration_text(cost.seconds))
-    elif cost.fit_seconds is not None:  # of folds side by side: more than has passed
+    if cost.fit_seconds is not None:
         known.append(f"{duration_text(cost.fit_seconds)} of fitting")
     if cost.parameters is not None:
         known.append(f"{cost.parameters:,} parameters")

@@ -49,11 +49,10 @@ class DatasetContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Cost of a run; ``None`` if unknown."""
+    """Cost of a run, in seconds of processors, which other programs do not add to; or ``None``."""
 
     fit_seconds: float | None = None
     predict_seconds: float | None = None
-    seconds: float | None = None
     peak_memory_bytes: int | None = None
     parameters: int | None = None
     device: str = "cpu"
