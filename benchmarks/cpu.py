@@ -49,7 +49,7 @@ from embedkit.corpus.plan import CorpusOptions
 from embedkit.corpus.records import CorpusReader
 from embedkit.dataset.extract import plan_extract, run_plan
 from embedkit.dataset.format import ExtractSettings, Footer, shard_bytes, tokenizer_settings
-from embedkit.dataset.shards import ExtractPlan, ledger_of, sentence_columns
+from embedkit.dataset.shards import ExtractPlan, ledger_of, lengths_of, sentence_columns
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import View, parse_view
@@ -353,8 +353,9 @@ def _stages(plan: ExtractPlan, texts: Sequence[str]) -> dict[str, float]:
             tokenized = spent("ids", tokenizer.encode, texts, settings=settings)
         with mock.patch("embedkit.encoding.shard.PendingShard._forward"):
             shard = spent("shard", lambda: plan.start_shard(records, tokenized).result())
-        spent("ledger", ledger_of, tokenized, tokenizer, limit=512)
-        columns = spent("columns", sentence_columns, records, tokenized, plan.job.settings)
+        lengths = lengths_of(tokenized, tokenizer)
+        spent("ledger", lambda: ledger_of(lengths_of(tokenized, tokenizer), limit=512))
+        columns = spent("columns", sentence_columns, records, lengths, plan.job.settings)
         vectors, rows = np.zeros_like(shard.views[view.name]), np.arange(len(texts))
         stored = spent("storage form", plan.vectors.as_stored, vectors, name=view.name, rows=rows)
         footer = Footer("0" * 64, 0, 0, len(texts) - 1, len(texts), {}, {})

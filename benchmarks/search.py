@@ -150,6 +150,7 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
                 "label": text_column([str(i % 2) for i in row.tolist()]),
                 "n_tokens": pa.array(np.full(len(row), 5), pa.int32()),
                 "n_kept": pa.array(np.full(len(row), 5), pa.int32()),
+                "n_unknown": pa.array(np.zeros(len(row)), pa.int32()),
                 "truncated": pa.array(np.zeros(len(row), bool)),
             }
             made = asdict(job)

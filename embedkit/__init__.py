@@ -24,6 +24,7 @@ _HOMES = {
     "Predictor": "predict",
     "Searcher": "search.exact",
     "compare": "comparison.report",
+    "diff": "difference",
     "explore": "maps.map",
     "export": "finetuning.checkpoint",
     "extract": "dataset.extract",

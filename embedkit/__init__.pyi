@@ -27,6 +27,7 @@ from embedkit.corpus.plan import CorpusOptions as CorpusOptions
 from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.info import DatasetInfo
 from embedkit.dataset.read import VectorData
+from embedkit.difference import Diff
 from embedkit.encoding.encoder import Encoder as Encoder
 from embedkit.encoding.model import ModelInfo
 from embedkit.maps.map import Explored
@@ -51,7 +52,7 @@ from pathlib import Path
 from typing import Any
 import os
 
-__all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
+__all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'diff', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
 __version__: str
 
 def compare(
@@ -63,6 +64,17 @@ def compare(
     prefer: str = ...,
     progress: ProgressCallback = ...,
 ) -> CompareResult: ...
+
+def diff(
+    a: AnyPath,
+    b: Any,
+    *,
+    view: str | Sequence[str] | None = ...,
+    model: str | None = ...,
+    device: str = ...,
+    seed: Seed = ...,
+    progress: ProgressCallback = ...,
+) -> Diff: ...
 
 def explore(
     dataset: str | os.PathLike[str],
@@ -103,7 +115,7 @@ def extract(
     label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: Sequence[str] = ...,
+    spans: str | Sequence[str] = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -165,7 +177,7 @@ def finetune(
     label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: Sequence[str] = ...,
+    spans: str | Sequence[str] = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -250,7 +262,7 @@ def probe(
     id: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: Sequence[str] = ...,
+    spans: str | Sequence[str] = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -359,7 +371,7 @@ def train(
     id: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: Sequence[str] = ...,
+    spans: str | Sequence[str] = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -414,7 +426,6 @@ def words(
     *,
     match: str = ...,
     layer: str | None = ...,
-    clusters: int | None = ...,
     model: str = ...,
     device: str = ...,
 ) -> WordReport: ...

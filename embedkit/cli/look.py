@@ -1,10 +1,12 @@
-"""Commands that look at vectors: search, index, similarity, words and explore."""
+"""Commands that look at vectors: search, index, similarity, words, explore and diff."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ import click
 
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, command
-from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
+from embedkit.cli.options import FILE, FLAG, LAYERS, choice, names_of, option, options
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
@@ -21,6 +23,7 @@ from embedkit.storage import unreadable
 
 if TYPE_CHECKING:
     from embedkit.contexts.uses import Use, WordReport
+    from embedkit.difference import Diff, Explanation
     from embedkit.maps.map import Explored
     from embedkit.search.exact import Answer
     from embedkit.sts import PairSimilarity
@@ -242,8 +245,7 @@ def _similarity_text(found: PairSimilarity) -> str:
 @options(
     option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
     option("--match", help="{MATCHES}.", **choice(MATCHES, "word")),
-    option("--layer", help="Layer, or layers such as sum:-4..-1. [all; the last is clustered]"),
-    option("--clusters", type=POSITIVE, help="Number of clusters. [by silhouette score]"),
+    option("--layer", help="Layer of the cosines, or layers such as sum:-4..-1. [the last]"),
     "--model",
 )
 def words(what: tuple[str, ...], texts: tuple[str, ...], **settings: Any) -> Result:
@@ -258,71 +260,48 @@ def words(what: tuple[str, ...], texts: tuple[str, ...], **settings: Any) -> Res
     if len(what) != (1 if texts else 2):
         raise UsageError("give DATASET WORD, or WORD with sentences in --text.")
     found = compare(texts or what[0], what[-1], **settings)
-    data = {**asdict(found), "cosines": found.cosines.tolist(), "clusters": found.clusters.tolist()}
+    data = {**asdict(found), "cosines": found.cosines.tolist()}
     return Result(data, lambda: _words_text(found), asked_for=True)
 
 
 def _words_text(report: WordReport) -> str:
-    """The finding, uses with their cosines, or clusters; with ``--all`` neighbours and layers."""
+    """The finding and uses, few of them with their cosines; with ``--all`` every layer."""
     lines = [_words_finding(report)]
     if report.skipped:
         lines.append(f"{count_text(report.skipped, 'more use')} in parts of texts that were cut")
     everything = asked_for_all()
-    small = len(report.uses) <= (_MATRIX if everything else _FEW)
-    if small:
+    if len(report.uses) <= (_MATRIX if everything else _FEW):
         cosines = [
             {"use": i, "text": _snippet(use)}
             | {str(j): number_text(float(c)) for j, c in enumerate(report.cosines[i])}
             for i, use in enumerate(report.uses)
         ]
         lines.append(table_text(cosines))
-    clusters = report.examples if len(report.examples) > 1 or everything else []
-    for c, examples in enumerate(clusters if everything else clusters[: 0 if small else _FEW]):
-        size = int((report.clusters == c).sum())
-        lines.append(f"cluster {c}: {count_text(size, 'use')}")
-        some = examples if everything else examples[:1]
-        lines += [f"    {_snippet(report.uses[i])}  (row {report.uses[i].row})" for i in some]
-        if report.neighbours and everything:
-            near = ", ".join(f"{n.word} {n.cosine:.2f}" for n in report.neighbours[c])
-            lines.append(f"    near: {near}")
+    else:
+        shown = report.uses if everything else report.uses[:_FEW]
+        lines += [f"  {_snippet(use)}  (row {use.row})" for use in shown]
     if not everything:
-        return "\n".join([*lines, "neighbours and layers: --all"])
+        return "\n".join([*lines, "layers: --all"])
     rows = [
-        {
-            "layer": one.layer,
-            "mean cosine": number_text(one.cosine),
-            "in a cluster": number_text(one.within),
-            "between clusters": number_text(one.between),
-            "any two words": number_text(one.others),
-        }
+        {"layer": one.layer, "mean cosine": number_text(one.cosine)}
+        | ({} if math.isnan(one.others) else {"any two words": number_text(one.others)})
         for one in report.layers
     ]
-    names = [n for n in rows[0] if n == "mean cosine" or any(row[n] != "–" for row in rows)]
-    return "\n".join([*lines, table_text([{name: row[name] for name in names} for row in rows])])
+    return "\n".join([*lines, table_text(rows)])
 
 
 def _words_finding(report: WordReport) -> str:
-    """The cosine of two uses, or how many groups the uses form, and the layer that says most."""
+    """The mean cosine of two uses, and the layer where it is least."""
     count = f"{count_text(len(report.uses), 'use')} of {report.word}"
-    chosen = next(one for one in report.layers if one.layer == report.layer)
-    known = [one for one in report.layers if math.isfinite(one.cosine)]
-    if len(report.uses) < 3:
-        if not known:
-            return f"{count}: nothing to compare it with"
-        least = min(known, key=lambda one: one.cosine)
-        more = f" (least at layer {least.layer}: {number_text(least.cosine)})"
-        at = f"{number_text(chosen.cosine)} at layer {chosen.layer}{more * (least is not chosen)}"
-        return f"{count} cannot be grouped; their cosine is {at}"
-    number = len(report.examples)
-    if number < 2:
-        return f"{count}, layer {report.layer}: one group"
-    groups = [one for one in report.layers if math.isfinite(one.within - one.between)]
-    best = max(groups, key=lambda one: one.within - one.between, default=chosen)
-    return (
-        f"{count}, layer {report.layer}: {number} groups, cosine {number_text(chosen.within)} in a "
-        f"group and {number_text(chosen.between)} between groups; best separated at layer "
-        f"{best.layer}"
-    )
+    known = {one.layer: one.cosine for one in report.layers if math.isfinite(one.cosine)}
+    if not known:
+        return f"{count}: nothing to compare it with"
+    least = min(known, key=known.__getitem__)
+    mean = "their cosine" if len(report.uses) == 2 else "mean cosine of two"
+    text = f"{count}: {mean} is {number_text(known[report.layer])} at layer {report.layer}"
+    if least == report.layer:
+        return text
+    return f"{text} (least at layer {least}: {number_text(known[least])})"
 
 
 def _snippet(use: Use) -> str:
@@ -376,3 +355,121 @@ def _text(found: Explored) -> str:
         text += f"; {100 * first.same_label:.0f} of 100 have the label of their text"
         text += f" (by chance {100 * found.chance:.0f}{most})"
     return f"{found.page}: {count}, {size}\n  {found.shown}: {text}"
+
+
+_TRIED, _MOVED, _EQUAL = 2, 3, 1e-3
+
+
+@command(
+    "embedkit diff reviews.vectors theirs.npy",
+    "embedkit diff reviews.vectors reviews-int8.vectors",
+    "embedkit diff reviews.vectors reviews.vectors --view mean_6,mean_5",
+    more=True,
+)
+@click.argument("dataset", type=FILE)
+@click.argument("other", type=FILE)
+@options(
+    option(
+        "--view",
+        help="Stored view of both, or two with a comma between; of a file the column of vectors. "
+        "[mean of the last layer]",
+    )
+)
+def diff(dataset: Path, other: Path, view: str | None, progress: ProgressCallback) -> Result:
+    """Compare vectors of the same texts, and say which setting explains the difference.
+
+    OTHER is a dataset too, or a file that any tool wrote: .npy, .parquet, .csv, .tsv or .jsonl,
+    joined by its column id, without one by the order of its rows.
+
+    If vectors of another tool differ, some texts are encoded again with other settings (layer,
+    pooling, normalization, prefix, length, case, precision), to name those that come nearest.
+    """
+    from embedkit.difference import diff as compare
+
+    found = compare(dataset, other, view=names_of(view) or None, progress=progress)
+    return Result(found, lambda: _diff_text(found), asked_for=True)
+
+
+def _diff_text(found: Diff) -> str:
+    """The answer, what it rests on, and the records that moved most."""
+    per_cent = partial(metric_text, metric="accuracy")
+    counts = {"only in the first": found.only_a, "only in the second": found.only_b}
+    counts |= {"left out, whose texts differ": found.other_texts}
+    far, cosines, gap = found.distance, found.cosines.items(), found.difference
+    together = count_text(found.together, "record")
+    facts = {
+        "records": f"{found.records:,} in both, by {found.joined}"
+        + "".join(f", {count:,} {what}" for what, count in counts.items() if count),
+        "settings": "; ".join(found.settings),
+    }
+    if math.isfinite(far["median"]):
+        facts["distance"] = (
+            f"{far['median']:.1e} (median), {far['largest']:.1e} (largest, relative L2); "
+            f"{found.equal:,} have the same bits"
+        )
+        facts["cosine"] = ", ".join(f"{number_text(value)} ({name})" for name, value in cosines)
+    facts["neighbours"] = (
+        f"{found.kept:.1f} of ten are kept; linear CKA {found.cka:.4f} (of {together})"
+    )
+    if gap is not None:
+        first, second = (per_cent(value, unit=True) for value in found.accuracies)
+        facts["decisions"] = (
+            f"{per_cent(found.decisions, unit=True)} change; accuracy {first} and {second} "
+            f"({per_cent(gap.value)}, 95 %: {per_cent(gap.low)} to {per_cent(gap.high)})"
+        )
+    lines = [_diff_finding(found), *(f"{n:12}{fact}" for n, fact in facts.items() if fact)]
+    everything = asked_for_all()
+    tried = found.explanations if everything else found.explanations[:_TRIED]
+    tried = tried if len(tried) > 1 else ()  # one alone is the answer
+    lines += [f"tried       {one.distance:.1e} with {_settings_text(one)}" for one in tried]
+    rows = [
+        {"row": row["row"], "id": row["id"], "cosine": number_text(row["cosine"])}
+        | {"kept": "–" if row["kept"] is None else f"{row['kept']:g}"}
+        | {"text": visible(one_line(row.get("text", "")), limit=_SHOWN // 2)}
+        for row in (found.moved if everything else found.moved[:_MOVED])
+    ]
+    return "\n".join([*lines, *([table_text(rows)] if rows else [])])
+
+
+def _diff_finding(found: Diff) -> str:
+    """Equal, explained by settings, or how much of what vectors are used for stays."""
+    largest, best = found.distance["largest"], found.explanation
+    if found.equal == found.records:
+        return f"the same vectors: all {count_text(found.records, 'record')} have the same bits"
+    if found.same:
+        return f"equal to within {largest:.0e} (relative L2), as engines of one precision are"
+    if best is not None:
+        settings = _settings_text(best)
+        if best.largest <= _EQUAL:
+            how = f"equal to within {best.largest:.0e}" if best.largest else "the same bits"
+            return f"{how} with {settings}"
+        return (
+            f"nearest with {settings}: {best.distance:.1e} apart, {found.before:.1e} without "
+            "(relative L2)"
+        )
+    finding = f"{found.kept:.1f} of ten nearest neighbours are kept"
+    if found.difference is not None:
+        finding += f", {metric_text(found.decisions, 'accuracy', unit=True)} of decisions change"
+    return finding + "; no setting that was tried explains it" * bool(found.explanations)
+
+
+_IN_WORDS = {
+    "special_tokens": "special_tokens={}",
+    "case": "texts {}",
+    "dense": "the Dense of the checkpoint {}",
+    "rounding": "vectors in {}",
+    "order": "rows in another order ({})",
+}
+"""Settings that are no options of extract."""
+
+
+def _settings_text(one: Explanation) -> str:
+    options = [
+        ("--normalize" if value else "--no-normalize")
+        if name == "normalize"
+        else f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+        for name, value in one.settings.items()
+        if name not in _IN_WORDS
+    ]
+    words = [_IN_WORDS[n].format(value) for n, value in one.settings.items() if n in _IN_WORDS]
+    return ", ".join([*[" ".join(options)] * bool(options), *words]) or "the settings of the first"

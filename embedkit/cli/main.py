@@ -16,7 +16,7 @@ import click
 from embedkit.cli.command import STARTED, Commands, complain
 from embedkit.cli.data import extract, info, tokenize, verify
 from embedkit.cli.learn import compare, export, finetune, predict, probe, split, train
-from embedkit.cli.look import explore, index, search, similarity, words
+from embedkit.cli.look import diff, explore, index, search, similarity, words
 from embedkit.cli.more import doctor, fetch, run
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 from embedkit.machine import __version__, set_wait_policy
@@ -67,7 +67,7 @@ def cli() -> None:
 for _heading, _commands in {
     "Make vectors": (extract, info, verify, tokenize),
     "Learn": (split, train, probe, finetune, predict, compare, export),
-    "Look": (search, index, similarity, words, explore),
+    "Look": (search, index, similarity, words, explore, diff),
     "More": (run, fetch, doctor),
 }.items():
     for _command in _commands:

@@ -7,12 +7,14 @@ settings and arithmetic are what it would get here, to the last bit where embedk
 batch-invariant, else to the rounding of the precision. Vectors of words and tokens come along.
 
 The dataset is made as ever, beside those it takes from: readers, kills and two commands at once
-meet nothing new, and the files have the bytes of a fresh extraction. Only the model has less to do.
+meet nothing new, and the files have the bytes of a fresh extraction. Only the tokenizer and the
+model have less to do. (A shard is never linked as a file: its footer names the job that made it,
+whose input is another one, so that a reader can tell a shard of another dataset.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from embedkit.corpus.records import Record
 from embedkit.dataset.format import JobSettings, local_dataset, read_manifest, text_key, whole_text
@@ -28,6 +31,9 @@ from embedkit.dataset.read import TableReader
 from embedkit.encoding.tokenizer import ranges
 from embedkit.errors import MismatchError, UsageError
 from embedkit.types import AnyPath, Float32, Int64
+
+Lengths = dict[str, NDArray[Any]]
+"""Of each text: ``n_tokens``, ``n_kept``, ``n_unknown``, ``truncated``, ``windows``, ``spells``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,18 @@ class Known:
         reader = self.dataset.tables["sentences"]
         return reader.divided(reader.vectors_at(self.places))
 
+    def lengths(self, names: Collection[str]) -> Lengths | None:
+        """The lengths of these names; ``None`` where the texts have to be tokenized again.
+
+        They do not say how many windows a text has, nor whether it spells out special tokens.
+        """
+        if not self.dataset.has_lengths:
+            return None
+        count, reader = len(self.places), self.dataset.tables["sentences"]
+        stored = reader.table_at(self.places, [name for name in names if name in reader.columns])
+        lengths: Lengths = {"windows": np.ones(count, np.int64), "spells": np.zeros(count, bool)}
+        return lengths | {name: stored[name].to_numpy() for name in stored.column_names}
+
     def rows(self, table: str, names: Sequence[str]) -> tuple[Int64, pa.Table, dict[str, Float32]]:
         """Rows of their words or tokens: the number of the text of each, columns, and vectors."""
         reader = self.dataset.tables[table]
@@ -116,6 +134,8 @@ class OpenSource:
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]
         self._names = ["text", *["text_pair"] * bool(settings.input.text_pair)]
+        spelled = manifest.totals.ledger.get("records_spelling_special_tokens", 0)
+        self.has_lengths = vectors.on_long != "window" and not spelled
         self._marked = vectors.words is not None and settings.input.marks_words
 
     def extent(self, table: str, places: Int64) -> tuple[Int64, Int64]:
@@ -165,3 +185,9 @@ def known_texts(
         known.append(source.find(records, new, folds))
         new = np.setdiff1d(new, known[-1].texts)
     return tuple(found for found in known if len(found.texts))
+
+
+def new_texts(count: int, known: Sequence[Known]) -> Int64:
+    """Return the numbers of the texts among ``count`` that no dataset has."""
+    numbers = np.arange(count)
+    return np.delete(numbers, np.concatenate([numbers[:0], *(found.texts for found in known)]))

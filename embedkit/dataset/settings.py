@@ -63,6 +63,10 @@ class DatasetEncoder:
             parse_layers(name.removeprefix(_LAYER), n_layers=count)[0] for name in layers
         ]
 
+    def changed(self, encoder: Encoder, views: Sequence[str], **settings: Any) -> DatasetEncoder:
+        """The same with another encoder and views, and some settings of the vectors changed."""
+        return DatasetEncoder(encoder, replace(self.settings, **settings), views, self._seen)
+
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
         """``(n, width)`` float32: the views side by side, as the dataset would have stored them."""
         if isinstance(texts, str) or isinstance(pairs, str):
@@ -157,13 +161,14 @@ def encode_as(
     owner: str = "the dataset",
     device: str = "auto",
     model: str | None = None,
+    precision: str | None = None,
 ) -> DatasetEncoder:
     """Load the checkpoint of a dataset, to encode new texts as its own were encoded.
 
     ``made`` is the manifest of the dataset, or what a run knows of it; ``views`` are as for
     :class:`DatasetEncoder`; messages name the ``owner`` of the vectors. ``model`` is the hub id or
     folder of the checkpoint, if it is not under the name it had; another checkpoint is a
-    :class:`MismatchError`.
+    :class:`MismatchError`. Another ``precision`` gives vectors that are near to its own.
     """
     settings, name = made.vector_settings, model or made.names.model
     revision = None if model else made.names.revision
@@ -172,7 +177,7 @@ def encode_as(
         name,
         revision=revision,
         device=device,
-        precision=settings.precision,
+        precision=precision or settings.precision,
         max_length=settings.max_length,
         batch_tokens=settings.batch_tokens,
     )

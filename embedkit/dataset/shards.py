@@ -48,7 +48,7 @@ from embedkit.dataset.job import (
     check_environment,
     read_plan,
 )
-from embedkit.dataset.reuse import Known, OpenSource, Source, known_texts
+from embedkit.dataset.reuse import Known, Lengths, OpenSource, Source, known_texts, new_texts
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
@@ -161,28 +161,23 @@ class ExtractPlan:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The records of a shard, tokenized; ``known`` are texts that datasets have."""
+    """The records of a shard; ``known`` are texts that datasets have, ``texts`` the others."""
 
     number: int
     records: list[Record]
     texts: TokenizedTexts
+    lengths: Lengths
     known: tuple[Known, ...] = ()
 
     @property
     def new(self) -> Int64:
         """The numbers of the texts to be encoded."""
-        numbers = np.arange(len(self.records))
-        return np.delete(numbers, np.concatenate([numbers[:0], *(k.texts for k in self.known)]))
+        return new_texts(len(self.records), self.known)
 
     @property
     def new_records(self) -> list[Record]:
         """The records to be encoded."""
         return [self.records[i] for i in self.new] if self.known else self.records
-
-    @property
-    def new_texts(self) -> TokenizedTexts:
-        """The texts to be encoded."""
-        return self.texts[self.new] if self.known else self.texts
 
 
 class ShardMaker:
@@ -194,30 +189,24 @@ class ShardMaker:
         self._sources = [OpenSource(source, plan.job.settings) for source in plan.reuse]
 
     def read(self, shard: ShardRange) -> Shard:
-        """Read and tokenize the records of a shard."""
-        records = self._reader.read(shard)
-        return Shard(
-            shard.number, records, self.plan.tokenized(records, self.plan.encoder.tokenizer)
-        )
-
-    def compared(self, shard: Shard) -> Shard:
-        """The shard, with the texts that datasets have."""
-        if not self._sources:
-            return shard
-        folds = self.plan.folds_of(shard.records)
-        return replace(shard, known=known_texts(self._sources, shard.records, folds))
+        """Read the records of a shard, and tokenize those that no dataset has."""
+        plan, records = self.plan, self._reader.read(shard)
+        known: tuple[Known, ...] = ()
+        if self._sources:
+            known = known_texts(self._sources, records, plan.folds_of(records))
+        return _read_shard(plan, plan.encoder.tokenizer, shard.number, records, known)
 
     def start(
         self, shard: Shard, on_tokens: Callable[[int], None] = lambda _: None
     ) -> PendingShard:
         """Encode the new texts of a shard."""
-        return self.plan.start_shard(shard.new_records, shard.new_texts, on_tokens=on_tokens)
+        return self.plan.start_shard(shard.new_records, shard.texts, on_tokens=on_tokens)
 
     def write(self, shard: Shard, pending: PendingShard) -> Receipt:
         """Build the files of a shard and make them durable."""
         vectors, job = pending.result(), self._folder.job
-        storage, tokenizer = self._vectors.storage, self.plan.encoder.tokenizer
-        ledger = ledger_of(shard.texts, tokenizer, limit=self._vectors.max_length)
+        storage = self._vectors.storage
+        ledger = ledger_of(shard.lengths, limit=self._vectors.max_length)
         rows = [record.row for record in shard.records] or [-1]
         if storage == "int8":
             stored_as, views = self._vectors.as_stored, vectors.views.items()
@@ -238,7 +227,7 @@ class ShardMaker:
 
     def _tables(self, shard: Shard, vectors: ShardVectors) -> Iterator[_Table]:
         """Name, scalar columns and stored vectors of the tables of a shard, sentences last."""
-        settings, records, texts = self._vectors, shard.new_records, shard.new_texts
+        settings, records, texts = self._vectors, shard.new_records, shard.texts
         if settings.words is not None:
             sources = [[r.text] if r.text_pair is None else [r.text, r.text_pair] for r in records]
             words = word_vectors(texts, sources, vectors.tokens, settings.words)
@@ -248,7 +237,7 @@ class ShardMaker:
             yield self._layer_table("tokens", tokens, shard)
         records = shard.records
         columns = sentence_columns(
-            records, shard.texts, self._folder.job.settings, self.plan.folds_of(records)
+            records, shard.lengths, self._folder.job.settings, self.plan.folds_of(records)
         )
         rows = columns["row"].to_numpy()
         views = {
@@ -316,8 +305,8 @@ def run_shards(
         ThreadPoolExecutor(threads, thread_name_prefix="embedkit-write") as writers,
         closing(_read_ahead(maker, todo)) as shards,
     ):
-        for shard in map(maker.compared, shards):
-            on_start(shard.number, len(shard.texts.ids), len(shard.records))
+        for shard in shards:
+            on_start(shard.number, int(shard.lengths["n_kept"].sum()), len(shard.records))
             pending = maker.start(shard, on_tokens)
             while waiting and (
                 waiting[0][1].done() or sum(size for size, _ in waiting) + pending.nbytes > limit
@@ -337,7 +326,7 @@ def _read_ahead(maker: ShardMaker, todo: Sequence[ShardRange]) -> Generator[Shar
     """
     plan = maker.plan
     readers = min(_READERS[plan.encoder.device.type], usable_cores() // _CORES_PER_READER)
-    if not readers or len(todo) < _SHARDS_FOR_READERS:
+    if not readers or len(todo) < _SHARDS_FOR_READERS or plan.reuse:
         yield from one_ahead(maker.read, todo)
         return
     shared = [(plan.of_worker(0), plan.encoder.tokenizer)] * readers
@@ -359,8 +348,32 @@ def _read(shared: tuple[ExtractPlan, TextTokenizer], shard: ShardRange) -> Shard
     plan, tokenizer = shared
     if id(plan) not in _READING:
         _READING[id(plan)] = ShardReader(plan.corpus)
-    records = _READING[id(plan)].read(shard)
-    return Shard(shard.number, records, plan.tokenized(records, tokenizer))
+    return _read_shard(plan, tokenizer, shard.number, _READING[id(plan)].read(shard))
+
+
+def _read_shard(
+    plan: ExtractPlan,
+    tokenizer: TextTokenizer,
+    number: int,
+    records: list[Record],
+    known: tuple[Known, ...] = (),
+) -> Shard:
+    """A shard with its new texts tokenized, and the lengths of all."""
+
+    def tokenized(places: Int64) -> TokenizedTexts:
+        return plan.tokenized([records[i] for i in places], tokenizer)
+
+    new = new_texts(len(records), known)
+    texts = tokenized(new) if known else plan.tokenized(records, tokenizer)
+    lengths = lengths_of(texts, tokenizer)
+    if known:
+        parts = [lengths]
+        for one in known:
+            there = one.lengths(lengths)
+            parts.append(there or lengths_of(tokenized(one.texts), tokenizer))
+        order = np.argsort(np.concatenate([new, *(one.texts for one in known)]))
+        lengths = {name: np.concatenate([p[name] for p in parts])[order] for name in lengths}
+    return Shard(number, records, texts, lengths, known)
 
 
 _MAKERS: dict[tuple[Path, str], tuple[ShardMaker, ShardPlan]] = {}
@@ -379,7 +392,7 @@ def run_shard(plan: ExtractPlan, number: int) -> Receipt:
         folder = JobFolder(Layout(incomplete(plan.out)), job)
         _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), read_plan(folder.layout)
     maker, shards = _MAKERS[key]
-    shard = maker.compared(maker.read(shards.ranges[number]))
+    shard = maker.read(shards.ranges[number])
     return maker.write(shard, maker.start(shard))
 
 
@@ -415,10 +428,7 @@ def arithmetic_of(encoder: Encoder) -> str:
 
 
 def sentence_columns(
-    records: Sequence[Record],
-    texts: TokenizedTexts,
-    settings: JobSettings,
-    folds: Int64 | None = None,
+    records: Sequence[Record], lengths: Lengths, settings: JobSettings, folds: Int64 | None = None
 ) -> dict[str, pa.Array]:
     """Columns of the sentence table that are not vectors, one row per record."""
     columns = {
@@ -436,12 +446,15 @@ def sentence_columns(
     keys = [text_key(whole_text(r.text, r.text_pair)) for r in records]
     if folds is not None:
         columns["fold"] = pa.array(folds, pa.int16())
-    return columns | {
-        "n_tokens": pa.array(texts.n_tokens, pa.int32()),
-        "n_kept": pa.array(texts.n_kept, pa.int32()),
-        "truncated": pa.array(texts.cut, pa.bool_()),
-        "text_key": pa.array(keys, pa.int64()),
-    }
+    counts = {n: pa.array(lengths[n], pa.int32()) for n in ("n_tokens", "n_kept", "n_unknown")}
+    return (
+        columns
+        | counts
+        | {
+            "truncated": pa.array(lengths["truncated"], pa.bool_()),
+            "text_key": pa.array(keys, pa.int64()),
+        }
+    )
 
 
 def layer_columns(table: WordVectors | TokenVectors, settings: JobSettings) -> dict[str, pa.Array]:
@@ -458,20 +471,32 @@ def layer_columns(table: WordVectors | TokenVectors, settings: JobSettings) -> d
     }
 
 
-def ledger_of(texts: TokenizedTexts, tokenizer: TextTokenizer, *, limit: int) -> dict[str, int]:
-    """Counts of a shard: tokens kept, cut and unknown, texts that spell special tokens."""
+def lengths_of(texts: TokenizedTexts, tokenizer: TextTokenizer) -> Lengths:
+    """Counts of tokens and windows of each text, and whether it spells out special tokens."""
     special = np.zeros(len(tokenizer.hf), bool)
     special[list({*tokenizer.hf.all_special_ids} - {tokenizer.unknown_id})] = True
     spelled = ends_of(special[texts.ids] & ~texts.special)[texts.ends]
-    tokens, kept = int(texts.n_tokens.sum()), len(texts.ids)
     return {
-        "records": len(texts),
-        "tokens": tokens,
-        "tokens_kept": kept,
-        "records_truncated": int(texts.cut.sum()),
-        "tokens_cut": tokens - kept,
-        "records_longer_than_limit": int((texts.n_tokens > limit).sum()),
-        "windows": len(texts.window_ends) - 1,
-        "tokens_unknown": int(texts.n_unknown.sum()),
-        "records_spelling_special_tokens": int((np.diff(spelled) > 0).sum()),
+        "n_tokens": texts.n_tokens,
+        "n_kept": texts.n_kept,
+        "n_unknown": texts.n_unknown,
+        "truncated": texts.cut,
+        "windows": np.diff(texts.text_windows),
+        "spells": np.diff(spelled) > 0,
+    }
+
+
+def ledger_of(lengths: Lengths, *, limit: int) -> dict[str, int]:
+    """Counts of a shard: tokens kept, cut and unknown, texts that spell special tokens."""
+    total = {name: int(counts.sum()) for name, counts in lengths.items()}
+    return {
+        "records": len(lengths["n_tokens"]),
+        "tokens": total["n_tokens"],
+        "tokens_kept": total["n_kept"],
+        "records_truncated": total["truncated"],
+        "tokens_cut": total["n_tokens"] - total["n_kept"],
+        "records_longer_than_limit": int((lengths["n_tokens"] > limit).sum()),
+        "windows": total["windows"],
+        "tokens_unknown": total["n_unknown"],
+        "records_spelling_special_tokens": total["spells"],
     }

@@ -6,6 +6,8 @@ truncation, windows and pairs can be counted; at load texts are compared with it
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
 import random
 import re
@@ -457,6 +459,19 @@ class TextTokenizer:
         self._odd_first = self._odd_token()
         self._check_against_own()
 
+    def cased(self) -> TextTokenizer:
+        """The same tokenizer without its lower-casing; a :class:`UsageError` if it has none."""
+        from tokenizers import Tokenizer
+
+        state = json.loads(self.hf.backend_tokenizer.to_str()) if self.is_fast else {}
+        cased = _cased(state.get("normalizer"))
+        if cased == state.get("normalizer"):
+            raise UsageError("the tokenizer keeps case.")
+        state["normalizer"], other = cased, copy.deepcopy(self)
+        backend = Tokenizer.from_str(json.dumps(state))
+        other.hf.backend_tokenizer.normalizer = backend.normalizer
+        return other
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Vocabulary entries of ids."""
         return [str(token) for token in self.hf.convert_ids_to_tokens(list(map(int, ids)))]
@@ -668,6 +683,18 @@ class TextTokenizer:
                     f"the tokenizer {type(self.hf).__name__} adds special tokens in a way that is "
                     "not reproduced here."
                 )
+
+
+def _cased(normalizer: Any) -> Any:
+    """A normalizer, as ``tokenizer.json`` writes it, without lower-casing."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": parts}:
+            return normalizer | {"normalizers": [p for part in parts if (p := _cased(part))]}
+        case {"type": "BertNormalizer"}:
+            return normalizer | {"lowercase": False}
+        case {"type": "Lowercase"}:
+            return None
+    return normalizer
 
 
 def window_starts(length: int, size: int, stride: int) -> list[int]:

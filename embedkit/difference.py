@@ -1,0 +1,575 @@
+"""What differs between two sets of vectors of the same texts, and which setting explains it.
+
+    A  (n, width)   a dataset, which knows its texts, its labels and its model
+    B  (m, width')  another dataset, or vectors of any other tool
+
+    A ─┬─ joined ─┬─ row by row ──────────► equal bits, distances, cosines
+    B ─┘          ├─ a sample together ───► neighbours kept, linear CKA      of any two widths
+                  └─ labels, same folds ──► decisions that change            the test of `compare`
+
+    texts of A ── its encoder, one setting changed ──► nearer to B? ──► that setting, then the next
+
+The last line is the notable one. Nobody can see from a file whether another engine pooled, cut or
+scaled otherwise, but here is an encoder that has the same bits in any company: a few texts, encoded
+with one setting after the other changed, meet foreign vectors to the last digits exactly where the
+setting is the one. One forward pass gives every layer with every pooling, so that only what the
+model reads (prefix, length, case) and how it computes take passes of their own.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.arguments import accepts
+from embedkit.choices import Pooling
+from embedkit.classifiers.estimators import EstimatorSettings
+from embedkit.classifiers.train import Frozen
+from embedkit.comparison.table import Difference, scores_and_differences
+from embedkit.dataset.format import is_dataset, local_dataset
+from embedkit.dataset.read import VectorData, load, text_keys
+from embedkit.dataset.settings import DatasetEncoder, encode_as
+from embedkit.display import Shown
+from embedkit.encoding.views import l2_normalize, parse_layers, split_view, views_of
+from embedkit.errors import EmbedkitError, MismatchError, UsageError
+from embedkit.geometry import NEIGHBOURS, kept_neighbours, linear_cka, unit_vectors
+from embedkit.runs.cross_validation import cross_validate
+from embedkit.runs.split import split_for
+from embedkit.storage import Seed, unreadable
+from embedkit.types import AnyPath, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.units.units import Units
+
+logger = logging.getLogger(__name__)
+
+ROUNDING = 1e-5
+"""Relative L2 up to which vectors are equal but for the order of sums: engines differ by 1e-6."""
+
+_TOGETHER, _QUERIES = 10_000, 1_000
+_FARTHEST, _TRIED = 16, 48  # texts that are encoded again
+_MOVED = 20
+_HALF = 0.5  # of the distance: what a setting has to take away to be named
+_NEAR, _NEAR_HALF = 1e-2, 0.05  # as far as a rounding of vectors, or half precision, leads
+_LENGTHS = (64, 128, 256, 512)
+_PROMPTS = ("", "query: ", "passage: ")
+_QUANTILES = {"least": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Settings by which the encoder of A comes near to the vectors of B, and how near.
+
+    Settings are those of ``extract`` that are others than in A; beside these ``dense`` (left out),
+    ``case`` (of the texts), ``rounding`` (of the vectors, to ``float16``, ``bfloat16`` or
+    ``int8``) and ``order`` (of the rows).
+    """
+
+    settings: dict[str, Any]
+    distance: float  # relative L2, the mean of a sample of texts
+    largest: float
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Diff(Shown):
+    """What differs. Of vectors of two widths distances and cosines are NaN."""
+
+    records: int  # that both have
+    joined: str  # by row, id or order
+    only_a: int
+    only_b: int
+    other_texts: int  # records whose texts differ, which are left out
+    equal: int  # records whose vectors have the same bits
+    distance: dict[str, float]  # relative L2 (to the longer vector), median and largest
+    cosines: dict[str, float]  # the least, the quantiles of 5 and 25 %, the median
+    together: int  # records that the following is of, up to 10,000; of equal texts one
+    kept: float  # of ten neighbours by cosine, the mean of up to 1,000 records
+    cka: float  # linear centred kernel alignment; 1: equal but for rotation and scale
+    decisions: float = np.nan  # share of those that change, of a classifier trained on both
+    accuracies: tuple[float, ...] = ()  # of A and of B, on held-out records
+    difference: Difference | None = None  # the accuracy of B less that of A
+    settings: tuple[str, ...] = ()  # that differ between two datasets
+    before: float = np.nan  # distance of the texts that explanations were tried on
+    explanations: tuple[Explanation, ...] = ()  # the best first
+    moved: tuple[dict[str, Any], ...]  # records that moved most: row, id, cosine, kept, text
+
+    @property
+    def same(self) -> bool:
+        """True if the vectors are equal, but for the order of sums."""
+        return bool(self.distance["largest"] <= ROUNDING)
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """The settings that take away at least half of the distance, if any do."""
+        best = next(iter(self.explanations), None)
+        return best if best and best.distance < _HALF * self.before else None
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Rows of the records that moved most."""
+        return list(self.moved)
+
+    def to_frame(self) -> Any:
+        """Return a pandas table of the records that moved most."""
+        import pandas as pd
+
+        return pd.DataFrame(self.moved)
+
+
+@accepts()
+def diff(
+    a: AnyPath,
+    b: Any,
+    *,
+    view: str | Sequence[str] | None = None,
+    model: str | None = None,
+    device: str = "auto",
+    seed: Seed = 0,
+    progress: ProgressCallback = no_progress,
+) -> Diff:
+    """Compare a dataset with another one, or with vectors that any other tool made of its texts.
+
+    Two datasets of one corpus are joined by row, others by id; a file by its column ``id``, without
+    one by the order of its rows. Where labels are stored, a logistic regression is trained on both
+    under the same folds.
+
+    If vectors of another tool differ, up to 48 texts, the farthest among them, are encoded again
+    with other settings (layer, pooling, normalisation, prefix, truncation, case, a Dense layer left
+    out, half precision, int8), and those are named that come nearest.
+
+    Args:
+        a: folder that ``extract`` wrote.
+        b: another one; or a file: ``.npy`` ``(n, width)``, Parquet, CSV, TSV or JSON lines with a
+            column of lists or a column for each coordinate; or a matrix in memory.
+        view: of both, or a list of two: a stored view of ``a``, and one of ``b`` or the column of
+            the file; by default the last mean, and the only column of lists.
+        model: location of the checkpoint of ``a``, if it has moved.
+        device: where to encode.
+        seed: of the samples, the folds and the classifier.
+        progress: called with the settings that were tried, and the fits.
+
+    Raises:
+        UsageError: ``b`` cannot be read as vectors, or ids occur twice.
+        MismatchError: no record is in both, or rows without ids are of another number.
+
+    Example:
+        >>> half = embedkit.load("vectors").X.astype("float16")
+        >>> found = embedkit.diff("vectors", half)
+        >>> found.explanation.settings, found.explanation.largest
+        ({'rounding': 'float16'}, 0.0)
+    """
+    names = [view] if view is None or isinstance(view, str) else list(view)
+    if not 1 <= len(names) <= 2:
+        raise UsageError(f"view={view!r}: expected one view of both, or two.")
+    folder, second = local_dataset(a), local_dataset(b) if isinstance(b, str | os.PathLike) else b
+    if not is_dataset(folder):
+        raise UsageError(f"{a} is not a dataset. Give the dataset first, then what to compare.")
+    data, settings = load(folder, names[0]), tuple[str, ...]()
+    if foreign := not (isinstance(second, Path) and is_dataset(second)):
+        y, ids = _foreign(second, names[-1])
+        join = _joined(data, str(b) if isinstance(second, Path) else "the matrix", ids, len(y))
+    else:
+        other = load(second, names[-1])
+        y, join, settings = other.X, _joined_datasets(data, other), _settings(data, other)
+    both = _Both(data, join.a, data.X[join.a], y[join.b])
+    random = np.random.default_rng(seed)
+    some = both.distinct(random)
+    queries = np.sort(random.permutation(len(some))[:_QUERIES])
+    kept = np.zeros(0)
+    if len(some) > 1:
+        kept = NEIGHBOURS * kept_neighbours(both.x[some], both.y[some], rows=queries)
+    distance, cosine = both.distances, both.cosines
+    result = Diff(
+        records=len(join.a),
+        joined=join.by,
+        only_a=len(data) - len(join.a) - join.other_texts,
+        only_b=len(y) - len(join.a) - join.other_texts,
+        other_texts=join.other_texts,
+        equal=int((both.x == both.y).all(axis=1).sum()) if both.of_one_width else 0,
+        distance={"median": float(np.median(distance)), "largest": float(np.max(distance))},
+        cosines={name: float(np.quantile(cosine, share)) for name, share in _QUANTILES.items()},
+        together=len(some),
+        kept=float(kept.mean()) if len(kept) else np.nan,
+        cka=linear_cka(both.x[some], both.y[some]),
+        settings=settings,
+        moved=both.moved(some[queries], kept),
+    )
+    result = _with_decisions(result, both, some, seed, progress)
+    if not foreign or result.same:
+        return result
+    about: dict[str, Any] = {"owner": str(data.path), "device": device, "model": model}
+    load_encoder = cache(partial(encode_as, data.manifest, data.views, **about))
+    try:
+        before, tried = _explained(both, join.by, random, load_encoder, progress)
+    except EmbedkitError as error:  # the checkpoint is not here; what was measured is
+        logger.warning(f"what explains the difference was not tried: {error}")
+        return result
+    return replace(result, before=before, explanations=tuple(tried))
+
+
+_ADVICE = "Give a dataset, or .npy, .parquet, .csv, .tsv or .jsonl with vectors."
+
+
+def _foreign(source: Any, column: str | None) -> tuple[Float32, list[str] | None]:
+    """Vectors of another tool, ``(n, width)``, and their ids if it gave any."""
+    import pandas as pd
+
+    ids, name = None, "the matrix"
+    if isinstance(source, str | os.PathLike):
+        path, as_text = Path(source), {"id": str}  # which keeps 007
+        readers: dict[str, Callable[[Path], Any]] = {
+            ".npy": partial(np.load, allow_pickle=False),
+            ".parquet": pd.read_parquet,
+            ".csv": partial(pd.read_csv, dtype=as_text),
+            ".tsv": partial(pd.read_csv, dtype=as_text, sep="\t"),
+            ".jsonl": partial(pd.read_json, dtype=as_text, lines=True, precise_float=True),
+        }
+        if path.suffix not in readers:
+            raise UsageError(f"{path} is neither a dataset nor a file of vectors. {_ADVICE}")
+        try:
+            source, name = readers[path.suffix](path), str(path)
+            if isinstance(source, pd.DataFrame):
+                ids = list(map(str, source["id"])) if "id" in source else None
+                source = _vectors_of(source, column)
+        except (ValueError, OSError, TypeError) as error:
+            raise unreadable(path, error, error=UsageError, advice=_ADVICE) from error
+    vectors = np.asarray(source)
+    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not vectors.size:
+        shape = f"{vectors.dtype} of shape {vectors.shape}"
+        raise UsageError(f"{name} holds {shape}; expected numbers, a row for each record.")
+    if bad := int((~np.isfinite(vectors).all(axis=1)).sum()):
+        raise UsageError(f"{name}: {bad:,} vectors hold NaN or infinity.")
+    return vectors.astype(np.float32), ids
+
+
+def _vectors_of(frame: Any, column: str | None) -> NDArray[Any]:
+    """The column of lists, maybe written as text; or the numeric columns, numbered as ``v0`` is."""
+    first = {name: frame[name].iloc[0] for name in frame.columns} if len(frame) else {}
+    lists = [n for n, cell in first.items() if np.ndim(cell) or str(cell).startswith("[")]
+    chosen = [column] if column in lists else lists
+    if not lists:
+        return np.asarray(frame.select_dtypes("number").filter(regex=r"\d$"))
+    if len(chosen) > 1:
+        raise ValueError(f"it has vectors in {', '.join(lists)}; name one by view")
+    return np.array([json.loads(c) if isinstance(c, str) else c for c in frame[chosen[0]]])
+
+
+class _Join(NamedTuple):
+    """Positions of the same records in both."""
+
+    a: Int64
+    b: Int64
+    by: str
+    other_texts: int = 0
+
+
+def _joined(data: VectorData, name: str, ids: Sequence[str] | None, count: int) -> _Join:
+    """By ids, in the order of the dataset; without them by order."""
+    if ids is None:
+        if count != len(data):
+            raise MismatchError(
+                f"{name} has {count:,} vectors, {data.path} {len(data):,} records. Give as many in "
+                "the same order, or a table with the column id."
+            )
+        return _Join(np.arange(count), np.arange(count), "order")
+    for place, some in ((str(data.path), data.ids), (name, ids)):
+        if twice := [one for one, times in Counter(some).items() if times > 1]:
+            raise UsageError(
+                f"{len(twice):,} ids of {place} occur more than once, such as {str(twice[0])!r}. "
+                "Make ids unique, or give rows in the order of the dataset, without ids."
+            )
+    _, first, second = np.intersect1d(data.ids, ids, assume_unique=True, return_indices=True)
+    if not len(first):
+        shown = f"{str(ids[0])!r} against {str(data.ids[0])!r}"
+        raise MismatchError(f"{name} has none of the {len(data):,} ids of {data.path}: {shown}.")
+    order = np.argsort(first)
+    return _Join(first[order], second[order], "id")
+
+
+def _joined_datasets(a: VectorData, b: VectorData) -> _Join:
+    """By row if they are of one corpus, else by id; records of other texts are left out.
+
+    Without a column of ids these are row numbers, which mean something else in another corpus.
+    """
+    if a.manifest.source == b.manifest.source:
+        join = _Join(*np.intersect1d(a.row, b.row, return_indices=True)[1:], "row")
+    else:
+        join = _joined(a, str(b.path), b.ids.tolist(), len(b))
+    same = text_keys(a)[join.a] == text_keys(b)[join.b]
+    if not same.any():
+        problem = f"{len(same):,} have the same {join.by}, and all of these another text"
+        raise MismatchError(f"{b.path} has no record of {a.path}: {problem}.")
+    return _Join(join.a[same], join.b[same], join.by, int((~same).sum()))
+
+
+def _settings(a: VectorData, b: VectorData) -> tuple[str, ...]:
+    """Settings in which two datasets differ."""
+    phrases = a.manifest.vector_settings.differences(b.manifest.vector_settings)
+    views = ["+".join(one.views) for one in (a, b)]
+    phrases += [f"view is {views[0]}, expected {views[1]}"] * (views[0] != views[1])
+    return tuple(phrase.replace(", expected ", ", then ") for phrase in phrases)
+
+
+class _Both(NamedTuple):
+    """The same records, by their places in A, with the vectors of A and of B."""
+
+    data: VectorData
+    places: Int64
+    x: Float32
+    y: Float32
+
+    @property
+    def of_one_width(self) -> bool:
+        return self.x.shape == self.y.shape
+
+    @property
+    def distances(self) -> Float64:
+        """Relative L2, ``(n,)``; NaN for two widths."""
+        return _distances(self.x, self.y) if self.of_one_width else np.full(len(self.x), np.nan)
+
+    @property
+    def cosines(self) -> Float64:
+        """Cosines ``(n,)``; NaN for two widths."""
+        if not self.of_one_width:
+            return np.full(len(self.x), np.nan)
+        return np.asarray((unit_vectors(self.x) * unit_vectors(self.y)).sum(axis=1))
+
+    def distinct(self, random: np.random.Generator) -> Int64:
+        """Positions of up to 10,000 records, one for each text: equal ones are all as near."""
+        _, first = np.unique(text_keys(self.data)[self.places], return_index=True)
+        return np.sort(random.permutation(first)[:_TOGETHER])
+
+    def moved(self, queries: Int64, kept: Float64) -> tuple[dict[str, Any], ...]:
+        """The records that moved most: by cosine in one space, by neighbours in two."""
+        cosine, of_query = self.cosines, dict(zip(queries.tolist(), kept.tolist(), strict=True))
+        order = queries[np.argsort(kept, kind="stable")[:_MOVED]]
+        if np.median(cosine) > 0.5:
+            order = np.argsort(cosine, kind="stable")[:_MOVED]
+            order = order[cosine[order] < 1 - ROUNDING]
+        names = [name for name in ("row", "id", "text") if name in self.data.columns]
+        cells = self.data.reader.pick(self.places[order], names)
+        cells |= {"cosine": cosine[order].tolist(), "kept": [of_query.get(i) for i in order]}
+        return tuple(
+            dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)
+        )
+
+
+def _distances(x: Float32, y: Float32) -> Float64:
+    """L2 distances of the rows by the longer vector, ``(n,)``: that of noise is 1, however long."""
+    a, b = x.astype(np.float64), y.astype(np.float64)
+    lengths = np.maximum(*(np.linalg.norm(one, axis=1) for one in (a, b)))
+    return np.asarray(np.linalg.norm(a - b, axis=1) / np.maximum(lengths, 1e-12))
+
+
+def _with_decisions(
+    result: Diff, both: _Both, some: Int64, seed: int, progress: ProgressCallback
+) -> Diff:
+    """The result, with that of a classifier that is trained on both, if there are classes."""
+    if "label" not in both.data.columns or both.data.y.dtype.kind == "f":
+        return result
+    units = Units.of_dataset(both.data).take(both.places[some])
+    method = Frozen(EstimatorSettings.of(None, task="classification", seed=seed), tune=False)
+    held_out = {}
+    try:
+        target = units.target()
+        split = split_for(units, folds=5, seed=seed).labelled(target)
+        for name, vectors in (("a", both.x[some]), ("b", both.y[some])):
+            inputs = replace(units, inputs=vectors.__getitem__)
+            held_out[name], _ = cross_validate(method, inputs, target, split, progress=progress)
+    except UsageError as error:
+        logger.info(f"no classifier is compared: {error}")
+        return result
+    scores, differences = scores_and_differences(held_out, "accuracy", no_progress)
+    return replace(
+        result,
+        decisions=float(np.mean(held_out["a"].y_pred != held_out["b"].y_pred)),
+        accuracies=tuple(scores[name]["accuracy"].value for name in held_out),
+        difference=differences["b", "a"],
+    )
+
+
+# explanations
+
+_OF_INPUT = frozenset({"prefix", "max_length", "on_long", "special_tokens", "case", "precision"})
+"""Settings that take a forward pass of their own; all others follow from its hidden states."""
+
+
+def _explained(
+    both: _Both,
+    joined: str,
+    random: np.random.Generator,
+    load_encoder: Callable[..., DatasetEncoder],
+    progress: ProgressCallback,
+) -> tuple[float, list[Explanation]]:
+    """The distance of a sample as it is, and settings that bring A nearer to B, the best first.
+
+    The best setting is kept and the others are tried again beside it, until none halves what is
+    left: two things may be wrong at once.
+    """
+    _, places, x, y = both
+    chosen, before = random.permutation(len(x))[:_TRIED], np.inf
+    if both.of_one_width:
+        farthest = np.argsort(-both.distances, kind="stable")[:_FARTHEST]
+        chosen = np.unique(np.concatenate([farthest, chosen[: _TRIED - len(farthest)]]))
+        before = float(_distances(x[chosen], y[chosen]).mean())
+        if joined == "order" and (order := _order(x, y, chosen)):
+            return before, [order]
+    laboratory = _Laboratory(both.data, places[chosen], y[chosen], load_encoder)
+    best = laboratory.nearest({})
+    found = [best]
+    while best.largest > ROUNDING:
+        inputs = {name: value for name, value in best.settings.items() if name in _OF_INPUT}
+        tried = [best]
+        for variant in laboratory.variants(near=best.distance < _NEAR_HALF):
+            progress(Progress("trying settings", len(found) + len(tried), None, "settings"))
+            # a precision may not be to be had here, nor a length for windows with their stride
+            with suppress(EmbedkitError):
+                if not variant.keys() & inputs.keys():
+                    tried.append(laboratory.nearest({**inputs, **variant}))
+            if tried[-1].largest <= ROUNDING:
+                break
+        found += tried[1:]
+        nearest = _simplest(tried)
+        if nearest.distance >= _HALF * best.distance:
+            break
+        best = nearest
+    return before, sorted(found, key=lambda one: (one is not best, one.distance))
+
+
+def _simplest(found: Sequence[Explanation]) -> Explanation:
+    """Of those that are as near as the nearest one, the one with the fewest settings."""
+    least = min(one.distance for one in found)
+    near = [one for one in found if one.distance <= max(least / _HALF, ROUNDING / 10)]
+    return min(near, key=lambda one: (len(one.settings), one.distance))
+
+
+def _order(x: Float32, y: Float32, chosen: Int64) -> Explanation | None:
+    """The order of rows, if those of B are vectors of A that belong to other records."""
+    nearest = (unit_vectors(y[chosen]) @ unit_vectors(x).T).argmax(axis=1)
+    far = _distances(x[nearest], y[chosen])
+    if far.max() > _NEAR or (x[nearest] == x[chosen]).all(axis=1).mean() > _HALF:
+        return None
+    text = f"row {chosen[0]} of B is row {nearest[0]} of A"
+    return Explanation({"order": text}, float(far.mean()), float(far.max()))
+
+
+class _Laboratory:
+    """Texts of a sample, what another tool made of them ``(n, width)``, and the encoder of A."""
+
+    def __init__(
+        self,
+        data: VectorData,
+        places: Int64,
+        y: Float32,
+        load_encoder: Callable[..., DatasetEncoder],
+    ) -> None:
+        if not data.manifest.job.storage.text:
+            raise UsageError(f"{data.path} stores no texts to encode again.")
+        names = [name for name in ("text", "text_pair") if name in data.columns]
+        self._texts, self._y = data.reader.pick(places, names), y
+        self._load, self._base, self._own = load_encoder, load_encoder(), "+".join(data.views)
+        self._checkpoint = self._base.encoder.checkpoint
+        self._modules = {module.kind for module in self._checkpoint.definition.modules}
+        poolings, layers = list[Pooling](), self._base.encoder.n_layers
+        for pooling in Pooling:
+            with suppress(EmbedkitError):
+                self._base.encoder.check_poolings([pooling])
+                poolings.append(pooling)
+        every = parse_layers("all", n_layers=layers)
+        self._views = [view.name for view in views_of(every, poolings, n_layers=layers)]
+
+    def variants(self, *, near: bool) -> Iterator[dict[str, Any]]:
+        """One change each of what the model reads, and of how it computes.
+
+        Half precision, slow on most processors, is tried only if it is ``near``.
+        """
+        longest, prompts = self._checkpoint.positions, self._checkpoint.definition.prompts
+        kinds: dict[str, Sequence[Any]] = {
+            "prefix": [*_PROMPTS, self._checkpoint.prefix, *prompts.values()],
+            "max_length": [n for n in (*_LENGTHS, longest) if n <= longest],
+            "on_long": ["truncate"],
+            "special_tokens": [True, False],
+            "case": ["lower-cased", "not lower-cased"],
+            "precision": ["fp32", "int8", *["bf16", "fp16"] * near],
+        }
+        for name, values in kinds.items():
+            for value in dict.fromkeys(values):
+                if value != getattr(self._base.settings, name, None):
+                    yield {name: value}
+
+    def nearest(self, inputs: Mapping[str, Any]) -> Explanation:
+        """The view, scale and rounding by which the sample comes nearest to that of the tool."""
+        found, width = [], self._y.shape[1]
+        whole = bool((self._y == np.round(self._y)).all())
+        roundings = ["int8"] if whole else ["float32", "float16", "bfloat16"]
+        for name, vectors in self._encoded(**inputs).items():
+            for unit, rounding in product(
+                (True, False), roundings if vectors.shape[1] >= width else ()
+            ):
+                x, y = vectors[:, :width], self._y
+                if unit or (name == Pooling.SENTENCE and "Normalize" in self._modules):
+                    x, y = l2_normalize(x), y if unit else l2_normalize(y)
+                far = _distances(*_ROUND[rounding](x, y))
+                changes = self._changes(name, unit=unit, rounding=rounding)
+                changes |= {"dims": width} if vectors.shape[1] > width else {}
+                settings = {**inputs, **changes}
+                found.append(Explanation(settings, float(far.mean()), float(far.max())))
+        if not found:
+            raise UsageError(f"no view has {width} coordinates, as the other vectors have.")
+        return _simplest(found)
+
+    def _encoded(
+        self, *, case: str = "", precision: str | None = None, **inputs: Any
+    ) -> dict[str, Float32]:
+        """All views of the texts; those of A, if they are several, side by side too."""
+        encode = self._load(precision=precision)
+        encoder = copy.copy(encode.encoder)
+        if case == "not lower-cased":
+            encoder.tokenizer = encoder.tokenizer.cased()
+        plain: dict[str, Any] = {"normalize": False, "dims": None, "storage": "float32"}
+        encode = encode.changed(encoder, self._views, **plain, **inputs)
+        lower = str.lower if case == "lower-cased" else str
+        views = encode.views(*([lower(text) for text in column] for column in self._texts.values()))
+        own = [views[name] for name in self._own.split("+")]
+        return views if len(own) < 2 else views | {self._own: np.concatenate(own, axis=1)}
+
+    def _changes(self, name: str, *, unit: bool, rounding: str) -> dict[str, Any]:
+        """What a view, its scale and its rounding are other than in A."""
+        changes: dict[str, Any] = {}
+        settings, of_makers = self._base.settings, self._own == Pooling.SENTENCE
+        if name != self._own:
+            (pooling, layer), (before, its) = split_view(name), split_view(self._own)
+            changes |= {"pooling": pooling} if pooling != before else {}
+            changes |= {"layers": layer} if layer != (its or str(self._checkpoint.n_layers)) else {}
+            changes |= {"dense": "left out"} if of_makers and "Dense" in self._modules else {}
+        scaled = settings.normalize or settings.dims is not None
+        scaled = scaled or (of_makers and "Normalize" in self._modules)
+        changes |= {"normalize": unit} if unit != scaled else {}
+        stored = "float16" if settings.storage in ("float16", "compact") else "float32"
+        return changes | ({"rounding": rounding} if rounding != stored else {})
+
+
+def _as_whole_numbers(x: Float32, y: Float32) -> tuple[Float32, Float32]:
+    """Each coordinate of whole numbers has a scale and an offset, found by least squares."""
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    return x * ((x * y).sum(axis=0) / np.maximum((x**2).sum(axis=0), 1e-12)), y
+
+
+_ROUND: Mapping[str, Callable[[Float32, Float32], tuple[Float32, Float32]]] = {
+    "float32": lambda x, y: (x, y),
+    "float16": lambda x, y: (x.astype(np.float16).astype(np.float32), y),
+    # half a unit is added, and the lower 16 of 32 bits are cleared
+    "bfloat16": lambda x, y: (((x.view(np.uint32) + 0x8000) & 0xFFFF0000).view(np.float32), y),
+    "int8": _as_whole_numbers,
+}
+"""Vectors of A as they would be after a rounding, and those of B to compare them with."""

@@ -1,0 +1,324 @@
+"""Reused vectors: a dataset that takes them from others equals one that is made at once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import embedkit
+from embedkit.dataset import extract as extract_module
+from embedkit.dataset.shards import ExtractPlan, Shard, ShardMaker
+from embedkit.errors import EmbedkitError, MismatchError, OutputExistsError, UsageError
+from embedkit.search.index import open_index
+from tests.finetune_fixtures import write_lines
+from tests.processes import command, invoke
+from tests.store_fixtures import manifest_of, run, tiny_model, tree, write_tsv
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+OPTIONS: dict[str, Any] = {"words": "mean", "tokens": True, "shard_rows": 4}
+OLD = [(f"i{n}", f"the movie was {'good ' * (n % 3)}{n}" if n % 5 else " ") for n in range(13)]
+NEW = [(f"i{n}", "" if n == 13 else f"bad home {n}") for n in range(13, 20)]
+Rows = Sequence[tuple[str, str]]
+
+
+def tsv(path: Path, rows: Rows) -> None:
+    path.write_text("id\ttext\n" + "".join(f"{i}\t{t}\n\n" for i, t in rows))
+
+
+def csv(path: Path, rows: Rows) -> None:
+    path.write_text("id,text\n" + "".join(f'{i},"{t}\n""x"""\n' for i, t in rows))
+
+
+def jsonl(path: Path, rows: Rows) -> None:
+    path.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in rows))
+
+
+def packed(path: Path, rows: Rows) -> None:
+    lines = ("id\ttext\n" + "".join(f"{i}\t{t}\n" for i, t in rows)).encode()
+    path.write_bytes(gzip.compress(lines))
+
+
+def parquet(path: Path, rows: Rows) -> None:
+    ids, texts = zip(*rows, strict=True)
+    pq.write_table(pa.table({"id": ids, "text": texts}), path, row_group_size=7)
+
+
+def conllu(path: Path, rows: Rows) -> None:
+    words = (
+        ("\n".join(f"{n}\t{w}" + "\t_" * 8 for n, w in enumerate(t.split(), 1)), i)
+        for i, t in rows
+        if t.split()
+    )
+    path.write_text("".join(f"# sent_id = {i}\n{lines}\n\n" for lines, i in words))
+
+
+WRITERS: dict[str, Callable[[Path, Rows], None]] = {
+    "c.tsv": tsv,
+    "c.csv": csv,
+    "c.jsonl": jsonl,
+    "c.tsv.gz": packed,
+    "c.parquet": parquet,
+    "c.conllu": conllu,
+}
+
+
+def changes(rows: Rows) -> dict[str, Rows]:
+    """What may happen to a corpus."""
+    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    edited = [*rows[:5], ("i5", "home"), *rows[6:]]
+    return {
+        "the same": rows,
+        "shuffled": shuffled,
+        "shortened": [*rows[:3], *rows[9:]],
+        "grown in the middle": [*rows[:6], *NEW, *rows[6:]],
+        "edited": edited,
+        "renamed": [(f"x{i}", text) for i, text in rows],
+    }
+
+
+NEW_TEXTS = {"grown in the middle": 6, "edited": 1}
+"""How many texts of a changed corpus are encoded."""
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the texts that the model got."""
+    numbers, genuine = list[int](), ShardMaker.start
+
+    def counted(self: ShardMaker, shard: Shard, *arguments: Any) -> Any:
+        numbers.append(len(shard.texts))
+        return genuine(self, shard, *arguments)
+
+    monkeypatch.setattr(ShardMaker, "start", counted)
+    return numbers
+
+
+@pytest.mark.parametrize("change", changes(OLD))
+def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
+    tmp_path: Path, change: str, encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only new texts are tokenized and encoded."""
+    corpus, out = tmp_path / "c.tsv", tmp_path / "out"
+    tsv(corpus, OLD)
+    run(corpus, out, **OPTIONS)
+    tsv(corpus, changes(OLD)[change])
+    if change != "the same":
+        with pytest.raises(OutputExistsError, match="reuse="):
+            run(corpus, out, **OPTIONS)
+    encoded.clear()
+    tokenized, genuine = list[int](), ExtractPlan.tokenized
+
+    def counted(plan: ExtractPlan, records: Sequence[Any], tokenizer: Any) -> Any:
+        tokenized.append(len(records))
+        return genuine(plan, records, tokenizer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExtractPlan, "tokenized", counted)
+        run(corpus, out, reuse=out, overwrite=True, **OPTIONS)
+    assert sum(encoded) == sum(tokenized) == NEW_TEXTS.get(change, 0)
+    run(corpus, tmp_path / "fresh", **OPTIONS)
+    assert tree(out) == tree(tmp_path / "fresh")
+    assert embedkit.verify(out, recompute=999).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "storage"), [*zip(WRITERS, ["float16", "compact"] * 3, strict=True)]
+)
+def test_every_format_and_storage(tmp_path: Path, name: str, storage: str) -> None:
+    files, options = [tmp_path / name, tmp_path / f"second-{name}"], {**OPTIONS, "storage": storage}
+    for file, rows in zip(files, (OLD, NEW), strict=True):
+        WRITERS[name](file, rows)
+    run(files[0], tmp_path / "old", **options)
+    grown = run(files, tmp_path / "grown", reuse=tmp_path / "old", **options)
+    fresh = run(files, tmp_path / "fresh", **options)
+    assert tree(tmp_path / "grown") == tree(tmp_path / "fresh")
+    assert 0 < grown.tokens_fresh < fresh.tokens_fresh / 2
+
+
+@pytest.mark.parametrize("odd", [{"on_long": "window", "max_length": 9, "stride": 2}, {}])
+def test_what_lengths_do_not_tell_is_counted_again(tmp_path: Path, odd: dict[str, Any]) -> None:
+    """Windows, and special tokens that a text spells out, stand in no column."""
+    corpus, rows = tmp_path / "c.tsv", [*OLD, ("s", "a [SEP] bus"), ("l", "the movie was " * 9)]
+    tsv(corpus, rows)
+    run(corpus, tmp_path / "old", **OPTIONS, **odd)
+    tsv(corpus, [*NEW, *rows[::-1]])
+    run(corpus, tmp_path / "new", reuse=tmp_path / "old", **OPTIONS, **odd)
+    run(corpus, tmp_path / "fresh", **OPTIONS, **odd)
+    assert tree(tmp_path / "new") == tree(tmp_path / "fresh")
+    ledger = manifest_of(tmp_path / "new")["totals"]["ledger"]
+    assert ledger["records_spelling_special_tokens"] == 1
+    assert (ledger["windows"] > ledger["records"]) == bool(odd)
+
+
+def test_normalized_cut_and_two_sources(tmp_path: Path, encoded: list[int]) -> None:
+    """Each text is taken where it is; of two views one is wanted; and workers do so too."""
+    options: dict[str, Any] = {"normalize": True, "dims": 5, "shard_rows": 4}
+    for name, rows in (("a", OLD[:6]), ("b", OLD[4:]), ("c", [*NEW, *OLD])):
+        tsv(tmp_path / f"{name}.tsv", rows)
+    for name, pooling in (("a", "cls,mean"), ("b", "mean,max")):
+        run(tmp_path / f"{name}.tsv", tmp_path / name, pooling=pooling, words="mean", **options)
+    corpus, sources = tmp_path / "c.tsv", [tmp_path / "a", tmp_path / "b"]
+    encoded.clear()
+    run(corpus, tmp_path / "both", pooling="mean", reuse=sources, **options)
+    assert sum(encoded) == 6
+    run(corpus, tmp_path / "fresh", pooling="mean", **options)
+    assert tree(tmp_path / "both") == tree(tmp_path / "fresh")
+
+
+@pytest.mark.slow
+def test_workers_reuse_too(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.tsv"
+    tsv(corpus, OLD)
+    run(corpus, tmp_path / "old", **OPTIONS)
+    tsv(corpus, [*NEW, *OLD])
+    words = ["extract", corpus, "--model", tiny_model(), "--out", tmp_path / "two", "--words"]
+    words += ["--tokens", "--precision", "fp32", "--device", "cpu", "--workers", "2"]
+    assert command(*map(str, words), "--reuse", str(tmp_path / "old"), cwd=tmp_path).returncode == 3
+    run(corpus, tmp_path / "fresh", **OPTIONS)
+    for level in ("sentence", "word", "token"):
+        two, fresh = (embedkit.load(tmp_path / n, level=level).X for n in ("two", "fresh"))
+        np.testing.assert_array_equal(two, fresh)
+
+
+def test_marked_words_are_those_of_the_text(tmp_path: Path, encoded: list[int]) -> None:
+    """A text whose marked words have moved is another one; one with other labels is not."""
+
+    def spans(name: str, *rows: str) -> Path:
+        return write_lines(tmp_path / name, "text\tstart\tend\tkind", *rows)
+
+    options: dict[str, Any] = {"spans": ["start", "end"], "word_label": "kind", "words": "mean"}
+    run(spans("a.tsv", "the movie was good\t4\t9\tN", "a bus\t2\t5\tN"), tmp_path / "a", **options)
+    changed = spans("b.tsv", "the movie was good\t14\t18\tJ", "a bus\t2\t5\tX")
+    encoded.clear()
+    run(changed, tmp_path / "b", reuse=tmp_path / "a", **options)
+    assert sum(encoded) == 1
+    run(changed, tmp_path / "fresh", **options)
+    assert tree(tmp_path / "b") == tree(tmp_path / "fresh")
+
+
+def test_texts_that_differ_in_case_alone_are_others(tmp_path: Path, encoded: list[int]) -> None:
+    """They share a key, and vectors only where the model does not see the difference."""
+    rows = [("1", "Good bus"), ("2", "good  bus"), ("3", "good bus")]
+    corpus = tmp_path / "c.tsv"
+    tsv(corpus, rows[:1])
+    run(corpus, tmp_path / "old", **OPTIONS)
+    tsv(corpus, rows)
+    encoded.clear()
+    run(corpus, tmp_path / "new", reuse=tmp_path / "old", **OPTIONS)
+    assert sum(encoded) == 2
+    run(corpus, tmp_path / "fresh", **OPTIONS)
+    assert tree(tmp_path / "new") == tree(tmp_path / "fresh")
+
+
+def test_a_kill_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command goes on, and other commands see the old dataset until then."""
+    corpus, out, genuine = tmp_path / "c.tsv", tmp_path / "out", ShardMaker.write
+    tsv(corpus, OLD)
+    run(corpus, out, **OPTIONS)
+    before = tree(out)
+    tsv(corpus, [*NEW, *OLD])
+
+    def dying(self: ShardMaker, shard: Any, pending: Any) -> Any:
+        if shard.number == 2:
+            raise KeyboardInterrupt
+        return genuine(self, shard, pending)
+
+    monkeypatch.setattr(ShardMaker, "write", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(corpus, out, reuse=out, overwrite=True, **OPTIONS)
+    assert tree(out) == before
+    monkeypatch.setattr(ShardMaker, "write", genuine)
+    assert run(corpus, out, reuse=out, overwrite=True, **OPTIONS).resumed_shards >= 2
+    run(corpus, tmp_path / "fresh", **OPTIONS)
+    assert tree(out) == tree(tmp_path / "fresh")
+
+
+def test_two_at_once_publish_what_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that begins after the other has ended, but had looked before, is of its own corpus."""
+    out, genuine = tmp_path / "out", vars(extract_module)["open_job"]
+    for name, rows in (("old", OLD), ("nov", [*OLD, *NEW]), ("dec", OLD[:7])):
+        tsv(tmp_path / f"{name}.tsv", rows)
+    run(tmp_path / "old.tsv", out, **OPTIONS)
+
+    def late(*arguments: Any, **settings: Any) -> Any:
+        monkeypatch.setattr(extract_module, "open_job", genuine)
+        run(tmp_path / "nov.tsv", out, reuse=out, overwrite=True, **OPTIONS)
+        return genuine(*arguments, **settings)
+
+    monkeypatch.setattr(extract_module, "open_job", late)
+    with pytest.raises(EmbedkitError, match="meanwhile"):
+        run(tmp_path / "dec.tsv", out, reuse=out, overwrite=True, **OPTIONS)
+    data = embedkit.load(out)
+    assert data.manifest.names.inputs == (str(tmp_path / "nov.tsv"),)
+    assert len(data) == 16
+    assert embedkit.verify(out).ok
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted", "message"),
+    [
+        ({"store_text": False}, {}, "stores no texts"),
+        ({}, {"storage": "int8"}, "storage='int8'"),
+        ({"pooling": "mean"}, {"pooling": "cls"}, "it has no cls_2"),
+        ({"max_length": 9}, {}, "max_length is 9"),
+        ({}, {"words": "mean"}, "words is None, expected 'mean'"),
+        ({"words": "first"}, {"words": "mean"}, "words is 'first'"),
+        ({}, {"tokens": True}, "tokens is False"),
+        ({"prefix": "a "}, {}, "prefix is 'a '"),
+    ],
+)
+def test_datasets_whose_vectors_are_others(
+    tmp_path: Path, made: dict[str, Any], wanted: dict[str, Any], message: str
+) -> None:
+    corpus = tmp_path / "c.tsv"
+    tsv(corpus, OLD)
+    run(corpus, tmp_path / "old", **made)
+    with pytest.raises((MismatchError, UsageError), match=message):
+        run(corpus, tmp_path / "new", reuse=tmp_path / "old", **wanted)
+    assert not (tmp_path / "new").exists()
+
+
+def test_another_environment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = tmp_path / "c.tsv"
+    tsv(corpus, OLD)
+    run(corpus, tmp_path / "old")
+    monkeypatch.setattr("tokenizers.__version__", "9.9")
+    with pytest.raises(MismatchError, match=r"another environment[^$]*9\.9"):
+        run(corpus, tmp_path / "new", reuse=tmp_path / "old")
+    run(corpus, tmp_path / "new", reuse=tmp_path / "old", allow_env_change=True)
+
+
+def test_texts_that_are_there_cost_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.dataset.extract._LEAST_SECONDS", 0.01)
+    tsv(tmp_path / "c.tsv", OLD)
+    extract = "extract", tmp_path / "c.tsv", "--model", tiny_model(), "--out", tmp_path / "out"
+    assert invoke(*extract).exit_code == 0
+    before = tree(tmp_path)
+    cost = invoke(*extract, "--overwrite", "--reuse", tmp_path / "out", "--dry-run", "--json")
+    assert json.loads(cost.stdout)["seconds"] == 0
+    assert tree(tmp_path) == before
+
+
+def test_a_run_tells_that_its_dataset_is_another_one(tmp_path: Path) -> None:
+    rows = [(str(n), f"{['good', 'bad'][n % 2]} movie {n}", str(n % 2)) for n in range(40)]
+    corpus, out = write_tsv(tmp_path / "c.tsv", rows[:30]), tmp_path / "out"
+    run(corpus, out)
+    embedkit.train(out, out=tmp_path / "run", folds=2)
+    embedkit.index(out, kind="flat")
+    assert "another one" not in invoke("info", tmp_path / "run").output
+    write_tsv(corpus, rows)
+    run(corpus, out, reuse=out, overwrite=True)
+    assert "another one has its place now, of 40 records" in invoke("info", tmp_path / "run").output
+    with pytest.raises(UsageError, match="no index"):
+        open_index(embedkit.load(out), kind="flat")

@@ -1,0 +1,558 @@
+"""From a dataset to runs: no leak, the same bits again, predictions of new texts, bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import metrics
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, Normalizer
+from sklearn.utils import _testing
+from skops.io import dumps
+
+import embedkit
+from embedkit.classifiers.estimators import TABLE, CommonScaler, EstimatorSettings
+from embedkit.classifiers.probe import probe
+from embedkit.classifiers.train import Frozen
+from embedkit.cli.run_text import run_info_text
+from embedkit.dataset.format import text_key
+from embedkit.dataset.settings import DatasetEncoder
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.predict import (
+    PredictedRecord,
+    Prediction,
+    Predictor,
+    predict_file,
+    write_prediction_file,
+)
+from embedkit.runs.cross_validation import cross_validate
+from embedkit.runs.folder import read_run
+from embedkit.runs.metrics import Threshold
+from embedkit.runs.split import Split, read_split, split, split_for, write_split
+from embedkit.storage import seal
+from embedkit.units.units import Units
+from tests.finetune_fixtures import check_test_set, predictions
+from tests.models import slow
+from tests.processes import command
+from tests.run_fixtures import train, units_with
+from tests.store_fixtures import extract_tiny
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
+N = 120
+
+
+def corpus_of(path: Path, labels: Any = None, seed: int = 0) -> Path:
+    """Texts whose words tell the label most of the time; every fourth one stands there twice."""
+    random = np.random.default_rng(seed)
+    lines: list[str] = []
+    for i in range(N):
+        label = str(i % 2)
+        if i % 4 == 3 and lines:
+            text = lines[-2].split("\t")[0] if i % 8 == 7 else f"the movie {i}"
+        else:
+            text = ""
+        words = random.choice(WORDS[label if random.random() < 0.9 else str(1 - i % 2)], 3)
+        text = text or f"the {words[0]} movie was {words[1]} {words[2]} number {i}"
+        lines.append(f"{text}\t{label if labels is None else labels[i]}\t{i}")
+    path.write_text("text\tlabel\tid\n" + "\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def vectors_of(corpus: Path, out: Path, **settings: Any) -> Path:
+    extract_tiny(corpus, out, **settings)
+    return out
+
+
+@pytest.fixture(scope="module")
+def shared(common: Path) -> Path:
+    """A folder with a dataset, a split and a run, made once."""
+    corpus = corpus_of(common / "corpus.tsv")
+    views: dict[str, Any] = {"layers": "all", "pooling": ["cls", "mean"]}
+    vectors_of(corpus, common / "data", shard_rows=50, **views)
+    split(common / "data", out=common / "split.parquet", folds=4, test=0.2)
+    train(common / "data", out=common / "run", split=common / "split.parquet", tune=True)
+    return common
+
+
+def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Path) -> None:
+    data = embedkit.load(shared / "data")
+    train(shared / "data", out=tmp_path / "run", split=shared / "split.parquet")
+    units = Units.of_dataset(data)
+    folds = split_for(units, shared / "split.parquet", folds=0, seed=0).folds
+    X, y = data.X[folds >= 0], data.y[folds >= 0]
+    model = LogisticRegression(max_iter=1_000, tol=1e-8)
+    plain = make_pipeline(Normalizer(), CommonScaler(), model)
+    parts = PredefinedSplit(folds[folds >= 0])
+    wanted = cross_val_predict(plain, X, y, cv=parts, method="predict_proba")
+    found = predictions(tmp_path / "run")
+    found = found[found["fold"] != "test"].sort_values("row")
+    assert np.allclose(found[["proba_0", "proba_1"]].to_numpy(), wanted, rtol=0, atol=5e-3)
+
+
+def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> None:
+    """Another seed assigns other folds."""
+    options: dict[str, Any] = {"estimator": "sklearn.ensemble:ExtraTreesClassifier", "folds": 2}
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(shared / "data", out=tmp_path / name, seed=seed, **options)
+    first, second, other = (predictions(tmp_path / name) for name in ("a", "b", "c"))
+    assert first.equals(second)
+    assert first["fold"].tolist() != other["fold"].tolist()
+    files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
+    assert files[0] == files[1]
+
+
+# leaks
+
+
+def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
+    """Whether what is decided of half of a fold changes with its other half: vectors, labels."""
+    data = embedkit.load(shared / "data")
+    units = Units.of_dataset(data)
+    target = units.target()
+    threshold = options.pop("threshold", None)
+    made = split_for(units, shared / "split.parquet", folds=0, seed=0)
+    tune = options.pop("tune", True)
+    held = np.flatnonzero(made.folds == 2)
+    changed = data.X.copy()
+    changed[held[::2]] = 50 * np.random.default_rng(0).normal(size=changed[held[::2]].shape)
+    flipped = target.y.copy()
+    flipped[held[::2]] = 1 - flipped[held[::2]]
+    outputs = []
+    method = Frozen(EstimatorSettings(**options), tune=tune, threshold=threshold)
+    for X, y in ((data.X, target.y), (changed, flipped)):
+        labels = replace(target, y=y)
+        found, _ = cross_validate(method, units_with(X, row=data.row), labels, made)
+        mine = np.isin(found.row, data.row[held[1::2]])
+        outputs.append(np.column_stack([found.proba[mine], found.y_pred[mine]]))
+    first, second = outputs
+    return not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"tune": False}, {"threshold": Threshold(None, None)}], ids=str
+)
+def test_what_is_held_out_shapes_nothing(shared: Path, options: dict[str, Any]) -> None:
+    assert not moved_by_other_held_out_records(shared, **options)
+
+
+def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Path) -> None:
+    """Random labels: the luckiest of many views looks better than chance, the nested one not."""
+    labels = np.random.default_rng(3).integers(2, size=N)
+    corpus = corpus_of(tmp_path / "c.tsv", labels)
+    data = vectors_of(corpus, tmp_path / "data", layers="all", pooling=["cls", "mean", "max"])
+    result = probe(data, out=tmp_path / "probe", folds=4, estimator="knn")
+    luckiest = max(view.score.value for view in result.content.view_scores)
+    assert result.content.nested.value < luckiest
+    assert sum(view.chosen for view in result.content.view_scores) == 4
+
+
+def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: Path) -> None:
+    """Other labels and vectors of the test set leave every coefficient as it is, to the bit."""
+    data = embedkit.load(shared / "data")
+    units = Units.of_dataset(data)
+    target = units.target()
+    made = split_for(units, shared / "split.parquet", folds=0, seed=0)
+    X, y = data.X.copy(), target.y.copy()
+    X[made.test] = 50 * np.random.default_rng(0).normal(size=X[made.test].shape)
+    y[made.test] = 1 - y[made.test]
+    for name in ("logreg", "knn"):
+        method = Frozen(EstimatorSettings(name))
+        plain, changed = (
+            cross_validate(method, units_with(inputs), replace(target, y=labels), made)[1]
+            for inputs, labels in ((data.X, target.y), (X, y))
+        )
+        for first, second in zip(
+            plain.final.pipeline.steps, changed.final.pipeline.steps, strict=True
+        ):
+            for key, value in vars(first[1]).items():
+                if isinstance(value, np.ndarray):
+                    assert np.array_equal(value, getattr(second[1], key)), (first[0], key)
+
+
+# all estimators
+
+TFIDF = (*TABLE["classification"], "sklearn.ensemble:ExtraTreesClassifier")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "features"),
+    [
+        *((estimator, "vectors") for estimator in TABLE["classification"]),
+        ("logreg", "tfidf"),
+        ("sklearn.svm:LinearSVC", "vectors"),
+        *slow(("sklearn.neural_network:MLPClassifier", "vectors")),
+        *slow(*((estimator, "tfidf") for estimator in TFIDF if estimator != "logreg")),
+    ],
+)
+def test_every_estimator_is_saved_and_predicts_again(
+    shared: Path, tmp_path: Path, estimator: str, features: str
+) -> None:
+    options: dict[str, Any] = {"estimator": estimator, "split": shared / "split.parquet"}
+    if features == "vectors":
+        options["view"] = ["mean_2", "cls_1"]
+    train(shared / "data", out=tmp_path / "run", features=features, **options)
+    check_test_set(tmp_path / "run", shared / "corpus.tsv")
+    names = {p.name for p in (tmp_path / "run/model").iterdir()}
+    assert names == {"pipeline.skops"} | ({"booster.txt"} if estimator == "lightgbm" else set())
+
+
+@pytest.mark.parametrize("estimator", [None, "lightgbm", *slow("knn", "sklearn.svm:SVR")])
+def test_regression(tmp_path: Path, estimator: str | None, shared: Path) -> None:
+    values = [f"{(i % 2) + i / 1000:.3f}" for i in range(N)]
+    data = vectors_of(corpus_of(tmp_path / "c.tsv", values), tmp_path / "data")
+    options: dict[str, Any] = {
+        "task": "regression",
+        "estimator": estimator,
+        "tune": True,
+        "seed": 3,
+    }
+    result = train(data, out=tmp_path / "run", **options)
+    assert result.content.estimator == (estimator or "ridge")
+    scores = result.content.scores["cross_validation"]
+    assert scores["rmse"].value < scores["rmse"].majority
+    found = predictions(tmp_path / "run")
+    assert found["y_true"].dtype == found["y_pred"].dtype == np.float64
+    said = list(Predictor(tmp_path / "run", device="cpu").predict(["the good movie"]))
+    assert float(said[0].label) == pytest.approx(said[0].value, rel=1e-5)
+    assert (tmp_path / "run/figures/values.png").is_file()
+
+
+# thresholds, test parts and given folds
+
+
+def test_decisions_follow_the_threshold(shared: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"split": shared / "split.parquet", "tune": True}
+    fixed = train(shared / "data", out=tmp_path / "fixed", threshold="0.9", **options)
+    found = predictions(tmp_path / "fixed")
+    assert (found["y_pred"] == np.where(found["proba_1"] >= 0.9, "1", "0")).all()
+    assert fixed.content.threshold == 0.9
+    assert found["proba_1"].equals(predictions(shared / "run")["proba_1"])
+    eager = train(shared / "data", out=tmp_path / "f7", threshold="f7", **options)
+    scores = eager.content.scores["cross_validation"]
+    plain = predictions(shared / "run")
+    plain = plain[plain["fold"] != "test"]
+    usual = metrics.fbeta_score(plain["y_true"], plain["y_pred"], beta=7, pos_label="1")
+    assert scores["f7"].value > usual  # nothing but a low threshold favours recall so much
+    said = list(Predictor(tmp_path / "f7", device="cpu").predict(["the boring movie", "great"]))
+    cut = eager.content.threshold or 1.0
+    assert [one.label for one in said] == ["01"[one.proba["1"] >= cut] for one in said]
+
+
+def test_a_test_part_from_elsewhere(shared: Path, tmp_path: Path) -> None:
+    """A dataset and its corpus give the same answers, and without labels they are given too."""
+    corpus = corpus_of(tmp_path / "test.tsv", seed=3)
+    bare = tmp_path / "bare.tsv"
+    pd.read_csv(corpus, sep="\t").drop(columns="label").to_csv(bare, sep="\t", index=False)
+    vectors_of(corpus, tmp_path / "test", layers="all")
+    runs, found = {}, {}
+    for name, test in (("file", corpus), ("folder", tmp_path / "test"), ("bare", bare)):
+        runs[name] = train(shared / "data", out=tmp_path / name, test=test).content
+        table = predictions(tmp_path / name)
+        found[name] = table[table["fold"] == "test"].reset_index(drop=True)
+    assert len(found["file"]) == runs["file"].records["test"] == N
+    proba = [found[name]["proba_1"] for name in runs]
+    assert np.allclose(proba[0], proba[1], atol=1e-5)
+    assert proba[0].equals(proba[2])
+    assert found["bare"]["y_true"].isna().all()
+    assert set(runs["bare"].scores) == {"cross_validation"}
+    file = found["file"]
+    accuracy = runs["file"].scores["test"]["accuracy"].value
+    assert accuracy == pytest.approx((file["y_true"] == file["y_pred"]).mean())
+    trained = {text_key(text) for text in embedkit.load(shared / "data").text}
+    texts = embedkit.load(tmp_path / "test").text
+    test_set = runs["file"].test_set
+    assert test_set is not None
+    assert test_set.seen_texts == sum(text_key(t) in trained for t in texts) > 0
+    tfidf = train(shared / "data", out=tmp_path / "t", test=corpus, features="tfidf").content
+    again = train(shared / "data", out=tmp_path / "u", test=tmp_path / "test", features="tfidf")
+    assert str(tfidf.scores["test"]) == str(again.content.scores["test"])  # with intervals of NaN
+
+
+def test_units_of_a_test_set_are_its_texts(shared: Path, tmp_path: Path) -> None:
+    """A test file whose records stand there three times tells no more than once."""
+    once = corpus_of(tmp_path / "once.tsv", seed=3)
+    head, *records = once.read_text("utf-8").splitlines()
+    distinct = list({text_key(line.split("\t")[0]): line for line in records}.values())
+    scores = {}
+    for name, times in (("one", 1), ("three", 3)):
+        corpus = tmp_path / f"{name}.tsv"
+        corpus.write_text("\n".join([head, *distinct * times]) + "\n", "utf-8")
+        run = train(shared / "data", out=tmp_path / name, test=corpus, features="tfidf")
+        scores[name] = run.content.scores["test"]
+    for metric, score in scores["one"].items():
+        expected = pytest.approx(astuple(score), abs=1e-5, nan_ok=True)
+        assert astuple(scores["three"][metric]) == expected, metric
+
+
+def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv", ["0", "new"] * (N // 2))
+    with pytest.raises(UsageError, match=r"row 1 .*'new'"):
+        train(shared / "data", out=tmp_path / "run", test=corpus)
+    with pytest.raises(UsageError, match="test="):
+        train(shared / "data", out=tmp_path / "run", test=corpus, split=shared / "split.parquet")
+    half = corpus_of(tmp_path / "h.tsv", ["0", ""] * (N // 2))
+    with pytest.raises(UsageError, match="row 1"):
+        train(shared / "data", out=tmp_path / "run", test=half)
+    cut = vectors_of(corpus, tmp_path / "cut", layers="all", max_length=4)
+    with pytest.raises(MismatchError, match="max_length is 4"):
+        train(shared / "data", out=tmp_path / "run", test=cut)
+    with pytest.raises(MismatchError, match="max_length is 4"):
+        Predictor(shared / "run", device="cpu").predict_stored(cut)
+    for text in ("1.5", "f", "best", "f-1"):
+        with pytest.raises(UsageError, match="threshold="):
+            train(shared / "data", out=tmp_path / "run", threshold=text)
+
+
+def test_stored_vectors_are_predicted_without_encoding(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = Predictor(shared / "run", device="cpu")
+    encoded = predictor.predict_proba(embedkit.load(shared / "data").text)
+    monkeypatch.setattr(DatasetEncoder, "__call__", None)
+    data, said = predictor.predict_stored(shared / "data")
+    found = [one.proba["1"] for one in said]
+    assert len(found) == len(data.row)
+    assert np.allclose(found, encoded[:, 1], atol=1e-5)
+
+
+def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> None:
+    lines = corpus_of(tmp_path / "c.tsv").read_text("utf-8").splitlines()
+    for name, values in (("named", ["a", "b", "test"]), ("dealt", ["train", "train", "test"])):
+        marks = ["part", *(values[i % 3] for i in range(N))]
+        corpus = tmp_path / f"{name}.tsv"
+        rows = zip(lines, marks, strict=True)
+        corpus.write_text("".join(f"{line}\t{mark}\n" for line, mark in rows), "utf-8")
+        vectors_of(corpus, tmp_path / name, keep=["part"])
+        run = tmp_path / f"run-{name}"
+        train(tmp_path / name, out=run, split_column="part", folds=4)
+        found = predictions(run).set_index("row").sort_index()
+        assert ((found["fold"] == "test") == (np.arange(N) % 3 == 2)).all()
+        inside = found["fold"][found["fold"] != "test"]
+        assert sorted(set(inside)) == (["0", "1"] if name == "named" else ["0", "1", "2", "3"])
+        if name == "named":
+            assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
+    notes.clear()
+    train(tmp_path / "named", out=tmp_path / "told", split_column="part")
+    parts = pd.Series(np.arange(N) % 3)
+    texts = pd.Series([text_key(line.split("\t")[0]) for line in lines[1:]])
+    shared_texts = parts.groupby(texts).transform("nunique") > 1
+    assert [message.split()[0] for message in notes] == [str(shared_texts.sum())]
+    corpus.write_text(corpus.read_text("utf-8").replace("\ttest\n", "\t\n"), "utf-8")
+    with pytest.raises(UsageError, match="split_column='part': row 2 "):
+        train(vectors_of(corpus, tmp_path / "gaps", keep=["part"]), split_column="part")
+    with pytest.raises(UsageError, match="split_column="):
+        train(tmp_path / "named", split_column="part", split=shared / "split.parquet")
+
+
+# predictions of new texts
+
+
+class Stranger:
+    """A type that no library knows."""
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (Stranger(), "Stranger"),
+        # a function of another library, under the name of a module of scikit-learn
+        (make_pipeline(FunctionTransformer(_testing.check_output)), "check_output"),
+    ],
+)
+def test_a_model_file_with_other_types_is_never_loaded(
+    shared: Path, tmp_path: Path, model: Any, name: str
+) -> None:
+    run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
+    content = dumps(model)
+    if name == "check_output":
+        schema = zipfile.ZipFile(io.BytesIO(content)).read("schema.json").decode()
+        assert '"subprocess"' in schema
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as file:
+            file.writestr("schema.json", schema.replace('"subprocess"', '"sklearn.utils._testing"'))
+        content = packed.getvalue()
+    for content_of_file, message in (
+        (content, rf"pipeline\.skops holds \S*{name}, which is never loaded"),
+        (b"PK no", r"pipeline\.skops cannot be read"),
+        (b"", r"pipeline\.skops cannot be read"),
+    ):
+        (run / "model/pipeline.skops").write_bytes(content_of_file)
+        seal(run)
+        with pytest.raises(DamagedError, match=message) as error:
+            Predictor(run, device="cpu")
+        assert "\n" not in str(error.value)
+
+
+def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
+    """Nothing of the user's is overwritten or asked for in vain."""
+    corpus = corpus_of(tmp_path / "c.tsv")
+    before = corpus.read_bytes()
+    run = shared / "run"
+
+    def refused(*arguments: str, code: int = 2) -> str:
+        done = command("predict", run, *arguments, cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+        return done.stderr
+
+    assert "--out c.tsv" in refused("c.tsv", "--out", "c.tsv", code=8)
+    assert corpus.read_bytes() == before
+    assert "--out" in refused("-", "--out", "a.tsv")
+    assert command("predict", run, "c.tsv", "--out", "new/a.parquet", cwd=tmp_path).returncode == 0
+    assert len(pd.read_parquet(tmp_path / "new/a.parquet")) == N
+    (tmp_path / "odd.tsv").write_text("one\ttwo\na\tb\n")
+    assert "--text" in refused("odd.tsv", "--out", "b.tsv")
+    assert not (tmp_path / "b.tsv.partial").exists()
+    done = command("predict", run, "-", cwd=tmp_path, stdin=b"good \xff\n\nbad")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    def answers() -> Iterator[PredictedRecord]:
+        yield {"row": 0, "id": "a"}, Prediction("1", {"0": 0.25, "1": 0.75})
+        raise RuntimeError("in the middle")
+
+    for name in ("a.tsv", "a.jsonl", "a.parquet"):
+        with pytest.raises(RuntimeError, match="in the middle"):
+            write_prediction_file(answers(), ["0", "1"], tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+# bad input
+
+
+def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
+    cases = {
+        "missing": ([""] * N, "no labelled records"),
+        "values": ([f"{i % 50 / 10}" for i in range(N)], "task='regression'"),
+    }
+    for name, (labels, message) in cases.items():
+        data = vectors_of(corpus_of(tmp_path / f"{name}.tsv", labels), tmp_path / name)
+        with pytest.raises(UsageError, match=message):
+            train(data, out=tmp_path / "run")
+    words = vectors_of(corpus_of(tmp_path / "w.tsv", ["a", "2.5"] * (N // 2)), tmp_path / "words")
+    with pytest.raises(UsageError, match="label 'a' of row 0"):
+        train(words, out=tmp_path / "run", task="regression", estimator="ridge")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fold_without_records(shared: Path, tmp_path: Path) -> None:
+    """Records of a part of the corpus that the split was made of."""
+    corpus_of(tmp_path / "c.tsv")
+    made = split(tmp_path / "c.tsv", folds=3)
+    folds = np.where(np.arange(N) < 40, made.folds // 2 * 2, 1)
+    write_split(Split(made.row, made.group, folds, made.settings), tmp_path / "s.parquet")
+    vectors_of(tmp_path / "c.tsv", tmp_path / "data", limit=40)
+    for make in (train, probe):
+        with pytest.raises(UsageError, match="fold 1"):
+            make(tmp_path / "data", out=tmp_path / "run", split=tmp_path / "s.parquet")
+
+
+def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
+    data = shared / "data"
+    wrong: dict[str, dict[str, Any]] = {
+        "max_1": {"view": "max_1"},
+        "estimator='logregg'": {"estimator": "logregg"},
+        "task='regression'": {"task": "regression", "estimator": "logreg"},
+        "seed=-1": {"seed": -1},
+        "class_weight=": {"estimator": "knn", "class_weight": "balanced"},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(UsageError, match=message):
+            train(data, out=tmp_path / "run", **options)
+    with pytest.raises(OutputExistsError, match="overwrite=True"):
+        train(data, out=shared / "run")
+    with pytest.raises(OutputExistsError, match="data"):
+        train(data, out=data, overwrite=True)
+    with pytest.raises(UsageError, match="data"):
+        Predictor(data)
+    train(data, out=tmp_path / "run")
+    again = train(data, out=tmp_path / "run", overwrite=True, view="cls_0")
+    assert again.content.views == ("cls_0",)
+
+
+# numbers that are none, and labels that are none of a figure's business
+
+
+def strictly(text: str) -> Any:
+    """JSON as other languages read it: NaN is none."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+
+def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
+    values = corpus_of(tmp_path / "v.tsv", [f"{i % 7 / 2}" for i in range(N)])
+    vectors_of(values, tmp_path / "values")
+    split(tmp_path / "values", out=tmp_path / "s.parquet", test=0.2)
+    options = "--split s.parquet --task regression --estimator ridge --out run --json"
+    done = command("train", "values", *options.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    test = strictly(done.stdout)["scores"]["test"]
+    assert test["spearman"]["majority"] is None  # the mean ranks nothing
+    content = strictly((tmp_path / "run/run.json").read_text("utf-8"))
+    assert content["scores"]["test"] == test
+    assert " nan" not in run_info_text(tmp_path / "run", read_run(tmp_path / "run"))
+
+
+# probe
+
+
+@pytest.mark.slow
+@pytest.mark.figures
+def test_probe(shared: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"control": "random-weights"}
+    same: dict[str, Any] = {"split": shared / "split.parquet"}
+    views = ["cls_2", "mean_1"]
+    result = probe(shared / "data", out=tmp_path / "probe", view=views, **same, **options)
+    content = result.content
+    assert [v.name for v in content.view_scores] == views
+    best = max(content.view_scores, key=lambda view: view.score.value)
+    assert best.score.value > content.nested.majority
+    assert abs(best.control - 0.5) < 0.2
+    assert set(content.random_weights) == {v.name for v in content.view_scores}
+    assert read_run(tmp_path / "probe") == replace(content, command=None)
+    assert (tmp_path / "probe/figures/layers.png").stat().st_size > 5_000
+    finding, told, *_ = run_info_text(tmp_path / "probe", content).splitlines()
+    assert f"{100 * content.nested.value:.1f} %" in finding
+    assert "over the last layer" in finding
+    assert told.startswith("held-out accuracy: ")
+    single = train(shared / "data", out=tmp_path / "run", view="mean_1", tune=True, **same)
+    accuracy = single.content.scores["cross_validation"]["accuracy"].value
+    assert accuracy == next(v.score.value for v in content.view_scores if v.name == "mean_1")
+    with pytest.raises(UsageError, match="probe"):
+        Predictor(tmp_path / "probe", device="cpu")
+    with pytest.raises(UsageError, match="control='noise'"):
+        probe(shared / "data", out=tmp_path / "other", control="noise")
+
+
+# the command line
+
+
+def test_answers_are_the_same_in_all_formats(shared: Path, tmp_path: Path) -> None:
+    """And a split of a corpus is that of its dataset."""
+    made = split(shared / "corpus.tsv", folds=4, test=0.2)
+    assert made.fingerprint == read_split(shared / "split.parquet").fingerprint
+    options = ("--folds", "4", "--test", "0.2", "--out", "s.parquet")
+    assert command("split", shared / "data", *options, cwd=tmp_path).returncode == 0
+    assert made.fingerprint == read_split(tmp_path / "s.parquet").fingerprint
+    for name in ("a.tsv", "a.parquet", "a.jsonl"):
+        predict_file(shared / "run", shared / "corpus.tsv", out=tmp_path / name, device="cpu")
+    table = pd.read_csv(tmp_path / "a.tsv", sep="\t", dtype=str)
+    assert list(table.columns) == ["row", "id", "label", "proba_0", "proba_1"]
+    shares = pd.read_parquet(tmp_path / "a.parquet")
+    assert np.allclose(shares["proba_1"], table["proba_1"].astype(float), atol=1e-5)
+    objects = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text("utf-8").splitlines()]
+    assert [o["label"] for o in objects] == table["label"].tolist() == shares["label"].tolist()

@@ -1,0 +1,326 @@
+"""Differences of vectors: planted ones are named, and equal vectors are called equal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer, quantize_embeddings
+from sentence_transformers.sentence_transformer import modules as st
+
+import embedkit
+from embedkit.difference import ROUNDING, Diff, diff
+from embedkit.errors import MismatchError, UsageError
+from tests.finetune_fixtures import write_lines
+from tests.models import TEXTS, Floats
+from tests.processes import invoke
+from tests.run_fixtures import train
+
+SOME = [text for text in (*TEXTS[:9], *TEXTS[11:13]) if text.strip()]
+RECORDS = [f"{text} The Movie {'was good ' * (i % 3)}{i}" for i, text in enumerate(SOME * 4)]
+RECORDS += [f"The BUS {i} " + "여행을 가는 movie와 배가 good " * 22 for i in range(4)]
+IDS = [f"{i:03}" for i in range(len(RECORDS))]
+
+
+def written(folder: Path, *modules: Any, lower: bool = True) -> SentenceTransformer:
+    """A checkpoint as sentence-transformers saves and loads it."""
+    prompts = {"query": "the movie: ", "document": "a bus: "}
+    model = SentenceTransformer(
+        modules=list(modules), prompts=prompts, default_prompt_name="query", device="cpu"
+    )
+    model.save(str(folder))
+    stated = folder / "sentence_bert_config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_text()) | {"do_lower_case": lower}))
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+class Bench:
+    """A checkpoint with and one without a Dense layer, and a dataset of each."""
+
+    def __init__(self, bert: Path, folder: Path) -> None:
+        torch.manual_seed(3)
+        self.body = st.Transformer(str(bert))
+        self.width = self.body.get_embedding_dimension()
+        self.folder = folder
+        dense = st.Dense(self.width, self.width, bias=True, activation_function=torch.nn.Tanh())
+        self.theirs = self.with_modules("plain", "mean", st.Normalize())
+        self.with_modules("dense", "mean", dense)
+        lines = (
+            f"{i}\t{text}\t{n % 2}" for n, (i, text) in enumerate(zip(IDS, RECORDS, strict=True))
+        )
+        corpus = write_lines(folder / "corpus.tsv", "id\ttext\tlabel", *lines)
+        for name in ("plain", "dense"):
+            model = str(folder / name)
+            embedkit.extract(corpus, out=folder / f"{name}.vectors", model=model, device="cpu")
+
+    def with_modules(self, name: str, pooling: str, *more: Any, lower: bool = True) -> Any:
+        pool = st.Pooling(self.width, pooling)
+        return written(self.folder / name, self.body, pool, *more, lower=lower)
+
+    def encode(self, model: Any = None, **options: Any) -> Floats:
+        return np.asarray((model or self.theirs).encode(RECORDS, **options))
+
+    def __getitem__(self, name: str) -> Path:
+        return self.folder / f"{name}.vectors"
+
+
+@pytest.fixture(scope="module")
+def bench(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tiny("bert"), tmp_path_factory.mktemp("difference"))
+
+
+def cut_at_128(bench: Bench) -> Floats:
+    model = SentenceTransformer(str(bench.folder / "plain"), device="cpu")
+    model.max_seq_length = 128
+    return bench.encode(model)
+
+
+def in_int8(bench: Bench) -> Floats:
+    encoder = embedkit.Encoder(bench.folder / "plain", device="cpu", precision="int8")
+    return np.asarray(encoder.encode(RECORDS))
+
+
+def of_layer_2(bench: Bench) -> Floats:
+    encoder = embedkit.Encoder(bench.folder / "plain", device="cpu")
+    return np.asarray(encoder.encode(RECORDS, pooling="mean", layer=2, normalize_embeddings=True))
+
+
+PLANTED: dict[str, tuple[str, Callable[[Bench], Any], dict[str, Any]]] = {
+    "wrong pooling": (
+        "plain",
+        lambda b: b.encode(b.with_modules("cls", "cls", st.Normalize())),
+        {"pooling": "cls"},
+    ),
+    "two at once": (
+        "plain",
+        lambda b: b.encode(b.with_modules("max", "max"), prompt="a bus: "),
+        {"prefix": "a bus: ", "pooling": "max", "normalize": False},
+    ),
+    "skipped Dense": (
+        "dense",
+        lambda b: b.encode(b.with_modules("bare", "mean")),
+        {"pooling": "mean", "dense": "left out"},
+    ),
+    "no normalisation": (
+        "plain",
+        lambda b: b.encode(b.with_modules("long", "mean")),
+        {"normalize": False},
+    ),
+    "no prefix": ("plain", lambda b: b.encode(prompt=""), {"prefix": ""}),
+    "truncation": ("plain", cut_at_128, {"max_length": 128}),
+    "wrong layer": ("plain", of_layer_2, {"layers": "2"}),
+    "case": (
+        "plain",
+        lambda b: b.encode(b.with_modules("cased", "mean", st.Normalize(), lower=False)),
+        {"case": "not lower-cased"},
+    ),
+    "fp16": ("plain", lambda b: b.encode().astype(np.float16), {"rounding": "float16"}),
+    "int8": ("plain", in_int8, {"precision": "int8"}),
+    "int8 of the vectors": (
+        "plain",
+        lambda b: quantize_embeddings(b.encode(), "int8"),
+        {"rounding": "int8"},
+    ),
+}
+"""The checkpoint, vectors of another tool, and the settings that explain them."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_differences_are_named(bench: Bench, name: str) -> None:
+    kind, vectors, expected = PLANTED[name]
+    found = diff(bench[kind], vectors(bench))
+    assert found.explanation is not None
+    assert found.explanation.settings == expected
+    assert found.explanation.largest <= (0.05 if "int8 of" in name else 2 * ROUNDING)
+    assert not found.same
+    assert found.equal == 0 or name == "truncation"
+
+
+def test_rows_in_another_order(bench: Bench, tmp_path: Path) -> None:
+    np.save(tmp_path / "order.npy", bench.encode()[::-1])
+    found = diff(bench["plain"], tmp_path / "order.npy")
+    assert found.explanation is not None
+    assert found.explanation.settings.keys() == {"order"}
+    shown = json.loads(invoke("diff", bench["plain"], tmp_path / "order.npy", "--json").stdout)
+    assert shown["explanations"][0]["settings"] == found.explanation.settings
+
+
+def test_what_nothing_explains(bench: Bench, tmp_path: Path) -> None:
+    """Noise is no setting, and is not called one."""
+    noise = np.random.default_rng(0).normal(size=(len(RECORDS), 24)).astype(np.float32)
+    np.save(tmp_path / "noise.npy", noise)
+    found = diff(bench["plain"], noise)
+    assert found.explanations
+    assert found.explanation is None
+    shown = invoke("diff", bench["plain"], tmp_path / "noise.npy").stdout.splitlines()
+    assert "no setting that was tried explains it" in shown[0]
+    assert len(shown) <= 15
+
+
+FILES: dict[str, Callable[[Path, Floats], object]] = {
+    "order.npy": lambda path, X: np.save(path, X),
+    "lists.parquet": lambda path, X: _lists(X).to_parquet(path),
+    "lists.csv": lambda path, X: _lists(X).to_csv(path, index=False),
+    "lists.jsonl": lambda path, X: _lists(X).to_json(
+        path, orient="records", lines=True, double_precision=15
+    ),
+    "numbers.parquet": lambda path, X: _numbers(X).to_parquet(path),
+    "numbers.csv": lambda path, X: _numbers(X).to_csv(path, index=False),
+    "numbers.tsv": lambda path, X: _numbers(X).to_csv(path, index=False, sep="\t"),
+}
+
+
+def _lists(X: Floats) -> pd.DataFrame:
+    """Ids and lists, the last record first."""
+    return pd.DataFrame({"id": IDS, "score": 1.5, "embedding": X.tolist()}).iloc[::-1]
+
+
+def _numbers(X: Floats) -> pd.DataFrame:
+    frame = pd.DataFrame(X, columns=[f"v{i}" for i in range(X.shape[1])])
+    return frame.assign(id=IDS, score=1.5).iloc[::-1]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_equal_vectors_in_every_kind_of_file(bench: Bench, tmp_path: Path, name: str) -> None:
+    ours = embedkit.load(bench["plain"]).X
+    for vectors in (ours, bench.encode()):
+        FILES[name](tmp_path / name, vectors)
+        found = diff(bench["plain"], tmp_path / name)
+        assert found.joined == name.partition(".")[0].replace("lists", "id").replace(
+            "numbers", "id"
+        )
+        assert found.same
+        assert not found.explanations
+        assert (found.kept, found.decisions) == (10, 0)
+    FILES[name](tmp_path / name, ours)
+    answer = invoke("diff", bench["plain"], tmp_path / name)
+    assert answer.stdout.startswith(f"the same vectors: all {len(RECORDS)} records have the same")
+    assert answer.exit_code == 0
+
+
+def test_missing_records_are_counted(bench: Bench, tmp_path: Path) -> None:
+    theirs = _lists(embedkit.load(bench["plain"]).X)
+    others = theirs.assign(id=[f"x{i}" for i in theirs["id"]])
+    pd.concat([theirs[5:], others[:3]]).to_parquet(tmp_path / "some.parquet")
+    found = diff(bench["plain"], tmp_path / "some.parquet")
+    assert (found.records, found.only_a, found.only_b) == (len(RECORDS) - 5, 5, 3)
+    assert found.same
+    shown = invoke("diff", bench["plain"], tmp_path / "some.parquet").stdout
+    assert "by id, 5 only in the first, 3 only in the second" in shown
+
+
+REFUSED: dict[str, tuple[Callable[[Path, Floats], object], type[Exception], str]] = {
+    "none.csv": (
+        lambda path, X: _lists(X).assign(id=[f"x{i}" for i in IDS]).to_csv(path),
+        MismatchError,
+        f"none of the {len(IDS)} ids",
+    ),
+    "twice.csv": (
+        lambda path, X: pd.concat([_lists(X), _lists(X)[:2]]).to_csv(path),
+        UsageError,
+        "2 ids of .* occur more than once",
+    ),
+    "short.npy": (lambda path, X: np.save(path, X[1:]), MismatchError, f"{len(IDS) - 1} vectors"),
+    "nan.npy": (lambda path, X: np.save(path, X * np.nan), UsageError, f"{len(IDS)} vectors hold"),
+    "objects.npy": (
+        lambda path, X: np.save(path, np.array([{}], object)),
+        UsageError,
+        "cannot be read",
+    ),
+    "text.npy": (lambda path, _: path.write_text("no"), UsageError, "cannot be read"),
+    "ragged.jsonl": (
+        lambda path, X: (
+            _lists(X)
+            .assign(embedding=[[0.0] * i for i in range(len(X))])
+            .to_json(path, orient="records", lines=True)
+        ),
+        UsageError,
+        "cannot be read",
+    ),
+    "two.parquet": (
+        lambda path, X: _lists(X).assign(other=X.tolist()).to_parquet(path),
+        UsageError,
+        "vectors in embedding, other; name one",
+    ),
+    "none.parquet": (
+        lambda path, X: pd.DataFrame({"id": IDS}).to_parquet(path),
+        UsageError,
+        "expected numbers",
+    ),
+    "vectors.txt": (lambda path, _: path.write_text("1"), UsageError, "neither a dataset nor"),
+    "absent.npy": (lambda path, _: None, UsageError, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_file_of_vectors(bench: Bench, tmp_path: Path, name: str) -> None:
+    write, error, message = REFUSED[name]
+    write(tmp_path / name, embedkit.load(bench["plain"]).X)
+    with pytest.raises(error, match=message):
+        diff(bench["plain"], tmp_path / name)
+
+
+def test_a_column_of_several_is_named(bench: Bench, tmp_path: Path) -> None:
+    X = embedkit.load(bench["plain"]).X
+    _lists(X).assign(other=(-X[::-1]).tolist()).to_parquet(tmp_path / "two.parquet")
+    assert diff(bench["plain"], tmp_path / "two.parquet", view=["mean_3", "embedding"]).same
+    found = diff(bench["plain"], tmp_path / "two.parquet", view=["mean_3", "other"])
+    assert found.cosines["median"] == pytest.approx(-1)
+
+
+def test_two_datasets(bench: Bench, tmp_path: Path) -> None:
+    """Views of two widths, settings that differ, and decisions as ``train`` makes them."""
+    corpus, model = bench.folder / "corpus.tsv", str(bench.folder / "plain")
+    options: dict[str, Any] = {"model": model, "layers": ["concat:2,3"], "pooling": "mean"}
+    embedkit.extract(corpus, out=tmp_path / "wide", prefix="", device="cpu", **options)
+    found = diff(bench["plain"], tmp_path / "wide")
+    assert found.settings[0] == "normalize is True, then False"
+    assert found.settings[1:] == (
+        "prefix is 'the movie: ', then ''",
+        "view is mean_3, then mean_concat_2to3",
+    )
+    assert np.isnan(found.distance["median"])
+    assert 0 < found.kept < 10
+    assert 0 < found.cka < 1
+    kept = [row["kept"] for row in found.moved]
+    assert kept == sorted(kept)
+    split = embedkit.split(bench["plain"], out=tmp_path / "split.parquet")
+    scores = []
+    for name, dataset in (("a", bench["plain"]), ("b", tmp_path / "wide")):
+        run = train(dataset, out=tmp_path / name, split=split)
+        scores.append(run.content.scores["cross_validation"]["accuracy"].value)
+    assert found.accuracies == pytest.approx(scores)
+    assert found.difference is not None
+    assert found.difference.value == pytest.approx(scores[1] - scores[0])
+
+
+def test_records_of_other_texts_are_left_out(bench: Bench, tmp_path: Path) -> None:
+    """Row numbers as ids mean other records in a shuffled corpus."""
+    model = str(bench.folder / "plain")
+    texts = {"a": RECORDS[:9], "b": [*RECORDS[:6], *RECORDS[7:9], RECORDS[6], "more"]}
+    for name, some in texts.items():
+        embedkit.extract(some, out=tmp_path / name, model=model, device="cpu")
+    found = diff(tmp_path / "a", tmp_path / "b")
+    assert (found.joined, found.records, found.other_texts, found.only_b) == ("id", 6, 3, 1)
+    assert found.equal == 6
+    embedkit.extract(texts["a"][::-1][:4], out=tmp_path / "c", model=model, device="cpu")
+    with pytest.raises(MismatchError, match="another text"):
+        diff(tmp_path / "a", tmp_path / "c")
+    with pytest.raises(UsageError, match="dataset first"):
+        diff(tmp_path / "none", tmp_path / "a")
+
+
+def test_without_texts_the_numbers_stay(bench: Bench, tmp_path: Path, notes: list[str]) -> None:
+    options: dict[str, Any] = {"model": str(bench.folder / "plain"), "store_text": False}
+    embedkit.extract(RECORDS, out=tmp_path / "out", device="cpu", **options)
+    found: Diff = diff(tmp_path / "out", bench.encode(prompt=""))
+    assert found.explanation is None
+    assert found.distance["median"] > ROUNDING
+    assert any("stores no texts" in note for note in notes)
+    assert len(found.to_frame()) == len(found.moved) == 20
