@@ -42,9 +42,14 @@ run: $(VENV)/.user
 # a worker for each core, each with one thread; those that are done take tests from the others
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-# some of each layer: what is read, encoded, stored, split, scored, compared and printed
-QUICK := $(patsubst %,tests/test_%.py,architecture arguments choices storage corpus corpus_values \
-    tokenization encoder packed tables extraction format search splits scores runs compare cli)
+# files of tests by their folder and topic
+tests = $(foreach name,$(1),tests/$(subst ./,,$(dir $(name)))test_$(notdir $(name)).py)
+
+# some of each layer: what is read, encoded, stored, damaged, split, trained, scored and told
+QUICK := $(call tests,properties/architecture properties/mistakes arguments choices storage \
+    corpus/corpus corpus/corpus_values encoding/tokenization encoding/encoder encoding/packed \
+    encoding/tables dataset/extraction dataset/format dataset/damage dataset/resume search/search \
+    runs/splits runs/scores runs/runs finetuning/finetune_methods comparison/compare cli/cli)
 
 quick: install
 	$(PYTEST) -m "not network and not gpu and not slow" $(QUICK)
@@ -56,7 +61,7 @@ test-slow: install
 	$(PYTEST) -m "slow and not network and not gpu"
 
 # vectors are those of the plain forward; exact sums, and the same bits in any company, of int8
-ENGINE := $(patsubst %,tests/test_%.py,equality int8)
+ENGINE := $(call tests,encoding/equality encoding/int8)
 
 test-avx2: install
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
@@ -64,10 +69,11 @@ test-avx2: install
 
 # the core tests with the floors of pyproject.toml; older versions of numpy have no wheels for 3.13
 OLDEST := .venv-oldest
-CORE := $(patsubst %,tests/test_%.py,corpus corpus_formats tokenization encoder packed extraction \
-    splits results search heads sklearn dependencies) \
-    tests/test_finetune.py::test_settings_make_runs_that_predict \
-    tests/test_resume.py::test_a_damaged_shard_is_made_again
+CORE := $(call tests,corpus/corpus corpus/corpus_formats encoding/tokenization encoding/encoder \
+    encoding/packed dataset/extraction runs/splits runs/results search/search finetuning/heads \
+    sklearn properties/dependencies) \
+    tests/finetuning/test_finetune.py::test_settings_make_runs_that_predict \
+    tests/dataset/test_resume.py::test_a_damaged_shard_is_made_again
 
 $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
@@ -93,7 +99,7 @@ $(IMAGE)/.installed: constraints-gpu-image.txt
 
 test-gpu-image: $(IMAGE)/.installed
 	PYTHONPATH=. $(IMAGE)/bin/python -m pytest -p no:cacheprovider -m "not slow and not network" \
-	    tests/test_fake_cuda.py tests/test_gpu.py tests/test_packed.py tests/test_encoder.py
+	    $(call tests,encoding/fake_cuda encoding/gpu encoding/packed encoding/encoder)
 	PYTHONPATH=. $(IMAGE)/bin/python -m benchmarks.gpu --device cpu --quick
 
 # two at a time

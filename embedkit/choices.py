@@ -89,8 +89,6 @@ CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
 FIGURE_FORMATS = ("pdf", "svg", "png")
-BEST_BLEND = "best"
-"""Instead of one of them: the method to use."""
 PREFERENCES = {
     "cost": "the cheapest that is not worse by what matters",
     "score": "the one with the best score",

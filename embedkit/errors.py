@@ -97,17 +97,7 @@ class OutputExistsError(EmbedkitError):
     exit_code = 8
 
 
-_SYNONYMS = {
-    "avg": "mean",
-    "average": "mean",
-    "f1_macro": "macro_f1",
-    "f1_micro": "micro_f1",
-    "auc": "roc_auc",
-    "auroc": "roc_auc",
-    "ap": "average_precision",
-    "pr_auc": "average_precision",
-    "logistic_regression": "logreg",
-}
+_SYNONYMS = {"avg": "mean", "average": "mean", "logistic_regression": "logreg"}
 """What other libraries call a value."""
 
 

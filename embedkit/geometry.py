@@ -1,16 +1,19 @@
-"""Geometry of vectors, without labels: how far two sets of vectors of the same records agree.
+"""Geometry of vectors, without labels: of one set, and of two sets for the same records.
 
+    X (n, width)  ──► effective rank, mean cosine, entropy     one number each
+    tokens (m, width), in records  ──► curvature               degrees
     a (n, width)  ──► linear CKA: one number, of all distances together
     b (n, other)  ──► neighbours kept: (n,) fractions, of the ten nearest records of each
 
-The two answer different questions. CKA (Kornblith et al. 2019, "Similarity of Neural Network
-Representations Revisited") is ruled by the few directions of largest variance, and can be near 1
-while the nearest records differ; the neighbours are what search and nearest-neighbour classifiers
-use. Neither changes by a rotation or by one common factor, so that vectors of two models, and of
-different widths, can be compared.
+The two that compare answer different questions. CKA (Kornblith et al. 2019, "Similarity of Neural
+Network Representations Revisited") is ruled by the few directions of largest variance, and can be
+near 1 while the nearest records differ; the neighbours are what search and nearest-neighbour
+classifiers use. Neither changes by a rotation or by one common factor, so that vectors of two
+models, and of different widths, can be compared.
 
 All sums are in float64: cosines of the first layers are so alike that float32 would order them by
-rounding.
+rounding. Spectra are those of ``(width, width)`` matrices, whose eigenvalues other than 0 are those
+of the Gram matrix of the records. ``docs/probing.md`` has the sources.
 """
 
 from __future__ import annotations
@@ -26,7 +29,69 @@ from embedkit.types import Float64, Int64
 NEIGHBOURS = 10
 """Nearest records of each record that are compared."""
 
+METRICS = {
+    "effective_rank": "rank",
+    "mean_cosine": "cosine",
+    "entropy": "entropy",
+    "curvature": "curvature",
+    "cka_to_last": "CKA to last",
+    "neighbours_of_last": "neighbours",
+}
+"""Numbers of a view without labels, with the heads of their columns."""
+
 _AT_ONCE = 1 << 22  # cosines in memory: 32 MB
+
+
+def effective_rank(X: NDArray[Any]) -> float:
+    """Return over how many directions the variance of ``(n, width)`` vectors is spread.
+
+    The exponential of the entropy of the eigenvalues of the covariance matrix: ``width`` if all
+    directions vary alike, 1 if one does.
+    """
+    centred = _centred(X)
+    return float(np.exp(_entropy(np.linalg.eigvalsh(centred.T @ centred))))
+
+
+def mean_cosine(X: NDArray[Any]) -> float:
+    """Return the mean cosine of two different rows, also called anisotropy; NaN of one row."""
+    unit = unit_vectors(X)
+    pairs = len(unit) * (len(unit) - 1)
+    return float(((unit.sum(0) ** 2).sum() - (unit**2).sum()) / pairs) if pairs else float("nan")
+
+
+def gram_entropy(X: NDArray[Any]) -> float:
+    """Return the entropy of the Gram matrix of cosines as a fraction of the most there can be.
+
+    Von Neumann's entropy of the matrix divided by its trace, over the logarithm of the smaller of
+    number and width: 0 if all rows have one direction, 1 if they have all directions alike.
+    """
+    unit = unit_vectors(X)
+    most = np.log(min(unit.shape))
+    return float(_entropy(np.linalg.eigvalsh(unit.T @ unit)) / most) if most > 0 else float("nan")
+
+
+def curvature(tokens: NDArray[Any], record: Int64) -> float:
+    """Return by how many degrees the path of a text through its tokens turns at a token.
+
+    The mean over records of the mean angle between one step, from a token to the next, and the
+    step after it: 0 of a straight line, about 120 of points without order.
+
+    Args:
+        tokens: ``(m, width)`` vectors, of any float type, token after token.
+        record: ``(m,)`` number of the record of each token; the tokens of a record stand together.
+            Records of fewer than three tokens are left out.
+
+    Returns:
+        Degrees; NaN where no record has three tokens.
+    """
+    steps = unit_vectors(np.diff(np.asarray(tokens, np.float64), axis=0))
+    angles = np.degrees(np.arccos(np.clip((steps[1:] * steps[:-1]).sum(1), -1, 1)))
+    moves = (np.abs(steps).max(1, initial=0) > 0) & (record[1:] == record[:-1])
+    inside = moves[1:] & moves[:-1]
+    _, place = np.unique(record[2:][inside], return_inverse=True)
+    if not len(place):
+        return float("nan")
+    return float((np.bincount(place, angles[inside]) / np.bincount(place)).mean())
 
 
 def linear_cka(a: NDArray[Any], b: NDArray[Any]) -> float:
@@ -110,6 +175,13 @@ def unit_vectors(X: NDArray[Any]) -> Float64:
     X = np.asarray(X, np.float64)
     lengths = np.linalg.norm(X, axis=1, keepdims=True)
     return X / np.where(lengths > 0, lengths, 1)
+
+
+def _entropy(values: NDArray[Any]) -> float:
+    """The entropy of values from 0 on as parts of their sum, in nats."""
+    values = values[values > 0]
+    parts = values / values.sum()
+    return float(-(parts * np.log(parts)).sum())
 
 
 def _centred(X: NDArray[Any]) -> Float64:

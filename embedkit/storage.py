@@ -144,8 +144,8 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
     temporary = scratch / f"{stem}.{uuid4().hex[:12]}.partial"
     with storage_errors(path):
         try:
-            # a killed writer leaves its file behind. Only one that nobody locks may go: another process
-            # may be writing the same shard now
+            # a killed writer leaves its file behind. Only one that nobody locks may go: another
+            # process may be writing the same shard now
             for left in scratch.glob(f"{glob.escape(stem)}.*.partial"):  # of killed processes
                 with suppress(BlockingIOError, FileNotFoundError), left.open("rb") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -281,8 +281,8 @@ def exclusive(path: Path, *, shared: bool = False, wait: bool = False) -> Iterat
         try:
             kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
-            # flock locks what was opened, and between opening and locking the holder may have given the
-            # name to something else: a lock of a thing without a name protects nothing
+            # flock locks what was opened, and between opening and locking the holder may have given
+            # the name to something else: a lock of a thing without a name protects nothing
             if not os.path.samestat(os.fstat(descriptor), path.stat()):
                 raise BlockingIOError  # its holder renamed it before we had the lock
         except (BlockingIOError, FileNotFoundError) as error:

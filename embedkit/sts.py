@@ -6,7 +6,6 @@ The two sentences of a pair are encoded separately, each once; one forward pass 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +52,6 @@ class PairSimilarity(Shown):
     rejected: int
     truncated: int  # texts that were cut
     model: str
-    seconds: float
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Rows of the agreement with the scores, or of the records."""
@@ -109,7 +107,6 @@ def similarity(
     """
     from embedkit.encoding.encoder import Encoder
 
-    started = time.perf_counter()
     if out is not None:
         check_free(Path(out), overwrite=overwrite)
     reading = replace(reading or CorpusOptions(), text=text, text_pair=text_pair, label=score)
@@ -136,7 +133,6 @@ def similarity(
         rejected=reader.counts.n_rejected,
         truncated=truncated,
         model=encoder.checkpoint.name,
-        seconds=time.perf_counter() - started,
     )
     if out is not None:
         content = _content(pairs, reader, encoder, prefix)
@@ -157,7 +153,7 @@ def _content(
         settings=settings | {"precision": encoder.precision},
         records=counts | {"truncated": pairs.truncated},
         agreement=pairs.agreement,
-        cost=Cost(seconds=pairs.seconds),
+        cost=Cost(),
         versions=versions(),
     )
 

@@ -152,6 +152,7 @@ def write_fake_run(
             "view_scores": views,
             "metric": metric,
             "random_weights": {},
+            "choices": tuple(name for name, count in probe.items() for _ in range(count)),
         }
         run = ProbeRun(**(fields | content))
     write_run(folder, run)

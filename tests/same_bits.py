@@ -1,4 +1,4 @@
-"""Checks every bitwise statement of the README in this process; for tests/test_same_bits.py.
+"""Checks every bitwise statement of the README in this process; for test_same_bits.py.
 
 Instruction sets are chosen when torch is loaded, so every setting of them needs a process of its
 own: ``python -m tests.same_bits CHECKPOINT...`` checks all statements for all checkpoints under the

@@ -26,7 +26,7 @@ from tests.processes import ROOT, invoke
 from tests.run_fixtures import split_of
 from tests.store_fixtures import run, write_tsv
 
-BY_USE = {"progress", "finder", "test", "head"}
+BY_USE = {"progress", "finder", "test", "head", "label"}
 """Functions, tables and classes, which are judged where they are used."""
 
 RECORDS = (CorpusOptions, ExtractSettings, TrainingOptions)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from embedkit.errors import UsageError
-from embedkit.geometry import kept_neighbours, linear_cka, nearest_rows
+from embedkit.geometry import (
+    curvature,
+    effective_rank,
+    gram_entropy,
+    kept_neighbours,
+    linear_cka,
+    mean_cosine,
+    nearest_rows,
+)
 from embedkit.types import Float64
 
 RANDOM = np.random.default_rng(0)
@@ -66,3 +74,46 @@ def test_blocks_and_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_records_are_refused(other: Float64) -> None:
     with pytest.raises(UsageError, match=r"shapes \(60, 7\) and"):
         linear_cka(FIRST, other)
+
+
+def entropy_of(matrix: Float64) -> float:
+    """Von Neumann's entropy of a matrix with trace 1."""
+    values = np.linalg.eigvalsh(matrix / np.trace(matrix))
+    values = values[values > 1e-14]
+    return float(-(values * np.log(values)).sum())
+
+
+def test_numbers_of_one_set_equal_their_definitions() -> None:
+    X = SECOND.astype(np.float64)
+    assert effective_rank(SECOND) == pytest.approx(np.exp(entropy_of(np.cov(X.T))), rel=1e-12)
+    unit = X / np.linalg.norm(X, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    assert mean_cosine(SECOND) == pytest.approx(
+        cosines[~np.eye(len(X), dtype=bool)].mean(), rel=1e-12
+    )
+    assert gram_entropy(SECOND) == pytest.approx(entropy_of(cosines) / np.log(12), rel=1e-12)
+
+
+def test_curvature_of_paths() -> None:
+    """A line has none, a square turns by 90 degrees; records count once, however long."""
+    line, square = np.outer(np.arange(5.0), [1, 2]), np.array([[0, 0], [1, 0], [1, 1], [0, 1.0]])
+    one = np.zeros(5, np.int64)
+    assert curvature(line, one) == pytest.approx(0, abs=1e-5)
+    assert curvature(square, one[:4]) == pytest.approx(90, rel=1e-12)
+    both = np.vstack([line, square, square[:2]])
+    record = np.repeat([0, 4, 9], [5, 4, 2])
+    assert curvature(both, record) == pytest.approx(45, rel=1e-6)
+    assert np.isnan(curvature(square, np.array([0, 0, 1, 1])))
+    still = np.repeat(square, 2, axis=0)
+    assert np.isnan(curvature(still, np.zeros(8, np.int64)))  # no step follows another
+
+
+def test_ends_of_the_numbers() -> None:
+    """All directions alike, and one direction alone."""
+    axes = np.vstack([np.eye(6), -np.eye(6)])
+    assert effective_rank(axes) == pytest.approx(6, rel=1e-12)
+    assert gram_entropy(axes) == pytest.approx(1, rel=1e-12)
+    same = np.outer(np.arange(1.0, 9), np.ones(6))
+    assert effective_rank(same) == pytest.approx(1, rel=1e-6)
+    assert gram_entropy(same) == pytest.approx(0, abs=1e-9)
+    assert mean_cosine(same) == pytest.approx(1, rel=1e-12)

@@ -20,8 +20,8 @@ from embedkit.pipeline import Stage, content_hash, fetch, read_recipe, run_recip
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import PredictionRun
 from tests.processes import ROOT, command, fresh, program
+from tests.runs.test_results import corpus_of
 from tests.store_fixtures import tiny_model
-from tests.test_results import corpus_of
 
 RECIPE = """\
 [set]

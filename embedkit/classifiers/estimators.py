@@ -21,10 +21,11 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline
-from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 
 from embedkit import storage
 from embedkit.choices import ESTIMATORS, check_choice
+from embedkit.classifiers.mixture import LayerMixture, unit_layers
 from embedkit.errors import DamagedError, UsageError, first_line
 from embedkit.storage import check_files
 
@@ -58,6 +59,7 @@ class EstimatorSettings:
     class_weight: str | None = None
     seed: int = 0
     metric: str | None = None  # of tuning; by default log-loss, or the squared error
+    layers: int = 1  # of a learnt mixture, side by side in the vectors
 
     @classmethod
     def of(cls, estimator: str | None, *, task: str, **settings: Any) -> EstimatorSettings:
@@ -91,6 +93,9 @@ class EstimatorSettings:
     @property
     def row(self) -> Estimator:
         """The kind of estimator for the task."""
+        if self.layers > 1:
+            scaling = partial(_unit_rows, self.layers)
+            return Estimator(partial(LayerMixture, self.layers), {"C": STRENGTHS}, scaling)
         if ":" in self.estimator:
             return _imported(self.estimator, self.task)
         check_choice(ESTIMATORS, estimator=self.estimator)
@@ -143,8 +148,9 @@ def _tfidf() -> Any:
     )
 
 
-def _unit_rows() -> list[tuple[str, Any]]:
-    return [("rows", Normalizer()), ("scale", CommonScaler())]
+def _unit_rows(layers: int = 1) -> list[tuple[str, Any]]:
+    rows = FunctionTransformer(unit_layers, kw_args={"layers": layers})
+    return [("rows", Normalizer() if layers == 1 else rows), ("scale", CommonScaler())]
 
 
 _BOOSTING: dict[str, Any] = {

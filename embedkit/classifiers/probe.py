@@ -1,37 +1,54 @@
-"""Scores of every stored view on the same folds, beside controls.
+"""Scores of stored views and of combinations of layers on the same folds, beside controls.
 
-The best score of many views is too high by chance. The nested score is not: for each fold the view
-is chosen in inner folds of the training records and then scored on the held-out ones.
+    stored views ──┬─ each alone                           a row of the table
+                   ├─ sums of neighbouring layers          a row
+                   ├─ a learnt mixture of all layers       a row; the weights beside it
+                   └─ the best one, and others beside it   grown inside each fold
+                      └──► the choice of each fold ──► nested score, gain over the last layer
+
+The best score of many candidates is too high by chance. The nested score is not: for each fold the
+candidate is chosen in inner folds of the training records and then scored on the held-out ones.
+The gain over the last layer compares it with the best pooling of the last layer, chosen likewise.
+
+Views side by side are grown greedily. What the chosen ones do not explain, the errors of their
+inner predictions, is compared with every other view: the length of the gradient that the loss has
+by the coefficients of a view says how much a first step with it would gain. The three steepest
+ones are fitted, and the best of them stays if the inner score rises. Trying all would cost several
+times as much, and most views repeat what their neighbours say.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
+from sklearn.preprocessing import normalize
 
+from embedkit import geometry
 from embedkit.arguments import accepts
 from embedkit.choices import RunLevel, Task, check_choice
-from embedkit.classifiers.estimators import EstimatorSettings
+from embedkit.classifiers.estimators import CommonScaler, EstimatorSettings
 from embedkit.classifiers.train import side_by_side
-from embedkit.classifiers.tuning import fit, predict_proba
+from embedkit.classifiers.tuning import Fitted, fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.format import EXTRACTION
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import DatasetEncoder
+from embedkit.encoding.views import split_view
 from embedkit.errors import UsageError
 from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
-from embedkit.runs.intervals import Metric, Score, scored
-from embedkit.runs.metrics import beta_of, check_metric, metrics_for
+from embedkit.runs.intervals import Metric, Score, difference_interval, influences, scored
+from embedkit.runs.metrics import beta_of, check_metric, metrics_for, named_metric
 from embedkit.runs.predictions import Predictions, TestSet, decide, write_predictions
 from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, split_for, write_split
@@ -42,6 +59,17 @@ from embedkit.units.units import Labels, Units, load_or_extract
 
 _CURVE = (0.1, 0.2, 0.4, 0.7, 1.0)
 _UNTRAINED = 3
+_MOST_VIEWS, _TRIED = 4, 3
+"""Views side by side at most, and candidates that are fitted for each further one."""
+
+_MOST_BYTES = 1 << 30
+"""Of vectors in memory: of views that are read once, and of a mixture."""
+
+_GEOMETRY_OF, _CURVES_OF = 1_000, 200
+"""Distinct texts that numbers without labels are of, and those whose tokens are."""
+
+_NOT_LINEAR = ("max", "pooler", "sentence")
+"""Poolings whose vectors for a sum of layers are not the sum of their vectors."""
 
 
 @accepts(*EXTRACTION)
@@ -65,15 +93,18 @@ def probe(
     progress: ProgressCallback = no_progress,
     **extraction: Any,
 ) -> RunResult[ProbeRun]:
-    """Score every stored view on the same folds.
+    """Score every stored view, and combinations of layers, on the same folds.
 
-    Regularisation is chosen for every view in inner folds of the training records.
+    Regularisation is chosen for every candidate in inner folds of the training records, and so is
+    the candidate: a single view, a sum of neighbouring layers, a learnt mixture of layers (of
+    classes, by ``logreg``), or up to four views side by side.
 
     Args:
         dataset: folder that ``extract`` wrote, with a label column, or a corpus, as in
             :func:`~embedkit.classifiers.train.train`.
         out: new folder for the table and the figures; by default ``runs/<dataset>-probe``.
-        view: name of a stored view, or several in a list; by default all. Of words layers.
+        view: name of a stored view, or several in a list; by default all. Of words layers. Only
+            these are combined.
         level: ``sentence``: records are labelled, or ``word``: the words of records.
         label: column of the labels, if it is not that of the dataset; or the labels themselves, as
             in :func:`~embedkit.classifiers.train.train`.
@@ -101,8 +132,10 @@ def probe(
         >>> result = embedkit.probe("vectors", view=["mean_0", "mean_6"], folds=2, out="runs/probe")
         >>> [view.name for view in result.content.view_scores]
         ['mean_0', 'mean_6']
+        >>> result.content.choices
+        ('mean_6', 'mean_6')
     """
-    started = time.perf_counter()
+    metric = metric and named_metric(metric)
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     if control is not None:
         check_choice(("random-weights",), control=control)
@@ -119,10 +152,11 @@ def probe(
     words = data.text if level == "word" else None
     random_labels = control_task(target, chosen, seed, words=words)
     curve = _CURVE if learning_curve else ()
-    method = _Views(names, _reader(data), settings, random_labels, curve)
+    combinations = combinations_of(names, settings, view_bytes=4 * len(data) * data.width)
+    method = Candidates(names, combinations, _reader(data), settings, random_labels, curve)
     with new_run(out, overwrite=overwrite) as folder:
         predictions, fits = cross_validate(method, units, target, chosen, progress=progress)
-        scorer = _Scorer(predictions, chosen, shown, seed)
+        scorer = Scorer(predictions, chosen, shown, seed)
         untrained = {}
         if control:
             untrained = _untrained(data, method, units, target, scorer, progress)
@@ -141,11 +175,15 @@ def probe(
             scores={"cross_validation": {shown: scorer.nested(fits, target)}},
             metric=shown,
             view_scores=tuple(scorer.of_view(name, method, fits) for name in names),
+            combinations=tuple(scorer.of_view(c.name, method, fits) for c in combinations),
+            choices=tuple(fold.model.name for fold in fits.folds),
+            over_last=scorer.over_last(names, fits),
             random_weights=untrained,
-            cost=fits.cost(seconds=time.perf_counter() - started),
+            geometry=geometry_of(data, units, method, seed),
+            cost=fits.cost(),
             versions=versions(),
         )
-        write_predictions(folder, replace(predictions, views=scorer.decided(fits)))
+        write_predictions(folder, replace(predictions, views=scorer.decided(names, fits)))
         _write(folder, chosen, content)
     return RunResult(out, content)
 
@@ -156,9 +194,50 @@ def _write(folder: Path, split: Split, content: ProbeRun) -> None:
     write_run(folder, content)
 
 
+def geometry_of(
+    data: VectorData, units: Units, method: Candidates, seed: int
+) -> dict[str, dict[str, float]]:
+    """Numbers of views without labels, of some distinct texts, or of some words.
+
+    The last layer that others are compared with is that of the same pooling.
+    """
+    first = np.unique(units.key, return_index=True)[1] if units.word is None else len(units)
+    rows = np.random.default_rng(seed).permutation(first)[:_GEOMETRY_OF]
+    if len(rows) < 3:
+        return {}
+    curves = _curvatures(data, data.row[rows[:_CURVES_OF]])
+    numbers: dict[str, dict[str, float]] = {}
+    for name in method.names:
+        pooling, layer = split_view(name)
+        last = max((n for n in method.names if split_view(n)[0] == pooling), key=_layer)
+        X, end = method.vectors(name)[rows], method.vectors(last)[rows]
+        numbers[name] = {
+            "effective_rank": geometry.effective_rank(X),
+            "mean_cosine": geometry.mean_cosine(X),
+            "entropy": geometry.gram_entropy(X),
+            "cka_to_last": geometry.linear_cka(X, end),
+            "neighbours_of_last": float(geometry.kept_neighbours(X, end).mean()),
+        } | ({"curvature": curves[layer]} if layer in curves else {})
+    return numbers
+
+
+def _curvatures(data: VectorData, records: Int64) -> dict[str, float]:
+    """Curvature over the tokens of records by layer, where tokens are stored."""
+    if not data.manifest.job.vectors.tokens:
+        return {}
+    curves = {}
+    for name in data.manifest.columns_of("tokens"):
+        tokens = load(data.path, split_view(name)[1], level="token")
+        index = np.flatnonzero(np.isin(tokens.row, records))
+        vectors = tokens.reader.vectors_at(index)
+        curves[split_view(name)[1]] = geometry.curvature(vectors, tokens.row[index])
+    return curves
+
+
 def _reader(data: VectorData) -> Callable[[str], Float32]:
-    """Reads views by name; fits of a view follow each other, so that few are in memory."""
-    return lru_cache(maxsize=2)(lambda name: load(data.path, name, level=data.level).X)
+    """Reads views by name; as many as fit into a gigabyte stay in memory."""
+    kept = max(2, _MOST_BYTES // (4 * len(data) * data.width))
+    return lru_cache(maxsize=kept)(lambda name: load(data.path, name, level=data.level).X)
 
 
 def _names(data: VectorData, view: str | Sequence[str] | None) -> list[str]:
@@ -169,20 +248,77 @@ def _names(data: VectorData, view: str | Sequence[str] | None) -> list[str]:
     return [load(data.path, name, level=data.level).views[0] for name in views]
 
 
-class _Probed(NamedTuple):
-    """A view in a fold."""
+class Candidate(NamedTuple):
+    """One or more stored views as the input of a fit."""
 
-    view: str
+    name: str
+    views: tuple[str, ...]
+    combination: str = "side by side"  # or sum, mixture
+
+
+def combinations_of(
+    names: Sequence[str], settings: EstimatorSettings, *, view_bytes: int = 0
+) -> list[Candidate]:
+    """Return sums of two neighbouring layers and of the last four, and a mixture of all.
+
+    Each is of one pooling, in the order of the layers. Sums are called as ``extract`` calls them:
+    ``mean_sum_3to4``; a mixture ``mean_mixture``. There is none where the layers, each of
+    ``view_bytes``, are too large to be in memory together.
+    """
+    logistic = settings.estimator == "logreg" and settings.task == "classification"
+    combinations = []
+    for pooling in dict.fromkeys(split_view(name)[0] for name in names):
+        layers = [n for n in names if split_view(n)[0] == pooling and _layer(n) >= 0]
+        layers.sort(key=_layer)
+        spans: list[Sequence[str]] = [*pairwise(layers)]
+        spans += [layers[-4:]] if len(layers) > 3 else []
+        for span in spans if pooling not in _NOT_LINEAR else ():
+            first, last = _layer(span[0]), _layer(span[-1])
+            name = f"{pooling}_sum_{first}to{last}"
+            # none is missing in between, and it is not stored
+            if last - first + 1 == len(span) and name not in names:
+                combinations.append(Candidate(name, tuple(span), "sum"))
+        if logistic and len(layers) > 1 and view_bytes * len(layers) <= _MOST_BYTES:
+            combinations.append(Candidate(f"{pooling}_mixture", tuple(layers), "mixture"))
+    return combinations
+
+
+def _layer(view: str) -> int:
+    """The layer of a view; -1 of a combination, and of what has none."""
+    layer = split_view(view)[1]
+    return int(layer) if layer.isdigit() else -1
+
+
+class _Probed(NamedTuple):
+    """A candidate in a fold."""
+
+    name: str
     score: float  # of inner folds
     control: Float64  # predictions of the control task
-    curve: tuple[Float64, ...]  # predictions by number of training records
+    curve: tuple[Float64, ...] = ()  # predictions by number of training records
+    weights: Sequence[float] = ()  # of a mixture
+
+
+class _Fold(NamedTuple):
+    """Labelled units, and the positions that a fold is fitted and scored on."""
+
+    units: Units
+    target: Target
+    split: Split
+    train: Int64
+    held_out: Int64
 
 
 @dataclass(frozen=True, slots=True)
-class _Views:
-    """A method that fits every view, and keeps in each fold the one with the best inner score."""
+class Candidates:
+    """A method that fits every candidate, and keeps in each fold the one with the best inner score.
+
+    In ``final`` are all fits by candidate, but those of views side by side, which each fold has its
+    own of.
+    """
 
     names: Sequence[str]
+    combinations: Sequence[Candidate]
     vectors: Callable[[str], Float32]
     settings: EstimatorSettings
     control: Target
@@ -197,52 +333,115 @@ class _Views:
         test: TestSet | None = None,
         progress: ProgressCallback = no_progress,
     ) -> Fits:
-        """Fit every view in every fold; all fits by view are ``final``."""
-        fits = [
-            partial(self._fold, units, target, split, name, *subset)
-            for name in self.names
-            for subset in split.subsets()
-        ]
-        done, part = side_by_side(fits, progress=progress)
-        count = split.n_folds
-        by_view = {name: done[i * count : (i + 1) * count] for i, name in enumerate(self.names)}
-        folds = [
-            max(fits, key=lambda fit: fit.model.score)
-            for fits in zip(*by_view.values(), strict=True)
-        ]
+        """Fit every candidate in every fold."""
+        candidates = [*(Candidate(name, (name,)) for name in self.names), *self.combinations]
+        folds = [_Fold(units, target, split, *subset) for subset in split.subsets()]
+        fits = [partial(self._fold, fold, candidate) for candidate in candidates for fold in folds]
+        done = side_by_side(fits, progress=progress)
+        count = len(folds)
+        by_name = {c.name: done[i * count : (i + 1) * count] for i, c in enumerate(candidates)}
+        chosen = best_of_folds(by_name.values())
+        seconds = sum(fit.fit_seconds for fit in done)
+        if len(self.names) > 1:
+            single = best_of_folds(by_name[name] for name in self.names)
+            growths = [
+                partial(self._grown, f, s.model.name) for f, s in zip(folds, single, strict=True)
+            ]
+            grown = side_by_side(growths, progress=progress)
+            chosen = best_of_folds([chosen, grown])
+            seconds += sum(fit.fit_seconds for fit in grown)
         return Fits(
-            folds=folds,
-            final=by_view,
-            fit_seconds=part * sum(fold.fit_seconds for fold in done),
-            predict_seconds=part * sum(fold.predict_seconds for fold in folds),
+            folds=chosen,
+            final=by_name,
+            fit_seconds=seconds,
+            predict_seconds=sum(fit.predict_seconds for fit in chosen),
         )
 
-    def _fold(
-        self, units: Units, target: Target, split: Split, name: str, train: Int64, held_out: Int64
-    ) -> FoldFit:
-        units = replace(units, inputs=self.vectors(name).__getitem__)
-        started = time.perf_counter()
-        fitted = fit(units, target, split, train, self.settings, tune=True)
-        trained = time.perf_counter()
-        proba = predict_proba(fitted.pipeline, units.inputs(held_out), target)
-        predicted = time.perf_counter()
+    def input(self, candidate: Candidate, index: Int64) -> Float32:
+        """The vectors ``(n, width)`` of a candidate."""
+        parts = [self.vectors(view)[index] for view in candidate.views]
+        if candidate.combination == "sum":
+            return np.asarray(np.sum(parts, axis=0), np.float32)
+        return parts[0] if len(parts) == 1 else np.hstack(parts)
+
+    def _fitted(self, fold: _Fold, candidate: Candidate, *, held_out: bool = False) -> Fitted:
+        """A pipeline fitted on the vectors of a candidate."""
+        units = replace(fold.units, inputs=partial(self.input, candidate))
+        layers = len(candidate.views) if candidate.combination == "mixture" else 1
+        settings = replace(self.settings, layers=layers)
+        return fit(
+            units, fold.target, fold.split, fold.train, settings, tune=True, held_out=held_out
+        )
+
+    def _fold(self, fold: _Fold, candidate: Candidate) -> FoldFit:
+        started = time.thread_time()
+        fitted, (_, target, split, train, held_out) = self._fitted(fold, candidate), fold
+        trained, inputs = time.thread_time(), partial(self.input, candidate)
+        proba = predict_proba(fitted.pipeline, inputs(held_out), target)
+        predicted = time.thread_time()
         before = fitted.pipeline[:-1]
         # the same probe: regularisation as for the task
         again = clone(fitted.pipeline[-1])
-        again.fit(before.transform(units.inputs(train)), self.control.y[train])
-        random = predict_proba(again, before.transform(units.inputs(held_out)), self.control)
-        curve = []
+        again.fit(before.transform(inputs(train)), self.control.y[train])
+        random = predict_proba(again, before.transform(inputs(held_out)), self.control)
+        curve = list[Float64]()
+        units = replace(fold.units, inputs=inputs)
         order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
-        for fraction in self.curve[:-1]:  # each set of training records lies within the next
+        fractions = self.curve[:-1] if candidate.name in self.names else ()
+        for fraction in fractions:  # each set of training records lies within the next
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
             curve.append(_predicted(units, target, split, self.settings, few, held_out))
+        weights = getattr(fitted.pipeline[-1], "weights_", ())
+        score = fitted.choice.score
         return FoldFit(
             proba=proba,
-            model=_Probed(name, fitted.choice.score, random, (*curve, proba)),
+            model=_Probed(candidate.name, score, random, (*curve, proba), weights),
             fit_seconds=trained - started,
             predict_seconds=predicted - trained,
         )
+
+    def _grown(self, fold: _Fold, first: str) -> FoldFit:
+        """A single view, and others beside it as long as the inner score rises."""
+        started, y = time.thread_time(), fold.target.y[fold.train]
+        if fold.target.classes and not fold.target.of_sets:
+            y = np.eye(len(fold.target.classes))[y]
+
+        def fitted(*views: str) -> tuple[Candidate, Fitted]:
+            in_order = tuple(name for name in self.names if name in views)
+            candidate = Candidate(" + ".join(in_order), in_order)
+            return candidate, self._fitted(fold, candidate, held_out=True)
+
+        best, model = fitted(first)
+        while len(best.views) < min(_MOST_VIEWS, len(self.names)):
+            if model.inner is None or np.isnan(model.choice.score):  # no inner folds to choose by
+                break
+            rest, errors = [n for n in self.names if n not in best.views], y - model.inner
+            slopes = {name: self._slope(name, fold.train, errors) for name in rest}
+            steepest = sorted(slopes, key=slopes.__getitem__, reverse=True)[:_TRIED]
+            larger = [fitted(*best.views, name) for name in steepest]
+            further = max(larger, key=lambda fit: fit[1].choice.score)
+            if not further[1].choice.score > model.choice.score:
+                break
+            best, model = further
+        trained = time.thread_time()
+        proba = predict_proba(model.pipeline, self.input(best, fold.held_out), fold.target)
+        return FoldFit(
+            proba=proba,
+            model=_Probed(best.name, model.choice.score, proba[:0]),
+            fit_seconds=trained - started,
+            predict_seconds=time.thread_time() - trained,
+        )
+
+    def _slope(self, name: str, train: Int64, errors: Float64) -> float:
+        """How steeply the loss falls along the coefficients of a view, on the scale of a fit."""
+        X = CommonScaler().fit_transform(normalize(self.vectors(name)[train]))
+        return float(np.linalg.norm(X.T @ errors))
+
+
+def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
+    """In each fold the fit with the highest inner score; of equal ones the first."""
+    return [max(fits, key=lambda fit: fit.model.score) for fits in zip(*candidates, strict=True)]
 
 
 def _predicted(
@@ -258,7 +457,7 @@ def _predicted(
 
 
 @dataclass(frozen=True, slots=True)
-class _Scorer:
+class Scorer:
     """Scores of outputs for the held-out units, which are given fold after fold."""
 
     predictions: Predictions  # of the same units, in the order of the input
@@ -275,10 +474,10 @@ class _Scorer:
         """Outputs in the order of the input."""
         return np.concatenate(folds)[np.argsort(self.held_out)]
 
-    def decided(self, fits: Fits) -> dict[str, NDArray[Any]]:
+    def decided(self, names: Sequence[str], fits: Fits) -> dict[str, NDArray[Any]]:
         """What each view predicts."""
-        sets, views = self.predictions.of_sets, fits.final.items()
-        outputs = {name: self.ordered([fold.proba for fold in folds]) for name, folds in views}
+        sets = self.predictions.of_sets
+        outputs = {n: self.ordered([fold.proba for fold in fits.final[n]]) for n in names}
         return {name: decide(output, sets=sets) for name, output in outputs.items()}
 
     def score(self, folds: Sequence[Float64]) -> Score:
@@ -301,26 +500,49 @@ class _Scorer:
         score = self.score([fold.proba for fold in fits.folds])
         return ReportedScore(**asdict(score), majority=self.value(prior, target))
 
-    def of_view(self, name: str, method: _Views, fits: Fits) -> ViewScore:
-        """The score of a view, beside that of the control task."""
+    def over_last(self, names: Sequence[str], fits: Fits) -> Score | None:
+        """The nested score less that of the last layer, whose pooling the inner folds choose.
+
+        None where no other layer is stored.
+        """
+        highest = max(map(_layer, names))
+        last = [name for name in names if _layer(name) == highest]
+        if highest < 0 or len(last) == len(names):
+            return None
+        baseline = best_of_folds(fits.final[name] for name in last)
+        y, group = self.predictions.y, self.predictions.group
+        chosen, last_layer = (
+            self._metric([fold.proba for fold in folds], y) for folds in (fits.folds, baseline)
+        )
+        moved = influences({"chosen": chosen, "last": last_layer}, group, seed=self.seed)
+        gain = chosen.value(len(y)) - last_layer.value(len(y))
+        units = chosen.units(group)
+        return Score(gain, *difference_interval(gain, moved["chosen"] - moved["last"], units))
+
+    def of_view(self, name: str, method: Candidates, fits: Fits) -> ViewScore:
+        """The score of a candidate, beside that of the control task."""
         folds: list[FoldFit] = fits.final[name]
         score = self.score([fold.proba for fold in folds])
         random = self.value([fold.model.control for fold in folds], method.control)
         size = np.mean([len(train) for train, _ in self.split.subsets()])
         curve = tuple(
             (round(fraction * size), self.score([fold.model.curve[i] for fold in folds]))
-            for i, fraction in enumerate(method.curve)
+            for i, fraction in enumerate(method.curve if name in method.names else ())
         )
-        chosen = sum(fold.model.view == name for fold in fits.folds)
-        return ViewScore(name, score, random, score.value - random, chosen, curve)
+        kind = method.names if name in method.names else [c.name for c in method.combinations]
+        first = best_of_folds(fits.final[other] for other in kind)
+        chosen = sum(fold.model.name == name for fold in first)
+        weights = np.mean([fold.model.weights for fold in folds], axis=0).tolist()
+        selectivity = score.value - random
+        return ViewScore(name, score, random, selectivity, chosen, curve, tuple(weights))
 
 
 def _untrained(
     data: VectorData,
-    method: _Views,
+    method: Candidates,
     units: Units,
     target: Target,
-    scorer: _Scorer,
+    scorer: Scorer,
     progress: ProgressCallback,
 ) -> dict[str, tuple[float, ...]]:
     """Scores of the views by encoders of the same architecture, never trained."""
@@ -332,7 +554,7 @@ def _untrained(
         for name, X in views.items():
             some = replace(units, inputs=X.__getitem__)
             once = partial(_predicted, some, target, scorer.split, method.settings)
-            folds, _ = side_by_side([partial(once, *fold) for fold in scorer.split.subsets()])
+            folds = side_by_side([partial(once, *fold) for fold in scorer.split.subsets()])
             scores[name] = (*scores.get(name, ()), scorer.value(folds, target))
             step()
     return scores

@@ -79,7 +79,7 @@ class Frozen:
         subsets, cut = split.subsets(), None
         everything = split.in_folds, split.in_folds[:0]
         fits = [partial(self._fold, units, target, split, *s) for s in (*subsets, everything)]
-        (*folds, last), part = side_by_side(fits, threads=self.threads, progress=progress)
+        *folds, last = side_by_side(fits, threads=self.threads, progress=progress)
         final, proba = last.model, None
         if self.threshold is not None:
             y = target.y[np.concatenate([held_out for _, held_out in subsets])]
@@ -91,8 +91,8 @@ class Frozen:
             final=final,
             test=proba,
             threshold=cut,
-            fit_seconds=part * sum(fold.fit_seconds for fold in folds),
-            predict_seconds=part * sum(fold.predict_seconds for fold in folds),
+            fit_seconds=sum(fold.fit_seconds for fold in folds),
+            predict_seconds=sum(fold.predict_seconds for fold in folds),
         )
 
     def _fold(
@@ -100,13 +100,13 @@ class Frozen:
     ) -> FoldFit:
         threshold = self.threshold
         by_metric = threshold is not None and threshold.value is None
-        started = time.perf_counter()
+        started = time.thread_time()  # others fit, and other programs run, at the same time
         held = self.tune or by_metric
         fitted = fit(units, target, split, train, self.settings, tune=self.tune, held_out=held)
-        trained, proba = time.perf_counter(), np.empty(0)
+        trained, proba = time.thread_time(), np.empty(0)
         if len(held_out):
             proba = predict_proba(fitted.pipeline, units.inputs(held_out), target)
-        predicted, cut = time.perf_counter(), None if threshold is None else threshold.value
+        predicted, cut = time.thread_time(), None if threshold is None else threshold.value
         if threshold is not None and fitted.inner is not None:
             cut = threshold.choose(target.y[train], fitted.inner[:, 1])
         return FoldFit(
@@ -125,11 +125,10 @@ def side_by_side(
     *,
     threads: int | None = None,
     progress: ProgressCallback = no_progress,
-) -> tuple[list[T], float]:
+) -> list[T]:
     """Return the results of several fits that run at the same time, each with one BLAS thread.
 
-    The time that all took, as a fraction of the sum of their times, is returned too. Vectors of a
-    few hundred columns are too small for products of several threads, which wait for
+    Vectors of a few hundred columns are too small for products of several threads, which wait for
     each other longer than they compute; whole fits are independent.
     """
     from joblib import Parallel, delayed
@@ -139,24 +138,21 @@ def side_by_side(
 
     libraries = ThreadpoolController()  # looking for them takes as long as a small fit
 
-    def run(task: Callable[[], T]) -> tuple[T, float]:
+    def run(task: Callable[[], T]) -> T:
         with libraries.limit(limits=1):  # OpenMP counts threads for each thread that calls it
-            started = time.perf_counter()
-            return task(), time.perf_counter() - started
+            return task()
 
-    waiting, results, busy = list(tasks), [], 0.0
-    begun = time.perf_counter()
+    waiting, results = list(tasks), []
     with libraries.limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the inner score judges such a fit
         # filters are those of the process: one set by a thread ends when another thread's does
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         warnings.filterwarnings("ignore", "One or more of the test scores", UserWarning)
         parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
-        for result, seconds in parallel(delayed(run)(task) for task in waiting):
+        for result in parallel(delayed(run)(task) for task in waiting):
             results.append(result)
-            busy += seconds
             progress(Progress("fitting", len(results), len(waiting), "fits", len(results)))
-    return results, (time.perf_counter() - begun) / busy
+    return results
 
 
 def _test_set(

@@ -70,9 +70,9 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--word-label",
     option(
         "--spans",
-        metavar="START,END",
-        help="Columns with the first character of a span of each text and the one after its last: "
-        "its vector is written instead of those of words.",
+        metavar="LISTS|START,END|sentences",
+        help="Column with the spans of a text, [[start, end], …], or two columns of one span; or "
+        "sentences: cut at their ends. A vector for each is written instead of those of words.",
     ),
     option("--tokens", **FLAG, help="Also write token vectors."),
     option("--dry-run", **FLAG, help="Estimate rows, tokens, size and time; write nothing."),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import BEST_BLEND, EXPORTS, FEATURES, HEADS, PRECISIONS, PREFERENCES
+from embedkit.choices import EXPORTS, FEATURES, HEADS, PRECISIONS, PREFERENCES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import (
     FILE,
@@ -449,7 +449,7 @@ def compare(
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
-        made = compared.chosen_blend(BEST_BLEND)
+        made = compared.blend_to_use()
         count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
         written.append(f"{path_text(write_blend)}: {count_text(count, 'record')}, {made.name}")
     if report is not None:
@@ -546,7 +546,8 @@ def comparison_text(compared: Compared) -> str:
         parts += ["Test set:", table_text(cells)]
     parts += [
         f"Differences in {metric}{unit} to the baseline ({compared.baseline}) and to the first row "
-        f"({rows[0].name}), with 95 % intervals; p of a paired t-test of units, corrected for "
+        f"({rows[0].name}), with 95 % intervals; p of a paired t-test of units, "
+        "for the models that were trained, corrected for "
         f"{count_text(compared.tests, 'pair')} of methods:",
         table_text([_gain_cells(r.name, r.to_baseline, r.to_best, metric) for r in rows]),
     ]

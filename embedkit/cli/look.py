@@ -14,7 +14,7 @@ import click
 
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, command
-from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, names_of, option, options
+from embedkit.cli.options import FILE, FLAG, LAYERS, choice, names_of, option, options
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
@@ -245,8 +245,7 @@ def _similarity_text(found: PairSimilarity) -> str:
 @options(
     option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
     option("--match", help="{MATCHES}.", **choice(MATCHES, "word")),
-    option("--layer", help="Layer, or layers such as sum:-4..-1. [all; the last is clustered]"),
-    option("--clusters", type=POSITIVE, help="Number of clusters. [by silhouette score]"),
+    option("--layer", help="Layer of the cosines, or layers such as sum:-4..-1. [the last]"),
     "--model",
 )
 def words(what: tuple[str, ...], texts: tuple[str, ...], **settings: Any) -> Result:
@@ -261,71 +260,48 @@ def words(what: tuple[str, ...], texts: tuple[str, ...], **settings: Any) -> Res
     if len(what) != (1 if texts else 2):
         raise UsageError("give DATASET WORD, or WORD with sentences in --text.")
     found = compare(texts or what[0], what[-1], **settings)
-    data = {**asdict(found), "cosines": found.cosines.tolist(), "clusters": found.clusters.tolist()}
+    data = {**asdict(found), "cosines": found.cosines.tolist()}
     return Result(data, lambda: _words_text(found), asked_for=True)
 
 
 def _words_text(report: WordReport) -> str:
-    """The finding, uses with their cosines, or clusters; with ``--all`` neighbours and layers."""
+    """The finding and uses, few of them with their cosines; with ``--all`` every layer."""
     lines = [_words_finding(report)]
     if report.skipped:
         lines.append(f"{count_text(report.skipped, 'more use')} in parts of texts that were cut")
     everything = asked_for_all()
-    small = len(report.uses) <= (_MATRIX if everything else _FEW)
-    if small:
+    if len(report.uses) <= (_MATRIX if everything else _FEW):
         cosines = [
             {"use": i, "text": _snippet(use)}
             | {str(j): number_text(float(c)) for j, c in enumerate(report.cosines[i])}
             for i, use in enumerate(report.uses)
         ]
         lines.append(table_text(cosines))
-    clusters = report.examples if len(report.examples) > 1 or everything else []
-    for c, examples in enumerate(clusters if everything else clusters[: 0 if small else _FEW]):
-        size = int((report.clusters == c).sum())
-        lines.append(f"cluster {c}: {count_text(size, 'use')}")
-        some = examples if everything else examples[:1]
-        lines += [f"    {_snippet(report.uses[i])}  (row {report.uses[i].row})" for i in some]
-        if report.neighbours and everything:
-            near = ", ".join(f"{n.word} {n.cosine:.2f}" for n in report.neighbours[c])
-            lines.append(f"    near: {near}")
+    else:
+        shown = report.uses if everything else report.uses[:_FEW]
+        lines += [f"  {_snippet(use)}  (row {use.row})" for use in shown]
     if not everything:
-        return "\n".join([*lines, "neighbours and layers: --all"])
+        return "\n".join([*lines, "layers: --all"])
     rows = [
-        {
-            "layer": one.layer,
-            "mean cosine": number_text(one.cosine),
-            "in a cluster": number_text(one.within),
-            "between clusters": number_text(one.between),
-            "any two words": number_text(one.others),
-        }
+        {"layer": one.layer, "mean cosine": number_text(one.cosine)}
+        | ({} if math.isnan(one.others) else {"any two words": number_text(one.others)})
         for one in report.layers
     ]
-    names = [n for n in rows[0] if n == "mean cosine" or any(row[n] != "–" for row in rows)]
-    return "\n".join([*lines, table_text([{name: row[name] for name in names} for row in rows])])
+    return "\n".join([*lines, table_text(rows)])
 
 
 def _words_finding(report: WordReport) -> str:
-    """The cosine of two uses, or how many groups the uses form, and the layer that says most."""
+    """The mean cosine of two uses, and the layer where it is least."""
     count = f"{count_text(len(report.uses), 'use')} of {report.word}"
-    chosen = next(one for one in report.layers if one.layer == report.layer)
-    known = [one for one in report.layers if math.isfinite(one.cosine)]
-    if len(report.uses) < 3:
-        if not known:
-            return f"{count}: nothing to compare it with"
-        least = min(known, key=lambda one: one.cosine)
-        more = f" (least at layer {least.layer}: {number_text(least.cosine)})"
-        at = f"{number_text(chosen.cosine)} at layer {chosen.layer}{more * (least is not chosen)}"
-        return f"{count} cannot be grouped; their cosine is {at}"
-    number = len(report.examples)
-    if number < 2:
-        return f"{count}, layer {report.layer}: one group"
-    groups = [one for one in report.layers if math.isfinite(one.within - one.between)]
-    best = max(groups, key=lambda one: one.within - one.between, default=chosen)
-    return (
-        f"{count}, layer {report.layer}: {number} groups, cosine {number_text(chosen.within)} in a "
-        f"group and {number_text(chosen.between)} between groups; best separated at layer "
-        f"{best.layer}"
-    )
+    known = {one.layer: one.cosine for one in report.layers if math.isfinite(one.cosine)}
+    if not known:
+        return f"{count}: nothing to compare it with"
+    least = min(known, key=known.__getitem__)
+    mean = "their cosine" if len(report.uses) == 2 else "mean cosine of two"
+    text = f"{count}: {mean} is {number_text(known[report.layer])} at layer {report.layer}"
+    if least == report.layer:
+        return text
+    return f"{text} (least at layer {least}: {number_text(known[least])})"
 
 
 def _snippet(use: Use) -> str:

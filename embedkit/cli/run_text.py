@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,16 @@ from embedkit.cli.command import Result
 from embedkit.cli.text import asked_for_all, table_text
 from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.display import bytes_text, count_text, duration_text, reasons_text
-from embedkit.encoding.views import layer_rank, split_view, view_ranges
+from embedkit.encoding.views import layer_rank, split_view, view_ranges, view_text
 from embedkit.errors import EXIT_REJECTS
-from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
+from embedkit.runs.metrics import (
+    LOWER_IS_BETTER,
+    interval_text,
+    is_percent,
+    metric_name,
+    metric_text,
+    score_text,
+)
 from embedkit.runs.predictions import headline_metric
 from embedkit.runs.run import (
     UNTRAINED,
@@ -105,16 +113,17 @@ def _best_and_near(scores: Mapping[str, Score], metric: str) -> tuple[str, list[
 
 
 def _probe_finding(content: ProbeRun) -> str:
-    scores = {view.name: view.score for view in content.view_scores}
-    best, near = _best_and_near(scores, content.metric)
-    text = f"{best} is best: {_score(content.metric, scores[best])}"
-    if near:
-        text += f"; {view_ranges(near)} {'are' if len(near) > 1 else 'is'} about as good"
-    nested = content.nested
-    return (
-        f"{text}\nchosen without the test records: {_score(content.metric, nested)}, "
-        f"{_against(content, content.metric, nested.majority, nested)}"
-    )
+    """What inner folds choose, its score, and what it gains over the last layer."""
+    nested, metric = content.nested, content.metric
+    text = f"{view_text(content.choice)}: {score_text(nested, metric, unit=True)}"
+    if content.over_last is not None:
+        gain = metric_text(content.over_last.value, metric, signed=True)
+        ends = interval_text(content.over_last, metric, signed=True) or "no interval"
+        text += f", {gain} over the last layer ({ends})"
+        if not content.is_better:
+            text = f"nothing is proven better than the last layer; {text}"
+    baseline = _against(content, metric, nested.majority, nested)
+    return f"{text}\nheld-out {metric_name(metric)}: {baseline}"
 
 
 def _score(metric: str, score: Score) -> str:
@@ -230,16 +239,19 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     metric, views = content.metric, content.view_scores
     if asked_for_all():
         yield table_text(content.as_rows())
+        if rows := content.geometry_rows():
+            yield f"without labels:\n{table_text(rows)}"
     else:
         yield grid_text({view.name: metric_text(view.score.value, metric) for view in views})
     controls = [view.control for view in views]
     low, high = (metric_text(end(controls), metric) for end in (min, max))
     guess = metric_text(content.nested.majority, metric)
     yield f"with shuffled labels {low} to {high}; guessing {guess}"
-    chosen = [f"{v.name} in {count_text(v.chosen, 'fold')}" for v in views if v.chosen]
+    counts = Counter(content.choices).most_common()
+    chosen = [f"{view_text(name)} in {count_text(count, 'fold')}" for name, count in counts]
     if len(chosen) > 3 and not asked_for_all():
         chosen = [*chosen[:3], "…"]
-    yield f"chosen: {', '.join(chosen)}"
+    yield f"chosen: {'; '.join(chosen)}"
 
 
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
@@ -293,9 +305,7 @@ _KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Iterator[str]]]] =
 def _cost(content: Run) -> str:
     cost = content.cost
     known = []
-    if cost.seconds is not None:
-        known.append(duration_text(cost.seconds))
-    elif cost.fit_seconds is not None:  # of folds side by side: more than has passed
+    if cost.fit_seconds is not None:
         known.append(f"{duration_text(cost.fit_seconds)} of fitting")
     if cost.parameters is not None:
         known.append(f"{cost.parameters:,} parameters")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -17,7 +18,7 @@ from embedkit.comparison.cases import Cases
 from embedkit.comparison.load import FOREIGN
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, price, records_to_decide
 from embedkit.display import TYPED_IN, count_text, duration_text
-from embedkit.encoding.views import split_view, view_ranges
+from embedkit.encoding.views import split_view, view_ranges, view_text
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.run import UNTRAINED, FinetuneRun, PredictionRun, ProbeRun, ViewScore
 
@@ -105,18 +106,6 @@ def p_text(p: float | None) -> str:
     return "<\N{NO-BREAK SPACE}0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def view_text(view: str) -> str:
-    """Return a view in words.
-
-    >>> view_text("mean_6"), view_text("layer_2"), view_text("pooler")
-    ('layer 6, mean', 'layer 2', 'pooler')
-    """
-    pooling, layer = split_view(view)
-    if not layer.isdigit():
-        return view
-    return f"layer {layer}" if pooling == "layer" else f"layer {layer}, {pooling}"
-
-
 def _majority_text(compared: Compared) -> str:
     return "the majority class" if compared.records.classes else "the mean of the values"
 
@@ -127,7 +116,7 @@ def _title(compared: Compared, chosen: Row) -> str:
     content = _content(compared, chosen)
     of = " of the fine-tuned encoder" if content.dataset.fold_models else ""
     if isinstance(content, ProbeRun):
-        return f"Train on {view_text(content.chosen.name)}{of}"
+        return f"Train on {view_text(content.choice)}{of}"
     if isinstance(content, FinetuneRun):
         return "Use the fine-tuned encoder"
     if content.kind == FOREIGN:
@@ -241,18 +230,21 @@ def _not_tried(question: str, command: str) -> Decision:
 
 
 def _layer(content: ProbeRun) -> Decision:
-    metric, views = content.metric, content.view_scores
-    folds = sum(view.chosen for view in views)
-    chosen = sorted((view for view in views if view.chosen), key=lambda view: -view.chosen)
-    listed = ", ".join(f"{view_text(view.name)} in {view.chosen}" for view in chosen)
+    metric, views, folds = content.metric, content.view_scores, len(content.choices)
+    chosen = Counter(content.choices).most_common()
+    listed = ", ".join(f"{view_text(name)} in {count}" for name, count in chosen)
     highest = metric_text(_best_first(content)[0].score.value, metric, unit=True)
     sentence = (
         f"Chosen without the held-out fold: {listed} of {folds} folds; {metric_name(metric)} "
         f"{score_text(content.nested, metric, unit=True)}. "
-        f"The highest of {len(views)} scores, {highest}, is partly luck."
+        f"The highest of {len(views)} scores of single layers, {highest}, is partly luck."
     )
-    why = f"chosen in {chosen[0].chosen} of {folds} folds"
-    return Decision("Layer", view_text(chosen[0].name), "no", why, sentence)
+    if content.over_last is not None:
+        gain = score_text(content.over_last, metric, signed=True, unit=True)
+        proven = "" if content.is_better else ", which is not proven"
+        sentence += f" Over the last layer: {gain}{proven}."
+    why = f"chosen in {chosen[0][1]} of {folds} folds"
+    return Decision("Layer", view_text(chosen[0][0]), "no", why, sentence)
 
 
 def _best_first(content: ProbeRun) -> list[ViewScore]:

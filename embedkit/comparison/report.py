@@ -56,6 +56,7 @@ from embedkit.runs.figures import (
     reliability_bins,
     training,
     values,
+    without_labels,
 )
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,
@@ -450,6 +451,8 @@ def charts_of(
     probes = [content for _, content in compared.probes]
     for number, probe in enumerate(probes, 1):
         yield f"layers-{number}", layers(probe)
+        if probe.geometry:
+            yield f"geometry-{number}", without_labels(probe)
     for probe in [one for one in probes if one.view_scores[0].curve][:1]:
         yield "curve", learning(probe)
     if cases.of_sets:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from embedkit import storage
-from embedkit.choices import BEST_BLEND, BLENDS, PREFERENCES, check_choice
+from embedkit.choices import BLENDS, PREFERENCES, check_choice
 from embedkit.comparison.blend import Blend, blend
 from embedkit.comparison.load import (
     FOREIGN,
@@ -31,7 +31,14 @@ from embedkit.comparison.load import (
 from embedkit.display import Shown
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
-from embedkit.runs.metrics import LOWER_IS_BETTER, Threshold, beta_of, is_percent, row_of
+from embedkit.runs.metrics import (
+    LOWER_IS_BETTER,
+    Threshold,
+    beta_of,
+    is_percent,
+    named_metric,
+    row_of,
+)
 from embedkit.runs.predictions import Predictions, headline_metric, metrics_of
 from embedkit.runs.run import Cost, FinetuneRun, ProbeRun
 from embedkit.types import AnyPath, ProgressCallback, no_progress, steps
@@ -199,26 +206,19 @@ class Compared:
             )
         return pd.DataFrame(rows).set_index("method")
 
-    def chosen_blend(self, kind: str) -> Blend:
-        """Return a blend by its kind, or for ``best`` the method to use, maybe a single run."""
+    def blend_to_use(self) -> Blend:
+        """Return the method to use as a blend, in which a single run may have all the weight."""
         if self.records.of_sets:
             raise UsageError("runs with task='multilabel' cannot be blended.")
-        if kind == BEST_BLEND:
-            name = self.selection.with_model
-            if found := next((one for one in self.blends.values() if one.name == name), None):
-                return found
-            models = {run.name: (i, run) for i, run in enumerate(self.models)}
-            if name not in models:
-                raise UsageError("a probe holds no model to predict with. Give a run of train.")
-            index, run = models[name]  # a blend that the others have no weight in
-            threshold = run.content.threshold
-            return Blend(
-                name, run.predictions, len(models), True, threshold, lambda given: given[index]
-            )
-        check_choice(BLENDS, blend=kind)
-        if not self.blends:
-            raise UsageError("one run cannot be blended. Give two or more.")
-        return self.blends[kind]
+        name = self.selection.with_model
+        if found := next((one for one in self.blends.values() if one.name == name), None):
+            return found
+        models = {run.name: (i, run) for i, run in enumerate(self.models)}
+        if name not in models:
+            raise UsageError("a probe holds no model to predict with. Give a run of train.")
+        index, run = models[name]
+        cut = run.content.threshold
+        return Blend(name, run.predictions, len(models), True, cut, lambda given: given[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +439,7 @@ def _metric(asked: str | None, runs: Sequence[LoadedRun]) -> str:
         contents = [run.content for run in with_models(runs) or runs]
         y = p.y[p.out_of_fold]
         return headline_metric(contents, y.sum(0) if p.of_sets else np.bincount(y))
+    asked = named_metric(asked)
     if beta_of(asked) is None or len(p.classes) != 2:
         check_choice(known, metric=asked)
     return asked
@@ -481,6 +482,11 @@ def _encoder(run: LoadedRun) -> str | None:
     return f"{files} {tokens and tokens.max_length}"
 
 
+def _models(run: LoadedRun) -> int:
+    """The number of encoders that read a text."""
+    return len(run.content.models) if isinstance(run.content, FinetuneRun) else 1
+
+
 def _costs(
     runs: Sequence[LoadedRun], datasets: Sequence[Dataset], blends: Mapping[str, Blend]
 ) -> dict[str, MethodCost]:
@@ -488,7 +494,8 @@ def _costs(
 
     The same encoder takes the same time, frozen or trained. Times that were measured at different
     moments of a machine that does other things as well differ by more than methods do, so that all
-    methods on an encoder share the shortest.
+    methods on an encoder share the shortest. A fine-tuned run reads a text with the models of all
+    folds, whose mean it predicts.
     """
     made = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
     predicting: dict[str, float | None] = {}
@@ -503,7 +510,10 @@ def _costs(
         predicting[run.name] = predict
         if encode is not None:
             measured[_encoder(run)] = min(encode, measured.get(_encoder(run), math.inf))
-    encoding = {run.name: measured.get(_encoder(run)) for run in runs}
+    encoding = {
+        run.name: None if once is None else once * _models(run)
+        for run, once in ((run, measured.get(_encoder(run))) for run in runs)
+    }
     costs = {}
     for run in runs:
         content, predict, encode = run.content, predicting[run.name], encoding[run.name]

@@ -15,11 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL, MATCHES, check_choice
@@ -28,17 +27,15 @@ from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
 from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
+from embedkit.geometry import mean_cosine
 from embedkit.search.exact import unit_rows
-from embedkit.types import AnyPath, Float32, Float64, Int64
+from embedkit.types import AnyPath, Float32, Int64
 
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
 
 logger = logging.getLogger(__name__)
 
-
-EDGES = ".,!?;:\"'()[]…“”‘’~"
-"""Marks that stand around words."""
 
 _PARTICLES = (
     "(?:(?:에게서|에서|에게|한테|으로|부터|까지|처럼|보다|마다|밖에|이랑|이나|이며|이고|라고|조차"
@@ -86,7 +83,6 @@ def words(
     *,
     match: str = "word",
     layer: str | None = None,
-    clusters: int | None = None,
     model: str = DEFAULT_MODEL,
     device: str = "auto",
 ) -> WordReport:
@@ -96,8 +92,7 @@ def words(
         source: a dataset with vectors of words or tokens, or a list of sentences.
         word: the word.
         match: {MATCHES}.
-        layer: layer or combination of layers to cluster; by default the last one.
-        clusters: number of clusters; by default the one with the highest silhouette.
+        layer: layer or combination of layers of the cosines; by default the last one.
         model: checkpoint that encodes sentences.
         device: where it does.
 
@@ -120,7 +115,7 @@ def words(
         parsed = parse_layers(layer or "all", n_layers=n_layers)
         uses = uses_in_texts(encoder, list(map(str, source)), word, parsed, match=match)
     chosen = None if layer is None else parse_layers(layer, n_layers=n_layers)[0]
-    return describe_uses(uses, word, layer=chosen, clusters=clusters)
+    return describe_uses(uses, word, layer=chosen)
 
 
 MOST_USES = 1_000
@@ -190,7 +185,7 @@ def uses_in_texts(
             some = rows[start : start + _TEXTS_AT_ONCE]
             tokens = encoder.encode_tokens([texts[row] for row in some], layers=names)
             spans = np.stack([tokens.start, tokens.end], axis=1).astype(np.int64)
-            yield LayerTable(some[tokens.row], spans, None, tokens.vectors)
+            yield LayerTable(some[tokens.row], spans, tokens.vectors)
 
     none = f"{word!r} occurs only where the sentences are cut: the model takes "
     return _means(uses, tables(), none=f"{none}{encoder.max_length} tokens.")
@@ -248,31 +243,23 @@ class LayerTable:
 
     row: Int64  # ascending
     spans: Int64  # ``(n, 2)`` first character and end
-    text: list[str] | None  # the words; ``None`` for tokens
     layers: dict[str, Float32]
 
 
-def layer_tables(
-    data: VectorData, kind: str, *, rows: Int64 | None = None, layers: Sequence[str] | None = None
-) -> Iterator[LayerTable]:
+def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[LayerTable]:
     """Read ``words`` or ``tokens`` by row groups, without special tokens and second texts."""
     widths = data.manifest.columns_of(kind)
-    names = list(widths) if layers is None else [f"layer_{name}" for name in layers]
-    edges = np.cumsum([widths[name] for name in names])[:-1]
+    names, edges = list(widths), np.cumsum([*widths.values()])[:-1]
     table = load(data.path, names, level=kind.removesuffix("s"))
-    wanted = [
-        n for n in ("row", "start", "end", "text", "segment", "special") if n in table.columns
-    ]
+    wanted = [n for n in ("row", "start", "end", "segment", "special") if n in table.columns]
     for block in table.reader.blocks:
         columns = table.reader.scalars_of(block, wanted)
-        chosen = np.ones(block.rows, bool)
-        if rows is not None:
-            chosen &= np.isin(columns.column("row").to_numpy(), rows)
+        chosen = np.isin(columns.column("row").to_numpy(), rows)
         if "segment" in wanted:
             chosen &= columns.column("segment").to_numpy() == 0
         if "special" in wanted:
             chosen &= ~columns.column("special").to_numpy()
-        if rows is not None and not chosen.any():
+        if not chosen.any():
             continue
         columns = columns.filter(pa.array(chosen))
         parts = np.split(table.reader.vectors_of(block)[chosen], edges, axis=1)
@@ -280,16 +267,11 @@ def layer_tables(
         yield LayerTable(
             columns.column("row").to_numpy(),
             np.stack(spans, axis=1),
-            columns.column("text").to_pylist() if "text" in wanted else None,
             {name.removeprefix("layer_"): part for name, part in zip(names, parts, strict=True)},
         )
 
 
-_MOST_CLUSTERS = 6
-_LEAST_SILHOUETTE = 0.1
-_SAMPLED_RECORDS = 1_000
-_NEIGHBOURS = 8
-_CANDIDATES = 60
+_SAMPLED_WORDS = 10_000
 _NAN = float("nan")
 
 
@@ -298,9 +280,7 @@ class LayerReport:
     """Mean cosines of the uses at one layer."""
 
     layer: str
-    cosine: float  # of two different uses
-    within: float  # of two uses of one cluster
-    between: float  # of two uses of different clusters
+    cosine: float  # of two different uses; NaN of a single one
     others: float  # of any two words of the dataset: the baseline; NaN without a word table
 
 
@@ -309,23 +289,17 @@ class WordReport(Shown):
     """The uses of a word compared with each other and with other words."""
 
     word: str
-    layer: str  # of ``cosines``, clusters and neighbours
+    layer: str  # of ``cosines``
     uses: tuple[Use, ...]
     cosines: Float32  # ``(uses, uses)``
-    clusters: Int64  # cluster of each use, from 0, the largest first
-    examples: tuple[tuple[int, ...], ...]  # the uses nearest to the mean of each cluster
     layers: tuple[LayerReport, ...]
-    neighbours: tuple[tuple[Nearby, ...], ...]  # of each cluster; empty without a word table
     skipped: int  # uses without a kept token, since the text was cut before them
 
 
-def describe_uses(
-    found: UseVectors, word: str, *, layer: LayerSpec | None = None, clusters: int | None = None
-) -> WordReport:
-    """Compare the uses of a word with each other and with other words.
+def describe_uses(found: UseVectors, word: str, *, layer: LayerSpec | None = None) -> WordReport:
+    """Compare the uses of a word with each other, and layer by layer with any two words.
 
-    ``layer``, by default the last one, is for clusters and neighbours. Without ``clusters`` their
-    number is that with the highest silhouette, at most six.
+    ``layer``, by default the last one, is that of the cosines.
     """
     vectors = dict(found.vectors)
     chosen = list(vectors)[-1] if layer is None else layer.name
@@ -333,44 +307,24 @@ def describe_uses(
     if not vectors.keys() >= set(parts):
         raise UsageError(f"layer={chosen!r}: expected one of {', '.join(vectors)}.")
     vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
-    units = {name: unit_rows(values) for name, values in vectors.items()}
-    unit = units[chosen]
-    labels = _clusters(unit, clusters)
-    means = [unit[labels == c].mean(axis=0) for c in range(labels.max() + 1)]
-    examples = []
-    for c, mean in enumerate(means):
-        mine = np.flatnonzero(labels == c)
-        order = mine[np.argsort(-(unit[mine] @ mean), kind="stable")]
-        examples.append(tuple(int(i) for i in order[:3]))
     data = found.data if found.data and Layout(found.data.path).shard_files("words") else None
     any_two = {} if data is None else _mean_cosines(data)
-    near: tuple[tuple[Nearby, ...], ...] = ()
-    if data is not None:
-        centers = unit_rows(np.array(means, np.float32))
-        near = _nearest_words(data, centers, word, layer=chosen, parts=parts)
-    different, same = ~np.eye(len(labels), dtype=bool), labels[:, None] == labels
-    layers = []
-    for name, of_layer in units.items():
-        cosines = of_layer @ of_layer.T
-        layers.append(
-            LayerReport(
-                layer=name,
-                cosine=_mean(cosines[different]),
-                within=_mean(cosines[different & same]),
-                between=_mean(cosines[~same]),
-                others=any_two.get(name, _NAN),
-            )
-        )
+    different = ~np.eye(len(found.uses), dtype=bool)
+    cosines = {name: (unit := unit_rows(values)) @ unit.T for name, values in vectors.items()}
     return WordReport(
         word=word,
         layer=chosen,
         uses=found.uses,
-        cosines=unit @ unit.T,
-        clusters=labels,
-        examples=tuple(examples),
-        neighbours=near,
+        cosines=cosines[chosen],
         skipped=found.skipped,
-        layers=tuple(layers),
+        layers=tuple(
+            LayerReport(
+                name,
+                cosine=float(of_layer[different].mean()) if different.any() else _NAN,
+                others=any_two.get(name, _NAN),
+            )
+            for name, of_layer in cosines.items()
+        ),
     )
 
 
@@ -384,86 +338,16 @@ def _combined(layer: str, parts: Sequence[Float32]) -> Float32:
     return np.asarray(total / len(parts) if layer.startswith("mean") else total, np.float32)
 
 
-def _clusters(unit: Float32, count: int | None) -> Int64:
-    """Clusters by average linkage of cosines, numbered from the largest."""
-    from sklearn.cluster import AgglomerativeClustering
-    from sklearn.metrics import silhouette_score
-
-    n = len(unit)
-    distance = np.clip(1 - unit @ unit.T, 0, 2).astype(np.float64)
-    np.fill_diagonal(distance, 0)
-
-    def cut(k: int) -> Int64:
-        made = AgglomerativeClustering(k, metric="precomputed", linkage="average")
-        return np.asarray(made.fit_predict(distance), np.int64)
-
-    labels = np.zeros(n, np.int64)
-    if count is not None:
-        labels = cut(min(count, n)) if n > 1 and count > 1 else labels
-    elif n > 2:
-        tried = [cut(k) for k in range(2, min(_MOST_CLUSTERS, n - 1) + 1)]
-        scores = [silhouette_score(distance, one, metric="precomputed") for one in tried]
-        if max(scores) >= _LEAST_SILHOUETTE:
-            labels = tried[int(np.argmax(scores))]
-    order = np.argsort(-np.bincount(labels), kind="stable")
-    return np.argsort(order, kind="stable")[labels]
-
-
-def _mean(values: NDArray[Any]) -> float:
-    return float(values.mean()) if len(values) else _NAN
-
-
 def _mean_cosines(data: VectorData) -> dict[str, float]:
-    """Mean cosine of any two words of a random sample of records, by layer."""
-    random = np.random.default_rng(0)
-    rows = random.choice(data.row, min(len(data), _SAMPLED_RECORDS), replace=False)
-    n = 0
-    sums: dict[str, Float64] = {}
-    squares: dict[str, float] = {}
-    for table in layer_tables(data, "words", rows=np.sort(rows)):
-        n += len(table.row)
-        for name, values in table.layers.items():
-            unit = unit_rows(values).astype(np.float64)
-            sums[name] = sums.get(name, np.float64(0)) + unit.sum(axis=0)
-            squares[name] = squares.get(name, 0.0) + float(np.sum(unit**2))
-    if n < 2:
-        return {}
-    return {name: float((np.sum(sums[name] ** 2) - squares[name]) / (n * (n - 1))) for name in sums}
-
-
-@dataclass(frozen=True, slots=True)
-class Nearby:
-    """Another word, and the ``cosine`` of its nearest use."""
-
-    word: str
-    cosine: float
-
-
-def _nearest_words(
-    data: VectorData, centers: Float32, word: str, *, layer: str, parts: Sequence[str]
-) -> tuple[tuple[Nearby, ...], ...]:
-    """Words nearest to each of the unit vectors, each form once, without ``word`` and longer forms.
-
-    ``parts`` are the stored layers that ``layer`` combines.
-    """
-    best: list[dict[str, float]] = [{} for _ in centers]
-    for table in layer_tables(data, "words", layers=parts):
-        forms = [
-            unicodedata.normalize("NFC", text).casefold().strip(EDGES) for text in table.text or ()
-        ]
-        own = [not form or bool(find_word(form, word, match="start")) for form in forms]
-        cosines = centers @ unit_rows(_combined(layer, list(table.layers.values()))).T
-        cosines[:, np.array(own)] = -np.inf
-        for near, line in zip(best, cosines, strict=True):
-            _keep_best(near, line, forms, _NEIGHBOURS)
-    return tuple(tuple(Nearby(form, cosine) for form, cosine in near.items()) for near in best)
-
-
-def _keep_best(near: dict[str, float], scores: Float32, forms: Sequence[str], count: int) -> None:
-    most = min(_CANDIDATES, len(scores))
-    for j in np.argpartition(-scores, most - 1)[:most]:
-        if scores[j] > near.get(forms[j], -1.0):
-            near[forms[j]] = float(scores[j])
-    kept = sorted(near.items(), key=lambda one: -one[1])[:count]
-    near.clear()
-    near.update(kept)
+    """Mean cosine of any two words of a random sample, by layer."""
+    words, means = load(data.path, level="word"), dict[str, float]()
+    chosen = np.ones(len(words), bool)
+    if "segment" in words.columns:  # of pairs the first texts
+        chosen = np.array(words.column("segment")) == 0
+    index = np.random.default_rng(0).permutation(np.flatnonzero(chosen))[:_SAMPLED_WORDS]
+    index.sort()
+    for column in data.manifest.columns_of("words"):
+        layer = column.removeprefix("layer_")
+        vectors = load(data.path, layer, level="word").reader.vectors_at(index)
+        means[layer] = mean_cosine(vectors)
+    return means

@@ -43,6 +43,7 @@ _WORD_NAMES = ("tokens", "words")
 """Of columns with lists, which are the words of a text."""
 _DELIMITERS = {"tab": "\t", "\\t": "\t"}
 _ADVICE = " (if that is a text, there is no header: header=False)"
+SENTENCES = ("sentences",)
 _LABEL_NAMES = ("label", "labels", "target", "class", "category", "y")
 
 
@@ -59,8 +60,11 @@ class CorpusOptions:
         word_label: column with a label for each word: a column of words of a format that marks
             words, such as ``upos``; else of labels separated by white space, one for each
             whitespace word (of JSON also a list).
-        spans: columns with the first character of a span of each text and the one after its last;
-            it is the only word of the text, and ``word_label`` its label.
+        spans: column with a list of spans of each text, ``[[start, end], …]``: first character and
+            the one after the last, ascending, none inside another; or two columns, of start and
+            end of a single span; or ``sentences``, where no column is called so: the text is cut
+            at the ends of its sentences. They are the words of the text, and ``word_label`` has
+            their labels.
         format: ``auto`` or one of :data:`embedkit.choices.FORMATS`.
         encoding: encoding of text files, any Python codec.
         quoting: ``auto`` (CSV files follow RFC 4180, others have no quoting), ``none`` or ``csv``.
@@ -86,7 +90,7 @@ class CorpusOptions:
     label: str | None = None
     keep: Sequence[str] = ()
     word_label: str | None = None
-    spans: Sequence[str] = ()
+    spans: str | Sequence[str] = ()
     format: Format = "auto"
     encoding: str = "utf-8"
     quoting: Quoting = "auto"
@@ -108,9 +112,13 @@ class CorpusOptions:
             if len(str(self.delimiter)) != 1 or str(self.delimiter) in '"\r\n':
                 raise UsageError(f"delimiter={self.delimiter!r}: expected one character, or tab.")
         object.__setattr__(self, "keep", tuple(self.keep))
-        object.__setattr__(self, "spans", tuple(self.spans))
-        if isinstance(self.spans, str) or len(self.spans) not in (0, 2):
-            raise UsageError(f"spans={self.spans!r}: expected two columns, of start and end.")
+        spans = (self.spans,) if isinstance(self.spans, str) else tuple(self.spans)
+        object.__setattr__(self, "spans", spans)
+        if len(spans) > 2:
+            raise UsageError(
+                f"spans={spans!r}: expected a column of lists [[start, end], …], or two columns, "
+                "of start and end, or sentences."
+            )
         if self.spans and self.text_pair is not None:
             raise UsageError("spans= are of single texts, not of pairs; leave out text_pair=.")
         object.__setattr__(self, "encoding", _settled_encoding(self.encoding))
@@ -141,6 +149,11 @@ class CorpusSettings(Dialect):
     def divided(self) -> bool:
         """True if the text is a list of words."""
         return self.format in _WITH_LISTS and self.delimiter == " "
+
+    @property
+    def cuts_sentences(self) -> bool:
+        """True if the spans are the sentences of each text, not those of columns."""
+        return self.spans == SENTENCES and SENTENCES[0] not in self.keep
 
     @property
     def marks_words(self) -> bool:
@@ -207,7 +220,10 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     guess = _Guess(columns, files[0].name, notices, tables)
     text = guess.text(options.text)
     text_pair = guess.given("text_pair", options.text_pair)
-    used, kept = {text, text_pair}, (*options.keep, *options.spans)
+    spans = tuple(options.spans)
+    if spans != SENTENCES or SENTENCES[0] in columns:
+        spans = tuple(str(guess.given("spans", name)) for name in spans)
+    used, kept = {text, text_pair}, (*options.keep, *(s for s in spans if s in columns))
     if any(table.is_list(text) for table in tables):
         dialect = dataclasses.replace(dialect, delimiter=" ")
     plan = CorpusPlan(
@@ -220,7 +236,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
         id=guess.found("id", options.id, _ID_NAMES, used),
         label=guess.found("label", options.label, _LABEL_NAMES, used),
         keep=tuple(dict.fromkeys(str(guess.given("keep", name)) for name in kept)),
-        spans=tuple(str(guess.given("spans", name)) for name in options.spans),
+        spans=spans,
         word_label=guess.word_label(options.word_label, paired=text_pair is not None),
         min_chars=options.min_chars,
         limit=options.limit,

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from embedkit.corpus.conllu import Words, joined, words_of
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.readers import READERS
+from embedkit.corpus.sentences import sentence_spans
 from embedkit.corpus.sources import (
     BadRecordError,
     BadRow,
@@ -180,19 +182,31 @@ class CorpusReader:
                 self.file_number, self._table = number + 1, None
         counts.repeated_ids += len(self._ids) - len(np.unique(self._ids))
 
-    def _with_span(self, raw: Row, text: str) -> Row:
-        """The row with the span that two of its kept columns tell, if they do."""
+    def _with_spans(self, raw: Row, text: str) -> Row:
+        """The row with the spans that kept columns tell, or that its sentences are."""
         plan = self.plan
+        if plan.cuts_sentences:
+            return replace(raw, spans=sentence_spans(text))
         if not plan.spans:
             return raw
-        start, end = (raw.cells[plan.keep.index(name) - len(plan.keep)] for name in plan.spans)
+        cells = [str(raw.cells[plan.keep.index(name) - len(plan.keep)]) for name in plan.spans]
         try:
-            span = int(str(start)), int(str(end))
-        except ValueError:
-            span = -1, -1
-        if not 0 <= span[0] < span[1] <= len(text) or not text[span[0] : span[1]].strip():
-            raise BadRecordError("bad_span", f"{start} to {end} lies outside of the text")
-        return replace(raw, spans=(span,))
+            listed: Any = list_of(cells[0])  # None is not iterable
+            pairs: Any = [cells] if len(cells) == 2 else [list_of(str(pair)) for pair in listed]
+            spans = tuple((int(str(start)), int(str(end))) for start, end in pairs)
+        except (TypeError, ValueError):
+            detail = f"{' to '.join(cells)[:_EXCERPT]} is neither a span nor a list of them"
+            raise BadRecordError("bad_span", detail) from None
+        last = 0
+        for start, end in spans:
+            if not 0 <= start < end <= len(text) or not text[start:end].strip():
+                raise BadRecordError("bad_span", f"{start} to {end} lies outside of the text")
+            if start < last:
+                raise BadRecordError(
+                    "bad_span", f"{start} to {end} begins before {last}, the last end"
+                )
+            last = end
+        return replace(raw, spans=spans)
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
         if isinstance(raw, Row) and self.plan.divided:
@@ -208,7 +222,7 @@ class CorpusReader:
                     # the kept columns stand after that of the word labels
                     cell = raw.cells[-len(self.plan.keep) - 1] if labelled else None
                     try:
-                        words = words_of(self._with_span(raw, text), cell, text, labelled=labelled)
+                        words = words_of(self._with_spans(raw, text), cell, text, labelled=labelled)
                     except BadRecordError as error:
                         problem = error.reason, error.detail
             if problem is not None:

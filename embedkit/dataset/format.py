@@ -765,16 +765,21 @@ SEPARATOR = "\x1f"
 
 
 def text_key(text: str) -> int:
-    """Return a key that texts share if they differ in case, width or white space only.
+    """Return a key that texts share if they differ in case, width, white space or marks only.
 
     It is a signed integer: the first eight bytes, little-endian, of the SHA-256 of the text in
-    normal form NFKC and folded case, with one space for each run of white space.
+    normal form NFKC and folded case, without control and format characters (zero-width spaces,
+    byte order marks), which tokenizers remove, and with one space for each run of white space.
 
-    >>> text_key("Ａ  Text ") == text_key("a text")
+    >>> text_key("Ａ\u200b  Text ") == text_key("a text")
     True
     """
-    folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    digest = hashlib.sha256(folded.encode("utf-8", "surrogatepass")).digest()
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    if not folded.isprintable():
+        kept = (c for c in folded if c.isspace() or unicodedata.category(c) not in ("Cc", "Cf"))
+        folded = "".join(kept)
+    words = " ".join(folded.split())
+    digest = hashlib.sha256(words.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 
 

@@ -123,8 +123,8 @@ def open_job(
     with storage.exclusive(layout.root, shared=shared):
         seen = storage.seen_under_lock(out, free)
         storage.make_folder(layout.private)
-        # two locks: workers of one job share the first, which keeps other jobs out; whoever begins the
-        # job holds the second for a moment, so that one of several processes writes job.json
+        # two locks: workers of one job share the first, which keeps other jobs out; whoever begins
+        # the job holds the second for a moment, so that one of several processes writes job.json
         with storage.exclusive(layout.private, wait=True):
             if layout.job.is_file():
                 _check_same(layout, job, overwrite=overwrite, allow_env_change=allow_env_change)
@@ -200,8 +200,8 @@ def plan_shards(
                 continue
             if not ranges or ranges[-1]["rows"] == rows:
                 place = {name: getattr(item, name) for name in ("file", "row", "line", "offset")}
-                # a shard remembers the byte where its first record begins, so that any process can read it
-                # without reading what stands before it
+                # a shard remembers the byte where its first record begins, so that any process can
+                # read it without reading what stands before it
                 place |= {"file_row": item.row - reader.first_row, "rejected": rejected}
                 ranges.append(_EMPTY | place | {"number": len(ranges)})
                 rejected = 0
@@ -219,8 +219,8 @@ def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
     files, footers = dict[str, FileEntry](), list[Footer]()
     for name in sums:
         with (root / name).open("rb") as file:
-            # size and footer, not the content: reading every byte again would make resuming as slow as
-            # writing, and pages have checksums of their own
+            # size and footer, not the content: reading every byte again would make resuming as slow
+            # as writing, and pages have checksums of their own
             footers.append(read_footer(file))
             size = os.fstat(file.fileno()).st_size
             files[name] = FileEntry(footers[-1].rows, size, footer_sha256(file.fileno()))
@@ -255,7 +255,8 @@ class ShardReader:
         """The records of a shard; a :class:`CorpusError` if the corpus has changed."""
         for file in self._corpus.files:
             file.check_unchanged()
-        # a packed file can only be read from its start: a reader that has not passed the shard goes on
+        # a packed file can only be read from its start: a reader that has not passed the shard goes
+        # on
         ahead = self._reader.from_start and shard.file == self._file and shard.row > self._next
         if shard.row != self._next and not ahead:
             self._reader = CorpusReader(self._corpus, shard)

@@ -130,6 +130,30 @@ def split_view(name: str) -> tuple[str, str]:
     return (match[1], match[2] or "") if match else (name, "")
 
 
+def view_text(name: str) -> str:
+    """Return a view in words, or several side by side.
+
+    >>> view_text("mean_6"), view_text("layer_2"), view_text("pooler")
+    ('layer 6, mean', 'layer 2', 'pooler')
+    >>> view_text("mean_3 + mean_5"), view_text("mean_3 + cls_5")
+    ('layers 3 + 5, mean', 'layer 3, mean + layer 5, cls')
+    >>> view_text("mean_sum_3to4"), view_text("cls_mixture")
+    ('sum of layers 3 to 4, mean', 'mixture of layers, cls')
+    """
+    views = [split_view(part) for part in name.split(" + ")]
+    poolings, layers = [pooling for pooling, _ in views], [layer for _, layer in views]
+    if len(set(poolings)) > 1:
+        return " + ".join(map(view_text, name.split(" + ")))
+    if all(map(str.isdigit, layers)):
+        text = f"layer{'s' if len(layers) > 1 else ''} {' + '.join(layers)}"
+    elif match := re.fullmatch(r"(mixture)|(\w+)_(\d+)to(\d+)", layers[0]):
+        kind, combined, first, last = match.groups()
+        text = f"{kind} of layers" if kind else f"{combined} of layers {first} to {last}"
+    else:
+        return name
+    return text if poolings[0] == "layer" else f"{text}, {poolings[0]}"
+
+
 def layer_rank(layer: str) -> tuple[bool, int]:
     """Sort key of layers: single layers by number, then combinations."""
     return (not layer.isdigit(), int(layer) if layer.isdigit() else 0)

@@ -93,14 +93,18 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         self.encoder = AutoModel.from_config(AutoConfig.for_model(**(config.encoder or {})))
         if hasattr(self.encoder, "pooler"):
             self.encoder.pooler = None  # the pooler head has its own
-        width = int(getattr(self.encoder.config, "hidden_size", None) or self.encoder.config.dim)
-        self.head = _HEADS.get(config.head, _Own)(config, width)
+        self.width = int(
+            getattr(self.encoder.config, "hidden_size", None) or self.encoder.config.dim
+        )
+        self.head = _HEADS.get(config.head, _Own)(config, self.width)
         own = isinstance(self.head, _Own)
         self.dropout = nn.Identity() if own else nn.Dropout(config.dropout)
         last: Any = nn.Identity() if own else nn.Linear(self.head.width, config.n_outputs)
         self.classifier = last
         self.takes_types = "token_type_ids" in inspect.signature(self.encoder.forward).parameters
+        self.encoded = nn.Identity()  # where states of a whole encoder enter
         self.without_dropout: tuple[nn.Module, ...] = ()
+        self.states: Tensor | None = None  # of the batch, where they stand for frozen layers
         self.post_init()
 
     def train(self, mode: bool = True) -> EncoderWithHead:
@@ -119,18 +123,24 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         windows: Tensor | None = None,
         counted: Tensor | None = None,
         places: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> SequenceClassifierOutput:
         """Return logits ``(texts, n_outputs)``, of words ``(words, n_outputs)``, and the loss.
 
         The batch is ``(sequences, tokens)``, padded on the right; a sequence is a text, or a window
         of one. ``windows`` ``(texts,)`` is the number of windows of each text; ``counted``
         ``(sequences, tokens)`` is 1 for the tokens that are taken from a window; ``places``
-        ``(words,)`` are the tokens of the batch that stand for a word, row after row.
+        ``(words,)`` are the tokens of the batch that stand for a word, row after row; ``states``
+        ``(sequences, tokens, width)`` are those of :mod:`embedkit.finetuning.states`.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self.takes_types and token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
-        hidden = self.encoder(**inputs).last_hidden_state
+        self.states = states  # until the next batch: gradient checkpointing computes layers again
+        if states is None or any(p.requires_grad for p in self.encoder.parameters()):
+            hidden = self.encoded(self.encoder(**inputs).last_hidden_state)
+        else:
+            hidden = states
         if places is not None:
             vectors = hidden.flatten(0, 1)[places]
         elif windows is None or counted is None:
@@ -298,15 +308,21 @@ def pooler_layer(plain: PlainModel) -> nn.Linear | None:
 _WEIGHT_DECAY = 0.01
 
 
-def freeze(model: EncoderWithHead, layers: str | int | None) -> None:
+FrozenParts = tuple[Sequence[nn.Module], nn.Module]
+"""Frozen layers and the first module after them; no layers if the whole encoder is frozen."""
+
+
+def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | None:
     """Exclude parameters from training; see ``freeze_layers`` of :class:`TrainingOptions`.
 
-    Frozen layers have no dropout: their output for a text is the same in every step.
+    Frozen layers have no dropout: their output for a text is the same in every step. Returned is
+    where it enters what is trained; ``None`` if nothing is frozen, or the embeddings alone.
     """
     if layers == "all":
         model.encoder.requires_grad_(False)
         model.without_dropout = tuple(model.encoder.modules())
-    elif layers is not None:
+        return (), model.encoded
+    if layers is not None:
         highest, config = 0 if layers == "embeddings" else int(layers), model.encoder.config
         count = int(getattr(config, "num_hidden_layers", None) or config.n_layers)
         lists = [m for m in model.encoder.modules() if isinstance(m, nn.ModuleList)]
@@ -323,6 +339,9 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> None:
             model.without_dropout = tuple(
                 m for m in model.encoder.modules() if kept.isdisjoint(m.modules())
             )
+        if 0 < highest < count:
+            return [*stack[:highest]], stack[highest]
+    return None
 
 
 def parameter_groups(model: EncoderWithHead, options: TrainingOptions) -> list[dict[str, Any]]:
@@ -429,7 +448,12 @@ def labelled_units(texts: TokenizedTexts) -> tuple[Int64, Int64 | None]:
 
 
 def predict_logits(
-    model: PreTrainedModel, texts: TokenizedTexts, *, pad_id: int, precision: str = "fp32"
+    model: PreTrainedModel,
+    texts: TokenizedTexts,
+    *,
+    pad_id: int,
+    precision: str = "fp32",
+    states: StatesOf | None = None,
 ) -> torch.Tensor:
     """Return logits ``(units, outputs)`` float32 on the CPU, of any model for classification."""
     device = next(model.parameters()).device
@@ -445,11 +469,17 @@ def predict_logits(
         torch.autocast(device.type, half, enabled=half is not None),
     ):
         for index in batches_by_length(n_seen(texts), tokens=_PREDICT_TOKENS[device.type]):
-            batch = padded(texts[index], pad_id)
-            given = {name: value.to(device) for name, value in batch.items() if name in takes}
+            batch: dict[str, Any] = padded(texts[index], pad_id)
+            if states is not None:
+                batch["states"] = states(index, batch["attention_mask"])
+            given = {n: v.to(device) for n, v in batch.items() if n in takes and v is not None}
             rows = ranges(ends[index], np.diff(ends)[index])
             result[torch.from_numpy(rows).to(device)] = model(**given).logits.float()
     return result.cpu()
+
+
+StatesOf = Callable[[Int64, Tensor], Tensor | None]
+"""Indices of texts and their mask ``(windows, tokens)`` → ``states`` for an encoder, if any."""
 
 
 def batches_by_length(lengths: Int64, *, tokens: int) -> Iterator[Int64]:

@@ -643,9 +643,9 @@ def _predict(
         logits = predict_logits(model, texts, pad_id=fold.pad_id, precision=precision)
         return list(model.outputs(logits).tolist())
 
-    started = time.perf_counter()
+    started = time.process_time()  # what else the machine does is no cost of the method
     result.proba = proba(fold.texts_of(fold.held_out))
-    result.predict_seconds = time.perf_counter() - started
+    result.predict_seconds = time.process_time() - started
     result.test_proba = proba(test.units.inputs(test.everything)) if test else []
     result.valid_proba = proba(fold.texts_of(fold.valid))
     result.threshold_proba = proba(fold.texts_of(choosing))

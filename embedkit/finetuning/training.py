@@ -45,6 +45,7 @@ from embedkit.finetuning.model import (
     save_weights,
 )
 from embedkit.finetuning.options import TrainingOptions
+from embedkit.finetuning.states import FrozenStates, frozen_states
 from embedkit.finetuning.vocabulary import OccurringRows, embedding_layer
 from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of, metrics_for
 from embedkit.types import Int64, Progress, ProgressCallback, no_progress
@@ -107,6 +108,11 @@ class Fold:
         """Maximum number of epochs."""
         return self.options.epochs_of(len(np.unique(self.record[self.train])))
 
+    @property
+    def seen(self) -> Int64:
+        """Units of which a model in training sees the texts."""
+        return np.concatenate([self.train, self.valid])
+
     def texts_of(self, units: Int64) -> TokenizedTexts:
         """Return the texts of units, all of whose units these are."""
         return self.texts[np.unique(self.record[units])]
@@ -139,13 +145,15 @@ def train_fold(
         The model of the best epoch, and the log and cost of its training.
     """
     options = fold.options
-    freeze(model, options.freeze_layers)
+    parts = freeze(model, options.freeze_layers)
     lora = None if options.lora is None else add_lora(model, options.lora, seed=fold.seed)
     occurring, layer = None, embedding_layer(model.encoder)
+    seen = fold.texts_of(fold.seen)
     if layer is not None and layer.weight.requires_grad:
-        seen = fold.texts_of(np.concatenate([fold.train, fold.valid]))
         occurring = OccurringRows(layer, seen.ids.astype(np.int64), fold.device)
     model.to(fold.device)
+    about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
+    states = frozen_states(model, parts, seen, **about)
     storage.make_folder(fold.work)
     last, earlier, state, best = _last_checkpoint(fold.work), 0.0, None, None
     totals: Totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
@@ -155,15 +163,16 @@ def train_fold(
         state = TrainerState.load_from_json(str(last / "trainer_state.json"))
         model.load_state_dict(load_file(str(last / WEIGHTS)), strict=False)  # frozen ones stay
         best = load_file(str(last / (_BEST if (last / _BEST).is_file() else WEIGHTS)))
-    started = time.perf_counter()
+    started = time.process_time()
     if state is None or (state.global_step < state.max_steps and not _is_stuck(state, options)):
-        trainer = _FoldTrainer(fold, model, totals, _Callback(fold, earlier, totals, progress))
+        callback = _Callback(fold, earlier, totals, progress)
+        trainer = _FoldTrainer(fold, model, totals, callback, states)
         trainer.best = best
         dtype = PRECISIONS[options.precision]
         with whole_fp32(fold.device, dtype):
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
         state, best = trainer.state, trainer.best
-    seconds = earlier + time.perf_counter() - started
+    seconds = earlier + time.process_time() - started
     kept = _best_step(state, options) or state.global_step
     if best is not None and kept != state.global_step:
         model.load_state_dict(best, strict=False)
@@ -175,6 +184,8 @@ def train_fold(
     scored = [line["epoch"] for line in log if line["step"] == kept and "valid_loss" in line]
     if occurring is not None:
         occurring.restore()
+    if states is not None:
+        states.close()
     trained = FoldResult(
         log=log,
         epoch=float([*scored, state.epoch][0]),
@@ -194,9 +205,14 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
     control: Any
 
     def __init__(
-        self, fold: Fold, model: EncoderWithHead, totals: Totals, callback: _Callback
+        self,
+        fold: Fold,
+        model: EncoderWithHead,
+        totals: Totals,
+        callback: _Callback,
+        states: FrozenStates | None,
     ) -> None:
-        self.fold, self._totals = fold, totals
+        self.fold, self._totals, self._states = fold, totals, states
         self.best: dict[str, torch.Tensor] | None = None  # of the best epoch so far, on the CPU
         validates = len(fold.valid) > 0
         super().__init__(
@@ -210,12 +226,19 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         )
         self.remove_callback(PrinterCallback)
 
-    def _collate(self, items: Sequence[int]) -> dict[str, torch.Tensor]:
+    def _collate(self, items: Sequence[int]) -> dict[str, Any]:
         fold, texts = self.fold, np.array(items)
         starts, stops = (np.searchsorted(fold.record, texts, side) for side in ("left", "right"))
         y = fold.target.y[ranges(starts, stops - starts)]
         labels = torch.tensor(y, dtype=torch.int64 if fold.target.classes else torch.float32)
-        return {**padded(fold.texts[texts], fold.pad_id), "labels": labels}
+        batch: dict[str, Any] = {**padded(fold.texts[texts], fold.pad_id), "labels": labels}
+        return batch | {"states": self._states_of(texts, batch["attention_mask"])}
+
+    def _states_of(self, texts: Int64, mask: torch.Tensor) -> torch.Tensor | None:
+        if self._states is None:
+            return None
+        seen = np.unique(self.fold.record[self.fold.seen])
+        return self._states.of_batch(np.searchsorted(seen, texts), mask)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         lengths = n_seen(self.fold.texts_of(self.fold.train))
@@ -239,8 +262,14 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Compute loss and score on the validation records, independent of batches."""
         fold, target = self.fold, self.fold.target
-        texts, precision = fold.texts_of(fold.valid), fold.options.precision
-        logits = predict_logits(self.model, texts, pad_id=fold.pad_id, precision=precision)
+        index, precision = np.unique(fold.record[fold.valid]), fold.options.precision
+        about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": precision}
+        logits = predict_logits(
+            self.model,
+            fold.texts[index],
+            states=lambda batch, mask: self._states_of(index[batch], mask),
+            **about,
+        )
         y = target.y[fold.valid]
         with torch.inference_mode():
             loss = float(self.model.loss(logits, torch.from_numpy(y)))
@@ -364,7 +393,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self._fold, self._totals, self._progress = fold, totals, progress
         self._saved = time.perf_counter()
-        self._started = self._saved - earlier
+        self._started = time.process_time() - earlier
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         for key in ("loss", "eval_loss"):
@@ -403,7 +432,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         folder = self._fold.work / f"checkpoint-{state.global_step}"
         storage.sync_tree(folder)
         totals = {name: float(value) for name, value in self._totals.items()}
-        content = {"seconds": time.perf_counter() - self._started, "totals": totals}
+        content = {"seconds": time.process_time() - self._started, "totals": totals}
         storage.write_durably(folder / _COMPLETE, json.dumps(content).encode(), scratch=folder)
         for other in self._fold.work.glob("checkpoint-*"):
             if other.name != folder.name:

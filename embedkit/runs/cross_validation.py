@@ -40,7 +40,7 @@ class FoldFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fits:
-    """The models of all folds; seconds are their shares in the time that passed."""
+    """The models of all folds; seconds are of processors, whatever else a machine does."""
 
     folds: Sequence[FoldFit]
     fit_seconds: float

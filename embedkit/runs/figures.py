@@ -14,6 +14,7 @@ from embedkit import storage
 from embedkit.display import shorten
 from embedkit.drawing import WIDTH, Anchor, Plot, Scene, as_file, text_width
 from embedkit.encoding.views import layer_rank, split_view
+from embedkit.geometry import METRICS
 from embedkit.runs.intervals import Score
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text
 from embedkit.runs.predictions import Predictions
@@ -42,8 +43,10 @@ def draw_run(folder: Path, predictions: Predictions) -> None:
 
 
 def draw_probe(folder: Path, result: ProbeRun) -> None:
-    """Draw scores by layer to ``figures/layers.png``, and learning curves to ``learning.png``."""
+    """Draw ``figures/layers.png``, ``geometry.png`` and learning curves as ``learning.png``."""
     save(folder, layers=layers(result))
+    if result.geometry:
+        save(folder, geometry=without_labels(result))
     if result.view_scores[0].curve:
         save(folder, learning=learning(result))
 
@@ -287,6 +290,53 @@ def layers(probe: ProbeRun) -> Scene:
     scores = {view.name: view.score for view in probe.view_scores}
     framed = [view.name for view in probe.view_scores if view.chosen]
     return heat_map(probe.metric, scores, framed=framed, untrained=probe.random_weights)
+
+
+def without_labels(probe: ProbeRun) -> Scene:
+    """Numbers of layers without labels, beside the score."""
+    columns: dict[str, dict[str, tuple[float, str]]] = {
+        metric_name(probe.metric): {
+            v.name: (v.score.value, metric_text(v.score.value, probe.metric))
+            for v in probe.view_scores
+        }
+    }
+    for name in probe.geometry_names:
+        columns[METRICS[name]] = {
+            view: (numbers.get(name, math.nan), metric_text(numbers.get(name), "rmse"))
+            for view, numbers in probe.geometry.items()
+        }
+    return shaded_table("Layers without labels", "view", list(probe.geometry), columns)
+
+
+def shaded_table(
+    title: str,
+    first: str,
+    rows: Sequence[str],
+    columns: Mapping[str, Mapping[str, tuple[float, str]]],
+) -> Scene:
+    """Values and texts by column and row; each column is shaded from its least to its most."""
+    left = max(text_width(shorten(name, 18)) for name in [first, *rows]) + 14
+    width, height = min((WIDTH - left) / len(columns), 110.0), 26.0
+    told = "; ".join(
+        f"{c}: {', '.join(t for _, t in cells.values())}" for c, cells in columns.items()
+    )
+    scene = Scene(
+        left + width * len(columns), 26 + height * len(rows), title=title, description=told
+    )
+    scene.note(left - 10, 16, first, anchor="end")
+    for number, (column, cells) in enumerate(columns.items()):
+        scene.note(left + width * (number + 0.5), 16, shorten(column, width / 7))
+        known = [value for value, _ in cells.values() if math.isfinite(value)]
+        low, high = min(known, default=0.0), max(known, default=0.0)
+        for row, (value, text) in cells.items():
+            x, y = left + width * number, 24 + height * rows.index(row)
+            depth = (value - low) / ((high - low) or 1) if math.isfinite(value) else 0.0
+            shade = round(0.04 + 0.4 * depth, 3)
+            scene.box(x + 1, y + 1, width - 2, height - 2, colour="m0", opacity=shade)
+            scene.text(x + width / 2, y + 17, text, size=12, anchor="middle")
+    for number, row in enumerate(rows):
+        scene.text(left - 10, 24 + height * number + 17, shorten(row, 18), anchor="end")
+    return scene
 
 
 def learning(result: ProbeRun) -> Scene:

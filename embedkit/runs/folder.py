@@ -83,6 +83,10 @@ class RunResult(ShownFolder, Generic[_Predicted]):
         """Rows of its scores."""
         return self.content.as_rows()
 
+    def to_frame(self) -> Any:
+        """Return its scores as a pandas table; of a probe a row for each view and combination."""
+        return self.content.to_frame()
+
 
 def free_out(out: str | Path | None, source: object, *names: str, overwrite: bool = False) -> Path:
     """Return the folder of a new run, once it is known that it can be written.

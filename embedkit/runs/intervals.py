@@ -79,8 +79,8 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
     names, block = np.unique(unit, return_inverse=True)
     count = len(names)
     if count > BLOCKS:
-        # a sum over 200 blocks of random units has the expectation of the sum over the units: only the
-        # error of the error grows, to about 5 %
+        # a sum over 200 blocks of random units has the expectation of the sum over the units: only
+        # the error of the error grows, to about 5 %
         block = (np.random.default_rng(seed).permutation(count) % BLOCKS)[block]
         count = BLOCKS
     influence = {name: np.empty(count) for name in metrics}
@@ -93,8 +93,8 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
         for name, metric in metrics.items():
             influence[name][numbers] = -2 * metric(weights)
     for values in influence.values():
-        # a metric that no unit changes must have influences of exactly 0, which :func:`_error` treats
-        # apart; rounding would make them differ in the last digits
+        # a metric that no unit changes must have influences of exactly 0, which :func:`_error`
+        # treats apart; rounding would make them differ in the last digits
         equal = np.ptp(values) <= 1e-12 * np.abs(values).max()  # but for rounding
         values -= values if equal else values.mean()
     return influence

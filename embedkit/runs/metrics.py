@@ -27,19 +27,30 @@ _BINS = 15  # of the calibration error, of equal width between 0 and 1
 
 _SMALLEST = float(np.finfo(np.float64).eps)
 _F_BETA = re.compile(r"f(\d+\.?\d*)")
+_OTHER_NAMES = {
+    "f1macro": "macro_f1",
+    "f1micro": "micro_f1",
+    "auc": "roc_auc",
+    "auroc": "roc_auc",
+    "ap": "average_precision",
+    "prauc": "average_precision",
+    "crossentropy": "log_loss",
+    "quadraticweightedkappa": "qwk",
+}
+"""What other libraries call a metric, without case and marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
     """A row of the table of metrics.
 
-    ``two`` are metrics of the second of two classes, ``entities`` of words with tags such as
-    ``B-PER``, ``sets`` of sets of classes.
+    ``two`` are metrics of the second of two classes, ``ordinal`` of three or more classes that are
+    numbers, ``entities`` of words with tags such as ``B-PER``, ``sets`` of sets of classes.
     """
 
     of: Callable[[Any], Callable[[Float64], Float64]]  # predictions → function of weights
     label: str = ""  # its name as people write it, where that is not the name with spaces
-    task: Literal["classes", "two", "entities", "sets", "values"] = "classes"
+    task: Literal["classes", "two", "ordinal", "entities", "sets", "values"] = "classes"
     percent: bool = False
     lower: bool = False
     compared: bool = False  # shown by compare whatever metric is asked for
@@ -86,6 +97,7 @@ METRICS: Mapping[str, MetricRow] = {
     "f1": _percent(lambda p: p.cells.f_beta(1.0), "F1", "two"),
     "balanced_accuracy": _percent(lambda p: p.cells.balanced_accuracy),
     "mcc": _rank(lambda p: p.cells.mcc, "MCC"),
+    "qwk": _rank(lambda p: p.cells.weighted_kappa, "QWK", "ordinal"),
     "entity_f1": _percent(lambda p: p.f1, "entity F1", "entities", compared=True),
     "rmse": _error(lambda p: p.rmse, "RMSE", "values", worst=lambda p: p.largest),
     "mae": _error(
@@ -105,6 +117,22 @@ METRICS: Mapping[str, MetricRow] = {
 """All metrics, in the order of tables. F-beta scores, such as ``f2``, are like ``f1``."""
 
 LOWER_IS_BETTER = tuple(name for name, row in METRICS.items() if row.lower)
+
+
+def named_metric(text: str) -> str:
+    """Return the name of a metric in any case and spelling; what is none as it is.
+
+    >>> [named_metric(text) for text in ("ROC-AUC", "macro F1", "R²", "F2", "f0.5", "auc")]
+    ['roc_auc', 'macro_f1', 'r2', 'f2', 'f0.5', 'roc_auc']
+    """
+    plain = _spelling(text)
+    labels = {_spelling(row.label): name for name, row in METRICS.items()}
+    names = {_spelling(name): name for name in METRICS} | labels | _OTHER_NAMES
+    return names.get(plain, plain if _F_BETA.fullmatch(plain) else text)
+
+
+def _spelling(text: str) -> str:
+    return re.sub(r"[\s_-]+", "", text.lower().replace("²", "2"))
 
 
 def beta_of(metric: str) -> float | None:
@@ -192,11 +220,16 @@ def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "
         )
 
 
-def _rows(classes: int, beta: float | None = None, *, sets: bool = False) -> dict[str, MetricRow]:
+def _rows(
+    classes: int, beta: float | None = None, *, sets: bool = False, ordinal: bool = False
+) -> dict[str, MetricRow]:
     """The metrics of so many classes, or of values for 0, with that F-beta score."""
     if sets:
         return {n: row for n, row in METRICS.items() if row.task == "sets" or row.of_sets}
-    tasks = ("values",) if not classes else ("classes", "two") if classes == 2 else ("classes",)
+    tasks: tuple[str, ...] = (
+        ("values",) if not classes else ("classes", "two") if classes == 2 else ("classes",)
+    )
+    tasks = (*tasks, "ordinal") if ordinal and classes > 2 else tasks
     rows = {name: row for name, row in METRICS.items() if row.task in tasks}
     if classes == 2 and beta is not None and f"f{beta:g}" not in rows:
         rows[f"f{beta:g}"] = _f_beta_row(beta)
@@ -204,13 +237,19 @@ def _rows(classes: int, beta: float | None = None, *, sets: bool = False) -> dic
 
 
 def metrics_for(
-    y: NDArray[Any], output: Float64, predicted: Int64 | None = None, *, beta: float | None = None
+    y: NDArray[Any],
+    output: Float64,
+    predicted: Int64 | None = None,
+    *,
+    beta: float | None = None,
+    ordinal: bool = False,
 ) -> dict[str, Metric]:
     """Return the metrics of predictions in :data:`METRICS` as functions of weights.
 
     ``y`` are ``(n,)`` class numbers or values, or ``(n, classes)`` 0 or 1 of sets of classes, like
     ``predicted``, which are by default the likeliest; ``output`` are ``(n, classes)`` probabilities
-    or ``(n,)`` values. With ``beta`` F-beta of the second of two classes is one of them.
+    or ``(n,)`` values. With ``beta`` F-beta of the second of two classes is one of them, of
+    ``ordinal`` classes the weighted kappa.
     """
     p: _Labels | _Sets | _Values
     if output.ndim == 1:
@@ -221,7 +260,7 @@ def metrics_for(
         p = _Labels(y, output, output.argmax(1) if predicted is None else predicted)
     return {
         name: Metric(row.of(p), row.scale, row.worst(p), None if row.counts_all else p.rarer)
-        for name, row in _rows(p.classes, beta, sets=y.ndim > 1).items()
+        for name, row in _rows(p.classes, beta, sets=y.ndim > 1, ordinal=ordinal).items()
     }
 
 
@@ -445,6 +484,7 @@ class Threshold:
         >>> Threshold.parse("0.3"), Threshold.parse("f2")
         (Threshold(value=0.3, beta=None), Threshold(value=None, beta=2.0))
         """
+        text = named_metric(text)
         if text == "macro_f1":
             return cls(None, None)
         is_beta = text.startswith("f")
@@ -562,6 +602,17 @@ class _Confusion:
         covariance = right.sum(1) * total - (true * predicted).sum(1)
         spread = (total**2 - (true**2).sum(1)) * (total**2 - (predicted**2).sum(1))
         return _ratio(covariance, np.sqrt(np.maximum(spread, 0)))
+
+    def weighted_kappa(self, weights: Float64) -> Float64:
+        """Cohen's kappa with the squared distance of class numbers; NaN where all are one class."""
+        _, true, predicted = self._marginals(weights)
+        places, total = np.arange(self._classes, dtype=np.float64), true.sum(1)
+        squares = np.subtract.outer(places, places) ** 2
+        apart = (self._table(weights) * squares).sum((1, 2)) * total
+        expected = np.einsum("si,ij,sj->s", true, squares, predicted)
+        kappa = np.full(len(total), np.nan)
+        np.divide(expected - apart, expected, out=kappa, where=expected > 0)
+        return kappa
 
     def f_beta(self, beta: float) -> Callable[[Float64], Float64]:
         return lambda w: np.asarray(_f_beta(self._table(w).reshape(-1, 4).T, beta))

@@ -28,7 +28,7 @@ from embedkit.runs.run import ClassScore, PredictionRun, ReportedScore, TestSetC
 from embedkit.runs.split import TEST, Split, same_text_groups
 from embedkit.storage import check_columns, check_files, read_table
 from embedkit.types import Float64, Int64
-from embedkit.units.target import Target, class_prior
+from embedkit.units.target import Target, class_prior, float_of
 from embedkit.units.units import Units, unit_keys
 
 logger = logging.getLogger(__name__)
@@ -258,7 +258,8 @@ def metrics_of(
     With ``beta`` F-beta of the second of two classes is one of them. The ``baseline`` has that of
     predicting the second class for every record, the best that is possible without looking.
     """
-    metrics = metrics_for(p.y, p.proba, p.y_pred, beta=beta)
+    ordinal = not p.of_sets and all(np.isfinite(float_of(name)) for name in p.classes)
+    metrics = metrics_for(p.y, p.proba, p.y_pred, beta=beta, ordinal=ordinal)
     if baseline and len(p.classes) == 2:
         positive = metrics_for(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
         metrics |= {name: positive[name] for name in metrics if beta_of(name)}

@@ -13,8 +13,9 @@ from embedkit.dataset.format import ModelSettings, Names, VectorOptions, VectorS
 from embedkit.display import Shown, without_nan
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.errors import DamagedError
+from embedkit.geometry import METRICS
 from embedkit.runs.intervals import Score
-from embedkit.runs.metrics import metric_name, metric_text, score_text
+from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.split import SplitSettings
 from embedkit.storage import one_of
 
@@ -48,11 +49,10 @@ class DatasetContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Cost of a run; ``None`` if unknown."""
+    """Cost of a run, in seconds of processors, which other programs do not add to; or ``None``."""
 
     fit_seconds: float | None = None
     predict_seconds: float | None = None
-    seconds: float | None = None
     peak_memory_bytes: int | None = None
     parameters: int | None = None
     device: str = "cpu"
@@ -99,14 +99,15 @@ class ClassScore:
 
 @dataclass(frozen=True, slots=True)
 class ViewScore:
-    """A view in a probe."""
+    """A view in a probe, or a combination of layers."""
 
     name: str
     score: Score  # on held-out records
     control: float  # on the control task: random labels, the same for the same text
     selectivity: float  # score minus control
-    chosen: int  # number of folds whose inner folds chose it
+    chosen: int  # number of folds whose inner folds put it first of its kind
     curve: tuple[tuple[int, Score], ...] = ()  # by mean number of training records
+    weights: tuple[float, ...] = ()  # of a mixture: mean fractions of its layers, ascending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -118,6 +119,12 @@ class Run(Shown):
     versions: dict[str, str]  # of libraries that decide a number
     command: str | None = None  # command line that made the run
     cost: Cost
+
+    def to_frame(self) -> Any:
+        """Return the rows of :meth:`as_rows` as a pandas table."""
+        import pandas as pd
+
+        return pd.DataFrame(self.as_rows())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -230,25 +237,66 @@ class FinetuneRun(PredictionRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ProbeRun(PredictionRun):
-    """A run of ``probe``; its predictions and scores are of the view chosen inside each fold."""
+    """A run of ``probe``; its predictions and scores are of what is chosen inside each fold.
+
+    That is a stored view, a sum or mixture of layers, or views side by side (``mean_3 + mean_5``).
+    """
 
     kind: str = "probe"
     metric: str
     view_scores: tuple[ViewScore, ...]
     random_weights: dict[str, tuple[float, ...]]  # by view: scores of encoders without training
+    combinations: tuple[ViewScore, ...] = ()  # sums of neighbouring layers, mixtures
+    choices: tuple[str, ...]  # of every fold
+    over_last: Score | None = None  # the nested score less that of the last layer, chosen likewise
+    geometry: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By view: its numbers without labels, which :mod:`embedkit.geometry` defines."""
 
     def as_rows(self) -> list[dict[str, Any]]:
         """The scores of the views as rows of a table."""
         metric, rows = self.metric, []
-        for view in self.view_scores:
+        for view in (*self.view_scores, *self.combinations):
             row = {"view": view.name, metric: score_text(view.score, metric, unit=True)}
-            row |= {"control": metric_text(view.control, metric), "chosen": str(view.chosen)}
+            row |= {"control": metric_text(view.control, metric)}
+            row |= {
+                "selectivity": metric_text(view.selectivity, metric),
+                "chosen": str(view.chosen),
+            }
             if self.random_weights:
                 values = self.random_weights.get(view.name, ())  # none of a pooler
                 known = (fmean(values), stdev(values)) if values else (None, 0.0)
                 row["never trained"] = " ±".join(metric_text(one, metric) for one in known)
             rows.append(row)
         return rows
+
+    def to_frame(self) -> Any:
+        """Return views and combinations as a pandas table of numbers.
+
+        Its columns are ``value``, ``low`` and ``high`` of the score, ``control``, ``selectivity``,
+        ``chosen`` (folds), and the numbers without labels.
+        """
+        import pandas as pd
+
+        rows = [
+            {"view": view.name, **asdict(view.score)}
+            | {"control": view.control, "selectivity": view.selectivity, "chosen": view.chosen}
+            | self.geometry.get(view.name, {})
+            for view in (*self.view_scores, *self.combinations)
+        ]
+        return pd.DataFrame(rows).set_index("view")
+
+    @property
+    def geometry_names(self) -> list[str]:
+        """Names of the numbers without labels; curvature only where tokens are stored."""
+        return [name for name in METRICS if any(name in view for view in self.geometry.values())]
+
+    def geometry_rows(self) -> list[dict[str, str]]:
+        """The numbers of views without labels as rows of a table."""
+        heads = {name: METRICS[name] for name in self.geometry_names}
+        return [
+            {"view": view} | {head: metric_text(row.get(n), "rmse") for n, head in heads.items()}
+            for view, row in self.geometry.items()
+        ]
 
     @property
     def nested(self) -> ReportedScore:
@@ -257,8 +305,19 @@ class ProbeRun(PredictionRun):
 
     @property
     def chosen(self) -> ViewScore:
-        """The view that most folds chose."""
+        """The single view that most folds put first."""
         return max(self.view_scores, key=lambda view: view.chosen)
+
+    @property
+    def choice(self) -> str:
+        """What most folds chose of views and combinations."""
+        return max(self.choices, key=self.choices.count)
+
+    @property
+    def is_better(self) -> bool:
+        """True if the choice is proven better than the last layer."""
+        gain, lower = self.over_last, self.metric in LOWER_IS_BETTER
+        return gain is not None and (gain.high < 0 if lower else gain.low > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,0 +1,99 @@
+"""A learnt mixture of layers: softmax weights that are fitted together with the classifier.
+
+    X (n, layers · width) ──► rows of each layer at length 1 ──► Σ softmax(a)_l · x_l ──► classifier
+                              (unit_layers)                     (n, width)
+
+The scalar mix of ELMo (Peters et al. 2018, "Deep Contextualized Word Representations") and of layer
+probing (Tenney et al. 2019, "BERT Rediscovers the Classical NLP Pipeline"). They multiply the
+mixture by a learnt scale, which a penalty on the coefficients would otherwise have to stand in for.
+Here the scale is the slope that tuning chooses in the inner folds: fitted on the training records
+themselves it would only undo the penalty.
+
+Unlike a concatenation, a mixture has as few coefficients as a single layer. It can only find what
+layers say in the same directions, as those of a residual network do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import normalize
+
+from embedkit.types import Float64
+
+_ITERATIONS = 1_000
+
+
+def unit_layers(X: NDArray[Any], *, layers: int) -> NDArray[Any]:
+    """Return ``(n, layers · width)`` vectors side by side, each layer of a row at length 1."""
+    X = np.asarray(X)
+    return np.asarray(normalize(X.reshape(len(X) * layers, -1)).reshape(X.shape))
+
+
+class LayerMixture(LogisticRegression):  # type: ignore[misc]
+    """Logistic regression on a weighted mean of layers, whose weights are fitted with it.
+
+    Weights and coefficients minimise the loss of :class:`~sklearn.linear_model.LogisticRegression`
+    together, from equal weights on, by L-BFGS. Then the coefficients are fitted once more by
+    scikit-learn on the mixture: with one layer this is its logistic regression.
+
+    ``coef_`` are those of the layers side by side, so that predictions need nothing else.
+    ``weights_`` ``(layers,)`` are the fractions of the layers.
+    """
+
+    def __init__(self, layers: int = 1, *, C: float = 1.0) -> None:  # noqa: N803
+        super().__init__(C=C, max_iter=_ITERATIONS)
+        self.layers = layers
+
+    def fit(self, X: NDArray[Any], y: NDArray[Any], sample_weight: Any = None) -> Self:
+        """Fit on ``(n, layers · width)`` vectors."""
+        X = np.asarray(X)
+        stacked = np.stack(np.split(X, self.layers, axis=1))
+        weights = _fitted_weights(stacked, y, self.C) if self.layers > 1 else np.ones(1)
+        super().fit(_mixed(weights, stacked), y)
+        self.weights_ = weights
+        coef: NDArray[Any] = self.coef_  # type: ignore[has-type]
+        self.coef_ = np.hstack([weight * coef for weight in weights.astype(X.dtype)])
+        self.n_features_in_ = X.shape[1]
+        return self
+
+
+def _mixed(weights: Float64, stacked: NDArray[Any]) -> NDArray[Any]:
+    """The weighted sum ``(n, width)`` of ``(layers, n, width)`` vectors, in their dtype."""
+    return np.tensordot(weights.astype(stacked.dtype), stacked, 1)
+
+
+def _fitted_weights(stacked: NDArray[Any], y: NDArray[Any], strength: float) -> Float64:
+    """The weights ``(layers,)`` of ``(layers, n, width)`` vectors that suit the labels best."""
+    from scipy.optimize import minimize
+    from scipy.special import log_softmax, softmax
+
+    layers, _, width = stacked.shape
+    classes, codes = np.unique(y, return_inverse=True)
+    true = np.eye(len(classes))[codes]
+    # of two classes scikit-learn penalises the difference between their coefficients
+    penalty = (2 if len(classes) == 2 else 1) / strength
+
+    def loss(parameters: Float64) -> tuple[float, Float64]:
+        scores, intercept, flat = np.split(parameters, [layers, layers + len(classes)])
+        coef, weights = flat.reshape(len(classes), width), softmax(scores)
+        mixed = _mixed(weights, stacked)
+        log_proba = log_softmax(mixed @ coef.T + intercept, axis=1)
+        error = np.exp(log_proba) - true  # the gradient by the log-odds
+        by_mixed = (error @ coef).astype(stacked.dtype)  # else NumPy copies all layers
+        by_weight = np.tensordot(stacked, by_mixed, 2).astype(np.float64)
+        gradients = (
+            weights * (by_weight - weights @ by_weight),
+            error.sum(0),
+            (error.T @ mixed + penalty * coef).ravel(),
+        )
+        value = penalty / 2 * (coef**2).sum() - (log_proba * true).sum()
+        return float(value), np.concatenate(gradients)
+
+    start = np.zeros(layers + len(classes) * (1 + width))
+    # the weights settle long before the coefficients, which are fitted again
+    best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 100})
+    return np.asarray(softmax(best.x[:layers]))

@@ -1,0 +1,333 @@
+"""Estimators and probes: what is chosen inside the training records, and what that is worth."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.svm import LinearSVC
+from sklearn.utils.class_weight import compute_sample_weight
+
+from embedkit.classifiers import tuning
+from embedkit.classifiers.estimators import (
+    STRENGTHS,
+    TABLE,
+    CommonScaler,
+    EstimatorSettings,
+    build_pipeline,
+    save_model,
+)
+from embedkit.classifiers.probe import control_task, randomize
+from embedkit.classifiers.train import Frozen
+from embedkit.classifiers.tuning import fit, predict_proba
+from embedkit.errors import UsageError
+from embedkit.runs.cross_validation import Fits, cross_validate
+from embedkit.runs.predictions import Predictions
+from embedkit.runs.split import inner_folds
+from embedkit.units.target import Target
+from tests.run_fixtures import split_of, units_with
+
+LINEAR_SVC, RIDGE = "sklearn.svm:LinearSVC", "sklearn.linear_model:RidgeClassifier"
+
+
+def two_classes(
+    n: int, *, width: int = 20, positives: float = 0.5, strength: float = 1.0, seed: int = 0
+) -> tuple[np.ndarray, Target]:
+    """Vectors of which some directions tell the class, beside others of more variance."""
+    random = np.random.default_rng(seed)
+    y = (random.random(n) < positives).astype(np.int64)
+    X = random.normal(size=(n, width)) * np.linspace(3, 0.3, width)
+    X[:, : width // 4] += strength * (y[:, None] - positives)
+    return X.astype(np.float32) + 5, Target(y, ("0", "1"))
+
+
+def run(X: Any, target: Target, name: str = "logreg", **options: Any) -> tuple[Predictions, Fits]:
+    more = {key: options.pop(key) for key in ("tune", "threads", "threshold") if key in options}
+    made = options.pop("split", None) or split_of(target.y)
+    task = "classification" if target.classes else "regression"
+    method = Frozen(EstimatorSettings(name, task=task, **options), **more)
+    return cross_validate(method, units_with(X), target, made)
+
+
+# what is chosen
+
+
+def test_the_kept_model_is_scikit_learns_but_for_the_slope() -> None:
+    X, target = two_classes(150, strength=0.3)
+    started = time.process_time()
+    _, result = run(X, target, threads=4)  # which wait for each other: that is no cost
+    assert result.fit_seconds + result.predict_seconds <= time.process_time() - started
+    assert len(result.folds) == 5
+    found = result.final
+    assert found.choice.slope != 1.0
+    kinds = [Normalizer, CommonScaler, LogisticRegression]
+    assert [type(step) for _, step in found.pipeline.steps] == kinds
+    shown = make_pipeline(Normalizer(), CommonScaler()).fit_transform(X)
+    plain = LogisticRegression(C=found.choice.parameters["C"], max_iter=1_000).fit(shown, target.y)
+    odds = plain.decision_function(shown)
+    expected = found.choice.slope * (odds - odds.mean()) + odds.mean()
+    assert np.allclose(found.pipeline.decision_function(X), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("weight", [None, "balanced"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_strength_and_slope_have_the_least_loss_of_inner_folds(
+    classes: int, weight: str | None
+) -> None:
+    """No other strength or slope is better, by plain fits on folds of the same features."""
+    random = np.random.default_rng(classes)
+    y = np.minimum(random.integers(8, size=250), classes - 1)  # the last class is the largest
+    X = (random.normal(size=(250, 15)) + 0.7 * np.eye(15)[y]).astype(np.float32)
+    target, made = Target(y, ("a", "b", "c")[:classes]), split_of(y)
+    settings = EstimatorSettings(class_weight=weight)
+    found = fit(units_with(X), target, made, np.arange(250), settings, tune=True)
+    shown = make_pipeline(Normalizer(), CommonScaler()).fit_transform(X)
+    weights = compute_sample_weight(weight, y)
+    centre = np.average(shown, axis=0, weights=weights)
+    losses = {}
+    for strength in STRENGTHS:
+        for slope in (0.98, 1.0, 1.02):
+            proba = np.empty((250, classes))
+            for train, test in inner_folds(y, made.group, 5, seed=0):
+                model = LogisticRegression(C=strength, class_weight=weight, max_iter=1_000)
+                model.fit(shown[train], y[train])
+                factor = slope * found.choice.slope
+                model.intercept_ += (1 - factor) * model.coef_ @ centre
+                model.coef_ *= factor
+                proba[test] = model.predict_proba(shown[test].astype(np.float64))
+            losses[strength, slope] = log_loss(y, proba, sample_weight=weights)
+    best = found.choice.parameters["C"], 1.0
+    assert min(losses, key=lambda key: losses[key]) == best
+    assert -found.choice.score == pytest.approx(losses[best], abs=1e-4)
+    assert found.inner is not None
+    assert log_loss(y, found.inner, sample_weight=weights) == pytest.approx(losses[best], abs=1e-4)
+
+
+def test_a_class_that_inner_folds_lack_has_no_probability_there() -> None:
+    """Of three classes one has a single record: of the others the inner folds keep their odds."""
+    X, two = two_classes(120, strength=3.0)
+    y = two.y.copy()
+    y[7] = 2
+    target, index = Target(y, ("a", "b", "rare")), np.arange(120)
+    units, settings = units_with(X), EstimatorSettings()
+    found = fit(units, target, split_of(two.y), index, settings, tune=True)
+    assert found.inner is not None
+    assert np.allclose(found.inner.sum(1), 1)
+    assert found.inner[7, 2] < 1e-9
+    assert (found.inner.argmax(1) == y).mean() > 0.8
+
+
+def test_words_have_their_slope_around_the_mean_text() -> None:
+    """TF-IDF is not centred: a slope must not move the log-odds of a mean record."""
+    random = np.random.default_rng(0)
+    y = (random.random(200) < 0.2).astype(np.int64)
+    texts = [
+        " ".join(random.choice(["good", "fine", "the", "movie", f"n{i % 9}"], 4))
+        + (" great" if c and random.random() < 0.4 else "")
+        for i, c in enumerate(y)
+    ]
+    target = Target(y, ("0", "1"))
+    found = run(texts, target, features="tfidf", split=split_of(y))[1].final
+    assert found.choice.parameters == {"C": 10.0}
+    assert found.choice.slope != 1
+    shown = found.pipeline[:-1].transform(texts)
+    plain = LogisticRegression(C=10, max_iter=1_000).fit(shown, y)
+    means = [model.decision_function(shown).mean() for model in (plain, found.pipeline[-1])]
+    assert means[1] == pytest.approx(means[0], abs=0.01)
+
+
+@pytest.mark.parametrize("name", [*TABLE["classification"], LINEAR_SVC])
+def test_the_number_of_threads_changes_nothing(name: str) -> None:
+    X, target = two_classes(80)
+    made = split_of(target.y, folds=2)
+    single, double = (run(X, target, name, split=made, threads=n)[0].proba for n in (1, 2))
+    assert np.array_equal(single, double)
+
+
+@pytest.mark.parametrize("tune", [False, True])
+def test_inner_folds_never_divide_a_group(tune: bool) -> None:
+    """Neighbours weighted by distance know every group that they were fitted on."""
+    random = np.random.default_rng(2)
+    group = np.repeat(np.arange(60), 3)
+    X = random.normal(size=(60, 20))[group].astype(np.float32)
+    y = random.permutation(np.arange(60) % 2)[group]
+    made = split_of(y, group=group)
+    for train, test in inner_folds(y, group, 3, seed=0):
+        assert not set(group[train]) & set(group[test])
+        assert abs(y[test].mean() - 0.5) < 0.1
+    for name in ("knn", "logreg", LINEAR_SVC):
+        target, settings = Target(y, ("0", "1")), EstimatorSettings(name)
+        units, index = units_with(X), np.arange(180)
+        found = fit(units, target, made, index, settings, tune=tune, held_out=True)
+        assert found.inner is not None
+        assert (found.inner.argmax(1) == y).mean() < 0.7
+
+
+def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
+    """Words of held-out texts are in no vocabulary of their fold."""
+    y = np.arange(60) % 2
+    made = split_of(y)
+    texts = [
+        f"only{fold} only{fold} word{i % 3} {'ab'[i % 2]}" for i, fold in enumerate(made.folds)
+    ]
+    train, _ = made.subsets()[2]
+    settings = EstimatorSettings(features="tfidf")
+    target = Target(y, ("0", "1"))
+    fitted = fit(units_with(texts), target, made, train, settings, tune=True)
+    words = dict(fitted.pipeline["tfidf"].transformer_list)["words"].vocabulary_
+    assert {"only0", "only1", "only3", "only4"} <= set(words)
+    assert "only2" not in words
+
+
+# weights, calibration, the unit of a target
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        (LINEAR_SVC, LinearSVC(class_weight="balanced")),
+        (RIDGE, RidgeClassifier(class_weight="balanced")),
+        ("logreg", LogisticRegression(class_weight="balanced", max_iter=1_000)),
+    ],
+)
+def test_class_weights_find_rare_positives(name: str, plain: Any) -> None:
+    X, target = two_classes(1_500, positives=0.05, strength=0.8)
+    made = split_of(target.y)
+    wanted = np.empty(1_500, np.int64)
+    for train, test in made.subsets():
+        centred = X - X[train].mean(0)
+        wanted[test] = plain.fit(centred[train], target.y[train]).predict(centred[test])
+    found = {
+        weight: run(X, target, name, split=made, class_weight=weight)[0].y_pred
+        for weight in (None, "balanced")
+    }
+    recall = {weight: recall_score(target.y, said) for weight, said in found.items()}
+    assert recall[None] < 0.3
+    assert recall["balanced"] > 0.8 * recall_score(target.y, wanted)
+    ours, theirs = (balanced_accuracy_score(target.y, p) for p in (found["balanced"], wanted))
+    assert ours > theirs - 0.04
+
+
+@pytest.mark.parametrize("width", [40, 150])
+def test_noise_is_no_worse_than_guessing(width: int) -> None:
+    """Also where there are as many columns as training records."""
+    y = np.arange(200) % 2
+    X = np.random.default_rng(0).normal(size=(200, width)).astype(np.float32)
+    tuned, plain = (run(X, Target(y, ("0", "1")), tune=tune)[0] for tune in (True, False))
+    assert log_loss(tuned.y, tuned.proba) < np.log(2) + 0.02 < log_loss(plain.y, plain.proba)
+
+
+@pytest.mark.parametrize("name", [*TABLE["regression"], "sklearn.svm:SVR"])
+def test_a_regression_does_not_depend_on_unit_and_zero(name: str) -> None:
+    random = np.random.default_rng(0)
+    X = random.normal(size=(150, 12)).astype(np.float32)
+    y = X @ random.normal(size=12) + random.normal(size=150)
+    made = split_of(y, folds=2)
+
+    def outputs(values: Any) -> Any:
+        return run(X, Target(values, ()), name, split=made, tune=False)[0].proba
+
+    plain = outputs(y)
+    for factor, zero in ((100.0, 0.0), (0.01, -3.0)):
+        found = outputs(factor * y + zero)
+        assert np.corrcoef(plain, found)[0, 1] > 0.98
+        assert np.abs((found - zero) / factor - plain).mean() < 0.1 * plain.std()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sklearn.svm:LinearSvc", "LinearSvc"),
+        ("sklearn.nothing:LinearSVC", "sklearn.nothing"),
+        ("sklearn.preprocessing:StandardScaler", "task='classification'"),
+        ("sklearn.linear_model:Lasso", "task='classification'"),
+        ("sklearn.ensemble:VotingClassifier", "estimators"),
+        ("collections:OrderedDict", "collections"),
+    ],
+)
+def test_what_is_no_classifier_of_scikit_learn(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        EstimatorSettings.of(name, task="classification")
+
+
+def test_a_model_that_is_never_loaded_is_not_saved(tmp_path: Path) -> None:
+    class Own(LogisticRegression):  # type: ignore[misc]
+        """A class that no library knows."""
+
+    pipeline = make_pipeline(StandardScaler(), Own()).fit(np.eye(4), [0, 1, 0, 1])
+    with pytest.raises(UsageError, match=r"Own"):
+        save_model(tmp_path, pipeline)
+
+
+# probing
+
+
+def test_a_control_task_keeps_texts_together_and_tells_nothing() -> None:
+    _, target = two_classes(400)
+    group = np.arange(400) // 2
+    made = split_of(target.y, group=group)
+    first, second = (control_task(target, made, seed) for seed in (0, 1))
+    assert (first.y[::2] == first.y[1::2]).all()
+    assert not np.array_equal(first.y, second.y)
+    assert abs(first.y.mean() - target.y.mean()) < 0.1
+    assert abs(np.corrcoef(first.y, target.y)[0, 1]) < 0.2
+
+
+def test_a_random_encoder_keeps_no_trained_tensor() -> None:
+    import torch
+    from transformers import AutoModel
+
+    from tests.store_fixtures import tiny_model
+
+    module = AutoModel.from_pretrained(tiny_model())
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.add_(0.5)  # trained far away from any initial value
+    before = {name: tensor.clone() for name, tensor in module.named_parameters()}
+    randomize(module, 0)
+    assert not any(torch.equal(before[name], t) for name, t in module.named_parameters())
+    first = {name: tensor.clone() for name, tensor in module.named_parameters()}
+    randomize(module, 1)
+    weights = [name for name in first if name.endswith("weight") and first[name].ndim == 2]
+    assert not any(torch.equal(first[name], module.get_parameter(name)) for name in weights)
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_probabilities_stand_under_their_classes(missing: int) -> None:
+    """A class without training records has probability 0; the others keep their columns."""
+    random = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2], 40)
+    X = np.eye(3)[y] * 4 + random.normal(size=(120, 3))
+    known = y != missing
+    model = LogisticRegression().fit(X[known], y[known])
+    proba = predict_proba(model, X[known], Target(y, ("a", "b", "c")))
+    assert np.allclose(proba.sum(1), 1)
+    assert (proba[:, missing] == 0).all()
+    assert (proba.argmax(1) == y[known]).mean() > 0.9
+
+
+def test_few_texts_are_fitted_in_as_many_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coefficients of all n-grams are those of scikit-learn, also of repeated, empty texts."""
+    random = np.random.default_rng(0)
+    words = "rain bus good bad home film end house".split()  # noqa: SIM905
+    texts = [" ".join(random.choice(words, 3)) for _ in range(60)] + ["good film"] * 9 + [""] * 3
+    X = build_pipeline(EstimatorSettings(features="tfidf"))[:-1].fit_transform(texts)
+    assert X.shape[1] > len(texts)
+    y = np.array([("good" in text) + ("bad" in text) for text in texts])
+    folds = inner_folds(y, np.arange(len(y)), 4, seed=0)
+    sure = LogisticRegression(C=10, tol=1e-10, max_iter=10_000)
+    about: Any = (folds, int(y.max()) + 1, EstimatorSettings(features="tfidf"))
+    model, choice, inner = tuning._logistic(sure, X, y, *about)
+    monkeypatch.setattr(tuning, "_MOST_SQUARED", 0)
+    wide, same, proba = tuning._logistic(sure, X.astype(float), y, *about)
+    assert np.allclose(model.coef_, wide.coef_, atol=1e-4)
+    assert np.allclose(model.predict_proba(X), wide.predict_proba(X), atol=1e-5)
+    assert np.allclose(inner, proba, atol=1e-4)
+    assert choice.slope == pytest.approx(same.slope, rel=1e-4)

@@ -1,0 +1,188 @@
+"""Combinations of layers in probes: what they are made of, when they are chosen, when not."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
+from sklearn.linear_model import LogisticRegression
+
+import embedkit
+from benchmarks.simulate import claims_of_layers, probed
+from embedkit.classifiers import probe as probing
+from embedkit.classifiers import tuning
+from embedkit.classifiers.estimators import EstimatorSettings
+from embedkit.classifiers.mixture import LayerMixture, unit_layers
+from embedkit.classifiers.probe import Candidate, Candidates, combinations_of
+from embedkit.classifiers.train import side_by_side
+from embedkit.geometry import effective_rank
+from embedkit.runs.folder import read_run
+from embedkit.runs.run import as_json
+from embedkit.types import Float32, Float64, Int64
+from embedkit.units.target import Target
+from tests.comparison.test_report import corpus_of
+from tests.properties.test_simulation import most
+from tests.store_fixtures import extract_tiny
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sets")
+    options: dict[str, Any] = {"layers": "all,sum:0..1", "pooling": ["mean"], "tokens": True}
+    extract_tiny(corpus_of(folder / "c.tsv", 60), folder / "data", **options)
+    return folder / "data"
+
+
+def planted(n: int = 240, layers: int = 4, width: int = 8, seed: int = 0) -> tuple[Float32, Int64]:
+    """Vectors ``(n, layers, width)`` of noise, and labels of four classes."""
+    random = np.random.default_rng(seed)
+    return random.normal(size=(n, layers, width)).astype(np.float32), random.integers(4, size=n)
+
+
+def test_a_mixture_of_one_layer_is_logistic_regression() -> None:
+    X, y = planted()
+    mixture = LayerMixture(1, C=3.0).fit(X[:, 0], y)
+    plain = LogisticRegression(C=3.0, max_iter=1_000).fit(X[:, 0], y)
+    assert np.array_equal(mixture.coef_, plain.coef_)
+    assert np.array_equal(mixture.predict_proba(X[:, 0]), plain.predict_proba(X[:, 0]))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_weights_minimise_the_loss_of_the_classifier(classes: int) -> None:
+    """Written again without gradients, and scikit-learn's classifier at the end of it."""
+    X, y = planted(n=60, width=3)
+    y %= classes
+    X[:, 2, 0] += 2 * y
+    mixture = LayerMixture(4, C=2.0).fit(X.reshape(60, -1), y)
+
+    def loss(scores: Float64) -> float:
+        mixed = np.einsum("l,nlw->nw", softmax(scores), X)
+        fit = LogisticRegression(C=2.0, max_iter=1_000, tol=1e-8).fit(mixed, y)
+        odds = fit.decision_function(mixed)
+        odds = np.stack([np.zeros(60), odds], axis=1) if classes == 2 else odds
+        penalty = (fit.coef_**2).sum() / 4.0
+        return float(penalty - log_softmax(odds, axis=1)[np.arange(60), y].sum())
+
+    best = minimize(loss, np.zeros(4), method="Nelder-Mead", options={"maxiter": 600})
+    assert loss(np.log(mixture.weights_ + 1e-12)) <= best.fun * (1 + 1e-4)
+    assert mixture.weights_.argmax() == 2
+    assert mixture.weights_.sum() == pytest.approx(1, rel=1e-12)
+
+
+def test_coefficients_of_a_mixture_are_of_the_layers_side_by_side() -> None:
+    X, y = planted()
+    mixture = LayerMixture(4).fit(X.reshape(len(X), -1), y)
+    mixed = np.tensordot(mixture.weights_.astype(np.float32), X, (0, 1))
+    plain = LogisticRegression(max_iter=1_000).fit(mixed, y)
+    expected = plain.decision_function(mixed.astype(np.float64))
+    assert mixture.decision_function(X.reshape(len(X), -1)) == pytest.approx(expected, abs=1e-5)
+    lengths = np.linalg.norm(unit_layers(X.reshape(len(X), -1), layers=4).reshape(X.shape), axis=2)
+    assert lengths == pytest.approx(1, rel=1e-6)
+
+
+def test_candidates_are_what_extract_and_train_take(data: Path) -> None:
+    """Views side by side are those of load; a sum is the one that extract stores."""
+    names = ["mean_0", "mean_1", "mean_2"]
+    settings = EstimatorSettings()
+    combinations = combinations_of(names, settings)
+    assert [c.name for c in combinations] == ["mean_sum_0to1", "mean_sum_1to2", "mean_mixture"]
+    vectors = {name: embedkit.load(data, name).X for name in [*names, "mean_sum_0to1"]}
+    target = Target(np.zeros(60, np.int64), ("a",))
+    method = Candidates(names, combinations, vectors.__getitem__, settings, target, ())
+    index = np.array([3, 1])
+    both = method.input(Candidate("mean_0 + mean_2", ("mean_0", "mean_2")), index)
+    assert np.array_equal(both, embedkit.load(data, ["mean_0", "mean_2"]).X[index])
+    added, stored = method.input(combinations[0], index), vectors["mean_sum_0to1"][index]
+    assert added == pytest.approx(stored, rel=1e-6, abs=1e-6)
+
+
+def test_combinations_are_of_neighbours_of_one_linear_pooling() -> None:
+    settings = EstimatorSettings()
+    names = ["max_0", "max_1", "mean_5", "mean_0", "cls_1", "pooler", "mean_sum_0to5"]
+    assert [c.name for c in combinations_of(names, settings)] == ["max_mixture", "mean_mixture"]
+    four = [f"mean_{layer}" for layer in range(9, 13)]
+    made = [(c.name, c.views) for c in combinations_of(four, settings)]
+    assert ("mean_sum_9to12", tuple(four)) in made
+    large = [c.name for c in combinations_of(four, settings, view_bytes=1 << 29)]
+    assert "mean_mixture" not in large
+    assert "mean_sum_9to12" not in [c.name for c in combinations_of([*four, large[-1]], settings)]
+    ridge = EstimatorSettings("ridge", task="regression")
+    assert {c.combination for c in combinations_of(four, ridge)} == {"sum"}
+
+
+def test_layers_that_complete_each_other_are_put_side_by_side() -> None:
+    """One layer tells the first two classes from the others, another one the odd from the even."""
+    X, y = planted()
+    X[:, 0, 0] += 4 * (y // 2)
+    X[:, 2, 1] += 4 * (y % 2)
+    views = {f"mean_{layer}": X[:, layer] for layer in range(4)}
+    fits, gain = probed(views, y)
+    for fold in fits.folds:
+        assert {"mean_0", "mean_2"} <= set(fold.model.name.split(" + "))
+    assert gain.low > 0.2
+
+
+def test_what_only_one_layer_knows_is_taken_from_it() -> None:
+    X, y = planted()
+    X[:, 1, 0] += 6 * y
+    views = {f"mean_{layer}": X[:, layer] for layer in range(4)}
+    fits, gain = probed(views, y)
+    assert all("mean_1" in fold.model.name.split(" + ") for fold in fits.folds)
+    weights = [fold.model.weights for fold in fits.final["mean_mixture"]]
+    assert np.argmax(weights, axis=1).tolist() == [1] * len(fits.folds)
+    assert gain.low > 0
+
+
+def test_every_fit_of_a_combination_is_on_training_records(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted: list[frozenset[int]] = []
+    honest = tuning.fit
+
+    def recording(units: Any, target: Any, split: Any, train: Any, *rest: Any, **more: Any) -> Any:
+        fitted.append(frozenset(train.tolist()))
+        return honest(units, target, split, train, *rest, **more)
+
+    monkeypatch.setattr(probing, "fit", recording)
+    monkeypatch.setattr(probing, "side_by_side", partial(side_by_side, threads=1))
+    names = ["mean_0", "mean_1", "mean_2"]
+    content = probing.probe(data, out=tmp_path / "p", view=names, folds=2).content
+    assert len(set(fitted)) == 2
+    assert not frozenset.intersection(*set(fitted))
+    assert len(content.choices) == 2
+    assert len(fitted) >= 2 * 6 + 2  # views, combinations, the start of each growth
+    assert as_json(read_run(tmp_path / "p")) == as_json(content)
+
+
+@pytest.mark.parametrize("estimator", ["knn", "sklearn.linear_model:RidgeClassifier"])
+def test_other_estimators_choose_among_sets(data: Path, tmp_path: Path, estimator: str) -> None:
+    content = probing.probe(data, out=tmp_path / "p", folds=2, estimator=estimator).content
+    assert "mean_mixture" not in {c.name for c in content.combinations}
+    assert content.over_last is not None
+
+
+def test_numbers_without_labels_of_a_dataset(data: Path, tmp_path: Path) -> None:
+    """They are those of the distinct texts; the last layer is itself; a frame has them all."""
+    result = probing.probe(data, out=tmp_path / "p", folds=2, view=["mean_0", "mean_2"])
+    numbers = result.content.geometry
+    assert numbers["mean_2"]["cka_to_last"] == pytest.approx(1, rel=1e-9)
+    assert numbers["mean_2"]["neighbours_of_last"] == 1
+    X = embedkit.load(data, "mean_0").X
+    texts = np.unique(np.array(embedkit.load(data).text), return_index=True)[1]
+    assert numbers["mean_0"]["effective_rank"] == pytest.approx(effective_rank(X[texts]), rel=1e-9)
+    frame = result.to_frame()
+    assert list(frame.index) == ["mean_0", "mean_2", "mean_mixture"]
+    assert frame.loc["mean_0", "curvature"] == numbers["mean_0"]["curvature"] > 0
+    assert frame.loc["mean_mixture", "value"] == result.content.combinations[-1].score.value
+    assert (tmp_path / "p" / "figures" / "geometry.png").is_file()
+
+
+@pytest.mark.slow
+def test_equal_layers_are_seldom_called_better() -> None:
+    count = 40
+    assert claims_of_layers(repetitions=count) <= most(0.05, count)

@@ -1,0 +1,116 @@
+"""Probes: learning curves, controls and the majority see training records only."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedkit
+from embedkit.classifiers import probe as probing
+from embedkit.classifiers.probe import probe
+from embedkit.classifiers.train import side_by_side
+from embedkit.runs.folder import read_run
+from embedkit.runs.run import as_json
+from embedkit.runs.split import Split, split_for, write_split
+from embedkit.units.target import Target, growing_order
+from embedkit.units.units import Units
+from tests.comparison.test_report import corpus_of
+from tests.run_fixtures import edit_run
+from tests.store_fixtures import extract_tiny
+
+
+@pytest.fixture(scope="module")
+def data(common: Path) -> Path:
+    corpus = corpus_of(common / "c.tsv", 90)
+    extract_tiny(corpus, common / "data", layers="0,2", pooling=["cls", "mean"])
+    return common / "data"
+
+
+def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, tmp_path: Path) -> None:
+    names = ["mean_0", "cls_2"]
+    options: dict[str, Any] = {"folds": 2, "learning_curve": True}
+    together = probe(data, out=tmp_path / "all", view=names, **options)
+    for name, view in zip(names, together.content.view_scores, strict=True):
+        alone = probe(data, out=tmp_path / name, view=name, **options)
+        single = alone.content.view_scores[0]
+        assert (view.name, view.score, view.control) == (name, single.score, single.control)
+        assert view.curve == single.curve
+
+
+def test_every_fit_is_on_training_records(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls_of: Any
+) -> None:
+    """Those of learning curves too: no fit has a record of the fold that it is scored on."""
+    calls = calls_of(probing, "fit")
+    monkeypatch.setattr(probing, "side_by_side", partial(side_by_side, threads=1))
+    result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, learning_curve=True)
+    split = split_for(Units.of_dataset(embedkit.load(data)), folds=3, seed=0)
+    folds = [set(split.subsets()[fold][0].tolist()) for fold in range(3)]
+    fitted = [set(call.arguments[3].tolist()) for call in calls]
+    assert len(fitted) == 3 * 5
+    for number, records in enumerate(fitted):
+        assert records <= folds[number // 5]  # one fold after the other, in one thread
+    sizes = [records for records, _ in result.content.view_scores[0].curve]
+    assert sizes == [6, 12, 24, 42, 60]
+
+
+def test_a_curve_ends_at_the_score_of_the_view(data: Path, tmp_path: Path) -> None:
+    content = probe(data, out=tmp_path / "p", folds=2, learning_curve=True).content
+    assert len(content.view_scores) == 4
+    for view in content.view_scores:
+        *few, last = (point for _, point in view.curve)
+        assert (last.value, last.low, last.high) == pytest.approx(
+            (view.score.value, view.score.low, view.score.high)
+        )
+        for point in few:
+            assert point.low <= point.value <= point.high
+    scores = as_json(content)["view_scores"]
+    scores[0]["curve"][0][1]["value"] = None  # as of a correlation with a constant
+    edit_run(tmp_path / "p", view_scores=scores)
+    assert as_json(read_run(tmp_path / "p"))["view_scores"] == scores
+
+
+def test_the_majority_is_that_of_the_training_records(data: Path, tmp_path: Path) -> None:
+    """Each fold has more of the class that the other has less of: the majority is mostly wrong."""
+    loaded = embedkit.load(data)
+    made = split_for(Units.of_dataset(loaded), folds=2, seed=0)
+    y = np.asarray(loaded.labels) == "1"
+    folds = np.where(np.random.default_rng(0).random(len(y)) < 0.25, ~y, y).astype(np.int64)
+    settings = made.settings
+    group = np.arange(len(y))
+    write_split(Split(made.row, group, folds, settings), tmp_path / "s.parquet")
+    content = probe(data, out=tmp_path / "p", view="mean_2", split=tmp_path / "s.parquet").content
+    expected = []
+    for fold in (0, 1):
+        inside = y[folds != fold]
+        expected += (y[folds == fold] == (inside.mean() > 0.5)).tolist()
+    assert content.nested.majority == pytest.approx(np.mean(expected))
+    assert content.nested.majority < 0.4
+
+
+def test_few_records_of_a_curve_are_of_all_classes() -> None:
+    y = np.repeat([0, 1, 2], [150, 40, 10])
+    target = Target(y, ("a", "b", "c"))
+    train = np.arange(1, 200)
+    for seed in range(3):
+        order = growing_order(train, target, seed=seed)
+        assert np.array_equal(np.sort(order), train)
+        assert set(y[order[:3]]) == {0, 1, 2}
+        for n in range(3, len(order)):
+            expected = np.bincount(y[train]) * n / len(train)
+            assert np.abs(np.bincount(y[order[:n]], minlength=3) - expected).max() <= 2
+    values = Target(np.arange(200.0), ())
+    assert sorted(growing_order(train, values, seed=0)) == list(train)
+
+
+def test_a_curve_of_a_small_corpus(tmp_path: Path) -> None:
+    """A tenth of its training records may be two."""
+    extract_tiny(corpus_of(tmp_path / "c.tsv", 30), tmp_path / "data")
+    for seed in (0, 1):
+        options: dict[str, Any] = {"folds": 3, "seed": seed, "learning_curve": True}
+        found = probe(tmp_path / "data", out=tmp_path / f"probe{seed}", **options)
+        assert [len(view.curve) for view in found.content.view_scores] == [5]

@@ -1,0 +1,201 @@
+"""The command line: exit codes, one-line messages, what is printed where."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from embedkit import storage
+from embedkit.cli.main import cli
+from embedkit.dataset.extract import estimate, plan_extract, run_plan
+from embedkit.dataset.format import ExtractSettings
+from tests.models import slow
+from tests.processes import ROOT, Done, command, fresh, program
+from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, tiny_model, tree, write_tsv
+
+CLEAN = [row for row in ROWS if row[1].strip()]
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Path:
+    """A working folder with corpus.tsv (three rejects) and clean.tsv (none)."""
+    write_tsv(tmp_path / "corpus.tsv")
+    write_tsv(tmp_path / "clean.tsv", CLEAN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("embedkit.dataset.extract._LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("embedkit.dataset.extract._shard_rows", lambda *_: 3)
+    return tmp_path
+
+
+@pytest.fixture
+def embedkit_(here: Path) -> Call:
+    """Run the command line in this process: ``embedkit_("extract", ...)``."""
+
+    def call(*arguments: str | Path, **options: Any) -> Done:
+        done = command(*arguments, cwd=here, **options)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return call
+
+
+def message_of(done: Done) -> str:
+    """The one line that says why a command failed."""
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    assert done.stdout == ""
+    assert lines
+    return lines[0]
+
+
+def extract(*more: str) -> list[str]:
+    return ["extract", "corpus.tsv", "--model", str(tiny_model()), *more]
+
+
+# Exit codes and messages
+
+
+def test_done_and_done_with_rejects(embedkit_: Call) -> None:
+    model = ["--model", str(tiny_model())]
+    assert embedkit_("extract", "clean.tsv", *model).returncode == 0
+    first = embedkit_("extract", "corpus.tsv", *model)
+    assert first.returncode == 3
+    assert re.search(r"\b13 = 10 .* 3 rejected \(empty_text 3\)", first.stdout)
+    assert "rejects.jsonl" in first.stdout
+    assert embedkit_("extract", "corpus.tsv", *model).returncode == 3
+
+
+def test_different_settings_and_existing_output(here: Path, embedkit_: Call) -> None:
+    embedkit_(*extract("--out", "out"))
+    other = embedkit_(*extract("--out", "out", "--layers", "0"))
+    assert other.returncode == 8
+    assert "--overwrite" in message_of(other)
+    shutil.move("out", "out.incomplete")
+    assert embedkit_(*extract("--out", "out", "--layers", "0")).returncode == 4
+    assert embedkit_(*extract("--out", "out")).returncode == 3
+    assert embedkit_(*extract("--out", "out", "--layers", "0", "--overwrite")).returncode == 3
+    assert list(manifest_of(here / "out")["job"]["vectors"]["views"]) == ["mean_0"]
+
+
+def test_damage_is_exit_5(here: Path, embedkit_: Call) -> None:
+    embedkit_(*extract("--out", "out"))
+    part = here / "out/sentences/part-00000001.parquet"
+    for damage in (lambda: part.write_bytes(part.read_bytes()[:-100]), part.unlink):
+        damage()
+        for name in ("verify", "info"):
+            done = embedkit_(name, "out")
+            assert done.returncode == 5
+            assert "part-00000001.parquet" in message_of(done)
+
+
+def test_a_full_disk_is_exit_6(embedkit_: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage, "_write_all", refuse)
+    done = embedkit_(*extract("--out", "out"))
+    assert done.returncode == 6
+    assert re.search(r"No space left on device \([\d,.]+ MB free\)", message_of(done))
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_is_no_error(here: Path) -> None:
+    line = f"{sys.executable} -m embedkit tokenize --vocab 0:40 --model {tiny_model()} | head -n 1"
+    done = program("bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}", cwd=here)
+    assert done.stderr == ""
+    assert done.stdout.split() == ["id", "token", "0"]
+
+
+# Output
+
+
+def test_quiet_prints_only_results_and_errors(embedkit_: Call) -> None:
+    done = embedkit_(*extract("--out", "out", "-q"))
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+    assert embedkit_("info", "out", "-q").stdout != ""
+    assert message_of(embedkit_(*extract("--out", "clean.tsv", "-q")))
+
+
+def test_dry_run_writes_nothing_and_counts_exactly(here: Path, embedkit_: Call) -> None:
+    before = tree(here)
+    done = embedkit_(*extract("--dry-run", "--json"))
+    assert tree(here) == before
+    assert done.returncode == 0
+    cost = json.loads(done.stdout)
+    assert (cost["records"], cost["accepted"], cost["shards"]) == (13, N_ACCEPTED, 4)
+    assert cost["rejected"] == {"empty_text": 3}
+    assert cost["sampled"] == N_ACCEPTED
+    embedkit_(*extract("--out", "out"))
+    assert cost["tokens"] == manifest_of(here / "out")["totals"]["ledger"]["tokens_kept"]
+    options = ("--dry-run", "--out", "out", "--layers", "0", "--json")
+    assert "--overwrite" in json.loads(embedkit_(*extract(*options)).stdout)["output"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"storage": "float16", "tokens": True},
+        *slow({"layers": "all", "pooling": ["cls", "mean"]}, {"words": "mean"}),
+    ],
+)
+def test_dry_run_estimates_the_bytes(
+    here: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """Of vectors of a usual width; those of the tiny model are smaller than their frame."""
+    monkeypatch.setattr("embedkit.dataset.extract._LEAST_SECONDS", 0.05)
+    lines = (ROOT / "data/reviews_ko.tsv").read_text("utf-8").splitlines(keepends=True)
+    (here / "some.tsv").write_text("".join(lines[:81]), "utf-8")
+    all_settings = ExtractSettings(max_length=16, shard_rows=256, **settings)
+    with plan_extract(here / "some.tsv", out=here / "out", settings=all_settings) as plan:
+        estimated = estimate(plan).bytes_total
+        files = run_plan(plan).manifest.files
+    assert estimated == pytest.approx(sum(f.bytes for f in files.values()), rel=0.15)
+
+
+# Help
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_the_examples_of_the_help_are_read_by_the_parser(here: Path, name: str) -> None:
+    sub = cli.commands[name]
+    lines = (sub.epilog or "").replace("\\\n", " ").splitlines()
+    examples = [line for line in lines if "embedkit " in line]
+    assert examples
+    for line in examples:
+        arguments = shlex.split(line.rpartition("embedkit ")[2])
+        assert arguments[0] == name
+        with sub.make_context(name, arguments[1:]) as context:
+            assert context.params
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_the_help_shows_examples_first_and_every_option_once(name: str) -> None:
+    command = cli.commands[name]
+    text = CliRunner().invoke(cli, [name, "--help"]).stdout.partition("Examples:")[2]
+    assert "Running and printing:" in text
+    for param in command.params:
+        if isinstance(param, click.Option):
+            option = re.escape(max(param.opts, key=len))
+            found = re.findall(rf"^  (?:-\w, )?{option}(?= |$)", text, re.MULTILINE)
+            assert len(found) == 1, option
+
+
+def test_help_and_version(here: Path, embedkit_: Call) -> None:
+    import embedkit
+
+    for name in ((), ("extract",)):
+        done = embedkit_(*name, "--help")
+        assert re.search(rf"\n  +embedkit {''.join(name) or 'extract'} \S", done.stdout)
+        assert "\\b" not in done.stdout
+        assert embedkit_(*name, "-h").stdout == done.stdout
+    assert fresh("--version", cwd=here).stdout.strip().endswith(embedkit.__version__)

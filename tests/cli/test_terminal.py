@@ -1,0 +1,170 @@
+"""Nothing that a file contains or is called controls the terminal; tables fit its width."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from embedkit import display
+from embedkit.cli.main import cli
+from embedkit.cli.text import fitted, table_text
+from tests.processes import ROOT, command
+from tests.store_fixtures import tiny_model
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\x7f"
+"""A title, a cleared screen, a C1 sequence, an override, an isolate, and a deletion."""
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+CORPUS, DATA, RUN, TUNED = f"c{EVIL}.jsonl", f"v{EVIL}", f"run{EVIL}", f"tuned{EVIL}"
+MODEL = ("--model", "{model}")
+TEXTS = ("--text", "document", "--label", "label")
+FIT = ("--folds", "2", "--estimator", "knn")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "extract": (CORPUS, *TEXTS, "--keep", f"kept{EVIL}", "--words", "--out", DATA, *MODEL),
+    "info": (DATA,),
+    "verify": (DATA,),
+    "tokenize": (EVIL, *MODEL),
+    "split": (DATA, "--folds", "2", "--out", f"s{EVIL}.parquet"),
+    "train": (DATA, *FIT, "--out", RUN),
+    "probe": (DATA, "--out", f"probe{EVIL}"),
+    "finetune": (CORPUS, *TEXTS, *MODEL, "--folds", "2", "--epochs", "1", "--out", TUNED),
+    "predict": (RUN, DATA),
+    "export": (TUNED, "--fold", "0", "--out", f"export{EVIL}"),
+    "compare": (RUN, TUNED),
+    "run": ("recipe.toml", "--dry-run"),
+    "search": (DATA, "bus", "-k", "3"),
+    "index": (DATA, "--kind", "flat"),
+    "similarity": (CORPUS, "--text", "document", "--text-pair", "document", *MODEL),
+    "words": (DATA, "bus"),
+    "explore": (DATA, "--out", f"page{EVIL}.html"),
+}
+"""Arguments of each command, in the order in which they run; ``{model}`` is the tiny one."""
+
+
+@pytest.mark.usefixtures("quick")
+def test_no_command_prints_what_controls_a_terminal(tmp_path: Path) -> None:
+    with (tmp_path / CORPUS).open("w", encoding="utf-8") as lines:
+        for i in range(40):
+            text = f"the movie was {('bad', 'good')[i % 2]} {i % 7} {EVIL} bus"
+            record = {"id": f"{i}{EVIL}", "document": text, "label": f"l{i % 2}{EVIL}"}
+            lines.write(json.dumps(record | {f"kept{EVIL}": EVIL}, ensure_ascii=False) + "\n")
+    recipe = f"[extract]\ncorpus = {json.dumps(CORPUS)}\ntext = 'document'\n"
+    (tmp_path / "recipe.toml").write_text(recipe, "utf-8")
+    assert set(cli.commands) - set(COMMANDS) <= {"fetch", "doctor"}
+    lines_typed = [(name, *typed) for name, typed in COMMANDS.items()]
+    with_json = ("info", "verify", "tokenize", "predict", "compare", "search", "words")
+    lines_typed += [(name, *COMMANDS[name], "--json") for name in with_json]
+    lines_typed += [("info", RUN), ("info", f"--wrong{EVIL}"), ("info", f"none{EVIL}")]
+    for typed in lines_typed:
+        done = command(*(a.format(model=tiny_model()) for a in typed), cwd=tmp_path)
+        wrong = typed[1].startswith(("--wrong", "none"))
+        assert done.returncode == (2 if wrong else 0), (typed, done.stderr)
+        plain = typed[0] in ("verify", "tokenize") and typed[-1] == "--json"  # not the whole text
+        assert plain or "evil" in done.stdout + done.stderr, typed
+        assert CONTROLS.search(done.stdout + done.stderr) is None, typed
+        if typed[-1] == "--json":
+            parts = done.stdout.splitlines() if typed[0] == "predict" else [done.stdout]
+            found = [strings(json.loads(part, parse_constant=pytest.fail)) for part in parts]
+            assert plain or all(EVIL in text for text in found), typed
+
+
+def strings(value: object) -> str:
+    """All strings of parsed JSON in one."""
+    if isinstance(value, dict):
+        return strings([*value, *value.values()])
+    return " ".join(map(strings, value)) if isinstance(value, list) else str(value)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Standard output as a terminal of so many columns."""
+
+    def resize(width: int) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+        monkeypatch.setenv("COLUMNS", str(width))
+
+    return resize
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 140])
+def test_tables_fit_the_terminal(terminal: Callable[[int], None], width: int) -> None:
+    values = {
+        "accuracy, %": "75.6 (73.0 to 78.2)",
+        "f1": "0.7 ±0.02",
+        "log_loss": "0.505 ±0.033",
+        "brier": "0.201 ±0.004",
+        "p": "<\N{NO-BREAK SPACE}0.001",
+    }
+    names = ("a", "a run with a rather long name, 긴 이름")
+    rows = [{"method": name, **values} for name in names]
+    terminal(width)
+    shown = table_text(rows)
+    assert max(map(display.columns, shown.splitlines())) <= width
+    assert all(name in shown for name in rows[0])
+    tables = shown.count("method")
+    assert (tables > 1) == (width < 100)
+    assert len(shown.splitlines()) == 3 * tables
+
+
+def test_long_lines_are_divided_at_words(terminal: Callable[[int], None]) -> None:
+    terminal(12)
+    assert fitted("배를 타고 여행을 간다 a b") == ["배를 타고", "  여행을", "  간다 a b"]
+    assert fitted("unbreakable-at-all") == ["unbreakable-at-all"]
+    assert fitted("score is 8.3 % (0.7 to 9)") == ["score is", "  8.3 %", "  (0.7 to 9)"]
+
+
+def test_help_fits_eighty_columns(tmp_path: Path) -> None:
+    for name in cli.commands:
+        lines = command(name, "--help", cwd=tmp_path, columns=80).stdout.splitlines()
+        assert max(map(display.columns, lines)) <= 80, name
+
+
+def test_long_commands_can_be_pasted(terminal: Callable[[int], None]) -> None:
+    terminal(40)
+    typed = "embedkit train data --view mean_1 --where 'label = 1 or label = 2' --out run"
+    lines = fitted(f"next: {typed}")
+    assert len(lines) == 3
+    assert all(display.columns(line) <= 40 for line in lines)
+    pasted = "\n".join(lines).removeprefix("next: ").replace("\\\n", "")
+    assert shlex.split(pasted) == shlex.split(typed)
+
+
+ANSWERS = {
+    "train v --view mean_6 --out logreg": "accuracy",
+    "train v --features tfidf --out tfidf": "accuracy",
+    "probe v --out probe": "the last layer",
+    "finetune data/reviews_en.tsv --epochs 1 --folds 2 --limit 80 --max-length 32": "accuracy",
+    "compare logreg tfidf probe --report page.html": "layer",
+    "info v": "suitable for search",
+    "info logreg": "accuracy",
+    "info probe": "the last layer",
+    "info all-MiniLM-L6-v2": "BertModel, 6 layers",
+    "words w bank": "6 uses of bank",
+    'words bank --text "He robbed the bank." --text "A river bank."': "their cosine is",
+    "doctor": "works here",
+}
+"""Commands, and what the first line of their output says."""
+
+
+@pytest.mark.slow
+def test_answers_come_first_and_fit_a_screen(tmp_path: Path) -> None:
+    """At most 15 lines of 80 columns, also where nothing is a terminal."""
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    reviews = "extract data/reviews_en.tsv --layers all --pooling cls,mean --out v"
+    for line in (reviews, "extract data/homonyms.tsv --layers all --words --out w"):
+        assert command(*line.split(), cwd=tmp_path).returncode == 0
+    for line, answer in ANSWERS.items():
+        done = command(*shlex.split(line), cwd=tmp_path, columns=80)
+        assert done.returncode == 0, (line, done.stderr)
+        lines = done.stdout.splitlines()
+        first = "".join(lines[:3]) if lines[1].startswith("  ") else lines[0]
+        assert answer in first, (line, first)
+        assert len(lines) <= 15, (line, lines)
+        assert max(map(display.columns, (done.stdout + done.stderr).splitlines())) <= 80, line

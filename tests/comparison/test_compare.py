@@ -1,0 +1,448 @@
+"""Comparison of runs: numbers against oracles, honest blends, refused mixtures."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import optimize, special, stats
+from sklearn import metrics
+
+from embedkit.cli.learn import comparison_text
+from embedkit.comparison import blend as blending
+from embedkit.comparison.blend import blend, write_blend
+from embedkit.comparison.load import read_runs
+from embedkit.comparison.report import write_report
+from embedkit.comparison.table import Compared, Difference, compare, judge
+from embedkit.errors import MismatchError, OutputExistsError, UsageError
+from embedkit.runs.metrics import Threshold, best_threshold
+from embedkit.storage import seal
+from tests.processes import invoke
+from tests.run_fixtures import edit_run, random_runs, scores_of, write_fake_run
+
+row_of: Any = Compared.row
+
+
+# scores
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_scores_are_those_of_the_run_itself(tmp_path: Path, classes: int) -> None:
+    """The same records, draws and measures as `train` uses, intervals included."""
+    paths, y, outputs = random_runs(tmp_path, ["a", "b"], classes=classes, n=90)
+    found = compare(paths)
+    for path, output in zip(paths, outputs, strict=True):
+        expected = scores_of(y, output, output.argmax(1))
+        scores = row_of(found, path.name).scores
+        assert len(scores) >= 6
+        for name in scores:
+            score = expected[name]
+            assert astuple(scores[name]) == pytest.approx(astuple(score), nan_ok=True)
+            assert np.isnan(scores[name].low) == (name == "calibration_error")  # it is biased
+        assert scores["accuracy"].value == metrics.accuracy_score(y, output.argmax(1))
+
+
+# differences
+
+
+def test_difference_of_pairs(tmp_path: Path) -> None:
+    paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=150)
+    table = compare(paths, baseline="a")
+    found = row_of(table, "b").to_baseline
+    right = [output.argmax(1) == y for output in outputs]
+    assert found.value == pytest.approx(right[1].mean() - right[0].mean())
+    gap = right[1].astype(float) - right[0]
+    error = gap.std(ddof=1) / np.sqrt(150)
+    reach = stats.t.ppf(0.975, 149) * error
+    assert (found.low, found.high) == pytest.approx(
+        (gap.mean() - reach, gap.mean() + reach), abs=0.1 * error
+    )
+    assert found.p == pytest.approx(stats.ttest_1samp(gap, 0).pvalue, abs=0.01)
+    assert row_of(table, "a").to_baseline is None
+
+
+def test_groups_are_drawn_whole(tmp_path: Path) -> None:
+    """Ten copies of every record: groups make them one, otherwise they are ten."""
+    _, y, outputs = random_runs(tmp_path / "x", ["a", "b"], n=60, strength=0.4)
+    labels, copies = list(map(str, np.repeat(y, 10))), [np.repeat(o, 10, axis=0) for o in outputs]
+    found = {}
+    for units in (60, 600):
+        group = (np.arange(600) * units // 600).tolist()
+        folds = [number % 5 for number in group]
+        paths = [tmp_path / f"{units}" / name for name in "ab"]
+        for path, output in zip(paths, copies, strict=True):
+            write_fake_run(path, labels, output, folds, group=group)
+        table = compare(paths, metric="log_loss", baseline="a")
+        found[units] = row_of(table, "b").to_baseline
+    assert found[60].high - found[60].low > 2.5 * (found[600].high - found[600].low)
+    assert found[60].p > 5 * found[600].p
+
+
+@pytest.mark.parametrize("test", [0, 40])
+def test_p_is_corrected_for_all_pairs_of_rows(tmp_path: Path, test: int) -> None:
+    """Holm's correction by hand; the interval of a pair is that of its reverse."""
+    paths, _, _ = random_runs(tmp_path, ["a", "b", "c"], n=140, test=test, strength=0.4)
+    found = compare(paths)
+    rows = len(found.rows)
+    assert found.tests == rows * (rows - 1) / 2
+    pairs = {frozenset(pair): difference for pair, difference in found.differences.items()}
+    ordered = sorted(pairs.values(), key=lambda difference: difference.p or 0.0)
+    assert len(ordered) == found.tests
+    highest = 0.0
+    for rank, difference in enumerate(ordered):
+        assert difference.p is not None
+        highest = max(highest, min(1.0, (len(ordered) - rank) * difference.p))
+        assert difference.p_corrected == pytest.approx(highest)
+    for (one, other), difference in found.differences.items():
+        back = found.differences[other, one]
+        assert (back.value, back.low, back.high) == pytest.approx(
+            (-difference.value, -difference.high, -difference.low)
+        )
+        assert back.p_corrected == difference.p_corrected
+    assert (found.rows[-1].test_to_best is not None) == bool(test)
+
+
+VERDICTS = [
+    (Difference(0.03, 0.01, 0.05, 0.001, 0.004), "better"),
+    (Difference(-0.03, -0.05, -0.01, 0.001, 0.004), "worse"),
+    (Difference(0.03, 0.01, 0.05, 0.01, 0.06), "not proven"),
+    (Difference(0.002, -0.003, 0.007, 0.4, 0.9), "equivalent"),
+    (Difference(0.004, 0.001, 0.007, 0.001, 0.004), "equivalent"),
+    (Difference(0.004, -0.001, 0.011, 0.1, 0.4), "not proven"),
+    (Difference(np.nan, np.nan, np.nan), "not proven"),
+]
+
+
+@pytest.mark.parametrize(("difference", "verdict"), VERDICTS)
+def test_verdicts(difference: Difference, verdict: str) -> None:
+    assert judge(difference, "accuracy", 0.01) == verdict
+    turned = {"better": "worse", "worse": "better"}
+    assert judge(difference, "log_loss", 0.01) == turned.get(verdict, verdict)
+
+
+def test_the_smallest_difference_that_matters(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60)
+    assert compare(paths).min_difference == pytest.approx(0.01)
+    assert compare(paths, min_difference=2).min_difference == pytest.approx(0.02)
+    loss = compare(paths, metric="log_loss", baseline="a")
+    baseline = row_of(loss, "a").scores["log_loss"].value
+    assert loss.min_difference == pytest.approx(baseline / 100)
+    assert loss.lower
+    assert compare(paths, metric="log_loss", min_difference=0.25).min_difference == 0.25
+    assert compare(paths, metric="mcc").min_difference == 0.01
+    with pytest.raises(UsageError, match="min_difference"):
+        compare(paths, min_difference=-1)
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(3, "not proven"), (20, "better")])
+def test_a_perfect_recall_rests_on_positives(tmp_path: Path, count: int, verdict: str) -> None:
+    """No record has an influence on it, nor on that of the majority."""
+    y = (np.random.default_rng(0).permutation(60) < count).astype(int)
+    run = write_fake_run(tmp_path / "a", y, np.eye(2)[y], [i % 5 for i in range(60)])
+    row = row_of(compare([run], metric="recall"), "a")
+    assert (row.verdict, row.to_baseline.low > 0) == (verdict, verdict == "better")
+
+
+# blends
+
+
+def pool_of_two(odds: np.ndarray, y: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Probability of the second class by the stack of two runs, from the log-odds of each."""
+    sign = 2 * y - 1
+
+    def loss(p: np.ndarray) -> float:
+        penalty = ((p[:2] - 0.5) ** 2).sum() / 2 + p[2] ** 2 / 4  # half the shift in each class
+        return float(np.logaddexp(0, -sign * (odds @ p[:2] + p[2])).sum() + penalty)
+
+    found = optimize.minimize(loss, [0.5, 0.5, 0], method="Nelder-Mead", tol=1e-8).x
+    return np.asarray(special.expit(new @ found[:2] + found[2]))
+
+
+@pytest.mark.parametrize("lacking", [False, True])
+def test_stacked_blend_has_the_least_penalised_loss(tmp_path: Path, lacking: bool) -> None:
+    """Also of the records that all runs have inner predictions for, such as validation records."""
+    paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=150, inner=True)
+    known = (np.arange(150) % 3 > 0) | (not lacking)
+    file = paths[1] / "inner_predictions.parquet"
+    frame = pd.read_parquet(file)
+    frame[known[frame["row"]]].to_parquet(file)
+    seal(paths[1])
+    found = compare(paths).predictions["blend: stacked"].proba
+    odds = np.stack([np.log(o[:, 1] / o[:, 0]) for o in outputs], axis=1)
+    for fold in range(5):
+        here = np.arange(150) % 5 == fold
+        wanted = pool_of_two(odds[~here & known], y[~here & known], odds[here])
+        assert np.allclose(found[here, 1], wanted, atol=1e-4)
+
+
+def test_a_stack_of_few_records_and_many_classes_is_no_worse_than_the_mean() -> None:
+    """Two runs that know something and one that knows nothing, fitted on 3 records a class."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(12), 53)
+    known = np.arange(len(y)) % 53 < 3
+
+    def run(strength: float) -> np.ndarray:
+        logits = rng.normal(size=(len(y), 12))
+        logits[np.arange(len(y)), y] += strength
+        return special.softmax(logits, axis=1)
+
+    proba = [run(2.0), run(1.5), run(0.0)]
+    classes = [str(k) for k in range(12)]
+    right = {}
+    for kind in ("mean", "stacked"):
+        apply = blending._BLENDS[kind]([p[known] for p in proba], y[known], classes)
+        found = apply([p[~known] for p in proba])
+        assert np.allclose(found.sum(axis=1), 1)
+        right[kind] = np.mean(found.argmax(axis=1) == y[~known])
+    assert right["stacked"] > right["mean"] > 0.5
+
+
+def blended_in_fold(tmp_path: Path, kind: str, flipped: bool, **options: Any) -> np.ndarray:
+    """What a blend predicts for a fold whose own labels are turned round, or not."""
+    _, y, outputs = random_runs(tmp_path / "x", ["a", "b"], n=100)
+    folds = np.arange(100) % 5
+    y = np.where((folds == 2) & flipped, 1 - y, y)
+    paths = [
+        write_fake_run(tmp_path / n, list(map(str, y)), o, folds.tolist(), inner=0.9 * o + 0.05)
+        for n, o in zip("ab", outputs, strict=True)
+    ]
+    runs = [run.predictions for run in read_runs(paths)]
+    found = blend(kind, runs, **options).predictions
+    here = found.fold == 2
+    return np.column_stack([found.proba[here], found.y_pred[here]])
+
+
+@pytest.mark.parametrize("options", [{}, {"threshold": Threshold(None, 2.0)}], ids=str)
+@pytest.mark.parametrize("kind", ["mean", "stacked"])
+def test_a_fold_does_not_learn_from_its_own_labels(
+    tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
+    """Neither weights nor thresholds."""
+    one, other = (
+        blended_in_fold(tmp_path / n, kind, f, **options) for n, f in (("1", False), ("2", True))
+    )
+    assert np.array_equal(one, other)
+
+
+def test_without_inner_predictions_nothing_is_stacked_in_the_folds(tmp_path: Path) -> None:
+    """Out-of-fold predictions of the other folds have seen the fold's labels."""
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    compared = compare(paths)
+    assert {row.name for row in compared.rows if row.kind == "blend"} == {"blend: mean"}
+    stacked = compared.blends["stacked"]
+    assert not stacked.cross_fitted
+    assert write_blend(stacked, tmp_path / "b.tsv") == 10  # the test set
+    table = pd.read_csv(tmp_path / "b.tsv", sep="\t")
+    assert set(table["fold"]) == {"test"}
+    none, _, _ = random_runs(tmp_path / "y", ["a", "b"], n=60)
+    with pytest.raises(UsageError, match="blend: stacked"):
+        write_blend(compare(none).blends["stacked"], tmp_path / "c.tsv")
+    assert not (tmp_path / "c.tsv").exists()
+
+
+def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
+    """F7 of rare positives: thresholds of blends are learnt for it, and the baseline is all yes."""
+    random = np.random.default_rng(0)
+    y = (random.random(3_000) < 0.03).astype(int)
+    folds = np.arange(3_000) % 5
+    paths, decided = [], []
+    for name in "abc":
+        odds = random.normal(size=3_000) + 2.2 * y - 3.8
+        positive = 1 / (1 + np.exp(-odds))
+        output = np.stack([1 - positive, positive], axis=1)
+        y_pred = np.empty(3_000, int)
+        for f in range(5):
+            cut = best_threshold(y[folds != f], positive[folds != f], beta=7)
+            y_pred[folds == f] = positive[folds == f] >= cut
+        decided.append(y_pred)
+        paths.append(
+            write_fake_run(
+                tmp_path / name,
+                list(map(str, y)),
+                output,
+                folds.tolist(),
+                decided=list(map(str, y_pred)),
+                threshold=0.05,
+                threshold_metric="f7",
+                inner=output,
+            )
+        )
+    for table in (compare(paths), compare(paths, metric="f7")):
+        assert table.metric == "f7"
+        score = {row.name: row.scores["f7"].value for row in table.rows}
+        assert score["a"] == pytest.approx(metrics.fbeta_score(y, decided[0], beta=7))
+        best = max(score[name] for name in "abc")
+        assert min(score["blend: mean"], score["blend: stacked"]) > best
+        ones = np.ones(3_000, int)
+        assert score["majority"] == pytest.approx(metrics.fbeta_score(y, ones, beta=7))
+    made = compare(paths, metric="f7").predictions["blend: mean"]
+    for f in range(5):
+        others, here = made.fold != f, made.fold == f
+        cut = best_threshold(made.y[others], made.proba[others, 1], beta=7)
+        assert np.array_equal(made.y_pred[here], made.proba[here, 1] >= cut)
+    by_accuracy = compare(paths, metric="accuracy")
+    assert row_of(by_accuracy, "majority").scores["accuracy"].value > 0.95
+    with pytest.raises(UsageError, match="metric"):
+        compare(random_runs(tmp_path / "three", ["a"], classes=3)[0], metric="f7")
+
+
+def test_blends_are_written(tmp_path: Path) -> None:
+    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    compared = compare(paths)
+    made = compared.blends["mean"]
+    assert write_blend(made, tmp_path / "b.tsv") == 60
+    table = pd.read_csv(tmp_path / "b.tsv", sep="\t", dtype={"label": str, "fold": str})
+    assert list(table.columns) == ["row", "id", "fold", "label", "proba_0", "proba_1"]
+    table = table.set_index("row").sort_index()
+    assert np.allclose(table[["proba_0", "proba_1"]], sum(outputs) / 2, atol=1e-5)
+    assert (table["fold"] == "test").sum() == 10
+    with pytest.raises(OutputExistsError, match="overwrite"):
+        write_blend(made, tmp_path / "b.tsv")
+    with pytest.raises(UsageError, match=r"b\.xlsx"):
+        write_blend(made, tmp_path / "b.xlsx")
+    with pytest.raises(UsageError, match="blend"):
+        blend("best", [run.predictions for run in compared.runs])
+
+
+@pytest.mark.parametrize("kind", ["mean", "stacked"])
+def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
+    """Answers that are those of the records themselves give the blend on all records again."""
+    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=40, test=8, inner=True)
+    compared = compare(paths)
+    files = []
+    for number, output in enumerate(outputs):
+        frame = pd.DataFrame(
+            {
+                "row": range(40),
+                "id": [f"n{i}" for i in range(40)],
+                "label": "0",
+                "proba_0": output[:, 0],
+                "proba_1": output[:, 1],
+            }
+        )
+        files.append(tmp_path / f"{number}.tsv")
+        frame.to_csv(files[-1], sep="\t", index=False)
+    made = compared.blends[kind]
+    write_blend(made, tmp_path / "s.parquet", answers=files)
+    found = pd.read_parquet(tmp_path / "s.parquet")
+    assert list(found["id"]) == [f"n{i}" for i in range(40)]
+    held = compared.records.test  # these were predicted by the model of all folds
+    wanted = made.predictions.proba[held]
+    rows = [int(compared.records.row[i]) for i in held]
+    assert np.allclose(found.loc[rows, ["proba_0", "proba_1"]], wanted, atol=1e-5)
+    files[1].unlink()
+    with pytest.raises(UsageError, match=r"1\."):
+        write_blend(made, tmp_path / "t.tsv", answers=files)
+    frame.assign(row=range(1, 41)).to_parquet(tmp_path / "o.parquet")
+    with pytest.raises(MismatchError, match=r"o\.parquet"):
+        write_blend(made, tmp_path / "t.tsv", answers=[files[0], tmp_path / "o.parquet"])
+    frame.drop(columns="proba_1").to_parquet(tmp_path / "o.parquet")
+    with pytest.raises(UsageError, match="proba_1"):
+        write_blend(made, tmp_path / "t.tsv", answers=[tmp_path / "o.parquet"] * 2)
+    with pytest.raises(UsageError, match="answers"):
+        write_blend(made, tmp_path / "t.tsv", answers=files[:1])
+
+
+# what may be compared
+
+
+def test_mixtures_are_refused(tmp_path: Path) -> None:
+    paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=50)
+    labels, folds = list(map(str, y)), [i % 5 for i in range(50)]
+    other = write_fake_run(tmp_path / "other", labels, outputs[0], folds, split="t")
+    with pytest.raises(MismatchError, match="--split"):
+        compare([paths[0], other])
+    turned = write_fake_run(tmp_path / "turned", labels[::-1], outputs[0], folds)
+    with pytest.raises(MismatchError, match="true labels"):
+        compare([paths[0], turned])
+    named = write_fake_run(
+        tmp_path / "named", ["xy"[i] for i in y], outputs[0], folds, classes=("x", "y")
+    )
+    with pytest.raises(MismatchError, match="label column"):
+        compare([paths[0], named])
+    moved = write_fake_run(tmp_path / "moved", labels, outputs[0], folds, row=range(1, 51))
+    with pytest.raises(MismatchError, match="other records"):
+        compare([paths[0], moved])
+    with pytest.raises(UsageError, match="twice"):
+        compare([paths[0], tmp_path / "b/../a"])
+    with pytest.raises(UsageError, match=tmp_path.name):
+        compare([paths[0], tmp_path])
+
+
+def test_names_and_measures(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path / "x", ["a", "b"], n=50)
+    more, _, _ = random_runs(tmp_path / "y", ["a"], n=50)
+    table = compare([*paths, *more])
+    assert {str(paths[0]), str(more[0]), "b"} < {row.name for row in table.rows}
+    with pytest.raises(UsageError, match="metric"):
+        compare(paths, metric="acuracy")
+    with pytest.raises(UsageError, match="baseline"):
+        compare(paths, baseline="c")
+    assert compare(paths, baseline=str(paths[1])).baseline == "b"
+    edit_run(paths[1], features="tfidf", views=[])
+    assert compare(paths).baseline == "b"
+    reserved, _, _ = random_runs(tmp_path / "z", ["majority"], n=50)
+    with pytest.raises(UsageError, match="majority"):
+        compare([*paths, *reserved])
+
+
+def test_values(tmp_path: Path) -> None:
+    """Runs of a regression: errors instead of shares, tested and corrected like labels."""
+    random = np.random.default_rng(0)
+    y = random.normal(size=100)
+    folds = [i % 4 for i in range(100)]
+    paths = [
+        write_fake_run(
+            tmp_path / name, y, y + random.normal(scale=noise, size=100), folds, classes=()
+        )
+        for name, noise in (("coarse", 1.0), ("fine", 0.3))
+    ]
+    table = compare(paths)
+    assert table.metric == "rmse"
+    assert table.tests == 6
+    names = [row.name for row in table.rows]
+    assert names.index("fine") < names.index("coarse") < names.index("majority")
+    worst = row_of(table, "coarse").to_best
+    assert worst.low > 0
+    assert worst.p_corrected < 0.05
+    for metric in ("mae", "r2", "pearson", "spearman"):
+        assert row_of(compare(paths, metric=metric), "coarse").to_best.p_corrected < 0.05
+    assert "p (first row)" in comparison_text(table)
+
+
+def test_cost_is_taken_over(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=50)
+    edit_run(paths[1], cost={"device": "cpu"})
+    table = compare(paths)
+    cost = row_of(table, "a").cost
+    assert (cost.fit_seconds, cost.predict_seconds, cost.size_bytes) == (2.0, 10.0, 1_000)
+    assert row_of(table, "b").cost.fit_seconds is None
+    assert row_of(table, "blend: mean").cost.fit_seconds is None  # that of a run is unknown
+    edit_run(paths[1], cost={"fit_seconds": 3, "predict_seconds": 1})
+    together = row_of(compare(paths), "blend: mean").cost
+    assert (together.fit_seconds, together.predict_seconds, together.size_bytes) == (5, 30, 2_000)
+
+
+def test_the_answer_has_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths, _, _ = random_runs(tmp_path, [f"run{i}" for i in range(12)], n=60, test=10)
+    assert len(invoke("compare", *paths).output.splitlines()) <= 15
+    every = invoke("compare", *paths, "--all").output
+    assert all(f"  {path.name} " in every for path in paths)
+
+
+def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:
+    y = np.random.default_rng(0).normal(size=40)
+    folds = [i % 4 for i in range(40)]
+    flat = write_fake_run(tmp_path / "flat", y, np.zeros(40), folds, classes=())
+    good = write_fake_run(tmp_path / "good", y, y + 0.1 * np.sign(y), folds, classes=())
+    found = compare([flat, good], metric="spearman")
+    write_report(found, tmp_path / "page.html")
+    assert ">nan" not in (tmp_path / "page.html").read_text("utf-8").lower()
+    assert found.rows[-1].name == "flat"
+    assert np.isnan(found.rows[-1].scores["spearman"].value)
+    assert "nan" not in comparison_text(found)

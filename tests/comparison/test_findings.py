@@ -1,0 +1,442 @@
+"""What a report says, computed without a page: against scikit-learn, and on planted effects."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import binomtest
+from sklearn.metrics import confusion_matrix
+
+import embedkit
+from embedkit.comparison.cases import (
+    MOST_SUSPICIONS,
+    cases_of,
+    confidence_of,
+    confused_pairs,
+    label_suspicions,
+)
+from embedkit.comparison.recommendation import Recommendation, notices, recommend
+from embedkit.comparison.report import charts_of
+from embedkit.comparison.table import Compared, Difference, compare, records_to_decide
+from embedkit.drawing import Shape, Text
+from embedkit.errors import MismatchError, UsageError
+from embedkit.runs.figures import confusion, reliability_bins
+from embedkit.runs.predictions import Predictions
+from embedkit.storage import seal
+from tests.processes import invoke
+from tests.run_fixtures import edit_run, random_runs, write_fake_run
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    paths, _, _ = random_runs(
+        tmp_path_factory.mktemp("runs"), ["a", "b", "c"], n=300, classes=4, test=40
+    )
+    return compare(paths, baseline="a")
+
+
+def held_out(compared: Compared, name: str) -> Predictions:
+    p = compared.predictions[name]
+    return p.take(p.out_of_fold)
+
+
+def predicting(folder: Path, accuracy: dict[str, float], *, n: int = 400) -> list[Path]:
+    """Runs that are right on the first records, as many as their accuracy says."""
+    y = np.arange(n) % 2
+    order = np.random.default_rng(0).permutation(n)
+    paths = []
+    for name, fraction in accuracy.items():
+        proba, folds = right_where(order < fraction * n, y), [i % 5 for i in range(n)]
+        paths.append(
+            write_fake_run(folder / name, y.astype(str), proba, folds, features="tfidf", views=())
+        )
+    return paths
+
+
+def right_where(right: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Probabilities of two classes, the higher one of the true class where they are right."""
+    answer = np.where(right, y, 1 - y)
+    return np.where(np.eye(2)[answer] > 0, 0.8, 0.2)
+
+
+def costing(paths: list[Path], **seconds: tuple[float | None, float]) -> Recommendation:
+    """What is recommended if the runs have other seconds to predict and to fit."""
+    for path in paths:
+        predict, fit = seconds[path.name]
+        edit_run(path, cost={"predict_seconds": predict, "fit_seconds": fit})
+    return recommend(compare(paths, min_difference=3))
+
+
+def probed(folder: Path, accuracy: float, *, n: int = 400, **probe: Any) -> Path:
+    """A probe that is right on as many records, chosen among two views."""
+    y = np.arange(n) % 2
+    order = np.random.default_rng(1).permutation(n)
+    proba, folds = right_where(order < accuracy * n, y), [i % 5 for i in range(n)]
+    views = {"mean_0": 1, "mean_1": 4}
+    return write_fake_run(folder, y.astype(str), proba, folds, probe=views, **probe)
+
+
+# the recommendation
+
+
+def test_the_cheapest_of_those_that_lack_nothing_that_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = predicting(tmp_path, {"good": 0.80, "same": 0.79, "bad": 0.60})
+    cheap = costing(paths, good=(9.0, 1.0), same=(1.0, 9.0), bad=(0.1, 0.1))
+    assert cheap.method.name == "same"
+    assert "+1.0" in cheap.reason
+    assert "a text in" in cheap.reason
+    assert cheap.reason.endswith("in a batch.")
+    monkeypatch.setattr(Compared, "level", "word")
+    assert "a word in" in recommend(compare(paths, min_difference=3)).reason
+    monkeypatch.undo()
+    # it may lack more than a point, and is not proven worse: what would decide is said
+    for settings in ({"min_difference": 1.5}, {"min_difference": 3, "prefer": "score"}):
+        open_ = compare(paths, **settings)
+        assert (open_.winner.name, open_.selection.equal[:2]) == ("good", ("good", "same"))
+    gap = Difference(0.004, -0.016, 0.024)
+    assert records_to_decide(gap, 0.01, 100) == pytest.approx(100 * ((0.02 / 0.006) ** 2 - 1))
+    assert records_to_decide(replace(gap, value=0.02), 0.01, 100) == 0  # proven by now
+    with pytest.raises(UsageError, match="prefer"):
+        compare(paths, prefer="best")
+    dear = costing(paths, good=(1.0, 9.0), same=(9.0, 1.0), bad=(0.1, 0.1))
+    assert dear.method.name == "good"
+    # times that differ in their third digit are the same: then training decides
+    level = costing(paths, good=(1.001, 9.0), same=(1.002, 1.0), bad=(0.1, 0.1))
+    assert level.method.name == "same"
+    unknown = costing(paths, good=(1.0, 9.0), same=(None, 1.0), bad=(0.1, 0.1))
+    assert unknown.method.name == "good"
+
+
+def test_a_blend_that_is_proven_better_is_recommended(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    y = random.integers(2, size=600)
+    paths = []
+    for name in ("a", "b", "c", "d"):
+        score = (2 * y - 1) * 0.7 + random.normal(size=600)
+        proba = 1 / (1 + np.exp(np.outer(score, [2, -2])))
+        folds = [i % 5 for i in range(600)]
+        paths.append(write_fake_run(tmp_path / name, y, proba, folds))
+    advice = recommend(compare(paths))
+    assert advice.method.kind == "blend"
+    assert advice.title.startswith("Blend the 4 runs")
+    blend = next(one for one in advice.decisions if one.question == "Blend")
+    assert (blend.answer, blend.tone) == ("yes", "yes")
+
+
+def test_the_choice_of_a_probe_is_a_candidate(tmp_path: Path) -> None:
+    paths = predicting(tmp_path, {"one": 0.70, "two": 0.71})
+    found = compare([*paths, probed(tmp_path / "probe", 0.95)])
+    best = recommend(found)
+    assert (found.winner.name, found.winner.kind) == ("probe", "probe")
+    assert best.method == found.winner
+    assert "layer 1, mean" in best.title
+    assert (found.rows[0].name, best.gain) == ("probe", found.winner.to_baseline)
+    assert found.blend_to_use().name in ("one", "two", "blend: mean")  # a probe has no model
+    assert set(found.blends) == {"mean", "stacked"}
+    assert {blend.runs for blend in found.blends.values()} == {2}
+    # a little better is paired like everything else, not proven, and costs more to fit
+    close = compare([*paths, probed(tmp_path / "close", 0.72)], min_difference=9)
+    assert close.winner.kind != "probe"
+    assert close.differences["close", "two"].p_corrected is not None
+
+
+def test_a_probe_is_compared_with_runs_on_the_same_records(tmp_path: Path) -> None:
+    (path,) = predicting(tmp_path, {"one": 0.7}, n=200)
+    alone = compare([probed(tmp_path / "probe", 0.9, n=100)])
+    assert alone.winner.name == "probe"
+    with pytest.raises(UsageError, match="probe"):
+        alone.blend_to_use()
+    with pytest.raises(MismatchError, match="probe"):
+        compare([path, tmp_path / "probe"])  # of other records
+
+
+def planted(folder: Path, folds: dict[str, float], test: dict[str, float]) -> Compared:
+    """Runs that are right on fractions of 400 records in folds and of 200 in the test set."""
+    y, fold = np.arange(600) % 2, [-1 if i < 200 else i % 5 for i in range(600)]
+    order = np.concatenate(
+        [np.random.default_rng(i).permutation(n) for i, n in ((0, 200), (1, 400))]
+    )
+    paths = []
+    for name in folds:
+        limit = np.where(np.array(fold) < 0, test[name] * 200, folds[name] * 400)
+        proba = right_where(order < limit, y)
+        paths.append(write_fake_run(folder / name, y.astype(str), proba, fold))
+    return compare(paths)
+
+
+def test_what_fails_on_the_test_set_is_not_recommended(tmp_path: Path) -> None:
+    fails = planted(tmp_path / "1", {"sharp": 0.9, "robust": 0.75}, {"sharp": 0.3, "robust": 0.75})
+    advice = recommend(fails)
+    assert fails.winner.name == "robust"
+    assert "sharp" in fails.selection.failed
+    assert fails.selection.useful
+    assert "test set: 30.0 %" in advice.reason
+    assert fails.blend_to_use().name == "robust"
+    blend = next(one for one in advice.decisions if one.question == "Blend")
+    assert (blend.answer, blend.why) == ("no", "fails on the test set")
+    # a little worse on the test set proves nothing: the folds decide
+    close = planted(tmp_path / "2", {"sharp": 0.9, "robust": 0.75}, {"sharp": 0.74, "robust": 0.75})
+    assert (close.winner.name, close.selection.failed) == ("sharp", ())
+    # nor does a test set lift what the folds show to be worse
+    lucky = planted(tmp_path / "3", {"sharp": 0.9, "robust": 0.75}, {"sharp": 0.8, "robust": 0.81})
+    assert lucky.winner.name == "sharp"
+    # alone, and worse than guessing on the test set
+    alone = planted(tmp_path / "4", {"sharp": 0.9}, {"sharp": 0.2})
+    assert not recommend(alone).useful
+
+
+@pytest.mark.parametrize(("share", "metric"), [(0.79, "accuracy"), (0.81, "macro_f1")])
+def test_uneven_classes_are_judged_by_macro_f1(tmp_path: Path, share: float, metric: str) -> None:
+    y = (np.arange(200) >= share * 200).astype(int)
+    y = np.random.default_rng(0).permutation(y)
+    proba, folds = np.where(np.eye(2)[y] > 0, 0.7, 0.3), [i % 5 for i in range(200)]
+    path = write_fake_run(tmp_path / "a", y.astype(str), proba, folds)
+    assert compare([path]).metric == metric
+    weighted: dict[str, Any] = {"settings": {"class_weight": "balanced"}}
+    other = write_fake_run(tmp_path / "b", y.astype(str), proba, folds, **weighted)
+    assert compare([path, other]).metric == "macro_f1"
+    assert compare([path], metric="accuracy").metric == "accuracy"
+
+
+def odd(folder: Path, kind: str) -> list[Path]:
+    """Runs on few or odd records: one class absent in a fold, many classes, ties, one fold."""
+    random = np.random.default_rng(3)
+    n, classes = {"many": (231, 77), "ties": (40, 2)}.get(kind, (60, 3))
+    y = np.arange(n) % classes
+    fold = np.arange(n) * 5 // n if kind == "absent" else random.permutation(n) % 4
+    if kind == "absent":
+        y = np.where((fold == 0) & (y == 2), 0, y)
+    if kind == "one fold":
+        fold = np.zeros(n, int)
+    if kind == "test":
+        fold = np.where(np.arange(n) < 15, -1, fold)
+    paths = []
+    names = tuple(f"c{number}" for number in range(classes))
+    for name in ("a", "b", "probe"):
+        scores = 2 * np.eye(classes)[y] + random.normal(size=(n, classes))
+        if kind == "ties":
+            scores = np.zeros((n, 2))
+        proba = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        given: dict[str, Any] = {"classes": names}
+        part = np.arange(n)
+        if name == "probe":
+            part = np.flatnonzero(fold >= 0)
+            given |= {"probe": {"mean_0": 1, "mean_2": 3}, "row": part.tolist()}
+        elif kind == "one fold":
+            given["inner"] = proba
+        truth = [names[i] for i in y[part]]
+        paths.append(
+            write_fake_run(folder / name, truth, proba[part], fold[part].tolist(), **given)
+        )
+    if kind == "one fold":  # inner predictions are of records that are never held out
+        for path in paths[:2]:
+            table = pd.read_parquet(path / "predictions.parquet")
+            table["row"] += 1_000
+            table.to_parquet(path / "inner_predictions.parquet")
+            seal(path)
+    return paths
+
+
+@pytest.mark.parametrize("kind", ["absent", "many", "ties", "one fold", "test"])
+def test_the_same_winner_everywhere(tmp_path: Path, kind: str) -> None:
+    paths = odd(tmp_path, kind)
+    found = embedkit.compare(paths)
+    name = found.winner.name
+    assert found.to_frame().index[found.to_frame()["use"]].tolist() == [name]
+    assert f"({name})" in repr(found)
+    assert len(repr(found).splitlines()) == 1
+    assert name in found._repr_html_()
+    found.report(tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text("utf-8").replace("<wbr>", "")
+    advice = recommend(found)
+    before = "" if advice.useful else "numbers below: "
+    assert f"{advice.title} <small>{before}{name}</small>" in page
+    said = invoke("compare", *paths, "--write-blend", tmp_path / "b.csv")
+    assert said.exit_code == 0, said.output
+    assert said.output.splitlines()[0] == f"{advice.title} ({name})"
+    assert f"  → {name} " in said.output
+    data = json.loads(invoke("compare", *paths, "--json").output)
+    assert data["recommendation"]["method"]["name"] == name
+    # also where the first row is of a probe, which does not predict the test set
+    assert ('id="table-test"' in page) == (kind == "test")
+    written = found.blend_to_use().name
+    assert written == (name if found.winner.kind != "probe" else found.selection.with_model)
+    assert f", {written}" in said.output
+
+
+def test_vectors_of_a_fine_tuned_encoder_are_called_that(tmp_path: Path) -> None:
+    (path,) = predicting(tmp_path, {"run": 0.8})
+    dataset = json.loads((path / "run.json").read_text())["dataset"]
+    views = {"features": "vectors", "views": ["mean_2"]}
+    edit_run(path, **views)
+    assert recommend(compare([path])).title == "Use logistic regression on layer 2, mean"
+    edit_run(path, **views, dataset=dataset | {"fold_models": True})
+    assert recommend(compare([path])).title.endswith("layer 2, mean of the fine-tuned encoder")
+
+
+def test_nothing_is_better_than_the_majority(tmp_path: Path) -> None:
+    advice = recommend(compare(predicting(tmp_path, {"noise": 0.5})))
+    assert not advice.useful
+    assert "majority class" in advice.title
+    assert "noise" in advice.reason
+    # by the metric alone: weights and thresholds may make probabilities worse
+    better = compare(predicting(tmp_path, {"sharp": 0.62}))
+    sharp, guess = (better.row(name).scores["log_loss"] for name in ("sharp", "majority"))
+    assert sharp.value > guess.value
+    assert recommend(better).useful
+
+
+def test_decisions_name_what_was_not_tried(compared: Compared, tmp_path: Path) -> None:
+    advice = recommend(compared)
+    answers = {one.question: one for one in advice.decisions}
+    assert list(answers) == ["Layer", "Blend", "Fine-tuning", "More labels"]
+    for question in ("Layer", "Fine-tuning", "More labels"):  # the runs have no dataset
+        assert (answers[question].answer, answers[question].command) == ("not tried", "")
+        assert "embedkit extract" in answers[question].sentence
+    assert advice.next.startswith("embedkit compare ")  # a blend is the best
+    paths = predicting(tmp_path, {"one": 0.7})
+    with_probe = recommend(compare([*paths, probed(tmp_path / "probe", 0.6)]))
+    assert with_probe.decisions[0].why == "chosen in 4 of 5 folds"
+
+
+# what to look at
+
+
+def test_notices_count_their_records(tmp_path: Path) -> None:
+    found = compare(predicting(tmp_path, {"one": 0.8, "two": 0.7}))
+    cases = cases_of(found, "one")
+    said = {one.records or one.short: one for one in notices(found, cases)}
+    methods = [held_out(found, name) for name in ("one", "two")]
+    both = np.logical_and.reduce([p.y_pred != p.y for p in methods])
+    assert said["all_wrong"].short.startswith(f"{both.sum()} ")
+
+
+def test_suspicions_are_few_and_certain() -> None:
+    """Planted label errors are found; records that are hard are not suspected."""
+    random = np.random.default_rng(0)
+    n = 400
+    true = np.arange(n) % 2
+    y = true.copy()
+    planted = random.choice(n, 12, replace=False)
+    y[planted] = 1 - y[planted]
+    methods = []
+    for _ in range(3):
+        sure = np.where(random.random(n) < 0.5, 0.99, 0.55)
+        sure[planted] = 0.97
+        proba = np.where(np.eye(2)[true] > 0, sure[:, None], 1 - sure[:, None])
+        zeros = np.zeros(n, np.int64)
+        ids, said = tuple(map(str, range(n))), proba.argmax(1)
+        where = np.arange(n), ids, np.arange(n), zeros
+        methods.append(Predictions(*where, y, proba, said, ("0", "1"), zeros - 1))
+    suspicious = label_suspicions(methods)
+    assert set(np.flatnonzero(suspicious)) == set(planted.tolist())
+    assert not label_suspicions(methods[:1]).any()
+    other = replace(methods[0], y_pred=1 - methods[0].y_pred)  # one of them disagrees
+    assert not label_suspicions([*methods[:2], other]).any()
+
+
+def test_lists_are_what_the_predictions_say(compared: Compared) -> None:
+    cut = np.arange(260) % 7 == 0
+    cases = cases_of(compared, "c", cut=cut)
+    found = {name: held_out(compared, name) for name in ("a", "b", "c")}
+    right = {name: p.y_pred == p.y for name, p in found.items()}
+    lists = {name: set(index.tolist()) for name, index in cases.lists.items()}
+    top = np.sort(found["c"].proba, axis=1)
+    expected = {
+        "wrong": ~right["c"],
+        "all_wrong": ~right["a"] & ~right["b"] & ~right["c"],
+        "gained": right["c"] & ~right["a"],
+        "lost": ~right["c"] & right["a"],
+        "unsure": top[:, -1] - top[:, -2] < 0.1,
+        "cut": cut,
+    }
+    for name, mask in expected.items():
+        assert lists.get(name, set()) == set(np.flatnonzero(mask).tolist()), name
+    assert len(cases.lists.get("relabel", ())) <= MOST_SUSPICIONS
+    assert list(cases.methods)[:2] == ["c", "a"]
+    wrong = cases.lists["wrong"]
+    assert (np.diff(confidence_of(cases.records)[wrong]) <= 1e-12).all()  # the surest first
+
+
+def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    y = random.normal(size=100)
+    outputs = {"near": y + random.normal(size=100) * 0.5, "far": y + random.normal(size=100) * 2}
+    folds = [i % 5 for i in range(100)]
+    paths = [write_fake_run(tmp_path / k, y, v, folds, classes=()) for k, v in outputs.items()]
+    found = compare(paths, baseline="far")
+    cases = cases_of(found, "near")
+    wrong = {name: np.abs(v - y) > y.std() for name, v in outputs.items()}
+    assert set(cases.lists["wrong"].tolist()) == set(np.flatnonzero(wrong["near"]).tolist())
+    gained = ~wrong["near"] & wrong["far"]
+    assert set(cases.lists["gained"].tolist()) == set(np.flatnonzero(gained).tolist())
+    assert "relabel" not in cases.lists
+
+
+# by class and confidence
+
+
+def test_pairs_are_the_cells_beside_the_diagonal(compared: Compared) -> None:
+    mine = held_out(compared, "c")
+    pairs = confused_pairs(mine, limit=100)
+    cells = confusion_matrix(mine.y, mine.y_pred)
+    np.fill_diagonal(cells, 0)
+    assert [count for *_, count in pairs] == sorted(cells[cells > 0], reverse=True)
+    assert all(count == cells[true, predicted] for true, predicted, count in pairs)
+
+
+def test_names_of_classes_stand_at_their_columns(compared: Compared) -> None:
+    names = tuple(f"a turned name {letter}" for letter in "abcd")
+    items = confusion(replace(held_out(compared, "c"), classes=names)).items
+    cells = {np.mean(i.points, axis=0)[0] for i in items if isinstance(i, Shape)}
+    columns = {i.text: i.x for i in items if isinstance(i, Text) and i.turned and i.text in names}
+    assert columns == pytest.approx(dict(zip(names, sorted(cells), strict=True)), abs=6)
+
+
+def test_reliability_bins_hold_all_records(compared: Compared) -> None:
+    mine = held_out(compared, "c")
+    bins = reliability_bins(mine)
+    counts = np.array([b.count for b in bins])
+    assert counts.sum() == len(mine.row)
+    assert counts.max() - counts.min() <= 1
+    right = mine.proba.argmax(1) == mine.y
+    assert (counts * [b.right for b in bins]).sum() == pytest.approx(right.sum())
+    assert (counts * [b.confidence for b in bins]).sum() == pytest.approx(mine.proba.max(1).sum())
+    assert [b.confidence for b in bins] == sorted(b.confidence for b in bins)
+    for one in bins:
+        ends = binomtest(round(one.right * one.count), one.count).proportion_ci(method="wilson")
+        assert (one.low, one.high) == pytest.approx((ends.low, ends.high))
+
+
+# charts
+
+
+def charts(compared: Compared) -> dict[str, Any]:
+    chosen = compared.winner.name
+    methods = {name: held_out(compared, name) for name in (chosen, "a")}
+    return dict(charts_of(compared, cases_of(compared, chosen), methods))
+
+
+def test_all_records_answered_are_as_right_as_the_score(compared: Compared) -> None:
+    said = charts(compared)["sure"].description
+    mine = held_out(compared, compared.winner.name)
+    assert f"all {(mine.y_pred == mine.y).mean():.2f}" in said.split("; ")[0]
+
+
+def test_marks_of_the_forest_stand_at_their_gains(compared: Compared) -> None:
+    items = charts(compared)["forest"].items
+    lines = [i.points for i in items if isinstance(i, Shape) and i.width == 3]
+    gains = [row.to_baseline for row in compared.rows if row.to_baseline][:-1]
+    pixels = np.array([[a[0], b[0]] for a, b in lines])
+    values = np.array([[gain.low, gain.high] for gain in gains])
+    slope, start = np.polyfit(values.ravel(), pixels.ravel(), 1)
+    assert np.allclose(slope * values + start, pixels)
+    assert slope > 0

@@ -1,0 +1,275 @@
+"""Words in context: where they stand, whose vectors they get, how alike they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from embedkit.contexts.uses import (
+    Use,
+    UseVectors,
+    describe_uses,
+    find_word,
+    uses_in_dataset,
+    uses_in_texts,
+)
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.views import LayerSpec, parse_layers
+from embedkit.errors import UsageError
+from tests.processes import invoke
+from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
+
+TEXTS = (
+    "배를 타고 여행을 간다.",
+    "추석에 먹은 배가 맛있었다.",
+    "the bus was good , a bus !",
+    "영화 정말 재미있었다",
+    "bad rain , rained home",
+    "배를 타고 home",
+)
+
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture(scope="module")
+def folder(common: Path) -> Path:
+    """Datasets with word vectors, with token vectors, with both, with neither."""
+    rows = [(f"id{i}", text, str(i % 2)) for i, text in enumerate(TEXTS)]
+    corpus = write_tsv(common / "c.tsv", [*rows[:2], ("none", "", "0"), *rows[2:]])
+    tables: dict[str, Any] = {
+        "words": {"words": "mean"},
+        "tokens": {"tokens": True},
+        "neither": {},
+        "both": {"words": "mean", "tokens": True},
+        "every": {"words": "mean", "tokens": True, "layers": "all"},
+    }
+    for name, made in tables.items():
+        settings = {"layers": "0,2", **made}
+        extract_tiny(corpus, common / name, shard_rows=3, **settings)
+    return common
+
+
+# where a word stands
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "match", "found"),
+    [
+        ("배를 타고 배가 아프고 배우가", "배", "word", ["배", "배"]),
+        ("배를 타고 배가 아프고 배우가", "배", "start", ["배", "배", "배"]),
+        ("택배를 배에서는 배까지도 배.", "배", "word", ["배", "배", "배"]),
+        ("택배를", "배", "anywhere", ["배"]),
+        ("Bank of the BANK, banks; embankment", "bank", "word", ["Bank", "BANK"]),
+        ("Bank of the BANK, banks; embankment", "bank", "start", ["Bank", "BANK", "bank"]),
+        ("吾輩は猫である。猫だ", "猫", "word", ["猫", "猫"]),
+        ("a+b is a+b", "a+b", "word", ["a+b", "a+b"]),
+        ("nothing", "bank", "word", []),
+    ],
+)
+def test_where_a_word_stands(text: str, word: str, match: str, found: list[str]) -> None:
+    assert [text[slice(*span)] for span in find_word(text, word, match=match)] == found
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("asked", ["NFC", "NFD"])
+def test_composed_and_decomposed_letters_are_the_same(form: Any, asked: Any) -> None:
+    text = normalize(form, "배를 타고 백 배 , cafe café")
+
+    def found(word: str, match: str = "word") -> list[str]:
+        spans = find_word(text, normalize(asked, word), match=match)
+        return [normalize("NFC", text[slice(*span)]) for span in spans]
+
+    assert found("배") == found("배", "anywhere") == ["배", "배"]
+    assert found("cafe") == found("cafe", "start") == ["cafe"]
+    assert found("CAFÉ") == ["café"]
+
+
+def test_words_that_cannot_be_looked_for() -> None:
+    with pytest.raises(UsageError, match="empty"):
+        find_word("a", " ")
+    with pytest.raises(UsageError, match="match='near'"):
+        find_word("a", "a", match="near")
+
+
+# vectors of uses
+
+
+def test_a_use_has_the_mean_of_its_tokens() -> None:
+    encoder = Encoder.load(str(tiny_model()))
+    layers = parse_layers("0,sum:1..2", n_layers=2)
+    text = "배를 rained 타고"
+    of_ship = uses_in_texts(encoder, [text], "배", layers)
+    of_rain = uses_in_texts(encoder, [text, "good " * 40 + "rained"], "rained", layers)
+    assert (of_ship.skipped, of_rain.skipped) == (0, 1)  # the last was cut off
+    from embedkit.encoding.tokenizer import TokenizerSettings
+
+    tokens = encoder.tokenizer.encode(
+        [text], settings=TokenizerSettings(max_length=24), offsets=True
+    )
+    pieces = encoder.tokenizer.tokens(tokens[0].ids.tolist())
+    shard = encoder.encode_shard(tokens, views=[], token_layers=layers)
+    for spec in layers:
+        states = shard.tokens[spec.name]
+        assert np.array_equal(of_ship.vectors[spec.name][0], states[pieces.index("배")])
+        rained = [pieces.index("rain"), pieces.index("##ed")]
+        assert np.allclose(of_rain.vectors[spec.name][0], states[rained].mean(axis=0), atol=1e-5)
+
+
+def test_tables_and_sentences_give_the_same_vectors(folder: Path) -> None:
+    encoder = Encoder.load(str(tiny_model()))
+    direct = uses_in_texts(encoder, TEXTS, "배", parse_layers("0,2", n_layers=2))
+    stored = uses_in_dataset(folder / "tokens", "배")
+    assert [(u.text, u.start, u.end) for u in stored.uses] == [
+        (u.text, u.start, u.end) for u in direct.uses
+    ]
+    assert [u.row for u in stored.uses] == [0, 1, 6]
+    assert [u.id for u in stored.uses] == ["id0", "id1", "id5"]
+    for name in ("0", "2"):
+        assert np.allclose(stored.vectors[name], direct.vectors[name], atol=1e-5)
+    whole = uses_in_dataset(folder / "words", "bus")
+    again = uses_in_texts(encoder, TEXTS, "bus", parse_layers("2", n_layers=2))
+    assert len(whole.uses) == 2
+    assert np.allclose(whole.vectors["2"], again.vectors["2"], atol=1e-5)
+
+
+def test_a_record_may_go_on_in_the_next_row_group(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedkit.contexts import uses as words
+
+    word = "rained home"  # three tokens
+    whole, tables = uses_in_dataset(folder / "tokens", word), words.layer_tables
+
+    def line_by_line(*arguments: Any, **settings: Any) -> Any:
+        for table in tables(*arguments, **settings):
+            for i in range(len(table.row)):
+                one = slice(i, i + 1)
+                layers = {name: values[one] for name, values in table.layers.items()}
+                yield words.LayerTable(table.row[one], table.spans[one], layers)
+
+    monkeypatch.setattr(words, "layer_tables", line_by_line)
+    parts = uses_in_dataset(folder / "tokens", word)
+    assert parts.uses == whole.uses
+    assert np.allclose(parts.vectors["2"], whole.vectors["2"], atol=1e-5)
+
+
+def test_words_that_were_cut_off(tmp_path: Path) -> None:
+    text = "good " * 40 + "bus"
+    encoder = Encoder.load(str(tiny_model()))
+    with pytest.raises(UsageError, match=r"'bus'.* cut"):
+        uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
+    made = extract_tiny(
+        write_tsv(tmp_path / "c.tsv", [("1", text, "1")]), tmp_path / "d", tokens=True
+    )
+    with pytest.raises(UsageError, match=r"'bus'.* cut"):
+        uses_in_dataset(made.out, "bus")
+
+
+def test_words_that_are_not_there(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"'zoo'.*match='start'"):
+        uses_in_dataset(folder / "words", "zoo")
+    with pytest.raises(UsageError, match="words="):
+        uses_in_dataset(folder / "neither", "bus")
+
+
+# what is said about them
+
+
+def uses_of(groups: list[list[float]], copies: int) -> UseVectors:
+    random = np.random.default_rng(0)
+    vectors = np.repeat(np.array(groups, np.float32), copies, axis=0)
+    vectors += 0.02 * random.normal(size=vectors.shape).astype(np.float32)
+    uses = tuple(Use(i, str(i), f"text {i}", 0, 4) for i in range(len(vectors)))
+    return UseVectors(uses, {"1": np.ones_like(vectors), "2": vectors}, 0)
+
+
+def test_uses_are_compared_layer_by_layer() -> None:
+    report = describe_uses(uses_of([[1, 0, 0], [0, 1, 0]], 5), "text")
+    unit = uses_of([[1, 0, 0], [0, 1, 0]], 5).vectors["2"]
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    pairs = (unit @ unit.T)[~np.eye(10, dtype=bool)]
+    first, last = report.layers
+    assert (first.layer, last.layer) == ("1", "2")
+    assert first.cosine == pytest.approx(1)
+    assert last.cosine == pytest.approx(pairs.mean(), rel=1e-6)
+    assert np.allclose(np.diag(report.cosines), 1, atol=1e-5)
+
+
+def test_any_two_words_are_of_the_whole_table(tmp_path: Path) -> None:
+    """The mean over all pairs of words, of records that are in different files."""
+    rows = [(str(i), TEXTS[i % 6] if i < 6 else "home home home", "0") for i in range(12)]
+    made = extract_tiny(
+        write_tsv(tmp_path / "c.tsv", rows),
+        tmp_path / "d",
+        words="mean",
+        layers="0,2",
+        shard_rows=3,
+    )
+    report = describe_uses(uses_in_dataset(made.out, "배"), "배")
+    for layer in report.layers:
+        parts = sorted((tmp_path / "d/words").glob("*.parquet"))
+        assert len(parts) == 4
+        vectors = np.concatenate(
+            [np.stack(pd.read_parquet(part)[f"layer_{layer.layer}"].to_list()) for part in parts]
+        ).astype(np.float64)
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        pairs = (unit @ unit.T)[~np.eye(len(unit), dtype=bool)]
+        assert layer.others == pytest.approx(pairs.mean(), abs=1e-5)
+
+
+def test_a_single_use_has_no_cosine() -> None:
+    report = describe_uses(uses_of([[1, 0, 0]], 1), "text")
+    assert np.isnan(report.layers[0].cosine)
+    with pytest.raises(UsageError, match="layer='7': expected one of 1, 2"):
+        describe_uses(uses_of([[1, 0, 0]], 1), "text", layer=LayerSpec((7,)))
+
+
+@pytest.mark.parametrize("layer", ["sum:0..2", "mean:1..2", "concat:0..1"])
+def test_stored_layers_are_combined(folder: Path, layer: str) -> None:
+    spec = parse_layers(layer, n_layers=2)[0]
+    report = describe_uses(uses_in_dataset(folder / "every", "배"), "배", layer=spec)
+    encoder = Encoder.load(str(tiny_model()))
+    direct = describe_uses(uses_in_texts(encoder, TEXTS, "배", [spec]), "배")
+    assert report.layer == direct.layer == spec.name
+    assert np.allclose(report.cosines, direct.cosines, atol=1e-5)
+    assert [one.layer for one in report.layers] == ["0", "1", "2", spec.name]
+
+
+# the command
+
+
+def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
+    model = ("--model", tiny_model())
+    shown = invoke("words", folder / "both", "배").output
+    assert "3 uses of 배: mean cosine of two is" in shown
+    assert "추석에 먹은 [배]가 맛있었다." in shown
+    assert "any two words" in invoke("words", folder / "both", "배", "--all").output
+    assert invoke("words", folder / "both", "배", "--layer", "-1").output == shown
+    assert "nan" not in invoke("words", "bus", "--text", "the bus home", *model).output
+    texts = ("bus", "--text", "the bus home", "--text", "a bus !", *model)
+    said = invoke("words", *texts)
+    assert re.search(r"2 uses of bus: their cosine is [\d.−]+ at layer 2", said.output)
+    found = json.loads(invoke("words", *texts, "--json").stdout)
+    assert np.shape(found["cosines"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "DATASET WORD"),
+        (("bus",), "DATASET WORD"),
+        (("bus", "--text", "the home"), "'bus'"),
+        (("bus", "--text", "a bus", "--layer", "9"), "layers"),
+    ],
+)
+def test_options_that_cannot_be_used(arguments: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        raise invoke("words", *arguments, "--model", tiny_model()).exception

@@ -1,0 +1,432 @@
+"""Shards made elsewhere: by their place in the corpus, by other processes, in any order."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import embedkit
+from embedkit.corpus.memory import input_files
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
+from embedkit.dataset import extract, shards
+from embedkit.dataset.extract import ExtractResult
+from embedkit.dataset.format import Receipt
+from embedkit.dataset.job import JobFolder, ShardRange, ShardReader
+from embedkit.dataset.shards import ExtractPlan, run_shard
+from embedkit.errors import (
+    DamagedError,
+    EncodeError,
+    LockedError,
+    OutputExistsError,
+    StorageError,
+    UsageError,
+)
+from embedkit.types import Progress, no_progress
+from tests.dataset.test_reuse import WRITERS, Rows
+from tests.processes import ROOT, invoke
+from tests.store_fixtures import flip, load_quickly, run, tiny_model, tree, write_tsv
+
+TEXTS = [f"text {i}" if i % 7 else " " for i in range(60)]  # every seventh is a reject
+ROWS = [(str(i), text) for i, text in enumerate(TEXTS)]
+PLAIN = "".join(f"{text}\t{i}\n" + "\n" * (i % 5 == 0) for i, text in enumerate(TEXTS))
+WORDS = "".join(
+    f"# newdoc id = d{i}\n" * (i % 4 == 0)
+    + "".join(f"{n}\t{w}{i}" + "\t_" * 8 + "\n" for n, w in enumerate("abc", 1))
+    + "\n"
+    for i in range(60)
+)
+
+
+def _arrow(path: Path, _: Rows) -> None:
+    table = pa.table({"text": TEXTS, "id": pa.array(map(str, range(60)))})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=9)
+
+
+FILES: dict[str, Callable[[Path, Rows], object]] = {
+    **WRITERS,
+    "b.tsv": lambda p, _: p.write_text("\ufefftext\tid\n" + PLAIN),
+    "h.arrow": _arrow,
+    "i.conllu": lambda p, _: p.write_text(WORDS),
+    "j.txt": lambda p, _: p.write_text("\n".join(TEXTS)),
+}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("options", [{"sample": 31}, {"limit": 90, "min_chars": 7}], ids=str)
+@pytest.mark.parametrize("name", FILES)
+def test_shards_are_read_from_any_place(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    """The planned shards, read in any order, are the records of one reader."""
+    files = [tmp_path / name, tmp_path / f"second-{name}"]
+    for file in files:
+        FILES[name](file, ROWS)
+    keep = ["doc"] if name.endswith("conllu") else []
+    run(files, tmp_path / "out", shard_rows=8, keep=keep, **options)
+    table = pq.read_table(tmp_path / "out/_embedkit/shards.parquet")
+    ranges = [ShardRange(**row) for row in table.to_pylist()]
+    with input_files(files) as inputs:
+        plan: CorpusPlan = plan_corpus(inputs, CorpusOptions(keep=keep, **options))
+        expected = [item for item in CorpusReader(plan) if isinstance(item, Record)]
+        assert len(ranges) == -(-len(expected) // 8)
+        for order in (ranges, ranges[::-1], random.Random(0).sample(ranges, len(ranges))):
+            reader = ShardReader(plan)
+            found = {shard.number: reader.read(shard) for shard in order}
+            assert [record for n in sorted(found) for record in found[n]] == expected
+
+
+# Other processes
+
+
+def killed_once(plan: ExtractPlan, number: int) -> Receipt:
+    """The second shard kills the first process that makes it, after its sentences are written."""
+    if number == 1 and not (mark := plan.out.with_name("mark")).exists():
+        mark.touch()
+        JobFolder.write_receipt = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+    return run_shard(plan, number)
+
+
+def killed_always(plan: ExtractPlan, number: int) -> Receipt:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run_shard(plan, number)
+
+
+def killed_each_time(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_once_reading(shared: Any, shard: Any) -> Any:
+    """As ``_read``, after the process has ended once."""
+    mark = shared[0].out.with_name("mark")
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return shards._read(shared, shard)
+
+
+def failing(plan: ExtractPlan, number: int) -> Receipt:
+    if number == 2:
+        raise EncodeError("planted")
+    return run_shard(plan, number)
+
+
+@pytest.fixture(scope="module")
+def golden(common: Path) -> Path:
+    write_tsv(common / "c.tsv")
+    return run(common / "c.tsv", common / "out", words="mean", tokens=True).out
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Ray cluster of two nodes on this machine, each with one processor."""
+    nodes = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the processes that Ray starts
+    cluster = nodes.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    yield
+    cluster.shutdown()
+
+
+def made(golden: Path, out: Path, **settings: Any) -> ExtractResult:
+    corpus = golden.with_name("c.tsv")
+    return run(corpus, out, words="mean", tokens=True, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [run_shard, killed_once])
+def test_two_workers_make_the_same_bytes(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any
+) -> None:
+    """Also if one of them is killed."""
+    monkeypatch.setattr(extract, "run_shard", function)
+    result = made(golden, tmp_path / "out", workers=2)
+    assert (result.resumed_shards, result.missing_shards) == (0, 0)
+    assert (tmp_path / "mark").exists() == (function is killed_once)
+    assert tree(tmp_path / "out") == tree(golden)
+
+
+def test_ray_leaves_the_exit_code_of_sigterm(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, before = pytest.importorskip("ray"), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: signal.signal(signal.SIGTERM, print))
+    monkeypatch.setattr(ray, "nodes", sys.exit)  # nothing is begun
+    try:
+        with pytest.raises(SystemExit):
+            made(golden, tmp_path / "out", workers=2, engine="ray")
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_processes_that_read_make_the_same_bytes(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """They read for a GPU; one that is killed is replaced."""
+    monkeypatch.setitem(shards._READERS, "cpu", 2)
+    for limit in ("_CORES_PER_READER", "_SHARDS_FOR_READERS"):
+        monkeypatch.setattr(shards, limit, 1)
+    if killed:
+        monkeypatch.setattr(shards, "_read", killed_once_reading)
+    made(golden, tmp_path / "out")
+    assert (tmp_path / "mark").exists() == killed
+    assert tree(tmp_path / "out") == tree(golden)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_nodes")
+def test_two_nodes_of_ray_make_the_same_bytes(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    """One worker is killed; then each that gets a certain shard; a note tells what is missing."""
+    monkeypatch.setattr(extract, "run_shard", killed_once)
+    made(golden, tmp_path / "out", workers=2, engine="ray")
+    assert (tmp_path / "mark").exists()
+    assert tree(tmp_path / "out") == tree(golden)
+    assert "GPU" not in str(notes)
+    monkeypatch.setattr(extract, "run_shard", killed_always)
+    with pytest.raises(EncodeError, match="shard 2"):
+        made(golden, tmp_path / "lost", workers=2, engine="ray")
+    assert len(list((tmp_path / "lost.incomplete/sentences").iterdir())) == 3
+    monkeypatch.setattr("ray.wait", sys.exit)  # it would wait for ever
+    with pytest.raises(SystemExit):
+        made(golden, tmp_path / "none", workers=2, engine="ray", gpus_per_worker=0.5)
+    assert "'GPU': 0.5" in str(notes)
+
+
+def test_an_address_without_a_cluster_is_refused(golden: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(UsageError, match=r"address='127\.0\.0\.1:9'"):
+        made(golden, tmp_path / "out", workers=2, engine="ray", address="127.0.0.1:9")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "message"), [(killed_always, r"shard 2 \(records 8 to 10\)"), (failing, "planted")]
+)
+def test_a_shard_that_kills_its_workers_is_named_and_the_others_are_finished(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, message: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(extract, "run_shard", function)
+        with pytest.raises(EncodeError, match=message) as caught:
+            made(golden, tmp_path / "out", workers=2)
+    assert caught.value.exit_code == 5
+    assert not multiprocessing.active_children()
+    assert made(golden, tmp_path / "out").resumed_shards == 3 or function is failing
+    assert tree(tmp_path / "out") == tree(golden)
+
+
+@pytest.mark.slow
+def test_a_job_ends_if_no_worker_survives(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extract, "run_shard", killed_each_time)
+    monkeypatch.setattr(extract, "_LOST_IN_A_ROW", 2)
+    with pytest.raises(EncodeError, match=r"shard \d \(records") as caught:
+        made(golden, tmp_path / "out", workers=2)
+    assert str(caught.value).count("records") == 2
+    assert not multiprocessing.active_children()
+
+
+def test_parts_in_any_order_and_repeated(golden: Path, tmp_path: Path) -> None:
+    """They share the folder, and nobody else may write there meanwhile."""
+    out, refused = tmp_path / "out", list[LockedError]()
+
+    def meanwhile(_: Progress) -> None:
+        with pytest.raises(LockedError) as caught:
+            made(golden, out)
+        refused.append(caught.value)
+        made(golden, out, shard_index=1, num_shards=4)
+
+    for index in (3, 1, 1, 0):
+        progress = meanwhile if index == 0 else no_progress
+        part = made(golden, out, shard_index=index, num_shards=4, progress=progress)
+        with pytest.raises(UsageError, match="unfinished"):
+            _ = part.manifest
+    assert refused
+    assert part.missing_shards == 1
+    assert made(golden, out).resumed_shards == 3
+    assert tree(out) == tree(golden)
+    assert made(golden, out, shard_index=2, num_shards=4).was_complete
+    with pytest.raises(UsageError, match="num_shards"):
+        made(golden, out, shard_index=2, num_shards=2)
+
+
+@pytest.mark.slow
+def test_texts_are_shared_by_processes() -> None:
+    encoder = load_quickly(str(tiny_model()))
+    texts = [f"the movie was {'good ' * (i % 9)}" for i in range(50)]
+    alone = encoder.encode_views(texts, ["cls_1", "mean_-1"])
+    shared = encoder.encode_views(texts, ["cls_1", "mean_-1"], workers=2, batch_size=8)
+    assert {name: v.tobytes() for name, v in shared.items()} == {
+        name: v.tobytes() for name, v in alone.items()
+    }
+
+
+# Object stores; without the local copy it is as on another machine
+
+
+OUT = "s3://bucket/some/c.vectors"
+
+
+def stored(bucket: Any) -> dict[str, bytes]:
+    bucket.invalidate_cache()
+    root = OUT.removeprefix("s3://")
+    return {name[len(root) + 1 :]: bucket.cat_file(name) for name in bucket.find(root)}
+
+
+def test_an_object_store_holds_the_same_bytes(golden: Path, tmp_path: Path, store: Any) -> None:
+    """Made, read, and refused to others; the manifest makes it exist."""
+    corpus = golden.with_name("c.tsv")
+    store.put_file(str(corpus), "bucket/c.tsv")
+    settings: dict[str, Any] = {"words": "mean", "tokens": True}
+    run("s3://bucket/c.tsv", OUT, **settings)
+    expected = tree(golden)
+    found = stored(store)
+    assert found.keys() == expected.keys()
+    assert {n: found[n] for n in found if "part-" in n} == {
+        n: expected[n] for n in expected if "part-" in n
+    }
+    assert run(corpus, OUT, **settings).was_complete
+    shutil.rmtree(tmp_path / "cache")
+    assert run(corpus, OUT, **settings).was_complete
+    np.testing.assert_array_equal(embedkit.load(OUT).X, embedkit.load(golden).X)
+    assert embedkit.verify(OUT).ok
+    new = "extract", corpus, "--model", tiny_model(), "--out", f"{OUT}2"
+    for line in ("info", OUT), ("verify", OUT), ("index", OUT, "--kind", "flat"), new:
+        done = invoke(*line)
+        assert done.exit_code in (0, 3)
+        assert OUT in done.output
+        assert str(tmp_path / "cache") not in done.output
+    assert invoke("search", OUT, "--like", 3, "-k", 1).exit_code == 0
+    embedkit.train(OUT, out=tmp_path / "run", folds=2)
+    with pytest.raises(OutputExistsError, match="different settings"):
+        run(corpus, OUT, layers="0")
+    shutil.rmtree(tmp_path / "cache")
+    store.rm(OUT + "/_embedkit/manifest.json")
+    with pytest.raises(UsageError, match=r"c\.vectors"):
+        embedkit.load(OUT)
+    with pytest.raises(OutputExistsError, match=r"c\.vectors"):
+        run(corpus, OUT, layers="0")
+    with pytest.raises(UsageError, match="out='s3"):
+        run(corpus, OUT, shard_index=0, num_shards=2)
+
+
+def test_an_interrupted_upload_is_continued(
+    golden: Path, tmp_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, kind = golden.with_name("c.tsv"), type(store)
+    put, names = kind._put_file, list[str]()
+
+    async def failing(self: Any, local: str, remote: str, **more: Any) -> None:
+        names.append(remote)
+        if len(names) == 4:
+            raise ConnectionError("the network is down")
+        await put(self, local, remote, **more)
+
+    monkeypatch.setattr(kind, "_put_file", failing)
+    store.clear_instance_cache()
+    with pytest.raises(StorageError, match="the network is down"):
+        run(corpus, OUT)
+    with pytest.raises(UsageError, match=r"c\.vectors"):
+        embedkit.load(OUT)
+    done = names[:3]
+    run(corpus, OUT)
+    assert not set(done) & set(names[4:])
+    assert "job.json" not in str(names)  # which was created only where there is none
+    shutil.rmtree(tmp_path / "cache")
+    assert embedkit.verify(OUT).ok
+
+
+def test_a_dataset_in_an_object_store_grows(golden: Path, tmp_path: Path, store: Any) -> None:
+    corpus, more = golden.with_name("c.tsv"), write_tsv(tmp_path / "more.tsv")
+    run(corpus, OUT)
+    before = stored(store)
+    shutil.rmtree(tmp_path / "cache")
+    run([corpus, more], OUT, reuse=OUT, overwrite=True)
+    run([corpus, more], tmp_path / "whole")
+    shutil.rmtree(tmp_path / "cache")
+    np.testing.assert_array_equal(embedkit.load(OUT).X, embedkit.load(tmp_path / "whole").X)
+    run(corpus, OUT, overwrite=True)
+    shutil.rmtree(tmp_path / "cache")
+    assert stored(store).keys() == before.keys()
+    assert embedkit.verify(OUT).ok
+
+
+PART = "sentences/part-00000001.parquet"
+
+
+@pytest.mark.parametrize("machine", ["same", "another"])
+def test_damage_in_an_object_store_is_found_and_repaired(
+    golden: Path, tmp_path: Path, store: Any, machine: str
+) -> None:
+    """Of a file whose size is as before; a copy that was fetched earlier says nothing about it."""
+    corpus, settings = golden.with_name("c.tsv"), {"words": "mean", "tokens": True}
+    run(corpus, OUT, **settings)
+    whole = stored(store)
+    part = tmp_path / "part"
+    part.write_bytes(whole[PART])
+    flip(part)
+    store.put_file(str(part), f"{OUT}/{PART}")
+    if machine == "same":
+        assert [p.removeprefix(OUT) for p in embedkit.verify(OUT).problems] == [
+            f"/{PART} is damaged"
+        ]
+    else:
+        shutil.rmtree(tmp_path / "cache")
+        with pytest.raises(DamagedError, match="part-00000001"):
+            embedkit.load(OUT)
+    run(corpus, OUT, **settings)
+    shutil.rmtree(tmp_path / "cache")
+    assert embedkit.verify(OUT).ok
+    assert stored(store)[PART] == whole[PART]
+
+
+def test_overwriting_sends_every_file(golden: Path, store: Any) -> None:
+    corpus = golden.with_name("c.tsv")
+    run(corpus, OUT)
+    before = {name: store.info(name)["LastModified"] for name in store.find(OUT)}
+    time.sleep(1)  # of which times are multiples
+    run(corpus, OUT, overwrite=True)
+    store.invalidate_cache()
+    assert all(store.info(name)["LastModified"] > moment for name, moment in before.items())
+
+
+def test_a_damaged_copy_is_fetched_again(golden: Path, tmp_path: Path, store: Any) -> None:
+    run(golden.with_name("c.tsv"), OUT)
+    whole = embedkit.load(OUT).X
+    (part,) = (tmp_path / "cache").rglob(PART)
+    flip(part)
+    with pytest.raises(DamagedError, match="fetches this copy again"):
+        _ = embedkit.load(OUT).X
+    np.testing.assert_array_equal(embedkit.load(OUT).X, whole)
+    flip(part)
+    assert embedkit.verify(OUT).ok  # the store is, and the copy is again
+    np.testing.assert_array_equal(embedkit.load(OUT).X, whole)
+
+
+def test_readers_wait_for_the_one_that_fetches(golden: Path, tmp_path: Path, store: Any) -> None:
+    run(golden.with_name("c.tsv"), OUT)
+    shutil.rmtree(tmp_path / "cache")
+    with ThreadPoolExecutor(4) as pool:
+        read = list(pool.map(lambda _: embedkit.load(OUT).X.tobytes(), range(4)))
+    assert len(set(read)) == 1

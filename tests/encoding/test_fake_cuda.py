@@ -1,0 +1,201 @@
+"""The branches for CUDA on fake tensors, which have a device, a shape and a type but no numbers.
+
+They run where there is no GPU, and find what needs none to be found: a kernel that a version of
+torch does not have, operands of different types or devices, and a host that would have to wait for
+the device, which a fake tensor cannot do. Kernels' own limits, and numbers, need a GPU
+(``tests/encoding/test_gpu.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import rms_norm
+from torch.overrides import TorchFunctionMode
+
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel, load_model
+from embedkit.encoding.packed import PackedModel, attention_kinds
+from tests.models import Tiny, slow
+from tests.processes import ROOT
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fake tensors
+
+
+class Calls(TorchFunctionMode):
+    """Some calls by others, since in a torch without CUDA they look for its library."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), words: Any = None
+    ) -> Any:
+        if function is rms_norm:
+            return function(packed(arguments[0]), *arguments[1:])
+        function = OTHERS.get(function, function)
+        return function(*arguments, **(words or {}))
+
+
+def taken(values: Tensor, key: Any) -> Tensor:
+    """``values[key]`` for integers, slices, new axes and one tensor of integers."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if any(part is ... for part in keys):
+        place = next(i for i, part in enumerate(keys) if part is ...)
+        missing = values.dim() - sum(part is not None for part in keys) + 1
+        keys[place : place + 1] = [slice(None)] * missing
+    axis = 0
+    for part in keys:
+        if part is None:
+            values, axis = values.unsqueeze(axis), axis + 1
+        elif isinstance(part, slice):
+            start, stop, step = part.indices(values.shape[axis])
+            values = torch.ops.aten.slice(values, axis, start, max(stop, start), step)
+            axis += 1
+        elif isinstance(part, Tensor):
+            assert part.dtype == torch.int64, "a mask makes the host wait for a count"
+            rows = values.index_select(axis, part.flatten())
+            values, axis = rows.unflatten(axis, part.shape), axis + part.dim()
+        else:
+            values = values.select(axis, part)
+    return values
+
+
+def packed(values: Tensor) -> Tensor:
+    """A copy whose rows follow each other."""
+    return values.clone(memory_format=torch.contiguous_format)
+
+
+OTHERS: dict[Any, Callable[..., Tensor]] = {
+    Tensor.__getitem__: taken,
+    Tensor.__invert__: torch.bitwise_not,
+    Tensor.contiguous: packed,
+    Tensor.copy_: torch.ops.aten.copy_.default,
+}
+
+CUDA = torch.device("cuda", 0)
+LENGTHS = (40, 17, 17, 5, 2, 1)
+KERNELS = ("varlen", "efficient", "runs")
+WIDE = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+# what each kernel takes in fp32; in half precision varlen takes all but biases
+FAMILIES: dict[str, set[str]] = {
+    "bert": {"efficient", "runs"},
+    "roberta": {"efficient", "runs"},
+    "distilbert": {"efficient", "runs"},
+    "electra": {"efficient", "runs"},
+    "xlm-roberta": {"efficient", "runs"},
+    "albert": {"efficient", "runs"},
+    "mpnet": {"runs"},  # positions are biases
+    "modernbert": {"runs"},  # windows
+    "nomic_bert": {"efficient", "runs"},
+    "eurobert": {"runs"},  # grouped keys
+    "qwen3": {"runs"},
+    "gemma3_text": {"runs"},
+}
+
+
+@pytest.fixture(scope="module")
+def plain_of(tiny: Tiny) -> Callable[[str, str], PlainModel]:
+    """A model of a family, loaded on the CPU in a precision."""
+
+    def load(family: str, precision: str) -> PlainModel:
+        checkpoint = find_checkpoint(str(tiny(family)))
+        dtype = PRECISIONS[precision]
+        return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=dtype)
+
+    return load
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    with Calls():
+        yield FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def to_cuda(plain: PlainModel, mode: FakeTensorMode) -> None:
+    """Move a model to a device that is not there."""
+    parts = [*plain.module.modules(), *(plain.pooler.modules() if plain.pooler else ())]
+    with mode:
+        for part in parts:
+            for name, parameter in part._parameters.items():
+                if parameter is not None:
+                    moved = mode.from_tensor(parameter.data).to(CUDA)
+                    part._parameters[name] = nn.Parameter(moved, requires_grad=False)
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    part._buffers[name] = mode.from_tensor(buffer).to(CUDA)
+    plain.device = CUDA
+
+
+def states(model: Model, *, first_only: bool = False) -> list[tuple[tuple[int, ...], str]]:
+    """Shape and device of each layer, or of the first tokens of the highest one."""
+    tokens = sum(LENGTHS)
+    ids = torch.zeros(tokens, dtype=torch.int64, device=CUDA)
+    offsets = torch.zeros(len(LENGTHS) + 1, dtype=torch.int64, device=CUDA)
+    shapes: list[tuple[tuple[int, ...], str]] = []
+
+    def see(_: int, hidden: Tensor) -> None:
+        assert hidden.dtype == model.dtype
+        shapes.append((tuple(hidden.shape), hidden.device.type))
+
+    layers = [model.n_layers] if first_only else range(model.n_layers + 1)
+    batch = PackedBatch(ids, torch.zeros_like(ids), offsets, LENGTHS)
+    model.forward(batch, layers, see, first_only=first_only)
+    return shapes
+
+
+QUICK = ("bert", "mpnet", "modernbert", "eurobert")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", [*QUICK, *slow(*sorted(FAMILIES.keys() - {*QUICK}))])
+def test_kernels_take_what_they_are_given(
+    family: str, precision: str, plain_of: Callable[[str, str], PlainModel], fake: FakeTensorMode
+) -> None:
+    plain = plain_of(family, precision)
+    to_cuda(plain, fake)
+    taken = set()
+    kinds = attention_kinds(CUDA, plain.dtype)
+    assert kinds == KERNELS[precision == "fp32" :]
+    for kind in kinds:
+        model = PackedModel(plain, attention=kind)
+        try:
+            with fake:
+                whole, first = states(model), states(model, first_only=True)
+        except NotImplementedError:  # a kernel that is left out on purpose, with its reason
+            continue
+        taken.add(kind)
+        assert whole == [((sum(LENGTHS), plain.width), "cuda")] * (plain.n_layers + 1)
+        assert first == [((len(LENGTHS), plain.width), "cuda")]
+    expected = FAMILIES[family]
+    if precision == "bf16" and family != "mpnet":
+        expected = expected | {"varlen"}
+    assert taken == expected
+
+
+def test_the_plain_forward_selects_tokens_without_waiting(
+    plain_of: Callable[[str, str], PlainModel], fake: FakeTensorMode
+) -> None:
+    plain = plain_of("fnet", "fp32")  # the others' own masks ask for numbers
+    to_cuda(plain, fake)
+    plain.__dict__["_sees_padding"] = False  # which asks for numbers, once
+    with fake:
+        assert states(plain) == [((sum(LENGTHS), plain.width), "cuda")] * (plain.n_layers + 1)
+
+
+@pytest.mark.slow
+def test_every_section_of_the_benchmark_runs_on_the_cpu(tmp_path: Path) -> None:
+    """A section that fails here would fail on the first GPU, where time is dear."""
+    words = ["-m", "benchmarks.gpu", "--device", "cpu", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
+    sections = json.loads((tmp_path / "gpu.json").read_text("utf-8"))["sections"]
+    assert all(section["rows"] or "skipped" in section for section in sections.values())
+    assert {name for name, section in sections.items() if "skipped" in section} == {"memory"}

@@ -1,0 +1,194 @@
+"""Heads: BERT's own classifier reproduced, padding without effect, losses, what is trained."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.nn import functional
+from transformers import BertForSequenceClassification
+
+from embedkit.choices import DEFAULT_MODEL, HEADS
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.tokenizer import TokenizedTexts, TokenizerSettings, load_tokenizer
+from embedkit.errors import UsageError
+from embedkit.finetuning.model import EncoderWithHead, build_model, freeze, padded, predict_logits
+from embedkit.finetuning.training import LengthSampler
+from tests.finetune_fixtures import check_test_set, corpus_of, predictions, tuned
+from tests.models import TEXTS, Tiny, check_near, slow
+from tests.store_fixtures import tiny_model
+
+quiet_transformers()
+
+
+def built(model: str | Path, **settings: Any) -> tuple[EncoderWithHead, TokenizedTexts, int]:
+    """A model with a head, and texts tokenized for it."""
+    checkpoint = find_checkpoint(str(model))
+    tokenizer = load_tokenizer(checkpoint)
+    texts = tokenizer.encode(list(TEXTS[:10]), settings=TokenizerSettings(24))
+    return build_model(plain_of(checkpoint), seed=5, **settings).eval(), texts, tokenizer.pad_id
+
+
+def plain_of(checkpoint: Checkpoint) -> PlainModel:
+    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("model", [str(tiny_model()), *slow(DEFAULT_MODEL)], ids=["tiny", "minilm"])
+def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
+    ours, texts, pad_id = built(model, head="pooler", n_outputs=3)
+    theirs = BertForSequenceClassification.from_pretrained(
+        find_checkpoint(model).folder, num_labels=3
+    )
+    assert torch.equal(theirs.bert.pooler.dense.weight, ours.head.dense.weight)
+    with torch.no_grad():  # the last layer is random in both; the same numbers from here on
+        theirs.classifier.load_state_dict(ours.classifier.state_dict())
+    batch = padded(texts, pad_id)
+    labels = torch.arange(len(texts)) % 3
+
+    def logits(model: Any) -> torch.Tensor:
+        with torch.inference_mode():
+            return model.eval()(**batch).logits
+
+    before = logits(ours)
+    check_near(before, logits(theirs), logits(copy.deepcopy(theirs).double()))
+    for one in (ours, theirs):
+        optimizer = torch.optim.AdamW(one.train().parameters(), lr=1e-3)
+        torch.manual_seed(11)
+        one(**batch, labels=labels).loss.backward()
+        optimizer.step()
+    after = logits(ours)
+    assert float((after - before).abs().max()) > 1e-3
+    assert float((after - logits(theirs)).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert", "modernbert"])
+def test_padding_and_company_change_nothing(tiny: Tiny, head: str, family: str) -> None:
+    model, texts, pad_id = built(tiny(family), head=head)
+    model.requires_grad_(False)
+    together = model(**padded(texts, pad_id)).logits
+    alone = torch.cat([model(**padded(text, pad_id)).logits for text in texts])
+    in_batches = predict_logits(model, texts, pad_id=pad_id)
+    assert float(together.std(0).min()) > 0  # it does look at the texts
+    assert torch.allclose(together, alone, atol=1e-5)
+    assert torch.allclose(in_batches, alone, atol=1e-5)
+
+
+def test_a_convolution_sees_windows_of_its_width() -> None:
+    model, texts, pad_id = built(tiny_model(), head="cnn", cnn_widths=[3])
+    model.requires_grad_(False)
+    batch = padded(texts[:1], pad_id)
+    states = model.encoder(**batch).last_hidden_state[0]
+    convolution = model.head.convolutions[0]
+    longer = torch.cat([states, torch.zeros(2, states.shape[1])])
+    windows = [
+        torch.einsum("tw,owt->o", longer[i : i + 3], convolution.weight) + convolution.bias
+        for i in range(len(states))
+    ]
+    expected = torch.relu(torch.stack(windows)).max(0).values
+    vector = model.head(states[None], batch["attention_mask"])[0]
+    assert torch.allclose(vector, expected, atol=1e-5)
+
+
+def test_losses_are_those_of_the_books() -> None:
+    random = torch.Generator().manual_seed(3)
+    y = torch.tensor([0, 1, 1, 0, 1])
+    weights = torch.tensor([0.4, 1.6])
+
+    def model(**settings: Any) -> EncoderWithHead:
+        return built(tiny_model(), **settings)[0]
+
+    two = torch.randn(5, 2, generator=random)
+    found = model(class_weights=[0.4, 1.6]).loss(two, y)
+    each = -torch.log_softmax(two, 1)[torch.arange(5), y]
+    assert torch.allclose(found, (each * weights[y]).sum() / weights[y].sum())
+    smooth = model(label_smoothing=0.2).loss(two, y)
+    target = functional.one_hot(y, 2) * 0.8 + 0.1
+    assert torch.allclose(smooth, -(target * torch.log_softmax(two, 1)).sum(1).mean())
+
+    # one logit is the difference of two
+    one = (two[:, 1] - two[:, 0])[:, None]
+    for options in ({}, {"class_weights": [0.4, 1.6]}, {"label_smoothing": 0.2}):
+        first = model(problem="one_logit", n_outputs=1, **options)
+        second = model(**options)
+        assert torch.allclose(first.loss(one, y), second.loss(two, y), atol=1e-5)
+        assert torch.allclose(first.outputs(one), second.outputs(two))
+
+    value = model(problem="value", n_outputs=1, target_mean=3.0, target_scale=2.0)
+    assert torch.allclose(value.outputs(torch.tensor([[0.5]])), torch.tensor([4.0]).double())
+    loss = value.loss(torch.tensor([[0.5]]), torch.tensor([5.0]))
+    assert loss.item() == pytest.approx(0.25)
+
+
+def trained(model: EncoderWithHead) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+class Weighted(torch.nn.Module):
+    """The sum of the tokens by learnt weights."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.weigh, self.out = torch.nn.Linear(width, 1), torch.nn.Linear(width, outputs)
+        torch.nn.init.constant_(self.out.bias, 7.0)
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> Any:
+        weights = self.weigh(hidden).masked_fill(~mask.bool().unsqueeze(2), -1e9).softmax(1)
+        return self.out((weights * hidden).sum(1))
+
+
+def test_a_head_may_be_any_module(tmp_path: Path) -> None:
+    """Given as a class or by its name; its own initial weights are kept, and it is saved."""
+    name = "tests.finetuning.test_heads:Weighted"
+    model, some, pad_id = built(tiny_model(), head=name, n_outputs=2)
+    assert (model.head.module.out.bias == 7).all()
+    alone = torch.cat([predict_logits(model, text, pad_id=pad_id) for text in some])
+    assert torch.allclose(predict_logits(model, some, pad_id=pad_id), alone, atol=1e-5)
+    corpus = corpus_of(tmp_path / "c.tsv")
+    given: dict[str, Any] = {"epochs": 1, "test": corpus}
+    for number, head in enumerate((Weighted, name)):
+        tuned(corpus, tmp_path / str(number), head=head, **given)
+    pd.testing.assert_frame_equal(predictions(tmp_path / "0"), predictions(tmp_path / "1"))
+    check_test_set(tmp_path / "0", corpus, head=name)
+    with pytest.raises(UsageError, match="head="):
+        tuned(corpus, tmp_path / "x", head=lambda width, outputs: torch.nn.Linear(width, outputs))
+
+
+def test_what_is_frozen(tiny: Tiny) -> None:
+    for family in ("bert", "roberta", "electra", "distilbert", "modernbert", "mpnet", "deberta-v2"):
+        model = built(tiny(family))[0]
+        freeze(model, "2")
+        ends = ("classifier.", "encoder.final_norm.")
+        names = {name for name, _ in model.named_parameters()}
+        last = {name for name in names if re.search(r"\.layers?\.2\.", name)}
+        assert last
+        assert trained(model) == last | {n for n in names if n.startswith(ends)}, family
+        freeze(model, "all")
+        assert trained(model) == {"classifier.weight", "classifier.bias"}
+    model = built(tiny("bert"))[0]
+    freeze(model, "embeddings")
+    names = {name for name, _ in model.named_parameters()}
+    assert names - trained(model) == {n for n in names if n.startswith("encoder.embeddings.")}
+    with pytest.raises(UsageError, match=r"albert.*freeze_layers"):
+        freeze(built(tiny("albert"))[0], "1")
+
+
+def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
+    lengths = np.random.default_rng(1).integers(5, 100, 1_003)
+    sampler = LengthSampler(lengths, 16, seed=4)
+    first = list(sampler)
+    assert first == list(sampler)
+    assert sorted(first) == list(range(1_003))
+    sampler.set_epoch(1)
+    second = list(sampler)
+    assert first != second
+    assert sorted(second) == list(range(1_003))
+    spread = [np.ptp(lengths[second[i : i + 16]]) for i in range(0, 992, 16)]
+    assert np.median(spread) < 8  # of 95 that batches at random would have

@@ -1,0 +1,96 @@
+"""Hidden states of frozen layers that are computed once: training gives the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
+from embedkit.finetuning import states as states_module
+from embedkit.finetuning import training
+from embedkit.finetuning.model import build_model, freeze, predict_logits
+from embedkit.finetuning.states import frozen_states
+from tests.finetuning.test_heads import plain_of
+from tests.finetuning.test_vocabulary import trained
+from tests.models import TEXTS, check_near
+
+ABOUT: dict[str, Any] = {"pad_id": 0, "precision": "fp32"}
+KEEPS = ("bert", "roberta", "electra", "distilbert", "modernbert", "mpnet", "deberta-v2")
+
+
+def built(folder: Path, layers: str, **tokens: Any) -> Any:
+    checkpoint = find_checkpoint(str(folder))
+    texts = load_tokenizer(checkpoint).encode(
+        [text for text in TEXTS if text.strip()], settings=TokenizerSettings(**tokens)
+    )
+    model = build_model(plain_of(checkpoint), seed=1, head="mean")
+    return model, freeze(model, layers), texts
+
+
+@pytest.mark.parametrize("family", KEEPS)
+@pytest.mark.parametrize("layers", ["1", "2", "all"])
+def test_logits_are_those_without_states(
+    tiny: Callable[[str], Path], family: str, layers: str
+) -> None:
+    """Also of texts in windows; what is below is computed again once the states are closed."""
+    model, parts, texts = built(tiny(family), layers, max_length=12, on_long="window", stride=4)
+    before = predict_logits(model, texts, **ABOUT)
+    states = frozen_states(model, parts, texts, **ABOUT)
+    assert states is not None
+    calls: list[str] = []
+    for module in parts[0] or [model.encoder]:
+        module.register_forward_hook(lambda *_: calls.append("computed"))
+    for module in (m for layer in parts[0] for m in layer.modules()):
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda *_: calls.append("product"))
+    check_near(predict_logits(model, texts, states=states.of_batch, **ABOUT), before, before)
+    assert "product" not in calls
+    assert ("computed" in calls) == (layers != "all")
+    states.close()
+    assert torch.equal(predict_logits(model, texts, **ABOUT), before)
+
+
+@pytest.mark.parametrize("family", ["convbert", "fnet"])
+def test_no_states_where_they_are_not_enough(tiny: Callable[[str], Path], family: str) -> None:
+    """Padding changes the states of a text."""
+    model, parts, texts = built(tiny(family), "1", max_length=24)
+    before = predict_logits(model, texts, **ABOUT)
+    assert frozen_states(model, parts, texts, **ABOUT) is None
+    assert torch.equal(predict_logits(model, texts, **ABOUT), before)
+
+
+def test_few_texts_alone_have_states(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, parts, texts = built(tiny("bert"), "1", max_length=24)
+    monkeypatch.setattr(states_module, "_MOST_BYTES", 1_000)
+    assert frozen_states(model, parts, texts, **ABOUT) is None
+    assert frozen_states(model, freeze(model, "embeddings"), texts[:1], **ABOUT) is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}], ids=str)
+@pytest.mark.parametrize("layers", ["1", "all"])
+def test_every_weight_is_that_of_training_without_states(
+    tiny: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layers: str,
+    settings: dict[str, Any],
+) -> None:
+    """Both are measured against training without states in float64."""
+    checkpoint, settings = find_checkpoint(str(tiny("bert"))), settings | {"freeze_layers": layers}
+    ours, result, _ = trained(checkpoint, tmp_path / "ours", torch.float32, **settings)
+    monkeypatch.setattr(training, "frozen_states", lambda *_, **__: None)
+    plain, expected, _ = trained(checkpoint, tmp_path / "plain", torch.float32, **settings)
+    exact, _, _ = trained(checkpoint, tmp_path / "exact", torch.float64, **settings)
+    assert (result.epoch, result.parameters) == (expected.epoch, expected.parameters)
+    ulp = torch.finfo(torch.float32).eps
+    for name, value in exact.items():
+        floor = 8 * ulp * float(value.abs().max())
+        error = float((plain[name] - value).abs().max())
+        assert float((ours[name] - value).abs().max()) <= max(1.5 * error, floor), name

@@ -1,0 +1,284 @@
+"""Fine-tuning on the labels of words: the head of transformers, its loss, and whole entities."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from seqeval.metrics import f1_score  # type: ignore[import-untyped]
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+import embedkit
+from embedkit.corpus.plan import CorpusOptions
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
+from embedkit.errors import UsageError
+from embedkit.finetuning.model import build_model, padded, predict_logits, read_model
+from embedkit.finetuning.options import WORDS, TrainingOptions
+from embedkit.predict import Predictor
+from embedkit.runs.metrics import Entities
+from embedkit.runs.predictions import Predictions, metrics_of, read_predictions
+from embedkit.runs.split import read_split
+from tests.finetune_fixtures import TINY, finetuned
+from tests.finetuning.test_heads import plain_of
+from tests.models import check_near
+from tests.runs.test_word_runs import extract
+from tests.store_fixtures import extract_tiny, tiny_model
+from tests.word_fixtures import write_treebank
+
+UPOS = CorpusOptions(word_label="upos")
+
+
+@pytest.fixture(scope="module")
+def made(common: Path) -> Path:
+    """A treebank, its word vectors, a split with a test set, a frozen and a fine-tuned tagger."""
+    bank = write_treebank(common / "bank.conllu", 60)
+    extract(bank, common / "vectors")
+    split = common / "split.parquet"
+    embedkit.split(bank, folds=3, test=0.2, out=split)
+    embedkit.train(common / "vectors", level="word", split=split, out=common / "frozen")
+    tuned(bank, common / "tuned", split=split, epochs=20, learning_rate=2e-2)
+    return common
+
+
+def tuned(corpus: Any, out: Path, **settings: Any) -> Any:
+    given = {"reading": UPOS} if Path(corpus).suffix == ".conllu" else {}
+    return embedkit.finetune(corpus, out=out, level="word", **TINY | given | settings)
+
+
+def predicted(run: Path) -> Predictions:
+    return read_predictions(run, finetuned(run).classes)
+
+
+def test_every_word_is_held_out_once_with_its_sentence(made: Path) -> None:
+    """The words and folds are those of the vectors, so that compare takes both runs."""
+    found, split = predicted(made / "tuned"), read_split(made / "split.parquet")
+    stored = embedkit.load(made / "vectors", level="word")
+    order = np.lexsort((stored.word, stored.row))
+    both = np.lexsort((found.word, found.row))
+    assert np.array_equal(found.row[both], stored.row[order])
+    assert np.array_equal(found.word[both], stored.word[order])
+    assert [found.classes[i] for i in found.y[both]] == stored.column("label")
+    assert np.array_equal(found.fold, split.folds[np.searchsorted(split.row, found.row)])
+    table = embedkit.compare([made / "frozen", made / "tuned"])
+    assert table.level == "word"
+    score = finetuned(made / "tuned").scores["cross_validation"]["accuracy"]
+    assert score.value > 0.8 > score.majority  # the tag follows from the word
+    assert TrainingOptions(level="word").head_rate == 1e-3
+
+
+def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"split": made / "split.parquet", "epochs": 1}
+    tuned(made / "bank.conllu", tmp_path / "a", **given)
+    tuned(made / "vectors", tmp_path / "b", **given)
+    files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
+    assert files[0] == files[1]
+    tuned(made / "bank.conllu", tmp_path / "c", folds=2, epochs=1, test=made / "bank.conllu")
+    found = predicted(tmp_path / "c").take(predicted(tmp_path / "c").test)
+    texts = embedkit.load(made / "vectors").text
+    words = Predictor(tmp_path / "c", device="cpu").predict_words(texts)
+    proba = [list(word.prediction.proba.values()) for some in words for word in some]
+    assert np.allclose(proba, found.proba, atol=1e-5)
+
+
+def test_transformers_gives_the_same_probabilities(made: Path, tmp_path: Path) -> None:
+    embedkit.export(made / "tuned", fold=0, out=tmp_path / "plain")
+    plain = AutoModelForTokenClassification.from_pretrained(tmp_path / "plain").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain")
+    words = ["the", "movie", "was", "badly", "a"]  # bad ##ly
+    batch = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+    first = [batch.word_ids().index(i) for i in range(len(words))]
+    with torch.inference_mode():
+        forwards = (plain, copy.deepcopy(plain).double())
+        both = [one(**batch).logits[0, first].softmax(-1).numpy() for one in forwards]
+    ours = read_model(made / "tuned/model/fold-0")
+    loaded = load_tokenizer(find_checkpoint(str(tiny_model())))
+    texts = loaded.encode([" ".join(words)], settings=TokenizerSettings(24), offsets=True)
+    proba = ours.outputs(predict_logits(ours, texts, pad_id=0)).numpy()
+    check_near(proba, *both)
+    assert plain.config.id2label == dict(enumerate(finetuned(made / "tuned").classes))
+
+
+@pytest.mark.parametrize("on_long", ["truncate", "window"])
+def test_the_loss_is_of_first_tokens_alone(on_long: str) -> None:
+    """As with the label -100 on all others; in windows each word is taken from one of them."""
+    checkpoint = find_checkpoint(str(tiny_model()))
+    tokenizer = load_tokenizer(checkpoint)
+    settings = TokenizerSettings(10, on_long, 3)
+    given = ["the movie badly rained", "a bus " * 9, "good"]
+    texts = tokenizer.encode(given, settings=settings, offsets=True)
+    model = build_model(plain_of(checkpoint), seed=1, head=WORDS, n_outputs=3).eval()
+    batch = padded(texts, tokenizer.pad_id)
+    count = len(batch["places"])
+    assert count == (4 + 18 + 1 if on_long == "window" else 4 + 8 + 1)
+    labels = torch.arange(count) % 3
+    with torch.no_grad():
+        hidden = model.encoder(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+        logits = model.classifier(hidden)
+        everywhere = torch.full(batch["input_ids"].shape, -100)
+        everywhere.view(-1)[batch["places"]] = labels
+        assert (batch["attention_mask"].view(-1)[batch["places"]] == 1).all()
+        expected = torch.nn.functional.cross_entropy(logits.view(-1, 3), everywhere.view(-1))
+        # in the order of the words, as transformers has it, in one window
+        order = everywhere.view(-1)[everywhere.view(-1) != -100]
+        assert on_long == "window" or torch.equal(order, labels)
+        result = model(**batch, labels=labels)
+        assert torch.allclose(result.loss, expected, atol=1e-5)
+        assert torch.allclose(predict_logits(model, texts, pad_id=0), result.logits, atol=1e-5)
+
+
+def test_whole_entities_are_counted_as_seqeval_counts_them() -> None:
+    draw = random.Random(1)
+    classes = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+    assert Entities.known_by(classes)
+    assert not Entities.known_by((*classes, "NOUN"))
+    assert not Entities.known_by(("O",))
+    sizes = [draw.randint(1, 9) for _ in range(60)]
+    row = np.repeat(np.arange(60), sizes)
+    y, guess = (np.array([draw.randrange(5) for _ in row]) for _ in range(2))
+    guess = np.where(np.random.default_rng(0).random(len(row)) < 0.7, y, guess)
+    word = np.concatenate([np.arange(size) for size in sizes])
+    found = Predictions(
+        row=row,
+        ids=tuple(map(str, row)),
+        group=row,
+        fold=np.zeros_like(row),
+        y=y,
+        proba=np.eye(5)[guess],
+        y_pred=guess,
+        classes=classes,
+        word=word,
+    )
+    metric = metrics_of(found)["entity_f1"]
+    ends = np.cumsum(sizes)[:-1]
+    true, told = (
+        [[classes[i] for i in part] for part in np.split(tags, ends)] for tags in (y, guess)
+    )
+    assert metric.value(len(row)) == pytest.approx(f1_score(true, told))
+    weights = np.random.default_rng(2).integers(0, 3, 60)  # whole sentences, some of them twice
+    again = [
+        [s for s, n in zip(some, weights, strict=True) for _ in range(n)] for some in (true, told)
+    ]
+    assert metric(weights[row][None].astype(float))[0] == pytest.approx(f1_score(*again))
+
+
+def test_what_cannot_be_tagged(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="word_label="):
+        tuned(made / "bank.conllu", tmp_path / "x", reading=CorpusOptions())
+    with pytest.raises(UsageError, match="head="):
+        tuned(made / "bank.conllu", tmp_path / "x", head="mean")
+    with pytest.raises(UsageError, match="predict_words"):
+        Predictor(made / "tuned", device="cpu").predict(["a"])
+
+
+def test_a_span_of_each_text_is_its_only_word(tmp_path: Path) -> None:
+    """Its vector is that of the same words given as a span; what is no span is rejected."""
+    texts = ["the movie was badly good", "i was home", "a bus", "it rained", "good bus home"]
+    frame = pd.DataFrame({"text": texts, "start": [14, 6, 2, 7, 5], "end": [24, 10, 5, 7, 99]})
+    frame["kind"] = ["ADJ", "NOUN", "NOUN", "X", "X"]
+    given: dict[str, Any] = {"spans": ["start", "end"], "word_label": "kind", "layers": "0,2"}
+    data = extract_tiny(frame, tmp_path / "v", **given)
+    assert data.manifest.totals.rejected_by_reason == {"bad_span": 2}
+    words = embedkit.load(data.out, level="word", view="2")
+    assert words.text == ["badly good", "home", "bus"]
+    assert words.column("label") == ["ADJ", "NOUN", "NOUN"]
+    encoder = embedkit.Encoder.load(str(tiny_model()), device="cpu")
+    for text, start, end, vector in zip(texts, frame["start"], frame["end"], words.X, strict=False):
+        tokens = encoder.encode_tokens([text], layers="2")
+        inside = (tokens.start < end) & (tokens.end > start) & ~tokens.special
+        assert np.allclose(tokens.X[inside].mean(0), vector, atol=1e-5)
+    with pytest.raises(UsageError, match="spans="):
+        CorpusOptions(spans=["start", "end", "more"])
+
+
+def check_means_of_tokens(folder: Path, layer: str) -> None:
+    """Each span has the mean of the token rows that it touches, added in order in float32."""
+    words, tokens = (embedkit.load(folder, level=w, view=layer) for w in ("word", "token"))
+    for row, start, end, vector in zip(words.row, words.start, words.end, words.X, strict=True):
+        inside = (tokens.row == row) & (tokens.start < end) & (tokens.end > start)
+        total = np.zeros_like(vector)
+        for token in tokens.X[inside]:
+            total += token
+        assert np.array_equal(total / np.float32(inside.sum()), vector)
+
+
+@pytest.mark.parametrize("on_long", ["truncate", "window"])
+def test_lists_of_spans_are_means_of_their_tokens(tmp_path: Path, on_long: str) -> None:
+    """To the last bit; from text and from typed lists; labels in the order of the spans."""
+    long = "good bus home " * 20
+    texts = ["the movie was badly good", "i was home", long, "nothing here"]
+    spans = [[[0, 9], [14, 24]], [[6, 10]], [[0, 8], [9, 30], [60, 101]], []]
+    labels = ["A B", "C", "D E F", ""]
+    frame = pd.DataFrame({"text": texts, "spans": spans, "kind": labels})
+    given: dict[str, Any] = {
+        "spans": "spans",
+        "word_label": "kind",
+        "layers": "0,2",
+        "tokens": True,
+        "max_length": 16,
+        "on_long": on_long,
+    }
+    data = extract_tiny(frame, tmp_path / "v", **given)
+    written = tmp_path / "c.tsv"
+    lines = (f"{t}\t{s}\t{k}" for t, s, k in zip(texts, spans, labels, strict=True))
+    written.write_text("\n".join(["text\tspans\tkind", *lines, ""]), "utf-8")
+    as_text = extract_tiny(written, tmp_path / "t", **given)
+    words = embedkit.load(data.out, level="word", view="2")
+    assert words.text[:3] == ["the movie", "badly good", "home"]
+    assert words.column("label")[:3] == ["A", "B", "C"]
+    same = embedkit.load(as_text.out, level="word", view="2")
+    assert np.array_equal(words.X, same.X)
+    assert words.text == same.text
+    for layer in ("0", "2"):
+        check_means_of_tokens(data.out, layer)
+
+
+@pytest.mark.parametrize(
+    ("spans", "detail"),
+    [
+        ("[[0, 3], [2, 5]]", "begins before 3"),
+        ("[[4, 8], [0, 3]]", "begins before 8"),
+        ("[[0, 99]]", "lies outside"),
+        ("[[3, 3]]", "lies outside"),
+        ("[[3, 4]]", "lies outside"),  # white space alone
+        ("[[0, 1, 2]]", "neither a span"),
+        ("[0, 3]", "neither a span"),
+        ("0 3", "neither a span"),
+        ("", "neither a span"),
+        ("[[0, null]]", "neither a span"),
+    ],
+)
+def test_what_is_no_list_of_spans_is_rejected(tmp_path: Path, spans: str, detail: str) -> None:
+    frame = pd.DataFrame({"text": ["the movie", "a bus"], "at": [spans, "[[0, 1]]"]})
+    data = extract_tiny(frame, tmp_path / "v", spans=["at"])
+    assert data.manifest.totals.rejected_by_reason == {"bad_span": 1}
+    assert detail in (data.out / "_embedkit" / "rejects.jsonl").read_text("utf-8")
+    assert embedkit.load(data.out, level="word").text == ["a"]
+
+
+def test_sentences_of_a_text_are_its_words(tmp_path: Path) -> None:
+    """A column of that name comes first; else texts are cut, and each part is a mean of tokens."""
+    texts = ["the movie was good. I was home! it rained", "a bus.\nA movie", "good"]
+    frame = pd.DataFrame({"text": texts})
+    data = extract_tiny(frame, tmp_path / "v", spans="sentences", tokens=True)
+    words = embedkit.load(data.out, level="word")
+    assert words.text == [
+        "the movie was good.",
+        "I was home! it rained",
+        "a bus.",
+        "A movie",
+        "good",
+    ]
+    assert words.row.tolist() == [0, 0, 1, 1, 2]
+    check_means_of_tokens(data.out, "2")
+    again = extract_tiny(frame, tmp_path / "w", spans="sentences", reuse=[data.out])
+    assert np.array_equal(embedkit.load(again.out, level="word").X, words.X)
+    frame["sentences"] = ["[[0, 3]]", "[]", "[[0, 4]]"]
+    named = extract_tiny(frame, tmp_path / "n", spans="sentences")
+    assert embedkit.load(named.out, level="word").text == ["the", "good"]

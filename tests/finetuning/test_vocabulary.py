@@ -1,0 +1,103 @@
+"""Training of the rows that occur: every weight is that of training of all rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
+from embedkit.finetuning import model as model_module
+from embedkit.finetuning import training
+from embedkit.finetuning.model import build_model
+from embedkit.finetuning.options import TrainingOptions
+from embedkit.finetuning.training import Fold, train_fold
+from embedkit.units.target import Target
+from tests.finetuning.test_heads import plain_of
+from tests.models import TEXTS, Tiny, slow
+
+SOME = [text for text in TEXTS if text.strip()]
+TRAIN, VALID = np.arange(8), np.array([8, 9])  # the others are held out
+
+
+def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) -> Any:
+    """The weights of a fold without dropout, by the precision of its computation."""
+    tokenizer = load_tokenizer(checkpoint)
+    options = TrainingOptions(
+        epochs=5, batch_size=3, learning_rate=1e-2, precision="fp32", **settings
+    )
+    fold = Fold(
+        number=0,
+        name="a fold",
+        texts=tokenizer.encode(SOME, settings=TokenizerSettings(24)),
+        record=np.arange(len(SOME)),
+        target=Target(np.arange(len(SOME)) % 2, ("0", "1")),
+        train=TRAIN,
+        valid=VALID,
+        threshold=VALID[:0],
+        held_out=np.arange(10, len(SOME)),
+        options=options,
+        seed=0,
+        device=torch.device("cpu"),
+        pad_id=tokenizer.pad_id,
+        work=work,
+    )
+    model = build_model(plain_of(checkpoint), seed=3, head="mean").to(dtype)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model, result = train_fold(fold, model)
+    return {name: value.double() for name, value in model.state_dict().items()}, result, fold
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("bert", {}),
+        ("roberta", {}),
+        ("modernbert", {}),
+        *slow(("albert", {}), ("deberta-v2", {})),
+        ("bert", {"freeze_layers": "1"}),
+        ("bert", {"lora": 2}),
+    ],
+    ids=str,
+)
+def test_every_weight_is_that_of_training_all_rows(
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    settings: dict[str, Any],
+) -> None:
+    """Both are measured against training of all rows in float64."""
+    if "lora" in settings:
+        pytest.importorskip("peft")
+    monkeypatch.setattr(model_module, "_WEIGHT_DECAY", 5.0)  # rows that only decay change, too
+    checkpoint = find_checkpoint(str(tiny(family)))
+    ours, result, fold = trained(checkpoint, tmp_path / "ours", torch.float32, **settings)
+    for module in (training, model_module):
+        monkeypatch.setattr(module, "embedding_layer", lambda _: None)
+    plain, expected, _ = trained(checkpoint, tmp_path / "plain", torch.float32, **settings)
+    exact, _, _ = trained(checkpoint, tmp_path / "exact", torch.float64, **settings)
+    assert (result.epoch, result.parameters) == (expected.epoch, expected.parameters)
+    assert ours.keys() == plain.keys() == exact.keys()
+    ulp = torch.finfo(torch.float32).eps
+    before = plain_of(checkpoint).module.state_dict()
+    for name, value in exact.items():
+        floor = 8 * ulp * float(value.abs().max())
+        error = float((plain[name] - value).abs().max())
+        assert float((ours[name] - value).abs().max()) <= max(1.5 * error, floor), name
+    name = next(n for n, p in plain_of(checkpoint).module.named_parameters() if p.ndim == 2)
+    whole, first = ours[f"encoder.{name}"], before[name].double()
+    absent = np.setdiff1d(np.arange(len(whole)), fold.texts.ids)
+    assert len(absent)
+    if settings:
+        assert torch.equal(whole, first)
+    else:
+        factor = whole[absent] / first[absent].where(first[absent] != 0, torch.nan)
+        assert float(factor.nanmedian()) < 0.95

@@ -1,0 +1,613 @@
+"""Files, names and addresses of others: none leads out of its folder, runs code or takes memory.
+
+Every attack goes through a command or a function of the library, from outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import faiss
+import msgspec
+import numpy as np
+import openpyxl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import embedkit
+from embedkit import pipeline
+from embedkit.cli.main import cli
+from embedkit.corpus.memory import InputFile, input_files
+from embedkit.corpus.plan import CorpusOptions, plan_corpus
+from embedkit.corpus.records import CorpusReader
+from embedkit.corpus.sources import Source
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.tokenizer import load_tokenizer, spelled_out
+from embedkit.errors import (
+    CorpusError,
+    DamagedError,
+    ModelError,
+    RecipeError,
+    StorageError,
+    UsageError,
+)
+from embedkit.finetuning import model
+from embedkit.pipeline import fetch, read_recipe
+from embedkit.storage import address_of, file_sums, path_inside, seal, without_secrets
+from tests.conftest import Files
+from tests.finetune_fixtures import corpus_of
+from tests.processes import command
+from tests.run_fixtures import train
+from tests.store_fixtures import extract_tiny, tiny_model
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture(scope="module")
+def made(common: Path) -> Path:
+    """A dataset with an index, a run of each kind, a checkpoint and their corpus."""
+    corpus = corpus_of(common / "c.tsv")
+    shutil.copytree(tiny_model(), common / "checkpoint")
+    extract_tiny(corpus, common / "data")
+    train(common / "data", out=common / "frozen", estimator="logreg", folds=2)
+    embedkit.probe(common / "data", out=common / "probe", folds=2)
+    settings: dict[str, Any] = {"epochs": 1, "validation": 0, "folds": 2}
+    embedkit.finetune(corpus, out=common / "tuned", model=str(tiny_model()), **settings)
+    embedkit.index(common / "data", kind="flat", metric="cosine")
+    return common
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "here"))
+
+
+# names that are read from a file
+
+NAMES = [
+    "/etc/passwd",
+    "../outside",
+    "a/../../outside",
+    "a/..",
+    "./a",
+    "a//b",
+    "a/",
+    "..",
+    ".",
+    "a\\..\\outside",
+    "\\\\host\\share",
+    "a\x00b",
+    "link",
+    "folder-link/passwd",
+    "pipe",
+    "folder",
+    "zero",
+]
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    """A sealed folder, then with links and pipes in it."""
+    folder = tmp_path / "sealed"
+    (folder / "folder").mkdir(parents=True)
+    (folder / "a").write_text("a")
+    seal(folder)
+    (folder / "link").symlink_to("/etc/passwd")
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "folder-link").symlink_to("/etc")
+    (folder / "inner").symlink_to("a")
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_in_a_file_leads_into_its_folder(sealed: Path, name: str) -> None:
+    """By no command is the file behind it opened: a pipe and a device would never end."""
+    with pytest.raises(ValueError, match=r"folder|regular"):
+        path_inside(sealed, name)
+    before = dict(file_sums(sealed))
+    with (sealed / "SHA256SUMS").open("a", encoding="utf-8") as sink:
+        sink.write(f"{'0' * 64}  {name}\n")
+    with pytest.raises(DamagedError, match="SHA256SUMS is damaged"):
+        file_sums(sealed)
+    assert file_sums(sealed, torn=True) == before
+    assert not embedkit.verify(sealed).ok
+    done = command("verify", sealed, cwd=sealed.parent)
+    assert done.returncode == 5
+    assert "root:" not in done.stdout + done.stderr
+
+
+def test_a_plain_name_is_a_path(sealed: Path) -> None:
+    for name in ("a", "inner", "none", "new/deep/er", "모델", "a b", "..a", "a..", "x:y"):
+        assert path_inside(sealed, name) == sealed / name
+
+
+def test_the_sums_themselves_are_a_file_in_the_folder(sealed: Path) -> None:
+    (sealed / "SHA256SUMS").unlink()
+    os.mkfifo(sealed / "SHA256SUMS")
+    with pytest.raises(DamagedError, match="regular"):
+        file_sums(sealed)
+
+
+@pytest.mark.parametrize("name", ["{}/evil.pth", "../../../../evil.pth", "a\\evil.pth"])
+def test_a_remote_dataset_writes_into_its_copy_alone(
+    tmp_path: Path, serve: Callable[..., str], name: str
+) -> None:
+    name = name.format(tmp_path / "site-packages")
+    (tmp_path / "site-packages").mkdir()
+    line = f"{hashlib.sha256(b'evil').hexdigest()}  {name}\n".encode()
+    files = {"/v/_embedkit/manifest.json": b"{}", "/v/SHA256SUMS": line}
+    files |= {f"/v/{name}": b"evil", f"/v{name}": b"evil", "/evil.pth": b"evil"}
+    address = f"http://{serve(files)}/v"
+    for use in (["info", address], ["verify", address], ["train", address]):
+        assert command(*use, cwd=tmp_path).returncode in (2, 5)
+    assert not list(tmp_path.rglob("evil*"))
+
+
+def test_a_copy_is_readable_by_its_owner_alone(
+    here: Path, tmp_path: Path, serve: Callable[..., str]
+) -> None:
+    data = here / "data"
+    files = {f"/v/{p.relative_to(data).as_posix()}": p for p in data.rglob("*") if p.is_file()}
+    address = f"http://me:hunter2@{serve({n: p.read_bytes() for n, p in files.items()})}/v"
+    np.testing.assert_array_equal(embedkit.load(address).X, embedkit.load(data).X)
+    (copy,) = (tmp_path / "cache" / "embedkit").iterdir()
+    assert copy.stat().st_mode & 0o077 == 0
+    assert "hunter2" not in str(list(copy.rglob("*")))
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["file:///etc/passwd", "none://x", "ftp://h/x", "local://x", "s3://b/x::file:///etc/passwd"],
+)
+def test_only_documented_protocols(address: str) -> None:
+    with pytest.raises(UsageError, match="expected a path, or an address"):
+        address_of(address)
+
+
+# what JSON says, and names of code
+
+USES: dict[str, tuple[list[str], ...]] = {
+    "data": (["info", "data"], ["search", "data", "--like", "1", "--index", "flat"]),
+    "frozen": (["info", "frozen"], ["predict", "frozen", "--text", "a"], ["compare", "frozen"]),
+    "probe": (["info", "probe"],),
+    "tuned": (["info", "tuned"], ["predict", "tuned", "--text", "a"], ["export", "tuned"]),
+    "checkpoint": (["info", "checkpoint"], ["tokenize", "a bus", "--model", "checkpoint"]),
+}
+VALUES: list[Any] = [None, -1, 2**63, 1e308, [], True, "../x", [[1]], {"a": [None]}, "\x1b"]
+VALUES += [10**12, "evil:X"]
+"""What stands in a place of JSON instead of its value; the last names a module that is there."""
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """All places in parsed JSON; of a list those in its first element."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value[:1]):
+        yield (*place, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*place, key))
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("folder", USES)
+def test_any_value_at_any_place_of_json(
+    here: Path, folder: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that it names is imported, and no command ends with a traceback."""
+    mark = here / "imported"
+    (here / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nX = print\n")
+    monkeypatch.syspath_prepend(here)
+    files = [f for f in sorted((here / folder).rglob("*.json")) if f.stat().st_size < 50_000]
+    cases = [(f, place) for f in files for place in places(msgspec.json.decode(f.read_bytes()))]
+    draw = random.Random(0)
+    for number in range(count):
+        file, place = draw.choice(cases)
+        content = msgspec.json.decode(original := file.read_bytes())
+        parent = functools.reduce(lambda inner, key: inner[key], place[:-1], content)
+        parent[place[-1]] = VALUES[number % len(VALUES)]
+        file.write_text(json.dumps(content))
+        for sealed in (file.parent, here / folder):
+            if (sealed / "SHA256SUMS").is_file():
+                seal(sealed)
+        for use in USES[folder]:
+            done = command(*use, cwd=here)  # a traceback would be raised
+            assert not mark.exists(), (file, place, use)
+            assert done.returncode in (0, 2, 3, 4, 5, 8), (file, place, parent[place[-1]], done)
+        file.write_bytes(original)
+    assert "evil" not in sys.modules
+
+
+def with_head(run: Path, **fields: Any) -> None:
+    """Rewrite ``head.json`` of all models of a run, sums included."""
+    for file in run.glob("model/*/head.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    seal(run)
+
+
+@pytest.mark.parametrize("name", ["os:kill", "evil:X", "builtins:print", "os.path:join"])
+def test_a_head_is_named_by_the_caller(
+    here: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the command that allows it; another name than the recorded one does not."""
+    monkeypatch.setattr(os, "kill", pytest.fail)
+    with_head(here / "tuned", head=name, n_outputs=9)
+    for more in ([], ["--head", "tests.finetuning.test_heads:Weighted"]):
+        done = command("predict", "tuned", "--text", "a", *more, cwd=here)
+        assert done.returncode == 2
+        assert f"--head {name}" in done.stderr
+
+
+def test_an_export_copies_no_link(here: Path) -> None:
+    (here / "tuned/model/fold-0/extra.txt").symlink_to("/etc/passwd")
+    assert command("export", "tuned", "--fold", "0", "--out", "plain", cwd=here).returncode == 0
+    assert (here / "plain/config.json").is_file()
+    assert not (here / "plain/extra.txt").exists()
+
+
+# recipes
+
+OUTSIDE = [
+    "../evil",
+    "/tmp/evil",
+    "a/../../evil",
+    "linked/evil",
+    "evil.py",
+    "venv/lib/site-packages/evil.pth",
+    ".git/hooks/post-commit",
+]
+STAGE = '[fetch]\nurl = "https://example.org/x"\nsha256 = "0"\nout = "{}"'
+CORPUS = 'corpus = "c.tsv"'
+RECIPES = f"""\
+[extract]|{CORPUS}|out = "s3://bucket/x"
+[extract]|{CORPUS}|out = "https://example.org/x"
+[extract]|{CORPUS}|out = "file:///tmp/x"
+[extract]|corpus = ["c.tsv", "--out=../evil"]
+[finetune]|{CORPUS}|head = "evil:Head"
+[train]|dataset = "c.tsv"|estimator = "evil:X"
+[predict]|run = "r"|{CORPUS}|head = "evil:X"
+[compare]|runs = ["r"]|report = "../r.html"
+[index]|dataset = "../v"
+[search]|dataset = "v"|query = "q"|makes = "../v"
+""".splitlines()
+
+
+@pytest.mark.parametrize("table", [*map(STAGE.format, OUTSIDE), *RECIPES])
+def test_a_recipe_stays_in_its_folder(tmp_path: Path, table: str) -> None:
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "linked").symlink_to(tmp_path)
+    recipe = folder / "r.toml"
+    recipe.write_text(table.replace("|", "\n"))
+    with pytest.raises(RecipeError, match=r"r\.toml:1: .*(trust=True|expected a path)"):
+        read_recipe(recipe, cli.commands)
+    if "file:" not in table:
+        stages = read_recipe(recipe, cli.commands, trust=True)
+        assert stages[0].needs_trust
+        done = command("run", recipe, "--dry-run", "--trust", cwd=tmp_path)
+        assert done.returncode == 0
+        assert f"--trust allows: [{stages[0].name}]" in done.stderr
+
+
+def test_what_the_caller_sets_needs_no_trust(tmp_path: Path) -> None:
+    recipe = tmp_path / "a" / "r.toml"
+    recipe.parent.mkdir()
+    recipe.write_text(
+        '[set]\nout = "o"\nhead = "cls"\n[extract]\ncorpus = "c.tsv"\nout = "{out}/v"\n'
+        '[finetune]\ncorpus = "c.tsv"\nhead = "{head}"\nout = "{out}/../../x"\n'
+    )
+    with pytest.raises(RecipeError, match=r"\[finetune\] writes to"):
+        read_recipe(recipe, cli.commands)
+    recipe.write_text(recipe.read_text().replace("/../../x", "/x"))
+    for settings in (
+        ["out=../b"],
+        ["out=s3://bucket/mine", "head=my.module:Head"],
+        [f"out={tmp_path}"],
+    ):
+        assert not any(s.needs_trust for s in read_recipe(recipe, cli.commands, settings))
+    recipe.write_text(recipe.read_text().replace("{out}/x", "{out}/../x"))
+    for settings in (["out=../b"], ["out=s3://bucket/mine"]):
+        with pytest.raises(RecipeError, match=r"\[finetune\] writes to"):
+            read_recipe(recipe, cli.commands, settings)
+
+
+# secrets
+
+SECRETS = ("hunter2", "1f2e3d")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:hunter2@host/a?s=1f2e3d", "https://host/a"),
+        ("https://hunter2@host:80/a#1f2e3d", "https://host:80/a"),
+        ("s3://key:hun/ter2@bucket/a", "s3://bucket/a"),
+        ("https:/me:hunter2@host/a", "https:/host/a"),
+        ("('https://host/a?1f2e3d', 3)", "('https://host/a', 3)"),
+        ("http://host:8080/a@b", "http://host:8080/a@b"),
+        ("hf://datasets/u/r@main/x", "hf://datasets/u/r@main/x"),
+        ("--out=s3://b/x? --k", "--out=s3://b/x --k"),
+        ("a@b: c? d://", "a@b: c? d://"),
+    ],
+)
+def test_addresses_are_shown_without_secrets(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+
+
+def test_secrets_reach_no_file_and_no_terminal(tmp_path: Path, serve: Callable[..., str]) -> None:
+    """Of no command that reads a corpus, also of one that fails; nor of a recipe."""
+    host = serve({"/c.tsv": corpus_of(tmp_path / "c.tsv").read_bytes()})
+    address = f"http://me:{SECRETS[0]}@{host}/c.tsv?Signature={SECRETS[1]}"
+    public = address.replace(f"me:{SECRETS[0]}@", "")
+    fetched = ["--sha256", "0" * 64, "--out", "x"]
+    model = f"--model={tiny_model()}"
+    recipe = f'[split]\nsource = "{address}"\nfolds = 2\nout = "r/s.parquet"\n'
+    uses: list[list[str]] = [
+        ["extract", address, model],
+        ["extract", address, model, "--out", "v"],
+        ["split", address, "--folds", "2"],
+        ["finetune", address, model, "--epochs", "1", "--folds", "2", "--label", "label"],
+        ["extract", address.replace("c.tsv", "none.tsv"), model],
+        ["extract", address.replace(host, "127.0.0.1:9"), model],
+        ["info", address],
+        ["fetch", address, *fetched],
+        ["fetch", public, *fetched],
+        ["fetch", public.replace("c.tsv", "none.tsv"), *fetched],
+        ["extract", address, "--out", address.replace("http", "ftp")],
+        ["run", "r.toml"],
+        ["run", "r.toml", "--dry-run"],
+    ]
+    codes = []
+    (tmp_path / "r.toml").write_text(recipe)
+    for use in uses:
+        done = command(*use, cwd=tmp_path)
+        codes.append(done.returncode)
+        assert not [s for s in SECRETS if s in done.stdout + done.stderr], (use, done)
+    assert codes == [0, 0, 0, 0, 2, 2, 5, 2, 4, 6, 2, 0, 0]
+    assert len(list(tmp_path.rglob("run.json"))) == 1
+    (tmp_path / "r.toml").unlink()
+    for path in tmp_path.rglob("*"):
+        assert not [s for s in SECRETS if s in str(path)]
+        if path.is_file():
+            assert not [s for s in SECRETS if s.encode() in path.read_bytes()], path
+
+
+def test_the_hash_of_an_input_is_of_the_bytes_that_were_read(tmp_path: Path) -> None:
+    """A change in place that keeps size and time is noticed, when it is read and on resume."""
+    file = tmp_path / "c.tsv"
+    file.write_text("text\na bus\n")
+    with input_files(file) as (before,):
+        file.write_text("text\na car\n")
+        os.utime(file, ns=(before.state[1], before.state[1]))
+        now = InputFile.of(file)
+        assert (now.size, now.state[1]) == (before.size, before.state[1])
+        assert now.state != before.state
+        with pytest.raises(CorpusError, match="changed"):
+            before.check_unchanged()
+
+
+# whose fault it is
+
+
+@pytest.mark.parametrize("damage", ["not a number", "swapped", "missing"])
+def test_a_column_of_predictions(here: Path, damage: str) -> None:
+    file = here / "frozen" / "predictions.parquet"
+    table = pq.read_table(file)
+    *names, first, last = table.column_names
+    if damage == "not a number":
+        table = table.drop_columns([last]).append_column(last, pa.array([np.nan] * len(table)))
+    else:
+        table = table.select([*names, first] if damage == "missing" else [*names, last, first])
+    pq.write_table(table, file)
+    seal(file.parent)
+    done = command("compare", "frozen", cwd=here)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert re.search(r"frozen/predictions\.parquet is damaged: .*proba", done.stderr)
+
+
+USED_FILES = (
+    (["verify", "data"], "data/sentences/part-00000000.parquet"),
+    (["train", "data", "--out", "x"], "data/sentences/part-00000000.parquet"),
+    (["info", "data"], "data/_embedkit/manifest.json"),
+    (["info", "data"], "data/SHA256SUMS"),
+    (["info", "frozen"], "frozen/run.json"),
+    (["predict", "frozen", "--text", "a"], "frozen/model/pipeline.skops"),
+    (["predict", "tuned", "--text", "a"], "tuned/model/fold-0/model.safetensors"),
+    (["compare", "frozen"], "frozen/predictions.parquet"),
+    (["search", "data", "--like", "1", "--index", "flat"], "data/_embedkit/index"),
+    (["extract", "c.tsv", "--model", "checkpoint", "--out", "x"], "c.tsv"),
+    (["run", "c.tsv"], "c.tsv"),
+)
+
+
+@pytest.mark.parametrize("number", [5, 13], ids=["broken", "not allowed"])
+@pytest.mark.parametrize(("use", "name"), USED_FILES)
+def test_an_error_of_the_disk(
+    here: Path, use: list[str], name: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every way to open or read the file fails, which is no damage of what it holds."""
+    broken = (here / name).resolve()
+    if broken.is_dir():
+        broken = next(broken.rglob("*.faiss"))
+
+    def failing(kind: Any, attribute: str, place: Callable[..., Any]) -> None:
+        original = getattr(kind, attribute)
+
+        def call(*arguments: Any, **settings: Any) -> Any:
+            path = place(*arguments)
+            if isinstance(path, str | Path) and (here / path).resolve() == broken:
+                raise OSError(number, os.strerror(number), str(path))
+            return original(*arguments, **settings)
+
+        monkeypatch.setattr(kind, attribute, call)
+
+    for attribute in ("open", "read_bytes", "read_text"):
+        failing(Path, attribute, lambda path, *_, **__: path)
+    for kind, attribute in ((pq, "ParquetFile"), (pq, "read_metadata"), (faiss, "read_index")):
+        failing(kind, attribute, lambda path, *_, **__: path)
+    failing(model, "load_file", lambda path, *_: path)
+    done = command(*use, cwd=here)
+    assert (done.returncode, "Traceback" in done.stderr) == (6, False), done
+    assert "damaged" not in done.stderr
+
+
+def test_an_export_on_a_full_disk(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matrix is written and not mapped, so that a full disk is an error of its own."""
+    expected = embedkit.load(here / "data").X
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", failing)
+    out = embedkit.load(here / "data").export(here / "x.npy", to="npy")
+    np.testing.assert_array_equal(np.load(out), expected)
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", failing)
+    assert command("export", "data", "--to", "npy", "--out", "y.npy", cwd=here).returncode == 6
+
+
+# sizes
+
+
+def checkpoint_with(folder: Path, name: str, content: Any) -> Path:
+    """A copy of a small checkpoint with another JSON file; the fields of a dict are added."""
+    copy = Path(shutil.copytree(tiny_model(), folder / "m"))
+    if isinstance(content, dict) and (copy / name).is_file():
+        content = json.loads((copy / name).read_text()) | content
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return copy
+
+
+SIZES = "num_hidden_layers vocab_size hidden_size intermediate_size num_labels type_vocab_size"
+POOLING = "sentence_transformers.models.Pooling"
+
+
+FILES: list[tuple[str, Any]] = [
+    *(("config.json", {name: 10**9}) for name in SIZES.split()),
+    ("config.json", {"max_position_embeddings": 10**12}),
+    ("config.json", {"quantization_config": {"quant_method": "evil"}}),
+    ("config.json", {"vocab_size": "x"}),
+    ("config.json", '{"a":' + 100_000 * "[" + 100_000 * "]" + "}"),
+    ("tokenizer.json", '{"model": 3}'),
+    ("tokenizer_config.json", {"model_max_length": "x"}),
+    ("adapter_config.json", {"peft_type": "LORA", "megatron_core": "evil"}),
+    *(("modules.json", content) for content in ([{"idx": 0}], [1, 2], {"a": 1})),
+    *(("modules.json", [{"type": POOLING, "path": path}]) for path in ("../x", "..", "/etc", 3)),
+    *(("config_sentence_transformers.json", {"prompts": p}) for p in (["a"], {"a": 3})),
+    ("config_sentence_transformers.json", {"default_prompt_name": ["a"]}),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), FILES, ids=lambda value: str(value)[:40])
+def test_a_checkpoint_is_refused_before_it_is_built(
+    tmp_path: Path, name: str, content: Any
+) -> None:
+    """By one line that says what is wrong with which file."""
+    copy = checkpoint_with(tmp_path, name, content)
+    if "tokenizer" not in name and content != {"vocab_size": "x"}:  # which transformers notice
+        with pytest.raises(ModelError, match=r"\.json"):
+            find_checkpoint(copy)
+    for use in (["info", str(copy)], ["tokenize", "a bus", "--model", str(copy)]):
+        done = command(*use, cwd=tmp_path)
+        assert done.returncode in (2, 5), done
+        assert re.match("embedkit: .*(json|tokenizer)", done.stderr.splitlines()[-1]), done
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "auto_map"])
+def test_fields_that_name_code_are_dropped(tmp_path: Path, name: str) -> None:
+    copy = checkpoint_with(tmp_path, "config.json", {name: "evil/kernels", "part": {name: "x"}})
+    assert "evil" not in json.dumps(find_checkpoint(copy).config)
+    assert find_checkpoint(copy).config["part"] == {}
+    assert np.isfinite(embedkit.Encoder(str(copy), device="cpu").encode(["a bus"])).all()
+
+
+def test_a_dense_layer_of_any_stated_size(tmp_path: Path) -> None:
+    """Its weights are read before it is made."""
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")]
+    modules = [{"type": f"sentence_transformers.models.{k}", "path": path} for k, path in kinds]
+    copy = checkpoint_with(tmp_path, "modules.json", modules)
+    sizes = {"in_features": 24, "out_features": 10**10, "bias": True}
+    for folder, content in (("1_Pooling", {"pooling_mode": "mean"}), ("2_Dense", sizes)):
+        (copy / folder).mkdir()
+        (copy / folder / "config.json").write_text(json.dumps(content))
+    shutil.copy(copy / "model.safetensors", copy / "2_Dense")
+    with pytest.raises(ModelError, match="2_Dense"):
+        embedkit.Encoder(str(copy), device="cpu").encode(["a bus"], pooling="sentence")
+
+
+def workbook(path: Path, cells: dict[str, str]) -> Path:
+    """A workbook of one sheet with cells such as ``A1``."""
+    book = openpyxl.Workbook()
+    for name, text in cells.items():
+        book.active[name] = text
+    book.save(path)
+    return path
+
+
+def test_a_workbook_with_a_stray_cell(tmp_path: Path) -> None:
+    """The rectangle that holds all cells has 17 billion; the process goes on."""
+    cells = {"C4": "text", "D4": "label", "C6": "a bus", "D6": "x", "C7": "a ship", "D7": "y"}
+    data = embedkit.load(extract_tiny(workbook(tmp_path / "good.xlsx", cells), tmp_path / "v").out)
+    assert (data.text, list(data.labels)) == (["a bus", "a ship"], ["x", "y"])
+    stray = workbook(tmp_path / "stray.xlsx", cells | {"XFD1048576": "z"})
+    assert stray.stat().st_size < 10_000
+    with pytest.raises(CorpusError, match=r"stray\.xlsx.*memory"):
+        extract_tiny(stray, tmp_path / "w")
+
+
+class _Endless(Files, BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(bytes(1 << 16))
+        except OSError:
+            return
+
+
+def test_a_download_without_end(
+    tmp_path: Path, serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "LARGEST", 5_000_000)
+    address = f"http://{serve({}, _Endless)}/x"
+    with pytest.raises(StorageError, match="more than 5,000,000 bytes"):
+        fetch(address, sha256="0" * 64, out=tmp_path / "x")
+    assert [p.name for p in tmp_path.iterdir()] in ([], ["cache"])
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("name", ["c.tsv", "c.csv", "c.jsonl", "c.txt"])
+def test_blank_lines_are_skipped_in_blocks(
+    tmp_path: Path, name: str, ending: str, calls_of: Any
+) -> None:
+    """Lines are numbered and counted as one by one; far fewer are looked at."""
+    record = '{"text": "a bus"}' if name == "c.jsonl" else "a bus"
+    lines = [*(["text"] if name[-3:] in ("tsv", "csv") else []), *[""] * 200_000, record]
+    (tmp_path / name).write_bytes(ending.join([*lines, *[""] * 3, record, ""]).encode())
+    looked = calls_of(Source, "__next__")
+    with input_files(tmp_path / name) as files:
+        reader = CorpusReader(plan_corpus(files, CorpusOptions()))
+        records = list(reader)
+    assert [record.line for record in records] == [len(lines), len(lines) + 4]
+    assert reader.counts.blank_lines == 200_003
+    assert len(looked) < 10_000
+
+
+def test_a_whole_book_is_not_looked_at_for_its_letters(calls_of: Any) -> None:
+    """Of a text of 15 MB the beginning tells as much as all of it."""
+    tokenizer = load_tokenizer(find_checkpoint(tiny_model()))
+    words = "the movie was good, 영화 배 bus home " * 1_000
+    calls = calls_of(tokenizer, "encode")
+    assert spelled_out(tokenizer, [words * 100]) == spelled_out(tokenizer, [words])
+    assert max(len(text) for call in calls for text in call.arguments[0]) < 20_000

@@ -1,0 +1,119 @@
+"""The library as it is used in a notebook: frames, results as paths, default names, short views."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import embedkit
+from embedkit.errors import OutputExistsError, UsageError
+from tests.finetune_fixtures import TINY, corpus_of, predictions
+from tests.store_fixtures import tiny_model
+
+pytestmark = pytest.mark.usefixtures("quick", "inside")
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def frame(tmp_path: Path) -> pd.DataFrame:
+    return pd.read_csv(corpus_of(tmp_path / "reviews.tsv"), sep="\t")
+
+
+def extracted(frame: pd.DataFrame, **options: Any) -> Any:
+    return embedkit.extract(frame, model=str(tiny_model()), **options)
+
+
+def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
+    """Each call takes the frame, or the result of the call before it."""
+    data = extracted(frame)
+    assert data.out == Path("dataframe.vectors")
+    split = embedkit.split(frame, folds=3)
+    runs: list[Any] = [embedkit.train(data, split=split)]
+    runs.append(embedkit.train(data, split=split, features="tfidf", tune=False))
+    runs.append(embedkit.finetune(frame, split=split, **{**TINY, "epochs": 1}))
+    probe = embedkit.probe(data, split=split)
+    names = [str(run.out) for run in (*runs, probe)]
+    assert names == [f"runs/dataframe-{n}" for n in ("logreg", "tfidf", "finetuned", "probe")]
+    table = embedkit.compare([*runs, probe])
+    assert len(table.rows) >= 3
+    assert [p.label for p in embedkit.Predictor(runs[0], device="cpu").predict(["bad"])]
+    with pytest.raises(OutputExistsError, match="logreg"):
+        embedkit.train(data)
+
+
+def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
+    """Its run is that of the dataset with the same name, and the options of reading count."""
+    extracted(frame.drop(columns="label").assign(stars=frame["label"]), label="stars")
+    renamed = frame.rename(columns={"label": "stars"})[["text", "id", "stars"]]
+    options: dict[str, Any] = {"label": "stars", "model": str(tiny_model())}
+    first = embedkit.train(renamed, folds=3, **options)
+    again = embedkit.train("dataframe.vectors", out="again", folds=3)
+    pd.testing.assert_frame_equal(predictions(first.out), predictions(again.out))
+    assert embedkit.probe(renamed, folds=3, **options).content.views
+    with pytest.raises(UsageError, match=r"text='text'.*dataframe\.vectors"):
+        embedkit.train("dataframe.vectors", out="no", text="text")
+    tuned = embedkit.finetune(renamed, label="stars", **{**TINY, "epochs": 1})
+    assert len(tuned.content.classes) == 2
+    with pytest.raises(UsageError, match="group='nobody'"):
+        embedkit.split(renamed, label="stars", group="nobody")
+    texts = {"a": ["good", "bad", "home"], "b": ["good", "home", "bus"], "s": [5, 1, 2]}
+    columns: dict[str, Any] = {"text": "a", "text_pair": "b", "score": "s", "layers": "-1"}
+    pairs = embedkit.similarity(pd.DataFrame(texts), model=str(tiny_model()), **columns)
+    assert pairs.cosines["mean_2"][0] == pytest.approx(1)
+
+
+def test_labels_may_come_after_the_vectors(frame: pd.DataFrame) -> None:
+    """A column of the frame, with its rejected rows, or a kept column: nothing is encoded again."""
+    frame = pd.concat([frame[:3].assign(text=""), frame], ignore_index=True)
+    expected = embedkit.train(extracted(frame, out="labelled"), folds=2, out="expected")
+    frame = frame.rename(columns={"label": "stars"})
+    data = extracted(frame, keep=["stars"])
+    with pytest.raises(UsageError, match="has no labels of records"):
+        embedkit.train(data)
+    for number, label in enumerate((frame["stars"], frame["stars"].tolist(), "stars")):
+        run = embedkit.train(data, label=label, folds=2, out=f"run-{number}", test=frame)
+        inside = predictions(run.out).query("fold != 'test'").reset_index(drop=True)
+        pd.testing.assert_frame_equal(inside, predictions(expected.out))
+        assert ("test" in run.content.scores) is (number != 1)  # a list has no name to look for
+    assert embedkit.probe(data, label="stars", folds=2).content.classes == expected.content.classes
+    assert len(embedkit.split(data, label="stars").row) == len(frame) - 3
+    for wrong, message in ((frame["stars"][3:], "expected 63"), ("star", "columns row"), (3, "=3")):
+        with pytest.raises(UsageError, match=message):
+            embedkit.train(data, label=wrong, out="no")  # type: ignore[arg-type]
+
+
+def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
+    data = extracted(frame, words="mean")
+    run = embedkit.train(data, folds=3)
+    shown = [data, run, embedkit.split(data), embedkit.probe(data, folds=3)]
+    shown += [embedkit.load(data), embedkit.load(data, level="word")]
+    shown += embedkit.Searcher(data, device="cpu").texts(["good"], k=2)
+    shown += [embedkit.info(data), embedkit.index(data, kind="flat"), embedkit.verify(data)]
+    shown += [embedkit.info(run), embedkit.info(str(tiny_model()))]
+    shown += [embedkit.words(data, "good"), embedkit.explore(data, method="pca")]
+    for result in shown:
+        assert "\n" not in repr(result)
+        assert len(repr(result)) < 600, type(result)
+        assert hasattr(result, "_repr_html_"), type(result)
+    score = run.content.scores["cross_validation"]["accuracy"].value
+    assert f"{100 * score:.1f}" in repr(run)
+    assert f"{len(frame)} records, text text, label label" in repr(data)
+    assert data._repr_html_().count("<tr>") == 1 + len(data.manifest.job.vectors.views)
+    page = run._repr_html_()
+    assert page.count("<tr>") == 1 + len(run.content.scores["cross_validation"])
+    assert shown[3]._repr_html_().count("<tr>") == 1 + len(shown[3].to_frame())
+    hits = embedkit.Searcher(data, device="cpu").texts(["<b>good"], k=2)[0]._repr_html_()
+    assert hits.count("<tr>") == 3
+    assert "<b>" not in hits
+    assert embedkit.info(run) == embedkit.info(run.out)
+    assert Path("dataframe.vectors.explore.html").is_file()
+    two = embedkit.words(["the movie was good", "good bus"], "good", model=str(tiny_model()))
+    assert np.shape(two.cosines) == (2, 2)

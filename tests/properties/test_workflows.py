@@ -1,0 +1,241 @@
+"""The commands of README and docs/workflow-*.md run and print what the pages show; the notebook."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedkit.cli.main import cli
+from embedkit.errors import EXIT_REJECTS, EmbedkitError
+from embedkit.runs.folder import read_run
+from embedkit.runs.run import FinetuneRun
+from tests.processes import ROOT, Done, command
+from tests.store_fixtures import tiny_model
+
+DOCS = ROOT / "docs"
+PAGES = {
+    path.stem: path.read_text("utf-8")
+    for path in (*DOCS.glob("workflow-*.md"), DOCS / "nsmc.md", ROOT / "README.md")
+}
+REFUSED = {"runs/leak": 4, "leak": 2}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGES[page], flags=re.S | re.M)
+    return [body for kind, body in fences if kind == language]
+
+
+def numbered(text: str) -> str:
+    """Without numbers, which differ between machines."""
+    return re.sub(r"\d[\d.,]*", "N", text)
+
+
+@dataclass
+class Ran:
+    """A folder in which the commands of a page have run, and what they printed."""
+
+    folder: Path
+    results: dict[str, Done]
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Done]]:
+    """A folder in which the first command of a page has run; several pages begin with the same."""
+
+    @cache
+    def folder(line: str) -> tuple[Path, Done]:
+        path = tmp_path_factory.mktemp("begun")
+        shutil.copytree(ROOT / "data", path / "data")
+        return path, command(*shlex.split(line)[1:], cwd=path)
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    begun: Callable[[str], tuple[Path, Done]],
+) -> Ran:
+    first, *lines = [line for block in blocks(request.param, "bash") for line in block.splitlines()]
+    folder = tmp_path_factory.mktemp(request.param)
+    path, done = begun(first)
+    shutil.copytree(path, folder, dirs_exist_ok=True)
+    results = {first: done}
+    results |= {line: command(*shlex.split(line)[1:], cwd=folder) for line in lines}
+    spoken = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(spoken):
+        patch.chdir(folder)
+        for block in blocks(request.param, "python"):
+            exec(compile(block, request.param, "exec"), {"__name__": "__main__"})
+    printed = "".join(result.stdout + result.stderr for result in results.values())
+    return Ran(folder, results, printed + spoken.getvalue())
+
+
+def of(*pages: str) -> pytest.MarkDecorator:
+    slow = [pytest.param(page, marks=pytest.mark.slow) for page in pages]
+    return pytest.mark.parametrize("ran", slow, indirect=True)
+
+
+@of("README", "workflow-checkpoint", "workflow-words", "workflow-competition")
+def test_commands_run(ran: Ran) -> None:
+    assert len(ran.results) >= 3
+    for line, result in ran.results.items():
+        expected = REFUSED.get(line.rpartition(" ")[2], 0)
+        assert result.returncode == expected, (line, result.stderr)
+
+
+def _methods(text: str) -> set[str]:
+    """First words of the lines, without the mark of the recommended method."""
+    return {line.split()[0] for line in text.replace("→", " ").splitlines() if line.strip()}
+
+
+@of("README", "workflow-checkpoint", "workflow-words", "workflow-competition")
+def test_shown_output_is_printed(ran: Ran) -> None:
+    (page,) = (name for name in PAGES if ran.folder.name.startswith(name))
+    shown = blocks(page, "")
+    assert shown
+    if page == "README":  # the first line of each answer; other blocks install
+        shown = shown[0].splitlines()
+    for block in shown:
+        lines = block.splitlines()
+        if lines[0].split()[0] == "method":  # the order of methods is that of their scores
+            assert _methods(block) <= _methods(ran.printed)
+        elif lines[0].startswith("row,"):
+            answers = (ran.folder / "answers.csv").read_text("utf-8").splitlines()
+            assert numbered(lines[0]) == numbered(answers[0])
+            assert numbered(lines[1]) == numbered(answers[1])
+        else:
+            assert numbered(block) in numbered(ran.printed)
+
+
+def stand_in(block: str, less: dict[str, str]) -> list[str]:
+    """The commands of a page with quicker settings."""
+    less = {"--model multilingual": f"--model {tiny_model()}", **less}
+    for asked, quicker in less.items():
+        assert asked in block
+        block = block.replace(asked, quicker)
+    return block.splitlines()
+
+
+def test_korean_film_reviews_on_a_stand_in(tmp_path: Path) -> None:
+    """The commands of docs/nsmc.md, with a tiny model and reviews of this project's own."""
+    for name in ("train", "test"):
+        lines = [
+            f"{i}\t영화 {'정말 재미' if i % 2 else '맛이 없'}었다 {i}\t{i % 2}" for i in range(90)
+        ]
+        lines += [f"9{i}\t짧다\t0" for i in range(9)]  # too short
+        content = "\n".join(["id\tdocument\tlabel", *lines, ""])
+        (tmp_path / f"ratings_{name}.txt").write_text(content, "utf-8")
+    less = {
+        "--sample 400": "--sample 60",
+        "--test-sample 200": "--test-sample 30",
+        "--epochs 4": "--epochs 2",
+        "--max-length 64": "--max-length 20",
+    }
+    (block,) = blocks("nsmc", "bash")
+    for line in stand_in(block, less):
+        done = command(*shlex.split(line)[1:], cwd=tmp_path)
+        assert done.returncode == 0, (line, done.stderr)
+    run = read_run(tmp_path / "runs/finetuned")
+    assert isinstance(run, FinetuneRun)
+    assert (run.records["folds"], run.records["test"], len(run.models)) == (12, 30, 1)
+    (code,) = blocks("nsmc", "python")
+    spoken = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(spoken):
+        patch.chdir(tmp_path)
+        exec(compile(code, "nsmc", "exec"), {"__name__": "__main__"})
+    answer = spoken.getvalue().split(" {")[0]
+    assert answer in ("부정 리뷰", "긍정 리뷰")
+    assert done.stdout.startswith(f"{answer}\t{answer} ")
+
+
+@pytest.mark.slow
+def test_a_rare_class_on_a_stand_in(tmp_path: Path) -> None:
+    """The second half of docs/workflow-competition.md, with a tiny model and an epoch."""
+    (block,) = blocks("workflow-competition", "sh")
+    less = {"--freeze-layers 8": "--freeze-layers 1", "--epochs 3": "--epochs 1"}
+    first, *lines = stand_in(block, less)
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    subprocess.run(["bash", "-c", first], cwd=tmp_path, check=True)
+    for line in lines:
+        done = command(*shlex.split(line)[1:], cwd=tmp_path)
+        assert done.returncode == 0, (line, done.stderr)
+    assert "600 records" in command("info", "logreg", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.stem
+)
+def test_commands_and_options_of_every_page_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    known = {
+        name: {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+        for name, command in cli.commands.items()
+    }
+    for block in re.findall(r"^```bash\n(.*?)^```$", text, flags=re.S | re.M):
+        for line in re.findall(r"^embedkit (?:(?!   ).)*", block, flags=re.M):
+            options = set(re.findall(r"(?<=\s)--?[a-z][a-z0-9-]*", line))
+            assert options <= known[line.split()[1]], line
+
+
+NOTEBOOKS = tuple(sorted(path.name for path in DOCS.glob("*.ipynb")))
+
+
+def code_of(notebook: str) -> list[dict[str, Any]]:
+    cells = json.loads((DOCS / notebook).read_text("utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_a_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notebook: str) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    monkeypatch.chdir(tmp_path / "docs")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in code_of(notebook):
+        exec(compile("".join(cell["source"]), "notebook", "exec"), names)
+    if notebook == "notebook.ipynb":
+        (report,) = tmp_path.glob("*/report.html")
+        assert names["result"].winner.name in report.read_text("utf-8")
+    else:
+        assert names["content"].over_last is not None
+        assert names["frame"]["selectivity"].max() > 0
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_a_notebook_holds_the_outputs_of_one_execution(notebook: str) -> None:
+    code = code_of(notebook)
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
+    assert kinds == {"execute_result"}
+
+
+def test_every_command_and_exit_code_is_documented() -> None:
+    readme, reliability = PAGES["README"], (DOCS / "reliability.md").read_text("utf-8")
+    for name in cli.commands:
+        assert f"embedkit {name}" in readme or f"`{name}`" in readme
+
+    def codes(kind: Any) -> set[int]:
+        return {kind.exit_code}.union(*(codes(k) for k in kind.__subclasses__()))
+
+    documented = {
+        int(c) for row in re.findall(r"^\| ([\d, ]+) \|", reliability, re.M) for c in row.split(",")
+    }
+    assert codes(EmbedkitError) - {EmbedkitError.exit_code} | {EXIT_REJECTS} <= documented

@@ -1,0 +1,240 @@
+"""Records with any number of classes: metrics, folds, runs, predictions, comparison."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn import metrics
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import embedkit
+from embedkit.classifiers.estimators import CommonScaler
+from embedkit.classifiers.probe import probe
+from embedkit.comparison.cases import as_single
+from embedkit.comparison.report import write_report
+from embedkit.errors import UsageError
+from embedkit.finetuning.model import read_model
+from embedkit.predict import Predictor, predict_file
+from embedkit.runs.folder import read_run
+from embedkit.runs.metrics import metrics_for
+from embedkit.runs.predictions import read_predictions, reported_scores
+from embedkit.runs.run import TrainRun
+from embedkit.runs.split import UNUSED, split
+from embedkit.units.target import parts_of
+from tests.models import check_near
+from tests.run_fixtures import train
+from tests.store_fixtures import extract_tiny, tiny_model
+
+WORDS = {"bus": "bus", "film": "movie", "praise": "good"}
+N = 90
+TASK: dict[str, Any] = {"task": "multilabel", "folds": 3}
+
+
+def sets_of(n: int = N) -> list[list[str]]:
+    """Every set of three classes, the empty one too."""
+    return [[name for bit, name in enumerate(WORDS) if i >> bit & 1] for i in range(n)]
+
+
+def corpus_of(path: Path, labels: list[str | None]) -> Path:
+    rows = [
+        {
+            "text": f"the {' and the '.join(WORDS[name] for name in names)} number {i}",
+            "label": label,
+        }
+        for i, (names, label) in enumerate(zip(sets_of(len(labels)), labels, strict=True))
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(common: Path) -> Path:
+    corpus = corpus_of(common / "c.jsonl", [" | ".join(names) for names in sets_of()])
+    extract_tiny(corpus, common / "data", layers="0,2")
+    train(common / "data", out=common / "run", **TASK)
+    return common
+
+
+def problem(n: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    y = (random.random((n, 4)) < [0.6, 0.3, 0.1, 0.5]).astype(np.int64)
+    proba = np.round(random.random((n, 4)) * 0.6 + 0.3 * y, 2)  # with ties
+    return y, proba
+
+
+def test_values_are_those_of_scikit_learn() -> None:
+    y, proba = problem()
+    y[:2] = [[0] * 4, [1] * 4]
+    said = (proba >= 0.5).astype(int)
+    expected = {
+        "micro_f1": metrics.f1_score(y, said, average="micro"),
+        "macro_f1": metrics.f1_score(y, said, average="macro"),
+        "lrap": metrics.label_ranking_average_precision_score(y, proba),
+        "subset_accuracy": metrics.accuracy_score(y, said),
+        "log_loss": np.mean([metrics.log_loss(y[:, c], proba[:, c]) for c in range(4)]),
+    }
+    found = metrics_for(y, proba)
+    assert {name: metric.value(len(y)) for name, metric in found.items()} == pytest.approx(expected)
+
+
+def test_a_run_is_one_classifier_against_the_rest_for_each_class(folder: Path) -> None:
+    data, content = embedkit.load(folder / "data"), read_run(folder / "run")
+    assert isinstance(content, TrainRun)
+    assert content.classes == ("bus", "film", "praise")
+    p = read_predictions(folder / "run", content.classes)
+    y = np.array([[int(name in names) for name in content.classes] for names in sets_of()])
+    assert np.array_equal(p.y, y)
+    model = make_pipeline(
+        Normalizer(), CommonScaler(), OneVsRestClassifier(LogisticRegression(max_iter=1_000))
+    )
+    for train_index, test in p.folds():
+        expected = model.fit(data.X[train_index], y[train_index]).predict_proba(data.X[test])
+        assert p.proba[test] == pytest.approx(expected, abs=5e-3)
+        assert np.array_equal(p.y_pred[test], p.proba[test] >= 0.5)
+    scores = content.scores["cross_validation"]
+    assert scores["micro_f1"].value == pytest.approx(metrics.f1_score(y, p.y_pred, average="micro"))
+    assert scores["micro_f1"].low > scores["micro_f1"].majority
+    per_class = content.per_class["cross_validation"]
+    shown = [[one.precision, one.recall, one.f1, one.support] for one in per_class]
+    columns = metrics.precision_recall_fscore_support(y, p.y_pred)
+    assert np.array(shown) == pytest.approx(np.stack(columns, axis=1))
+
+
+def test_the_baseline_is_the_best_constant_set(folder: Path) -> None:
+    p = read_predictions(folder / "run", tuple(WORDS))
+    for train_index, test in p.folds():
+        y = p.y[train_index]
+        (constant,) = np.unique(p.majority().y_pred[test], axis=0)
+        every = [[i >> bit & 1 for bit in range(3)] for i in range(8)]
+        scores = [
+            metrics.f1_score(y, np.tile(one, (len(y), 1)), average="micro", zero_division=0)
+            for one in every
+        ]
+        assert scores[every.index(constant.tolist())] == pytest.approx(max(scores))
+        assert p.majority().proba[test] == pytest.approx(np.tile(y.mean(0), (len(test), 1)))
+
+
+def test_no_class_and_no_label_are_not_the_same(tmp_path: Path) -> None:
+    """An empty label is a record without a class; null is one that nobody labelled."""
+    labels: list[str | None] = ["/".join(names) for names in sets_of(40)]
+    unknown = [3, 17, 18]
+    for i in unknown:
+        labels[i] = None
+    corpus = corpus_of(tmp_path / "c.jsonl", labels)
+    made = split(corpus, folds=3, label_separator="/")
+    assert np.flatnonzero(made.folds == UNUSED).tolist() == unknown
+    assert not made.settings.stratified
+    extract_tiny(corpus, tmp_path / "data")
+    result = train(tmp_path / "data", out=tmp_path / "run", label_separator="/", **TASK)
+    p = read_predictions(tmp_path / "run", result.content.classes)
+    assert np.setdiff1d(np.arange(40), p.row).tolist() == unknown
+    assert (p.y.sum(1) == 0).sum() == 5
+    assert parts_of(" a | b||", "|") == ["a", "b"]
+
+
+@pytest.mark.parametrize("options", [{"features": "tfidf"}, {"estimator": "knn"}, {}])
+def test_new_texts_have_sets_of_classes(
+    folder: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    test = folder / "c.jsonl"
+    train(folder / "data", out=tmp_path / "run", tune=True, test=test, **TASK, **options)
+    p = read_predictions(tmp_path / "run", tuple(WORDS))
+    p = p.take(p.test)
+    predictor = Predictor(tmp_path / "run", device="cpu")
+    found = predictor.predict(embedkit.load(folder / "data").text)
+    assert [one.label for one in found] == [
+        "|".join(np.array(tuple(WORDS))[row == 1]) for row in p.y_pred
+    ]
+    assert np.array([[*one.proba.values()] for one in found]) == pytest.approx(p.proba, abs=1e-5)
+    predict_file(tmp_path / "run", test, out=tmp_path / "p.tsv", device="cpu")
+    table = pd.read_csv(tmp_path / "p.tsv", sep="\t", keep_default_na=False)
+    assert table["label"].tolist() == [one.label for one in found]
+
+
+def test_a_probe_of_sets(folder: Path, tmp_path: Path) -> None:
+    content = probe(folder / "data", out=tmp_path / "probe", **TASK).content
+    assert content.metric == "micro_f1"
+    assert len(content.view_scores) == 2
+    assert content.nested.value > content.nested.majority
+    assert all(view.control < view.score.value for view in content.view_scores)
+    assert read_run(tmp_path / "probe") == replace(content, command=None)
+    write_report(embedkit.compare([folder / "run", tmp_path / "probe"]), tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+
+
+def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
+    given = {"out": tmp_path / "tfidf", "features": "tfidf", **TASK}
+    train(folder / "data", **given)
+    found = embedkit.compare([folder / "run", tmp_path / "tfidf"])
+    assert found.metric == "micro_f1"
+    assert [row.kind for row in found.rows][-1] == "majority"
+    difference = found.differences["run", "tfidf"]
+    assert difference.low <= difference.value <= difference.high
+    scores = reported_scores(read_predictions(folder / "run", tuple(WORDS)), seed=0)
+    assert found.row("run").scores["lrap"].value == scores["cross_validation"]["lrap"].value
+    with pytest.raises(UsageError, match="multilabel"):
+        found.blend_to_use()
+    write_report(found, tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text("utf-8")
+    assert "confusion matrix is not available" in html
+    for name in ("confusion", "calibration", "sure"):
+        assert f'id="{name}"' not in html
+    shown = found.predictions["run"]
+    single = as_single({"run": shown})["run"]
+    assert len(single.classes) == len(np.unique(np.concatenate([shown.y, shown.y_pred]), axis=0))
+    assert np.array_equal(single.y == single.y_pred, (shown.y == shown.y_pred).all(axis=1))
+    assert np.array_equal(single.proba.argmax(axis=1), single.y_pred)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"estimator": "lightgbm"}, "lightgbm"),
+        ({"estimator": "sklearn.svm:LinearSVC"}, "LinearSVC"),
+        ({"threshold": "0.3"}, "threshold"),
+    ],
+)
+def test_what_sets_do_not_allow(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(folder / "data", out=folder / "none", **TASK, **options)
+
+
+def test_fine_tuned_sets_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
+    """Probabilities and loss are those of the exported model, of its kind in transformers."""
+    given: dict[str, Any] = {"head": "pooler", "epochs": 1, "validation": 0.2}
+    given["model"] = str(tiny_model())
+    run = embedkit.finetune(folder / "c.jsonl", out=tmp_path / "tuned", **given, **TASK)
+    content, p = run.content, read_predictions(tmp_path / "tuned", tuple(WORDS))
+    assert content.classes == tuple(WORDS)
+    embedkit.export(tmp_path / "tuned", fold=0, out=tmp_path / "plain")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain").eval()
+    assert model.config.problem_type == "multi_label_classification"
+    held = np.flatnonzero(p.fold == 0)
+    texts = [embedkit.load(folder / "data").text[row] for row in p.row[held]]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain")
+    inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    labels = torch.tensor(p.y[held])
+    with torch.inference_mode():
+        plain = model(**inputs, labels=labels.float())
+        exact = copy.deepcopy(model).double()(**inputs).logits.sigmoid()
+        own = read_model(tmp_path / "tuned/model/fold-0")(**inputs, labels=labels)
+    check_near(p.proba[held], plain.logits.sigmoid(), exact)
+    assert float(own.loss) == pytest.approx(float(plain.loss), abs=1e-5)
+    assert not set(p.row[held]) & set(p.inner.row[p.inner.fold == 0]) if p.inner else False
+    (found,) = Predictor(tmp_path / "tuned", device="cpu").predict(texts[:1])
+    assert found.label == "|".join(name for name, one in found.proba.items() if one >= 0.5)
+    embedkit.compare([folder / "run", tmp_path / "tuned"])
+    with pytest.raises(UsageError, match="threshold"):
+        embedkit.finetune(folder / "c.jsonl", out=tmp_path / "x", threshold="f1", **given, **TASK)

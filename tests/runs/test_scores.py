@@ -1,0 +1,229 @@
+"""Scores against scikit-learn, and what their intervals must do."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import pearsonr, spearmanr
+from sklearn import metrics
+
+from embedkit.runs.metrics import METRICS, best_threshold, metric_name, metrics_for, named_metric
+from embedkit.runs.predictions import Predictions, class_scores, reported_scores
+from embedkit.units.target import Target
+from tests.run_fixtures import scores_of, units_with
+
+
+def problem(count: int, classes: int, seed: int = 0) -> tuple[Any, Any]:
+    random = np.random.default_rng(seed)
+    y = random.integers(classes, size=count)
+    logits = random.normal(size=(count, classes)) + 1.5 * np.eye(classes)[y]
+    shares = np.exp(logits)
+    return y, shares / shares.sum(1, keepdims=True)
+
+
+def calibration_by_hand(y: Any, shares: Any) -> float:
+    """Fifteen bins of equal width between 0 and 1, as in the literature."""
+    confidence, right = shares.max(1), shares.argmax(1) == y
+    found = 0.0
+    for low in np.arange(15) / 15:
+        here = (confidence >= low) & (confidence < low + 1 / 15)
+        if here.any():
+            found += here.mean() * abs(confidence[here].mean() - right[here].mean())
+    return found
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("seed", range(3))
+def test_values_are_those_of_scikit_learn(classes: int, seed: int) -> None:
+    y, shares = problem(200, classes, seed)
+    shares[:20] = shares[20:40]  # ties
+    said = shares.argmax(1)
+    ours = scores_of(y, shares, said, beta=7)
+    wanted = {
+        "accuracy": metrics.accuracy_score(y, said),
+        "macro_f1": metrics.f1_score(y, said, average="macro"),
+        "log_loss": metrics.log_loss(y, shares, labels=range(classes)),
+        "brier": metrics.brier_score_loss(y, shares[:, 1] if classes == 2 else shares),
+    }
+    wanted |= {
+        "balanced_accuracy": metrics.balanced_accuracy_score(y, said),
+        "mcc": metrics.matthews_corrcoef(y, said),
+        "calibration_error": calibration_by_hand(y, shares),
+    }
+    if classes > 2:
+        wanted["roc_auc"] = metrics.roc_auc_score(y, shares, multi_class="ovr")
+    else:
+        wanted |= {
+            "roc_auc": metrics.roc_auc_score(y, shares[:, 1]),
+            "average_precision": metrics.average_precision_score(y, shares[:, 1]),
+            "precision": metrics.precision_score(y, said),
+            "recall": metrics.recall_score(y, said),
+            "f1": metrics.f1_score(y, said),
+            "f7": metrics.fbeta_score(y, said, beta=7),
+        }
+    assert set(ours) == set(wanted)
+    for name, value in wanted.items():
+        assert ours[name].value == pytest.approx(value), name
+
+
+def test_regression_values() -> None:
+    random = np.random.default_rng(0)
+    y = random.normal(size=100).round(1)
+    said = y + random.normal(size=100)
+    ours = scores_of(y, said)
+    assert ours["rmse"].value == pytest.approx(metrics.root_mean_squared_error(y, said))
+    assert ours["r2"].value == pytest.approx(metrics.r2_score(y, said))
+    assert ours["spearman"].value == pytest.approx(spearmanr(y, said).statistic)
+    assert ours["pearson"].value == pytest.approx(pearsonr(y, said).statistic)
+    assert ours["mae"].value == pytest.approx(metrics.mean_absolute_error(y, said))
+
+
+def test_metrics_of_weighted_records_are_those_of_copies() -> None:
+    """Every metric, as a function of weights."""
+    random = np.random.default_rng(0)
+    weights = random.integers(0, 4, size=(5, 60)).astype(float)
+    for classes in (2, 3):
+        y, shares = problem(60, classes)
+        shares[:20] = shares[20:40]
+        said = shares.argmax(1)
+        found = metrics_for(y, shares, said, beta=2)
+        for row, one in enumerate(weights.astype(int)):
+            y1, shares1, said1 = (np.repeat(v, one, axis=0) for v in (y, shares, said))
+            copies = metrics_for(y1, shares1, said1, beta=2)
+            for name, metric in found.items():
+                assert metric(weights)[row] == pytest.approx(copies[name].value(len(y1))), name
+    values, sets = random.normal(size=(2, 60)).round(1), random.integers(0, 2, size=(60, 4))
+    for y, said in (values, (sets, np.round(0.3 * sets + 0.6 * random.random((60, 4)), 2))):
+        found = metrics_for(y, said)
+        for row, one in enumerate(weights.astype(int)):
+            copies = metrics_for(np.repeat(y, one, axis=0), np.repeat(said, one, axis=0))
+            for name, metric in found.items():
+                assert metric(weights)[row] == pytest.approx(copies[name].value(one.sum())), name
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_the_unit_and_zero_of_values_change_nothing(unit: float) -> None:
+    random = np.random.default_rng(0)
+    y, said = random.normal(size=(2, 80))
+    found, scaled = (scores_of(unit * (y + zero), unit * (said + zero)) for zero in (0, 100))
+    expected = scores_of(y, said)
+    for name, score in expected.items():
+        factor = unit if name in ("rmse", "mae") else 1
+        for other in (found, scaled):
+            values = [value / factor for value in astuple(other[name])]
+            assert values == pytest.approx(astuple(score), rel=1e-5), name
+
+
+def folds_of(target: Target, proba: Any, *, first: int = 0) -> Predictions:
+    """Predictions of three folds, of which fold -1 is the test set."""
+    row = np.arange(len(proba))
+    about: dict[str, Any] = {"units": units_with(target.y), "group": row, "target": target}
+    parts = (row[row % 3 == i] for i in range(3))
+    return Predictions.joined(
+        [
+            Predictions.of_fold(part, proba[part], fold=first + i, **about)
+            for i, part in enumerate(parts)
+        ]
+    )
+
+
+def test_baselines_of_rare_positives() -> None:
+    """The majority never finds a positive; of an F score saying yes to all is the baseline."""
+    random = np.random.default_rng(0)
+    target = Target((random.random(200) < 0.1).astype(int), ("no", "yes"))
+    proba = random.dirichlet([4, 1], size=200)
+    found = reported_scores(folds_of(target, proba), seed=0, beta=7)["cross_validation"]
+    ones = np.ones(200, int)
+    assert found["f7"].majority == pytest.approx(metrics.fbeta_score(target.y, ones, beta=7))
+    assert found["f1"].majority == pytest.approx(metrics.f1_score(target.y, ones))
+    assert found["recall"].majority == found["precision"].majority == 0
+    assert found["accuracy"].majority == pytest.approx(1 - target.y.mean())
+
+
+def test_scores_of_every_class() -> None:
+    y, shares = problem(120, 3)
+    row = np.arange(120)
+    made = folds_of(Target(y, ("a", "b", "c")), shares, first=-1)
+    found = class_scores(made)
+    assert set(found) == {"cross_validation", "test"}
+    for subset, index in (("cross_validation", row[row % 3 > 0]), ("test", row[row % 3 == 0])):
+        wanted = metrics.classification_report(
+            y[index], shares[index].argmax(1), target_names=["a", "b", "c"], output_dict=True
+        )
+        for one in found[subset]:
+            theirs = wanted[one.label]
+            numbers = [theirs[key] for key in ("precision", "recall", "f1-score", "support")]
+            assert [one.precision, one.recall, one.f1, one.support] == pytest.approx(numbers)
+    values = replace(made, classes=(), y=made.y.astype(float), proba=made.proba[:, 0])
+    assert class_scores(values) == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_class_alone_has_no_ranking() -> None:
+    found = scores_of(np.zeros(9, int), np.full((9, 2), 0.5), np.zeros(9, int))
+    assert np.isnan(astuple(found["roc_auc"])).all()
+    assert found["accuracy"].value == 1
+
+
+@pytest.mark.parametrize("beta", [None, 0.5, 1.0, 7.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_other_threshold_scores_better(beta: float | None, seed: int) -> None:
+    y, shares = problem(150, 2, seed)
+    positive = np.round(shares[:, 1], 2)  # ties
+    positive[:12] = np.arange(12) % 2  # and the edges
+
+    def score(threshold: float) -> float:
+        said = (positive >= threshold).astype(int)
+        if beta is None:
+            return float(metrics.f1_score(y, said, average="macro"))
+        return float(metrics.fbeta_score(y, said, beta=beta, zero_division=0))
+
+    found = best_threshold(y, positive, beta=beta)
+    assert score(found) == pytest.approx(max(score(t) for t in np.linspace(-0.005, 1.005, 102)))
+    weighted = scores_of(y, shares, (positive >= found).astype(int), beta=beta)
+    if beta is not None:
+        assert weighted[f"f{beta:g}"].value == pytest.approx(score(found))
+
+
+def test_a_threshold_between_neighbouring_numbers() -> None:
+    low = 0.3
+    high = np.nextafter(low, 1)
+    positive = np.array([low] * 5 + [high] * 5)
+    found = best_threshold(np.repeat([0, 1], 5), positive)
+    assert (positive >= found).tolist() == [False] * 5 + [True] * 5
+
+
+def test_the_kappa_of_ordered_classes_is_scikit_learns() -> None:
+    """Of three or more classes that are numbers; weighted records count as often."""
+    random = np.random.default_rng(0)
+    y = random.integers(5, size=80)
+    y_pred = np.clip(y + random.integers(-2, 3, size=80), 0, 4)
+    proba = np.eye(5)[y_pred]
+    metric = metrics_for(y, proba, ordinal=True)["qwk"]
+    weights = random.integers(0, 3, size=(1, 80)).astype(float)
+    repeated = np.repeat(np.arange(80), weights[0].astype(int))
+    for index, value in ((np.arange(80), metric.value(80)), (repeated, metric(weights)[0])):
+        expected = metrics.cohen_kappa_score(
+            y[index], y_pred[index], weights="quadratic", labels=np.arange(5)
+        )
+        assert value == pytest.approx(expected, abs=1e-12)
+    alone = metrics_for(np.zeros(9, np.int64), np.eye(5)[np.zeros(9, np.int64)], ordinal=True)
+    assert np.isnan(alone["qwk"].value(9))
+    assert "qwk" not in metrics_for(y % 2, np.eye(2)[y_pred % 2], ordinal=True)
+
+
+@pytest.mark.parametrize("text", ["qwk", "QWK", "Quadratic weighted kappa"])
+def test_metrics_are_found_in_any_spelling(text: str) -> None:
+    assert named_metric(text) == "qwk"
+    for name in METRICS:
+        spellings = (
+            name.upper(),
+            name.replace("_", "-"),
+            name.replace("_", " "),
+            metric_name(name),
+        )
+        assert {named_metric(one) for one in spellings} == {name}
+    assert (named_metric("F0.5"), named_metric("nothing")) == ("f0.5", "nothing")

@@ -1,0 +1,91 @@
+"""The model that MTEB takes, on the mock tasks that MTEB tests models with; nothing is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedkit.encoding.encoder import Encoder
+from embedkit.errors import UsageError
+from tests.store_fixtures import tiny_model
+
+mteb = pytest.importorskip("mteb")
+
+from mteb.mocks import mock_tasks  # noqa: E402
+from mteb.models.models_protocols import EncoderProtocol  # noqa: E402
+
+from embedkit.mteb import Model, by_layer, draw  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of MTEB itself, whose mock tasks are tiny
+
+TASKS = (
+    "MockClassificationTask",
+    "MockSTSTask",
+    "MockPairClassificationTask",
+    "MockClusteringTask",
+    "MockBitextMiningTask",
+    "MockRetrievalTask",
+    "MockRerankingTask",
+    "MockSummarizationTask",
+)
+
+
+def tasks(*names: str) -> list[Any]:
+    return [getattr(mock_tasks, name)() for name in names if hasattr(mock_tasks, name)]
+
+
+def test_it_passes_the_checks_of_mteb() -> None:
+    """Of the protocol, and an evaluation of every kind of task of texts."""
+    model = Model(Encoder.load(str(tiny_model())), view="mean_1")
+    assert isinstance(model, EncoderProtocol)
+    assert model.mteb_model_meta.name.count("/") == 1
+    chosen = tasks(*TASKS)
+    assert len(chosen) >= 6
+    for task in chosen:
+        result = mteb.evaluate(model, task, cache=None, co2_tracker=False, show_progress_bar=False)
+        assert np.isfinite(result.task_results[0].get_score()), task.metadata.name
+
+
+def test_all_layers_by_one_pass_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, given = Encoder.load(str(tiny_model())), list[tuple[str | None, str]]()
+    honest = encoder.encode_views
+
+    def counting(texts: Sequence[str], views: Any, **settings: Any) -> Any:
+        given.extend((settings["prefix"], text) for text in texts)
+        return honest(texts, views, **settings)
+
+    monkeypatch.setattr(encoder, "encode_views", counting)
+    names = ("MockSTSTask", "MockClassificationTask")
+    frame = by_layer(tasks(*names), encoder)
+    assert list(frame.columns) == ["mean_0", "mean_1", "mean_2"]
+    assert len(set(given)) == len(given)  # the two tasks have no text in common
+    for view in frame.columns:
+        for row, task in zip(frame.index, tasks(*names), strict=True):
+            alone = mteb.evaluate(
+                Model(encoder, view=view),
+                task,
+                cache=None,
+                co2_tracker=False,
+                show_progress_bar=False,
+            )
+            assert frame.loc[row, view] == alone.task_results[0].get_score()
+
+
+def test_similarities_of_pairs_are_the_diagonal_of_all() -> None:
+    model = Model(Encoder.load(str(tiny_model())))
+    random = np.random.default_rng(0)
+    a, b = random.normal(size=(2, 5, 16)).astype(np.float32)
+    every = model.similarity(a, b).numpy()
+    assert model.similarity_pairwise(a, b).numpy() == pytest.approx(np.diag(every), rel=1e-5)
+
+
+def test_a_table_is_drawn(tmp_path: Path) -> None:
+    frame = by_layer(tasks("MockSTSTask"), str(tiny_model()), views=["cls_0", "mean_-1"])
+    draw(frame, tmp_path / "layers.svg")
+    assert "mean_2" in (tmp_path / "layers.svg").read_text("utf-8")
+    with pytest.raises(UsageError, match="mean_7"):
+        by_layer(tasks("MockSTSTask"), str(tiny_model()), views=["mean_7"])
