@@ -29,7 +29,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
@@ -878,6 +878,18 @@ def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.zeros(0, kind.to_pandas_dtype())
+
+
+def places(indices: Sequence[int] | NDArray[Any]) -> pa.Array:
+    """Return positions ``(n,)`` as a column of int64, by which tables are taken.
+
+    Like :func:`numbers` without pandas, which ``pyarrow.array`` imports.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    values = np.ascontiguousarray(indices, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
 def check_columns(

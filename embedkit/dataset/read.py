@@ -255,12 +255,14 @@ class TableReader:
         schema = pa.schema([self.schema.field(name) for name in names])
         if not len(indices):
             return schema.empty_table()
-        parts, places = [], []
+        parts, numbers = [], []
         for block, mine in self._by_block(indices):
-            table = self.scalars_of(block, names).take(indices[mine] - block.start)
+            here = storage.places(indices[mine] - block.start)
+            table = self.scalars_of(block, names).take(here)
             parts.append(table.cast(schema))
-            places.append(mine)
-        return pa.concat_tables(parts).take(np.argsort(np.concatenate(places)))
+            numbers.append(mine)
+        order = storage.places(np.argsort(np.concatenate(numbers)))
+        return pa.concat_tables(parts).take(order)
 
     def divided(self, vectors: Float32) -> dict[str, Float32]:
         """The columns of vectors that were read side by side."""

@@ -32,6 +32,7 @@ from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import Shown, count_text
 from embedkit.errors import UsageError, check_counts, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.storage import places
 from embedkit.types import AnyPath, Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
@@ -466,7 +467,7 @@ class Searcher:
         if self._records is None:
             columns = self.data.reader.pick(np.array(needed, np.int64), self._columns)
         else:
-            columns = self._records.take(pa.array(needed, pa.int64())).to_pydict()
+            columns = self._records.take(places(needed)).to_pydict()
         records = dict(zip(needed, zip(*columns.values(), strict=True), strict=True))
         return [
             Answer(

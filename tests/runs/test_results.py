@@ -447,6 +447,8 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     done = command("predict", run, "-", cwd=tmp_path, stdin=b"good \xff\n\nbad")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
+    again = command("predict", run, cwd=tmp_path, stdin=b"good \xff\n\nbad")
+    assert (again.returncode, again.stdout) == (0, done.stdout)
 
 
 def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
