@@ -320,7 +320,7 @@ class _Trained:
         from embedkit.classifiers.model import load_model
 
         self.apply = load_model(run)
-        self._run, self._content, self._names = run, content, {"device": device, "model": model}
+        self._run, self._content, self._device, self._name = run, content, device, model
         self._nothing = np.zeros((0, len(content.classes)) if content.classes else 0)
 
     @cached_property
@@ -328,7 +328,9 @@ class _Trained:
         content = self._content
         if not content.views:
             return None
-        return encode_as(content.dataset, content.views, owner=str(self._run), **self._names)
+        owner, device = str(self._run), self._device
+        made, views = content.dataset, content.views
+        return encode_as(made, views, owner=owner, device=device, model=self._name)
 
     def predict(self, units: Units) -> tuple[Units, Any]:
         """Return the units that it sees, and their probabilities, or values of a regression."""
@@ -487,8 +489,8 @@ def predict_file(
                 if not notice.startswith("label column:"):  # the label is what is predicted
                     logger.info("%s", notice)
             reader = CorpusReader(plan)
-        names = {"label_names": label_names, "device": device, "head": head}
-        predictor = Predictor(run, **names, warm=reader is not None)
+        warm = reader is not None  # stored vectors need no encoder
+        predictor = Predictor(run, label_names=label_names, device=device, head=head, warm=warm)
         of_words = predictor.labels_words
         if of_words and columns is not None:
             raise UsageError(f"submission= is for runs that label records; {run} labels words.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,9 @@ def search(
 
         shared = {name: settings[name] for name in ("metric", "whitening")}
         settings["finder"] = open_index(load(dataset, settings["view"]), kind=kind, **shared)
-    text = partial(_answers_tsv, header=bool(given)) if as_tsv else _answers_text
+    text: Callable[[Sequence[Answer]], str] = _answers_text
+    if as_tsv:
+        text = partial(_answers_tsv, header=bool(given))
     searcher = Searcher(dataset, progress=progress, warm=not given, **settings)
     if not given:
         as_json = click.get_current_context().params["as_json"]

@@ -145,7 +145,7 @@ def nearest(
     row groups for each query. ``chosen`` are the records to compare with, ``(n,)``; ``read``
     returns a row group from elsewhere than its file.
     """
-    read = read or partial(rows_of, data, metric=metric, whitening=whitening)
+    of_block = read or partial(rows_of, data, metric=metric, whitening=whitening)
     check_choice(SEARCH_METRICS, metric=metric)
     check_counts(k=k, threads=threads)
     queries = np.ascontiguousarray(queries, np.float32)
@@ -158,7 +158,7 @@ def nearest(
         queries = unit_rows(queries)
 
     def best(block: Block) -> tuple[Float32, Int64]:
-        rows, indices = read(block), np.arange(block.start, block.stop)
+        rows, indices = of_block(block), np.arange(block.start, block.stop)
         if chosen is not None:
             inside = chosen[block.start : block.stop]
             rows, indices = Rows(*(part[inside] for part in rows)), indices[inside]
@@ -384,8 +384,9 @@ class Searcher:
     @cached_property
     def _encoder(self) -> DatasetEncoder:
         """Encodes queries as the texts of the dataset were encoded."""
-        data, names = self.data, {"device": self._device, "model": self._model}
-        encoder = encode_as(data.manifest, data.views, owner=str(data.path), **names)
+        data, model = self.data, self._model
+        made, owner = data.manifest, str(data.path)
+        encoder = encode_as(made, data.views, owner=owner, device=self._device, model=model)
         settings = encoder.settings
         if self._prefix is not None:
             settings = replace(settings, prefix=self._prefix)
