@@ -45,11 +45,11 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # files of tests by their folder and topic
 tests = $(foreach name,$(1),tests/$(subst ./,,$(dir $(name)))test_$(notdir $(name)).py)
 
-# some of each layer: what is read, encoded, stored, split, scored, compared and printed
-QUICK := $(call tests,properties/architecture arguments choices storage corpus/corpus \
-    corpus/corpus_values encoding/tokenization encoding/encoder encoding/packed encoding/tables \
-    dataset/extraction dataset/format search/search runs/splits runs/scores runs/runs \
-    comparison/compare cli/cli)
+# some of each layer: what is read, encoded, stored, damaged, split, trained, scored and told
+QUICK := $(call tests,properties/architecture properties/mistakes arguments choices storage \
+    corpus/corpus corpus/corpus_values encoding/tokenization encoding/encoder encoding/packed \
+    encoding/tables dataset/extraction dataset/format dataset/damage dataset/resume search/search \
+    runs/splits runs/scores runs/runs finetuning/finetune_methods comparison/compare cli/cli)
 
 quick: install
 	$(PYTEST) -m "not network and not gpu and not slow" $(QUICK)

@@ -526,8 +526,9 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     assert read_run(tmp_path / "probe") == replace(content, command=None)
     assert (tmp_path / "probe/figures/layers.png").stat().st_size > 5_000
     finding, told, *_ = run_info_text(tmp_path / "probe", content).splitlines()
-    assert best.name not in finding.removeprefix(best.name)  # as one of the others
-    assert f"accuracy {100 * content.nested.value:.1f} %" in told
+    assert f"{100 * content.nested.value:.1f} %" in finding
+    assert "over the last layer" in finding
+    assert told.startswith("held-out accuracy: ")
     single = train(shared / "data", out=tmp_path / "run", view="mean_1", tune=True, **same)
     accuracy = single.content.scores["cross_validation"]["accuracy"].value
     assert accuracy == next(v.score.value for v in content.view_scores if v.name == "mean_1")
