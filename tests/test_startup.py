@@ -11,7 +11,7 @@ import pytest
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
-ROWS = [("id", "document", "label"), *((str(i), f"text {i % 7}", str(i % 2)) for i in range(40))]
+ROWS = [(str(i), f"text {i % 7}", str(i % 2)) for i in range(40)]
 
 HEAVY = (
     "accelerate boto3 datasets duckdb faiss lightgbm matplotlib openTSNE pandas peft polars ray "
