@@ -88,7 +88,7 @@ class Held(VectorData):
 
 def search(dataset: Path, *queries: str, k: int = 10, **settings: Any) -> Any:
     """Hits of some texts, a list for each."""
-    return [a.hits for a in Searcher(dataset, **settings).texts(queries, k=k)]
+    return [a.hits for a in Searcher(dataset, warm=False, **settings).texts(queries, k=k)]
 
 
 # exact search
