@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 import embedkit
-from embedkit.dataset.read import Block, VectorData
+from embedkit.dataset.read import Block, TableReader, VectorData
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
-from tests.processes import ROOT, invoke
+from tests.processes import ROOT, command, invoke
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -236,6 +236,23 @@ def test_repeated_texts_are_given_once(dataset: Path) -> None:
     assert len({hit.text for hit in once}) == len(once) == distinct - 1
     every = Searcher(dataset, keep_duplicates=True).like([3], k=N)[0].hits
     assert sorted(hit.row for hit in every) == [row for row in data.row.tolist() if row != 3]
+
+
+def test_a_warm_searcher_reads_nothing_more(dataset: Path, calls_of: Any) -> None:
+    searcher = Searcher(dataset)
+    reads = [calls_of(TableReader, name) for name in ("read_block", "scalars_of", "scalars")]
+    answer = searcher.texts("the movie was good", k=3)
+    assert reads == [[], [], []]
+    assert answer == Searcher(dataset, warm=False).texts("the movie was good", k=3)
+
+
+def test_lines_of_standard_input_are_queries(dataset: Path, tmp_path: Path) -> None:
+    options = ("search", dataset, "-k", "2", "--tsv")
+    done = command(*options, cwd=tmp_path, stdin=b"the movie was good\n\nbus home")
+    assert done.returncode == 0, done.stderr
+    assert "the query is empty" in done.stderr
+    answers = [command(*options, text, cwd=tmp_path) for text in ("the movie was good", "bus home")]
+    assert done.stdout == "".join(answer.stdout.partition("\n")[2] for answer in answers)
 
 
 def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
