@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from itertools import islice
+from typing import Any
 
 from embedkit.arguments import check_fields
 from embedkit.choices import Format, Quoting
@@ -81,7 +82,7 @@ class CorpusOptions:
         UsageError: a value cannot be used.
 
     >>> CorpusOptions(text="review", quoting="csv").given
-    ('text', 'quoting')
+    {'text': 'review', 'quoting': 'csv'}
     """
 
     text: str | None = None
@@ -124,9 +125,10 @@ class CorpusOptions:
         object.__setattr__(self, "encoding", _settled_encoding(self.encoding))
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """Names of the options that differ from their defaults."""
-        return tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        names = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

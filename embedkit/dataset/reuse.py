@@ -136,6 +136,7 @@ class OpenSource:
         self._names = ["text", *["text_pair"] * bool(settings.input.text_pair)]
         spelled = manifest.totals.ledger.get("records_spelling_special_tokens", 0)
         self.has_lengths = vectors.on_long != "window" and not spelled
+        self.has_lengths &= "n_unknown" in self.tables["sentences"].columns
         self._marked = vectors.words is not None and settings.input.marks_words
 
     def extent(self, table: str, places: Int64) -> tuple[Int64, Int64]:

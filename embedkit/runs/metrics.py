@@ -495,7 +495,7 @@ class Threshold:
         if not 0 < value < (1_000 if is_beta else 1):
             raise UsageError(
                 f"threshold={text!r}: expected a probability such as 0.3, or the score to choose "
-                "it by: macro_f1, f1, f2, f0.5 …"
+                f"it by: macro_f1, f1, f2, f0.5 …{did_you_mean(text, ('macro_f1',))}"
             )
         return cls(None, value) if is_beta else cls(value, None)
 

@@ -33,7 +33,7 @@ from embedkit.errors import CorpusError, DamagedError, MismatchError, UsageError
 from embedkit.storage import Positive, Seed
 from embedkit.types import Int64
 from embedkit.units.target import Target
-from embedkit.units.units import Units, match
+from embedkit.units.units import Units, check_settled, match
 
 logger = logging.getLogger(__name__)
 
@@ -517,12 +517,7 @@ def _records(
     source: CorpusLike, label: str | None, group: str | None, reading: CorpusOptions, seed: int
 ) -> Units:
     if names_dataset(source):
-        if reading.given:
-            name = reading.given[0]
-            raise UsageError(
-                f"{name}={getattr(reading, name)!r} tells how to read a corpus file; "
-                f"{source} is a dataset, whose records are settled."
-            )
+        check_settled(source, reading.given)
         return Units.of_dataset(load(source), group=group, label=label)
     options = replace(reading, label=label, keep=(group,) if group else ())
     if reading.sample is not None:

@@ -18,12 +18,12 @@ intervals are a matter of records: words go where their record goes. Records are
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ from embedkit.dataset.format import names_dataset, whole_text
 from embedkit.dataset.read import VectorData, by_record, has_label, load, text_keys
 from embedkit.display import count_text
 from embedkit.encoding.tokenizer import ranges, word_spans
-from embedkit.errors import CorpusError, UsageError, did_you_mean
+from embedkit.errors import CorpusError, UsageError
 from embedkit.types import AnyPath, Bool, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
@@ -49,13 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Column(Protocol):
-    """Values, one for each row: a list, an array, a column of a frame, which has a name."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
-Labels = str | Column | None
+Labels = str | Iterable[Any] | None
 """A column of labels by its name, or the labels themselves, one for each row of the input."""
 
 _COLUMNS = ("text", "text_pair", "spans", "id", "label", "word_label")
@@ -202,13 +196,7 @@ class Units:
         cls, path: AnyPath, reading: CorpusOptions, *, level: str, prefix: str = ""
     ) -> Units:
         data = load(path, level=level)
-        wrong = [name for name in reading.given if name != "label"]
-        if wrong:
-            raise UsageError(
-                f"{prefix}{wrong[0]}={getattr(reading, wrong[0])!r} is for a corpus file; "
-                f"{data.path} "
-                "is a dataset, whose records are settled."
-            )
+        check_settled(path, replace(reading, label=None).given, prefix=prefix)
         # what was rejected was counted when the dataset was made, and nothing reads its vectors
         units = cls.of_dataset(data, label=reading.label)
         return replace(units.with_texts(), rejected={}, run=None)
@@ -391,17 +379,12 @@ class Units:
 
 def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[str | None] | None]:
     """The name and the labels of the records or words of a dataset."""
-    stored, columns = data.manifest.job.input.label, data.columns
+    stored = data.manifest.job.input.label
     if label is None or (isinstance(label, str) and label == stored):
-        return stored, data.column("label") if "label" in columns else None
+        return stored, data.column("label") if "label" in data.columns else None
     if data.level == "word":
         raise UsageError("label= is for records; words have the labels of extract's word_label=.")
     if isinstance(label, str):
-        if label not in columns:
-            raise UsageError(
-                f"label={label!r}: {data.path} has the columns {', '.join(columns)}."
-                f"{did_you_mean(label, columns)} In Python the labels themselves can be given."
-            )
         return label, [text_of(value) for value in data.column(label)]
     if not isinstance(label, Iterable):
         raise UsageError(f"label={label!r}: expected a column, or a label for each record.")
@@ -446,6 +429,13 @@ def reading_of(settings: Any) -> dict[str, Any]:
     }
 
 
+def check_settled(path: AnyPath, options: Mapping[str, Any], *, prefix: str = "") -> None:
+    """Raise a :class:`UsageError` for options of reading and encoding: a dataset has its own."""
+    for name, value in options.items():
+        problem = f"is for a corpus; {path} is a dataset, whose records are settled"
+        raise UsageError(f"{prefix}{name}={value!r} {problem}.")
+
+
 def load_or_extract(
     source: CorpusLike,
     options: dict[str, Any],
@@ -458,11 +448,7 @@ def load_or_extract(
     """Open a dataset; a corpus is extracted first, with the options and the column ``label``."""
     options = {name: value for name, value in options.items() if value is not None}
     if names_dataset(source):
-        if options:
-            name, value = next(iter(options.items()))
-            raise UsageError(
-                f"{name}={value!r} is of a corpus; {source} is a dataset, which is settled."
-            )
+        check_settled(source, options)
         return load(source, view, level=level)
     from embedkit.dataset.extract import extract
 

@@ -72,6 +72,8 @@ def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str
     encoder = Encoder(folder, device="cpu")
     assert encoder.model.pads == (family not in PACKED)
     reason = WHY_PADDED.get(family, "not compared layer by layer")
+    # older processors compute sequences one by one, and say so
+    notes = [note for note in notes if "sequence by sequence" not in note]
     assert [reason in note for note in notes] == [True] * encoder.model.pads
     ours = encoder.encode_tokens(SOME, layers="all")
     plain = transformers.AutoModel.from_pretrained(folder).eval()

@@ -13,6 +13,8 @@ import pytest
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.errors import ModelError
+from embedkit.runs.folder import read_run
+from embedkit.runs.run import FinetuneRun, TrainRun
 from tests.processes import ROOT, command
 
 
@@ -57,3 +59,11 @@ def test_the_first_run(tmp_path: Path, first_look: ModuleType, capfd: Any) -> No
             assert done.returncode == 0, (line, done.stderr)
             assert " search " not in line or "app_problem" in done.stdout
     assert (tmp_path / "quickstart/report.html").is_file()
+    # the rival is one: trained to its end, and about as good as the frozen vectors
+    runs = tmp_path / "quickstart/runs"
+    tuned, frozen = read_run(runs / "finetuned"), read_run(runs / "frozen")
+    assert isinstance(tuned, FinetuneRun)
+    assert isinstance(frozen, TrainRun)
+    assert tuned.is_trained
+    scores = [run.scores["cross_validation"]["accuracy"] for run in (tuned, frozen)]
+    assert scores[0].high > scores[1].value

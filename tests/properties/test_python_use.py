@@ -85,7 +85,11 @@ def test_labels_may_come_after_the_vectors(frame: pd.DataFrame) -> None:
         assert ("test" in run.content.scores) is (number != 1)  # a list has no name to look for
     assert embedkit.probe(data, label="stars", folds=2).content.classes == expected.content.classes
     assert len(embedkit.split(data, label="stars").row) == len(frame) - 3
-    for wrong, message in ((frame["stars"][3:], "expected 63"), ("star", "columns row"), (3, "=3")):
+    for wrong, message in (
+        (frame["stars"][3:], "expected 63"),
+        ("star", "no column 'star'"),
+        (3, "=3"),
+    ):
         with pytest.raises(UsageError, match=message):
             embedkit.train(data, label=wrong, out="no")  # type: ignore[arg-type]
 
