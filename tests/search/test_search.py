@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 import embedkit
-from embedkit.dataset.read import Block, TableReader, VectorData
+from embedkit.dataset.read import VectorData
+from embedkit.dataset.tables import Block, TableReader
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
 from tests.processes import ROOT, command, invoke
