@@ -4,12 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    := outputs
 
-.PHONY: help install run quick test test-slow test-avx2 test-oldest test-gpu-image crashes check format bench simulate clean
+.PHONY: help install wheel docs run quick test test-slow test-avx2 test-oldest test-gpu-image crashes check format bench simulate clean
 
 help:
 	@echo "make run       install into $(VENV), then a first run: search, classify and compare in two languages"
 	@echo "make quick     a core of the quick tests, from reading a corpus to comparing runs (90 seconds)"
 	@echo "make test      install into $(VENV), then run the quick tests (4 minutes on two cores)"
+	@echo "make wheel     build dist/embedkit-*.whl, and print the line that installs it"
+	@echo "make docs      build the documentation as a site in site/"
 	@echo "make test-slow  the tests that take long: README, workflows, kills, every instruction set"
 	@echo "make test-avx2  the equality of vectors with the instructions of an older processor"
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
@@ -35,6 +37,11 @@ $(VENV)/.installed: $(VENV)/.user
 	touch $@
 
 install: $(VENV)/.installed
+
+# needs no compiler and nothing installed but pip
+wheel:
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@echo "pip install --extra-index-url https://download.pytorch.org/whl/cpu $$(ls dist/embedkit-*.whl)"
 
 run: $(VENV)/.user
 	@$(BIN)/python pipelines/first_look.py $(OUT)
@@ -114,6 +121,19 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# the documentation as a site; nothing is fetched once the packages are there
+SITE := .venv-docs
+
+$(SITE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(SITE)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(SITE)/bin/python -m pip install --quiet -c constraints.txt -e . --group docs
+	touch $@
+
+docs: $(SITE)/.installed
+	$(SITE)/bin/mkdocs build --strict
+
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -128,4 +148,4 @@ simulate: install
 	$(BIN)/python -m benchmarks.simulate
 
 clean:
-	rm -rf $(OUT)
+	rm -rf $(OUT) site

@@ -1,8 +1,10 @@
-"""Make the pictures of the README from the corpora in ``data/``.
+"""Make the pictures of the README and of ``docs/gallery.md`` from the corpora in ``data/``.
 
 ``python docs/pictures.py`` writes ``docs/explore.webp``, a loop through the layers of a map, and
 the first screen of the report of ``pipelines/quickstart.toml`` as ``docs/report-light.png`` and
-``docs/report-dark.png``. It needs Chromium and the packages of ``make check``.
+``docs/report-dark.png``; figures of runs on the same vectors are ``docs/layers.png``,
+``docs/learning.png`` and ``docs/confusion.png``. It needs Chromium and the packages of ``make
+check``.
 """
 
 from __future__ import annotations
@@ -91,10 +93,20 @@ def report(browser: Any) -> None:
         image.quantize(128).save(HERE / f"report-{scheme}.png", optimize=True)
 
 
+def figures(folder: Path) -> None:
+    """Copy figures of two runs on the vectors of :func:`explore_loop`."""
+    embedkit("probe", folder / "requests", "--learning-curve", "--out", folder / "probe")
+    embedkit("train", folder / "requests", "--out", folder / "vectors")
+    for run, name in (("probe", "layers"), ("probe", "learning"), ("vectors", "confusion")):
+        image = Image.open(folder / run / "figures" / f"{name}.png").convert("RGB")
+        image.quantize(64).save(HERE / f"{name}.png", optimize=True)
+
+
 if __name__ == "__main__":
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as work, sync_playwright() as playwright:
         program = playwright.chromium.launch(executable_path=chromium)
         explore_loop(program, Path(work))
+        figures(Path(work))
         report(program)
         program.close()

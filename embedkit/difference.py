@@ -116,8 +116,8 @@ class Diff(Shown):
         return best if best and best.distance < _HALF * self.before else None
 
     def as_rows(self) -> list[dict[str, Any]]:
-        """Rows of the records that moved most."""
-        return list(self.moved)
+        """Rows of the records that moved most; where none did, of the explanations."""
+        return list(self.moved) or Shown.as_rows(self)
 
     def to_frame(self) -> Any:
         """Return a pandas table of the records that moved most."""

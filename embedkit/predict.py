@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ class Predictor:
         label_names: readable names of labels, such as ``{"0": "negative"}``.
         device: where the encoder runs.
         model: another location of the checkpoint of a run on vectors, if it was moved.
+        warm: load everything at once, and predict a text, so that the first answer is as fast as
+            the second. Without it the encoder of a run on vectors is loaded for the first text,
+            which stored vectors do not need.
         head: the class of the user's own with which the run was fine-tuned, or ``module:Class``. A
             file decides on no code that runs, so that such a run needs it again.
 
@@ -105,10 +109,20 @@ class Predictor:
         device: str = "auto",
         model: str | None = None,
         head: Any = None,
+        warm: bool = True,
     ) -> None:
         self.run = Path(run)
+        self._load(run, label_names or {}, device, model, head)
+        if warm:
+            pairs = self.content is not None and self.content.dataset.pairs
+            units = Units.of_texts(["warm"], ["warm"] if pairs else None)
+            units = units.words_of([None], marks=self.marks) if self.labels_words else units
+            self._model.predict(units)
+
+    def _load(
+        self, run: AnyPath, names: Mapping[str, str], device: str, model: str | None, head: Any
+    ) -> None:
         self.content: PredictionRun | None = None
-        names = label_names or {}
         if _is_checkpoint(os.fspath(run)):
             from embedkit.finetuning.checkpoint import CheckpointClassifier
 
@@ -303,15 +317,20 @@ class _Trained:
     """A pipeline of scikit-learn on vectors or on texts."""
 
     def __init__(self, run: Path, content: TrainRun, *, device: str, model: str | None) -> None:
-        from embedkit.classifiers.estimators import load_model
+        from embedkit.classifiers.model import load_model
 
         self.apply = load_model(run)
-        self._encoder: DatasetEncoder | None = None
+        self._run, self._content, self._device, self._name = run, content, device, model
         self._nothing = np.zeros((0, len(content.classes)) if content.classes else 0)
-        if content.views:
-            self._encoder = encode_as(
-                content.dataset, content.views, owner=str(run), device=device, model=model
-            )
+
+    @cached_property
+    def _encoder(self) -> DatasetEncoder | None:
+        content = self._content
+        if not content.views:
+            return None
+        owner, device = str(self._run), self._device
+        made, views = content.dataset, content.views
+        return encode_as(made, views, owner=owner, device=device, model=self._name)
 
     def predict(self, units: Units) -> tuple[Units, Any]:
         """Return the units that it sees, and their probabilities, or values of a regression."""
@@ -470,7 +489,8 @@ def predict_file(
                 if not notice.startswith("label column:"):  # the label is what is predicted
                     logger.info("%s", notice)
             reader = CorpusReader(plan)
-        predictor = Predictor(run, label_names=label_names, device=device, head=head)
+        warm = reader is not None  # stored vectors need no encoder
+        predictor = Predictor(run, label_names=label_names, device=device, head=head, warm=warm)
         of_words = predictor.labels_words
         if of_words and columns is not None:
             raise UsageError(f"submission= is for runs that label records; {run} labels words.")
@@ -606,11 +626,11 @@ def read_prediction_files(
 
 def _probabilities(path: Path, table: Any, columns: Sequence[str]) -> Float64:
     """Return ``(n, classes)`` probabilities, whose rows sum to 1 within their six decimals."""
-    proba = np.stack([table[name].to_numpy() for name in columns], axis=1)
+    proba = np.stack([storage.numbers(table[name]) for name in columns], axis=1)
     problem = f"a column of {', '.join(columns):.80} does not hold numbers"
     if proba.dtype.kind in "fi":
         tolerance = len(columns) * _ROUNDING
-        problem = invalid_proba(table["row"].to_numpy(), proba, tolerance=tolerance)
+        problem = invalid_proba(storage.numbers(table["row"]), proba, tolerance=tolerance)
     if problem:
         raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
     return proba.astype(np.float64)

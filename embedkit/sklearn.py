@@ -1,8 +1,8 @@
 """Vectors as steps of a scikit-learn pipeline.
 
 :class:`StoredVectors` looks vectors up in a dataset, so that cross-validation never encodes a text
-twice; :class:`TextEncoder` encodes texts, and caches vectors on disk on request. Neither learns
-from the data it is fitted on.
+twice; :class:`TextEncoder` encodes texts, each once in a process, and on request keeps vectors on
+disk. Neither learns from the data it is fitted on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from embedkit.types import Float32
 
 __all__ = ["StoredVectors", "TextEncoder"]
 
+_MOST_IN_MEMORY = 200_000
 _MISSING = ("None", "nan", "<NA>", "NaT")
 """Missing values of lists, NumPy and pandas, as text."""
 
@@ -106,14 +108,18 @@ class TextEncoder(_Vectors):
 
     Args:
         model: hub id or folder of a checkpoint.
-        view: such as ``mean_-1``, ``cls_0`` or ``pooler``.
+        view: such as ``mean_-1``, ``cls_0`` or ``pooler``; by default the vector that the
+            checkpoint's makers define, as ``extract`` has it.
         revision: branch, tag or commit of a hub checkpoint.
         device: ``auto``, ``cpu`` or ``cuda:0``.
         precision: {PRECISIONS}.
         max_length: tokens per text.
         prefix: put before every text; by default that of the checkpoint.
-        normalize: scale every vector to length 1 (L2).
-        cache: folder to keep vectors in, by all that shapes them; ``None`` keeps none.
+        normalize: scale every vector to length 1 (L2); by default if neither ``view`` is given nor
+            the makers leave it out.
+        cache: where vectors are kept, by all that shapes them: ``memory``, for this process, so
+            that the folds of ``cross_val_score`` encode no text twice; a folder, for the next one
+            too; ``None``, nowhere. Memory holds 200,000 vectors at most.
 
     Attributes:
         n_features_out_: width of the result.
@@ -122,14 +128,14 @@ class TextEncoder(_Vectors):
     def __init__(
         self,
         model: str = DEFAULT_MODEL,
-        view: str = "mean_-1",
+        view: str | None = None,
         revision: str | None = None,
         device: str = "auto",
         precision: str | None = None,
         max_length: int | None = None,
         prefix: str | None = None,
-        normalize: bool = False,
-        cache: str | Path | None = None,
+        normalize: bool | None = None,
+        cache: str | Path | None = "memory",
     ) -> None:
         self.model = model
         self.view = view
@@ -145,9 +151,13 @@ class TextEncoder(_Vectors):
         """Load the checkpoint; nothing is fitted."""
         from embedkit.encoding.views import parse_view
 
-        encoder = self._encoder()
-        view = parse_view(self.view, n_layers=encoder.n_layers)
+        encoder, name, unit = self._encoder(), self.view, False
+        if name is None:
+            pooling, unit = encoder.checkpoint.own_view(last_layer=True)
+            name = f"{pooling}_-1" if pooling.has_layer else str(pooling)
+        view = parse_view(name, n_layers=encoder.n_layers)
         self._view_name = view.name
+        self._unit = unit if self.normalize is None else self.normalize
         self._learn_widths({view.name: encoder.width_of(view)})
         return self
 
@@ -159,6 +169,13 @@ class TextEncoder(_Vectors):
             return np.zeros((0, self.n_features_out_), np.float32)
         if self.cache is None:
             return self._encode(texts)
+        if self.cache == "memory":
+            database, lock = _in_memory(self._key())
+            with lock:
+                vectors = self._through_cache(texts, database)
+                if database.execute("SELECT count(*) FROM v").fetchone()[0] > _MOST_IN_MEMORY:
+                    database.execute("DELETE FROM v")
+            return vectors
         storage.make_folder(Path(self.cache))
         file = Path(self.cache, f"{self._key()}.sqlite")
         try:
@@ -181,7 +198,7 @@ class TextEncoder(_Vectors):
 
     def _encode(self, texts: list[str]) -> Float32:
         views = self._encoder().encode_views(
-            texts, [self.view], normalize_embeddings=self.normalize, prefix=self.prefix
+            texts, [self._view_name], normalize_embeddings=self._unit, prefix=self.prefix
         )
         return np.asarray(next(iter(views.values())))
 
@@ -214,7 +231,7 @@ class TextEncoder(_Vectors):
             encoder.model.name,
             str(encoder.model.device),
             encoder.checkpoint.prefix_or_own(self.prefix),
-            self.normalize,
+            self._unit,
         ]
         return hashlib.sha256(json.dumps(shaping).encode()).hexdigest()[:32]
 
@@ -229,6 +246,12 @@ def _loaded(
     return Encoder.load(
         model, revision=revision, device=device, precision=precision, max_length=max_length
     )
+
+
+@lru_cache(maxsize=2)
+def _in_memory(_key: str) -> tuple[sqlite3.Connection, Lock]:
+    """Vectors of this process, shared by all clones; threads take turns."""
+    return sqlite3.connect(":memory:", check_same_thread=False), Lock()
 
 
 @lru_cache(maxsize=8)

@@ -29,7 +29,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
@@ -57,6 +57,7 @@ from embedkit.types import AnyPath
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 T = TypeVar("T")
 
@@ -858,6 +859,37 @@ def read_table(file: Path, *, advice: str = _ADVICE) -> pa.Table:
         return pq.ParquetFile(file, page_checksum_verification=True).read()
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise unreadable(file, error, advice=advice) from error
+
+
+def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
+    """Return the numbers of a column, ``(n,)``, of its own type.
+
+    pyarrow's ``to_numpy`` imports pandas, which takes longer than to read most files; numbers
+    without nulls are handed over by DLPack instead.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    kind = column.type
+    if column.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    parts = [np.from_dlpack(chunk) for chunk in chunks if len(chunk)]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, kind.to_pandas_dtype())
+
+
+def places(indices: Sequence[int] | NDArray[Any]) -> pa.Array:
+    """Return positions ``(n,)`` as a column of int64, by which tables are taken.
+
+    Like :func:`numbers` without pandas, which ``pyarrow.array`` imports.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    values = np.ascontiguousarray(indices, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
 def check_columns(

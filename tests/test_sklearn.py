@@ -12,6 +12,9 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 import embedkit
@@ -84,9 +87,26 @@ def test_scikit_learns_own_checks() -> None:
     check_estimator(encoder())
 
 
+def test_no_text_is_encoded_twice_in_a_process(calls_of: Any) -> None:
+    texts = [f"{'good' if i % 2 else 'bad'} film {i} once" for i in range(12)]
+    calls = calls_of(TextEncoder, "_encode")
+    scores = cross_val_score(
+        make_pipeline(encoder(), LogisticRegression()), texts, [i % 2 for i in range(12)], cv=3
+    )
+    assert len(scores) == 3
+    assert sorted(text for call in calls for text in call.arguments[1]) == sorted(texts)
+
+
+def test_the_default_vector_is_that_of_extract(tmp_path: Path, minilm: Encoder) -> None:
+    texts = ["A good film.", "Where is my parcel?"]
+    embedkit.extract(texts, out=tmp_path / "data", device="cpu")
+    stored = embedkit.load(tmp_path / "data").X
+    assert np.array_equal(TextEncoder(device="cpu").fit(texts).transform(texts), stored)
+
+
 def test_the_cache_is_keyed_by_all_that_shapes_a_vector(tmp_path: Path, calls_of: Any) -> None:
     texts = ["a", "good movie", "a", ""]
-    plain = encoder().fit(texts).transform(texts)
+    plain = encoder(cache=None).fit(texts).transform(texts)
     cached = encoder(cache=tmp_path).fit(texts)
     assert np.array_equal(cached.transform(texts), plain)
     calls = calls_of(TextEncoder, "_encode")
@@ -97,7 +117,7 @@ def test_the_cache_is_keyed_by_all_that_shapes_a_vector(tmp_path: Path, calls_of
     assert np.array_equal(more[:4], plain)
     for change in ({"view": "cls_-1"}, {"prefix": "q: "}, {"normalize": True}, {"max_length": 3}):
         other = encoder(cache=tmp_path, **change).fit(texts).transform(texts)
-        assert np.array_equal(other, encoder(**change).fit(texts).transform(texts))
+        assert np.array_equal(other, encoder(cache=None, **change).fit(texts).transform(texts))
         assert not np.array_equal(other, plain)
 
 

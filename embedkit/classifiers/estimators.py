@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn and LightGBM by name, their pipelines, and saved models.
+"""Estimators of scikit-learn and LightGBM by name, and their pipelines.
 
 Scaling and vocabularies are steps of the same pipeline, so that they are fitted on the training
 records alone.
@@ -6,14 +6,10 @@ records alone.
 
 from __future__ import annotations
 
-import io
-import re
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -23,11 +19,9 @@ from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 
-from embedkit import storage
 from embedkit.choices import ESTIMATORS, check_choice
 from embedkit.classifiers.mixture import LayerMixture, unit_layers
-from embedkit.errors import DamagedError, UsageError, first_line
-from embedkit.storage import check_files
+from embedkit.errors import UsageError, first_line
 
 
 class CommonScaler(StandardScaler):  # type: ignore[misc]
@@ -228,105 +222,3 @@ def _imported(name: str, task: str) -> Estimator:
         # the defaults of many depend on the unit and the zero of the values
         build = partial(TransformedTargetRegressor, estimator, transformer=StandardScaler())
     return Estimator(build, scaling=lambda: [("scale", StandardScaler())])
-
-
-def save_model(folder: Path, pipeline: Any) -> None:
-    """Write a fitted pipeline to the ``model`` folder of a run."""
-    from skops.io import dumps, get_untrusted_types
-
-    where = folder / "model"
-    storage.make_folder(where)
-    last = pipeline.steps[-1][1]
-    if hasattr(last, "booster_"):
-        text = last.booster_.model_to_string()
-        storage.write_durably(where / "booster.txt", text.encode(), scratch=folder)
-        pipeline = Pipeline([*pipeline.steps[:-1], ("booster", "passthrough")])
-    content = _repeatable(dumps(pipeline))
-    refused = [name for name in get_untrusted_types(data=content) if not _is_trusted(name)]
-    if refused:
-        raise UsageError(f"the model holds {refused[0]}, which is never loaded. Take another one.")
-    storage.write_durably(where / "pipeline.skops", content, scratch=folder)
-
-
-def _repeatable(content: bytes) -> bytes:
-    """A skops file without what differs between two equal pipelines: dates, memory addresses."""
-    written, numbers = io.BytesIO(), dict[str, str]()
-
-    def number(match: re.Match[str]) -> str:
-        return match[1] + numbers.setdefault(match[2], str(len(numbers)))
-
-    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(written, "w") as new:
-        schema = re.sub(r'("__id__": |"file": ")(\d+)', number, old.read("schema.json").decode())
-        for name in old.namelist():
-            data = schema.encode() if name == "schema.json" else old.read(name)
-            new_name = re.sub(r"()^(\d+)", number, name)
-            new.writestr(zipfile.ZipInfo(new_name), data, zipfile.ZIP_DEFLATED)
-    return written.getvalue()
-
-
-_TRUSTED = ("sklearn.", "scipy.sparse.")
-
-
-def _is_trusted(name: str) -> bool:
-    """True if a type that skops does not trust by itself is a class of scikit-learn's own.
-
-    Modules of scikit-learn also contain functions of other libraries, which are not trusted.
-    """
-    module, _, cls = name.rpartition(".")
-    if not module.startswith(_TRUSTED):
-        return name == f"{CommonScaler.__module__}.{CommonScaler.__qualname__}"
-    try:
-        kind = getattr(import_module(module), cls)
-    except (ImportError, AttributeError):
-        return False
-    return isinstance(kind, type) and kind.__module__.startswith(_TRUSTED)
-
-
-def load_model(run: Path) -> Callable[[Any], Any]:
-    """Return a function: features → probabilities ``(n, classes)``, or values ``(n,)``."""
-    from skops.io import get_untrusted_types, loads
-
-    check_files(run, ["model"], advice="Make the run again.")
-    file = run / "model" / "pipeline.skops"
-    try:
-        content = file.read_bytes()
-        types = get_untrusted_types(data=content)
-        refused = [name for name in types if not _is_trusted(name)]
-        pipeline = None if refused else loads(content, trusted=types)
-    except Exception as error:  # skops raises what its nodes raise
-        raise storage.unreadable(file, error) from error
-    if refused:
-        raise DamagedError(f"{file} holds {refused[0]}, which is never loaded from a file.")
-    apply = getattr(pipeline, "predict_proba", None) or getattr(pipeline, "predict", None)
-    if (booster := file.with_name("booster.txt")).is_file():
-        apply = _boosted(pipeline, booster)
-    if apply is None:
-        raise DamagedError(f"{file} holds {type(pipeline).__name__}, which cannot predict.")
-
-    def call(features: Any) -> Any:
-        try:
-            return apply(features)
-        except Exception as error:  # a model raises what its steps raise
-            raise DamagedError(
-                f"{file} does not fit the run: {first_line(error)}. Make the run again."
-            ) from error
-
-    return call
-
-
-def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
-    import lightgbm
-
-    try:
-        text = file.read_text("utf-8")
-        booster = lightgbm.Booster(model_str=text)
-    except (lightgbm.basic.LightGBMError, OSError, ValueError) as error:
-        raise storage.unreadable(file, error) from error
-
-    def apply(features: Any) -> Any:
-        values = np.asarray(booster.predict(pipeline.transform(features)))
-        if "\nobjective=binary" in text:  # older releases read no parameters from it
-            return np.stack([1 - values, values], axis=1)
-        return values
-
-    return apply

@@ -15,7 +15,8 @@ import numpy as np
 
 from embedkit.arguments import accepts
 from embedkit.choices import ClassWeight, Features, RunLevel, Task
-from embedkit.classifiers.estimators import EstimatorSettings, save_model
+from embedkit.classifiers.estimators import EstimatorSettings
+from embedkit.classifiers.model import save_model
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.format import EXTRACTION, names_dataset

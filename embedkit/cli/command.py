@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import wraps
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from embedkit.cli.options import FIRST_HEADING, HEADINGS, names_of, progress_bar
 from embedkit.cli.text import fitted, json_text, say
-from embedkit.errors import CorpusError, EmbedkitError, StorageError
+from embedkit.errors import EXIT_INTERRUPTED, CorpusError, EmbedkitError, StorageError, UsageError
 from embedkit.types import no_progress
 
 if TYPE_CHECKING:
@@ -115,6 +116,26 @@ class Commands(click.Group):
 def complain(message: str) -> None:
     """Print why a command ends."""
     say(f"embedkit: {message}", err=True)
+
+
+def answer_lines(answer: Callable[[str], None], what: str) -> int:
+    """Answer every line of standard input at once, until it ends or Ctrl-C is pressed.
+
+    A line that has no answer is complained about; the next one is read all the same.
+    """
+    if sys.stdin.isatty():
+        say(f"note: type a {what} and Enter; Ctrl-D ends", err=True)
+    try:
+        for line in TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace"):
+            try:
+                answer(line.rstrip("\r\n"))
+            except UsageError as error:
+                complain(str(error))
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        say("", err=True)
+        return EXIT_INTERRUPTED
+    return 0
 
 
 def seconds_so_far() -> float:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from functools import partial
-from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from embedkit.choices import EXPORTS, FEATURES, HEADS, PRECISIONS, PREFERENCES
-from embedkit.cli.command import Result, command
+from embedkit.cli.command import Result, answer_lines, command
 from embedkit.cli.options import (
     FILE,
     FLAG,
@@ -35,7 +33,7 @@ from embedkit.cli.text import (
     terminal_width,
 )
 from embedkit.display import bytes_text, count_text, json_line, reasons_text, shorten, visible
-from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, UsageError
+from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
 from embedkit.storage import without_secrets
 
@@ -311,13 +309,11 @@ def predict(
 
     RUN is a folder that train or finetune wrote, CHECKPOINT the folder or hub id of a model for
     classification (BertForSequenceClassification and the like); CORPUS a file of texts or its URL,
-    a dataset extracted with the same settings as that of the run, or - to read lines from standard
-    input.
+    a dataset extracted with the same settings as that of the run. Without one, or with -, every
+    line of standard input is answered as it comes, by one process.
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 
-    if corpus is None and reading.text is None:
-        raise UsageError("give a corpus, - for lines of standard input, or a text with --text.")
     names = parse_label_names(label_names)
     model: dict[str, Any] = {"label_names": names, "device": device, "head": head}
     with progress_bar() as progress:
@@ -328,12 +324,13 @@ def predict(
         elif given := [f"--{name}" for name, value in output.items() if value]:
             raise UsageError(f"{given[0]} is for a corpus; redirect other output with >.")
         else:
-            predictor = Predictor(run, **model)
-    if corpus is None:
-        _show_text(predictor, str(reading.text), as_json)
+            lines = corpus == "-" or reading.text is None
+            predictor = Predictor(run, **model, warm=lines)
+    if corpus in (None, "-"):
+        if lines:
+            return answer_lines(partial(_show_text, predictor, as_json=as_json), "text")
+        _show_text(predictor, str(reading.text), as_json=as_json)
         return 0
-    if corpus == "-":
-        return _predict_lines(predictor, as_json)
     if not quiet:
         where = f" → {output['out']}" if output["out"] else ""
         lost = f"{count_text(sum(rejected.values()), 'record')} rejected{reasons_text(rejected)}"
@@ -341,20 +338,7 @@ def predict(
     return EXIT_REJECTS if rejected else 0
 
 
-def _predict_lines(predictor: Predictor, as_json: bool) -> int:
-    """Print the prediction for every line at once, until the input ends or Ctrl-C is pressed."""
-    lines = TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
-    try:
-        for line in lines:
-            _show_text(predictor, line.rstrip("\r\n"), as_json)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        say("", err=True)
-        return EXIT_INTERRUPTED
-    return 0
-
-
-def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
+def _show_text(predictor: Predictor, text: str, *, as_json: bool) -> None:
     """Print the prediction for a text, or a line for each of its words."""
     shown: list[tuple[dict[str, Any], Prediction]]
     if not predictor.labels_words:

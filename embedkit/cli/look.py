@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
-from embedkit.cli.command import Result, command
+from embedkit.cli.command import Result, answer_lines, command
 from embedkit.cli.options import FILE, FLAG, LAYERS, choice, names_of, option, options
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
-from embedkit.display import bytes_text, count_text, duration_text, visible
+from embedkit.display import bytes_text, count_text, duration_text, json_line, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import metric_text
 from embedkit.storage import unreadable
@@ -37,6 +37,7 @@ _BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 @command(
     'embedkit search reviews.vectors "a waste of money" -k 5',
     "embedkit search reviews.vectors --queries questions.txt --tsv",
+    "embedkit search reviews.vectors --json < questions.txt",
     "embedkit search reviews.vectors --like 17 --where \"label = '1'\"",
     'embedkit search reviews.vectors "good fun" --index hnsw',
 )
@@ -66,15 +67,17 @@ def search(
     as_tsv: bool,
     progress: ProgressCallback,
     **settings: Any,
-) -> Result:
+) -> Result | int:
     """Find the nearest texts of a dataset.
 
-    DATASET is a folder that extract wrote, QUERY a text. Search is exact unless --index is given.
-    Duplicate texts are returned once.
+    DATASET is a folder that extract wrote, QUERY a text; without one every line of standard input
+    is answered as it comes, by one process. Search is exact unless --index is given. Duplicate
+    texts are returned once.
     """
     from embedkit.search.exact import Searcher
 
-    if [query is not None, queries is not None, bool(like)].count(True) != 1:
+    given = [query is not None, queries is not None, bool(like)].count(True)
+    if given > 1:
         raise UsageError("give a QUERY, or --queries FILE, or --like ROW.")
     if kind is not None:
         from embedkit.dataset.read import load
@@ -82,12 +85,22 @@ def search(
 
         shared = {name: settings[name] for name in ("metric", "whitening")}
         settings["finder"] = open_index(load(dataset, settings["view"]), kind=kind, **shared)
-    searcher = Searcher(dataset, progress=progress, **settings)
+    text: Callable[[Sequence[Answer]], str] = _answers_text
+    if as_tsv:
+        text = partial(_answers_tsv, header=bool(given))
+    searcher = Searcher(dataset, progress=progress, warm=not given, **settings)
+    if not given:
+        as_json = click.get_current_context().params["as_json"]
+
+        def show(line: str) -> None:
+            answer = searcher.texts(line, k=k)
+            click.echo(json_line(asdict(answer)) if as_json else text([answer]))
+
+        return answer_lines(show, "query")
     if like:
         answers = searcher.like(like, k=k)
     else:
         answers = searcher.texts(_read_queries(queries) if queries else [str(query)], k=k)
-    text = _answers_tsv if as_tsv else _answers_text
     return Result([asdict(answer) for answer in answers], lambda: text(answers), asked_for=True)
 
 
@@ -117,9 +130,9 @@ def _answers_text(answers: Sequence[Answer]) -> str:
     return "\n".join(parts)
 
 
-def _answers_tsv(answers: Sequence[Answer]) -> str:
-    """Lines with a header; tabs and line ends in a text become spaces."""
-    lines = [["query", "rank", "score", "row", "id", "label", "text", "text_pair"]]
+def _answers_tsv(answers: Sequence[Answer], *, header: bool) -> str:
+    """Lines, the first one a header; tabs and line ends in a text become spaces."""
+    lines = [["query", "rank", "score", "row", "id", "label", "text", "text_pair"]] * header
     for answer in answers:
         for rank, hit in enumerate(answer.hits, start=1):
             numbers = [str(rank), f"{hit.score:.6f}", str(hit.row)]

@@ -169,7 +169,7 @@ def _read(run: Path) -> SeenRecords:
         (table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice
     )
     models = storage.decode(FoldModels, content, file=file, advice=advice)
-    return SeenRecords(run, models, *(table[name].to_numpy() for name in names))
+    return SeenRecords(run, models, *(storage.numbers(table[name]) for name in names))
 
 
 def _file(run: Path) -> Path:

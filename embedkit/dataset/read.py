@@ -113,7 +113,7 @@ def _integer(encoded: bytes) -> int:
 
 def text_keys(data: VectorData) -> Int64:
     """Return the key of every record's text, ``(n,)``, of a pair of both together."""
-    return np.asarray(data.reader.column("text_key").to_numpy(), np.int64)
+    return np.asarray(storage.numbers(data.reader.column("text_key")), np.int64)
 
 
 def has_label(label: str | None) -> bool:
@@ -252,13 +252,17 @@ class TableReader:
 
     def table_at(self, indices: Int64, names: Sequence[str]) -> pa.Table:
         """Columns at ``(m,)`` positions in any order."""
-        parts = [pa.schema([self.schema.field(name) for name in names]).empty_table()]
-        places = [np.zeros(0, np.int64)]
+        schema = pa.schema([self.schema.field(name) for name in names])
+        if not len(indices):
+            return schema.empty_table()
+        parts, numbers = [], []
         for block, mine in self._by_block(indices):
-            table = self.scalars_of(block, names).take(indices[mine] - block.start)
-            parts.append(table.cast(parts[0].schema))
-            places.append(mine)
-        return pa.concat_tables(parts).take(np.argsort(np.concatenate(places)))
+            here = storage.places(indices[mine] - block.start)
+            table = self.scalars_of(block, names).take(here)
+            parts.append(table.cast(schema))
+            numbers.append(mine)
+        order = storage.places(np.argsort(np.concatenate(numbers)))
+        return pa.concat_tables(parts).take(order)
 
     def divided(self, vectors: Float32) -> dict[str, Float32]:
         """The columns of vectors that were read side by side."""
@@ -375,7 +379,7 @@ def _read(data: VectorData, block: Block, mine: Int64, columns: Sequence[str]) -
     """Some rows of a row group."""
     vectors = data.reader.vectors_of(block)
     table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *columns]))).take(mine)
-    batch = {"X": vectors[mine], "row": table.column("row").to_numpy()}
+    batch = {"X": vectors[mine], "row": storage.numbers(table.column("row"))}
     if "label" in data.columns or data.manifest.job.input.label is not None:
         batch["y"] = data.y[block.start + mine]
     return batch | {name: _plain(table.column(name)) for name in columns if name != "row"}
@@ -392,7 +396,7 @@ def _number_kind(label: str) -> type | None:
 def _plain(column: pa.ChunkedArray) -> NDArray[Any]:
     if pa.types.is_string(column.type):
         return np.array([value or "" for value in column.to_pylist()], np.str_)
-    return np.asarray(column.to_numpy())
+    return storage.numbers(column)
 
 
 def _joined(parts: Sequence[_Batch]) -> _Batch:
@@ -666,7 +670,7 @@ class VectorData(Shown):
         return target
 
     def _integers(self, name: str) -> Int64:
-        return np.asarray(self.reader.column(name).to_numpy(), np.int64)
+        return np.asarray(storage.numbers(self.reader.column(name)), np.int64)
 
     @cached_property
     def _sentences(self) -> TableReader:
@@ -679,7 +683,7 @@ class VectorData(Shown):
         """Values of all records as values of all rows."""
         if self.level == "sentence":
             return values
-        rows = np.asarray(self._sentences.column("row").to_numpy(), np.int64)
+        rows = np.asarray(storage.numbers(self._sentences.column("row")), np.int64)
         return values[np.searchsorted(rows, self.row)]
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedkit import storage
 from embedkit.corpus.records import Record
 from embedkit.dataset.format import JobSettings, local_dataset, read_manifest, text_key, whole_text
 from embedkit.dataset.job import Job, difference
@@ -129,8 +130,8 @@ class OpenSource:
         columns |= {"words": layers} if vectors.words else {}
         columns |= {"tokens": layers} if vectors.tokens else {}
         self.tables = {n: TableReader(source.path, manifest, n, c) for n, c in columns.items()}
-        self._row = {n: np.asarray(t.column("row").to_numpy()) for n, t in self.tables.items()}
-        keys = np.asarray(self.tables["sentences"].column("text_key").to_numpy())
+        self._row = {n: storage.numbers(t.column("row")) for n, t in self.tables.items()}
+        keys = storage.numbers(self.tables["sentences"].column("text_key"))
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]
         self._names = ["text", *["text_pair"] * bool(settings.input.text_pair)]

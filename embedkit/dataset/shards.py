@@ -57,7 +57,7 @@ from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.errors import EncodeError
 from embedkit.machine import __version__, usable_cores
 from embedkit.scale import ATTEMPTS, one_ahead, run_locally
-from embedkit.storage import incomplete
+from embedkit.storage import incomplete, numbers
 from embedkit.types import Float32, Int64
 
 logger = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ class ShardMaker:
         columns = sentence_columns(
             records, shard.lengths, self._folder.job.settings, self.plan.folds_of(records)
         )
-        rows = columns["row"].to_numpy()
+        rows = numbers(columns["row"])
         views = {
             name: settings.as_stored(vectors.views.pop(name), name=name, rows=rows[shard.new])
             for name in list(vectors.views)

@@ -399,7 +399,7 @@ def _adapter(transformer: Path, name: str) -> str:
     if find_spec("peft") is None:
         raise ModelError(
             f"{name}: {_ADAPTER} adds an adapter to the weights, which needs the package peft: "
-            "pip install -e '.[lora]'. Without the adapter these are not the model's vectors."
+            "pip install peft. Without the adapter these are not the model's vectors."
         )
     for file in ("adapter_model.safetensors", "adapter_model.bin"):
         if (transformer / file).is_file():

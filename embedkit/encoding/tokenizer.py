@@ -155,7 +155,7 @@ def _advice(checkpoint: Checkpoint, stated: dict[str, Any], file: Path, error: E
     if file.suffix == ".model" and not all(map(_is_installed, packages)):
         return (
             f"({file.name}, a SentencePiece model) needs the packages sentencepiece and protobuf: "
-            "pip install -e '.[sentencepiece]'."
+            "pip install sentencepiece protobuf."
         )
     if isinstance(error, ImportError):
         return (

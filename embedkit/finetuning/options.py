@@ -159,7 +159,7 @@ class TrainingOptions:
         if self.lora is not None and self.freeze_layers is not None:
             raise UsageError("lora= trains no weight of the encoder; leave out freeze_layers=.")
         if self.lora is not None and find_spec("peft") is None:
-            raise UsageError("lora= needs the package peft: pip install -e '.[lora]'.")
+            raise UsageError("lora= needs the package peft: pip install peft.")
 
     @property
     def head_name(self) -> str:

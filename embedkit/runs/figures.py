@@ -15,7 +15,7 @@ from embedkit.display import MINUS, shorten
 from embedkit.drawing import WIDTH, Anchor, Plot, Scene, as_file, text_width
 from embedkit.encoding.views import layer_rank, split_view
 from embedkit.geometry import METRICS
-from embedkit.runs.intervals import Score
+from embedkit.runs.intervals import Score, wilson
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import ProbeRun, ViewScore
@@ -98,14 +98,12 @@ class ReliabilityBin:
 
 def reliability_bins(p: Predictions) -> tuple[ReliabilityBin, ...]:
     """Return bins of as many records each, from the least to the most confident."""
-    from scipy.stats import binomtest
-
     confidence, right, order = _confidence(p)
     bins = []
     for part in np.array_split(order, int(np.clip(len(order) // _PER_BIN, 1, _MOST_BINS))):
-        ends = binomtest(int(right[part].sum()), len(part)).proportion_ci(method="wilson")
+        ends = wilson(int(right[part].sum()), len(part))
         middle = float(confidence[part].mean()), float(right[part].mean())
-        bins.append(ReliabilityBin(*middle, float(ends.low), float(ends.high), len(part)))
+        bins.append(ReliabilityBin(*middle, *ends, len(part)))
     return tuple(bins)
 
 

@@ -125,15 +125,29 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
     # at the end of a range the scales below have no slope, and a perfect score no variance; the
     # binomial distribution still knows how much n records can show
     if not influence.any() or not least < value < most:
-        from scipy.stats import binomtest  # scipy takes longer to import than a prediction
-
         if metric.scale in ("error", "explained"):
             return value, value
         n, size = round(max(metric.units(unit), 1)), most - least
-        part = binomtest(round((value - least) / size * n), n).proportion_ci(method="wilson")
-        return min(least + size * part.low, value), max(least + size * part.high, value)
+        low, high = wilson(round((value - least) / size * n), n)
+        return min(least + size * low, value), max(least + size * high, value)
     low, high = _SCALES[metric.scale](value, _quantile(freedom) * error)
     return float(np.clip(low, least, value)), float(np.clip(high, value, most))
+
+
+def wilson(count: int, n: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a fraction of ``n`` units.
+
+    ``scipy.stats`` has it too, and takes a second to import.
+
+    >>> [round(end, 4) for end in wilson(9, 10)]
+    [0.5958, 0.9821]
+    """
+    from scipy.special import ndtri
+
+    z = float(ndtri(0.975))
+    middle, reach = count + z**2 / 2, z * (count * (1 - count / n) + z**2 / 4) ** 0.5
+    low, high = (middle - reach) / (n + z**2), (middle + reach) / (n + z**2)
+    return low if count else 0.0, high if count < n else 1.0
 
 
 def _log_odds(value: float, margin: float) -> tuple[float, float]:

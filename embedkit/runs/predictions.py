@@ -26,7 +26,7 @@ from embedkit.runs.intervals import Metric, scored
 from embedkit.runs.metrics import Entities, beta_of, metrics_for
 from embedkit.runs.run import ClassScore, PredictionRun, ReportedScore, TestSetContent
 from embedkit.runs.split import TEST, Split, same_text_groups
-from embedkit.storage import check_columns, check_files, read_table
+from embedkit.storage import check_columns, check_files, numbers, read_table
 from embedkit.types import Float64, Int64
 from embedkit.units.target import Target, class_prior, float_of
 from embedkit.units.units import Units, unit_keys
@@ -401,15 +401,15 @@ def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Pr
     try:
         y, y_pred = (_numbers(table[n], classes) for n in ("y_true", "y_pred"))
         predictions = Predictions(
-            row=table["row"].to_numpy(),
+            row=numbers(table["row"]),
             ids=tuple(table["id"].to_pylist()),
-            group=table["group"].to_numpy(),
+            group=numbers(table["group"]),
             fold=np.array([number[fold] for fold in table["fold"].to_pylist()], np.int64),
             y=y,
-            proba=np.stack([table[n].to_numpy() for n in proba], axis=1) if classes else y_pred,
+            proba=np.stack([numbers(table[n]) for n in proba], axis=1) if classes else y_pred,
             y_pred=y_pred,
             classes=classes,
-            word=table["word"].to_numpy().astype(np.int64) if of_words else np.full(len(table), -1),
+            word=numbers(table["word"]).astype(np.int64) if of_words else np.full(len(table), -1),
             views={view: _numbers(table[f"view_{view}"], classes) for view in views},
         )
     except KeyError as error:
@@ -444,13 +444,13 @@ def invalid_proba(row: Int64, proba: Float64, *, tolerance: float) -> str:
 
 def _numbers(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[Any]:
     if not classes:
-        return np.asarray(column.to_numpy(), np.float64)
-    numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: -1}
+        return np.asarray(numbers(column), np.float64)
+    places: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: -1}
     if column.type == _SETS:
         y = np.full((len(column), len(classes)), -1)
         for row, names in enumerate(column.to_pylist()):
             if names is not None:
                 y[row] = 0
-                y[row, [numbers[name] for name in names]] = 1
+                y[row, [places[name] for name in names]] = 1
         return y
-    return np.array([numbers[label] for label in column.to_pylist()], np.int64)
+    return np.array([places[label] for label in column.to_pylist()], np.int64)

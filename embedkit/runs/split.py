@@ -200,9 +200,9 @@ def read_split(path: Path) -> Split:
     expected = {"row": pa.int64(), "group": pa.int64(), "fold": pa.int16()}
     storage.check_columns(table, expected, file=path)
     split = Split(
-        row=table["row"].to_numpy(),
-        group=table["group"].to_numpy(),
-        folds=table["fold"].to_numpy().astype(np.int64),
+        row=storage.numbers(table["row"]),
+        group=storage.numbers(table["group"]),
+        folds=storage.numbers(table["fold"]).astype(np.int64),
         settings=replace(settings, fingerprint=""),
     )
     if split.fingerprint != settings.fingerprint:

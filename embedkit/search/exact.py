@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cache, cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import Shown, count_text
 from embedkit.errors import UsageError, check_counts, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.storage import places
 from embedkit.types import AnyPath, Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ _FITTED, _VARIANCE = 50_000, 0.99
 _TILE = 1 << 21  # scores that a thread holds at once: 8 MB
 _BLOCKS = 4  # row groups that a thread works on before the results are merged
 _MOST_OF_INDEX = 2_048  # beyond that exact search is faster
+_HELD = 1 << 30  # bytes of vectors that a warm searcher keeps in memory
 
 
 def chosen_records(data: VectorData, condition: str) -> Bool:
@@ -133,16 +135,17 @@ def nearest(
     metric: str = "cosine",
     whitening: Whitening | None = None,
     chosen: Bool | None = None,
+    read: Callable[[Block], Rows] | None = None,
     threads: int | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Neighbours:
     """Find the ``k`` nearest records of each query by comparing it with every record.
 
     Memory holds one row group and one tile of scores for each thread, and ``k`` results of some
-    row groups for each query. ``chosen`` are the records to compare with, ``(n,)``.
+    row groups for each query. ``chosen`` are the records to compare with, ``(n,)``; ``read``
+    returns a row group from elsewhere than its file.
     """
-    from threadpoolctl import threadpool_limits
-
+    of_block = read or partial(rows_of, data, metric=metric, whitening=whitening)
     check_choice(SEARCH_METRICS, metric=metric)
     check_counts(k=k, threads=threads)
     queries = np.ascontiguousarray(queries, np.float32)
@@ -155,18 +158,17 @@ def nearest(
         queries = unit_rows(queries)
 
     def best(block: Block) -> tuple[Float32, Int64]:
-        vectors, indices = data.reader.vectors_of(block), np.arange(block.start, block.stop)
+        rows, indices = of_block(block), np.arange(block.start, block.stop)
         if chosen is not None:
             inside = chosen[block.start : block.stop]
-            vectors, indices = vectors[inside], indices[inside]
-        vectors = vectors if whitening is None else whitening.apply(vectors)
-        return _best(queries, vectors, indices, k, metric)
+            rows, indices = Rows(*(part[inside] for part in rows)), indices[inside]
+        return _best(queries, rows, indices, k, metric)
 
     blocks = [b for b in data.reader.blocks if chosen is None or chosen[b.start : b.stop].any()]
     threads = max(1, min(threads or usable_cores(), len(blocks)))
     with (
         faiss_with_threads(1) as faiss,
-        threadpool_limits(1, user_api="blas"),
+        _blas().limit(limits=1, user_api="blas"),
         # together the threads use the cores that one product would
         ThreadPoolExecutor(threads, initializer=partial(faiss.omp_set_num_threads, 1)) as pool,
     ):
@@ -184,6 +186,29 @@ def nearest(
     return Neighbours(scores, heap.I)
 
 
+@cache
+def _blas() -> Any:
+    """The libraries of this process, which take longer to find than a small search."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+class Rows(NamedTuple):
+    """Vectors ``(rows, width)`` of a row group, and the factor ``(rows,)`` of their products."""
+
+    vectors: Float32
+    factor: Float32
+
+
+def rows_of(data: VectorData, block: Block, *, metric: str, whitening: Whitening | None) -> Rows:
+    """Read a row group from its file, for :func:`nearest`."""
+    vectors = data.reader.vectors_of(block)
+    vectors = vectors if whitening is None else whitening.apply(vectors)
+    cosine = metric == "cosine"
+    return Rows(vectors, -_inverse_norms(vectors) if cosine else -np.ones(len(vectors), np.float32))
+
+
 def unit_rows(vectors: Float32) -> Float32:
     """Rows of length 1; rows of zeros stay.
 
@@ -199,7 +224,7 @@ def _inverse_norms(vectors: Float32) -> Float32:
 
 
 def _best(
-    queries: Float32, vectors: Float32, indices: Int64, k: int, metric: str
+    queries: Float32, rows: Rows, indices: Int64, k: int, metric: str
 ) -> tuple[Float32, Int64]:
     """Values and indices of the ``k`` nearest records of a row group, in their order.
 
@@ -208,9 +233,11 @@ def _best(
     lowest indices are kept. It has to get them in this order from every row group.
     """
     import faiss
-    from sklearn.metrics import euclidean_distances
 
-    factor = -_inverse_norms(vectors) if metric == "cosine" else np.float32(-1)
+    if metric == "euclid":
+        from sklearn.metrics import euclidean_distances
+
+    vectors, factor = rows
     heap = faiss.ResultHeap(len(queries), min(k, len(vectors)))
     step = max(1, _TILE // len(vectors))
     for first in range(0, len(queries), step):
@@ -223,6 +250,13 @@ def _best(
         heap.add_result_subset(np.arange(first, first + len(some)), values, indices)
     heap.finalize()
     return heap.D, heap.I
+
+
+def _held(kept: dict[int, Rows], read: Callable[[Block], Rows], block: Block) -> Rows:
+    """A row group, read once."""
+    if block.start not in kept:
+        kept[block.start] = read(block)
+    return kept[block.start]
 
 
 Finder = Callable[..., Neighbours]
@@ -251,7 +285,7 @@ class Answer(Shown):
 
 @documented
 class Searcher:
-    """Finds the nearest records of a dataset; the model is loaded for the first text.
+    """Finds the nearest records of a dataset.
 
     Args:
         dataset: folder that ``extract`` wrote.
@@ -265,10 +299,15 @@ class Searcher:
         device: where to encode queries.
         finder: finds neighbours instead of exact search, see
             :func:`~embedkit.search.index.open_index`.
+        warm: load the model at once, and keep up to 1 GB of vectors, and their texts, in memory, so
+            that the first answer is as fast as the second: for a process that answers many queries,
+            one by one. Without it the model is loaded for the first text, and searches read the
+            files.
         progress: called by exact search, in records.
 
     Raises:
         UsageError: there is no such view or column, or a setting is unknown.
+        MismatchError: ``warm``, and the model is not the one that made the dataset.
 
     Example:
         >>> searcher = embedkit.Searcher("vectors", view="mean_-1")
@@ -291,6 +330,7 @@ class Searcher:
         model: str | None = None,
         device: str = "auto",
         finder: Finder | None = None,
+        warm: bool = True,
         progress: ProgressCallback = no_progress,
     ) -> None:
         if finder is not None and where is not None:
@@ -299,22 +339,27 @@ class Searcher:
         if len(self.data) == 0:
             raise UsageError(f"{dataset} has no records, so there is nothing to find.")
         self._prefix, self._model, self._device = prefix, model, device
-        self._encode: DatasetEncoder | None = None
         self._chosen = None if where is None else chosen_records(self.data, where)
         if self._chosen is not None and not self._chosen.any():
             raise UsageError(f"where={where!r}: no record of {dataset} matches.")
         self._is_exact = finder is None
-        self._find = finder or partial(
-            nearest,
-            self.data,
-            metric=metric,
-            chosen=self._chosen,
-            whitening=None if whitening is None else fit_whitening(self.data, whitening),
-            progress=progress,
-        )
+        held = warm and 4 * len(self.data) * self.data.width <= _HELD
+        if finder is None:
+            fitted = None if whitening is None else fit_whitening(self.data, whitening)
+            read = partial(rows_of, self.data, metric=metric, whitening=fitted)
+            if held:
+                read = partial(_held, {}, read)
+            finder = partial(nearest, self.data, metric=metric, whitening=fitted, read=read)
+            finder = partial(finder, chosen=self._chosen, progress=progress)
+        self._find = finder
         self._keys = None if keep_duplicates else text_keys(self.data)
         wanted = ("row", "id", "text", "text_pair", "label")
         self._columns = [name for name in wanted if name in self.data.columns]
+        self._records: pa.Table | None = None
+        if held:
+            self._records = pa.table({n: self.data.reader.column(n) for n in self._columns})
+        if warm:
+            self._answer(["warm"], self._encoder(["warm"]), 1, {})
 
     def __repr__(self) -> str:
         return f"Searcher({str(self.data.path)!r}, view={list(self.data.views)})"
@@ -333,23 +378,21 @@ class Searcher:
             if not text.strip():
                 which = f" (number {number})" if len(queries) > 1 else ""
                 raise UsageError(f"the query{which} is empty.")
-        data = self.data
-        if self._encode is None:
-            encoder = encode_as(
-                data.manifest,
-                data.views,
-                owner=str(data.path),
-                device=self._device,
-                model=self._model,
-            )
-            settings = encoder.settings
-            if self._prefix is not None:
-                settings = replace(settings, prefix=self._prefix)
-            if settings.on_long == "error":  # for the dataset's texts, not for queries
-                settings = replace(settings, on_long="truncate")
-            self._encode = DatasetEncoder(encoder.encoder, settings, data.views)
-        self._warn(self._encode, queries)
-        return self._answer(list(queries), self._encode(queries), k, {})
+        self._warn(self._encoder, queries)
+        return self._answer(list(queries), self._encoder(queries), k, {})
+
+    @cached_property
+    def _encoder(self) -> DatasetEncoder:
+        """Encodes queries as the texts of the dataset were encoded."""
+        data, model = self.data, self._model
+        made, owner = data.manifest, str(data.path)
+        encoder = encode_as(made, data.views, owner=owner, device=self._device, model=model)
+        settings = encoder.settings
+        if self._prefix is not None:
+            settings = replace(settings, prefix=self._prefix)
+        if settings.on_long == "error":  # for the dataset's texts, not for queries
+            settings = replace(settings, on_long="truncate")
+        return DatasetEncoder(encoder.encoder, settings, data.views)
 
     def _warn(self, encode: DatasetEncoder, texts: Sequence[str]) -> None:
         """Log a warning for each query that was cut or that the vocabulary does not know."""
@@ -422,7 +465,10 @@ class Searcher:
                     kept[number] = dict(distinct[:k])
             asked = min(most, 4 * asked)
         needed = sorted({index for hits in kept.values() for index in hits})
-        columns = self.data.reader.pick(np.array(needed, np.int64), self._columns)
+        if self._records is None:
+            columns = self.data.reader.pick(np.array(needed, np.int64), self._columns)
+        else:
+            columns = self._records.take(places(needed)).to_pydict()
         records = dict(zip(needed, zip(*columns.values(), strict=True), strict=True))
         return [
             Answer(

@@ -22,8 +22,8 @@ from embedkit.classifiers.estimators import (
     CommonScaler,
     EstimatorSettings,
     build_pipeline,
-    save_model,
 )
+from embedkit.classifiers.model import save_model
 from embedkit.classifiers.probe import control_task, randomize
 from embedkit.classifiers.train import Frozen
 from embedkit.classifiers.tuning import fit, predict_proba

@@ -22,7 +22,7 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "code lines of embedkit/": 23_800,
+    "code lines of embedkit/": 24_000,
     "modules of embedkit/": 110,
     "code lines of the longest module": 700,
     "functions of more than 80 code lines": 0,

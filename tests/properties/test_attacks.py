@@ -421,7 +421,7 @@ USED_FILES = (
     (["info", "data"], "data/_embedkit/manifest.json"),
     (["info", "data"], "data/SHA256SUMS"),
     (["info", "frozen"], "frozen/run.json"),
-    (["predict", "frozen", "--text", "a"], "frozen/model/pipeline.skops"),
+    (["predict", "frozen", "--text", "a"], "frozen/model/pipeline.safetensors"),
     (["predict", "tuned", "--text", "a"], "tuned/model/fold-0/model.safetensors"),
     (["compare", "frozen"], "frozen/predictions.parquet"),
     (["search", "data", "--like", "1", "--index", "flat"], "data/_embedkit/index"),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from safetensors.numpy import save as save_arrays
 from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
@@ -207,7 +208,8 @@ def test_every_estimator_is_saved_and_predicts_again(
     train(shared / "data", out=tmp_path / "run", features=features, **options)
     check_test_set(tmp_path / "run", shared / "corpus.tsv")
     names = {p.name for p in (tmp_path / "run/model").iterdir()}
-    assert names == {"pipeline.skops"} | ({"booster.txt"} if estimator == "lightgbm" else set())
+    form = "skops" if ":" in estimator else "safetensors"
+    assert names == {f"pipeline.{form}"} | ({"booster.txt"} if estimator == "lightgbm" else set())
 
 
 @pytest.mark.parametrize("estimator", [None, "lightgbm", *slow("knn", "sklearn.svm:SVR")])
@@ -390,11 +392,37 @@ def test_a_model_file_with_other_types_is_never_loaded(
         (b"PK no", r"pipeline\.skops cannot be read"),
         (b"", r"pipeline\.skops cannot be read"),
     ):
+        (run / "model/pipeline.safetensors").unlink(missing_ok=True)
         (run / "model/pipeline.skops").write_bytes(content_of_file)
         seal(run)
         with pytest.raises(DamagedError, match=message) as error:
             Predictor(run, device="cpu")
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"Popen": {"args": "date"}}, "holds Popen, which is never loaded"),
+        ({"Pipeline": {"steps": [{"SVC": {}}]}}, "holds SVC, which is never loaded"),
+        ({"dtype": "object_"}, "holds type, which cannot predict"),
+        ({"array": "9"}, "cannot be read"),
+        ({"Ridge": {}, "dict": {}}, "cannot be read"),
+        ({"Ridge": {"coef_": {"array": "0"}}}, "does not fit the run"),
+        (b"PK no", "cannot be read"),
+    ],
+)
+def test_a_pipeline_file_builds_the_listed_classes_alone(
+    shared: Path, tmp_path: Path, content: Any, message: str
+) -> None:
+    run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
+    if not isinstance(content, bytes):
+        text = np.frombuffer(json.dumps(content).encode(), np.uint8)
+        content = save_arrays({"pipeline": text, "0": np.zeros(3)})
+    (run / "model/pipeline.safetensors").write_bytes(content)
+    seal(run)
+    with pytest.raises(DamagedError, match=rf"pipeline\.safetensors ({message})"):
+        Predictor(run, device="cpu").predict(["a"])
 
 
 def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
@@ -419,6 +447,8 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     done = command("predict", run, "-", cwd=tmp_path, stdin=b"good \xff\n\nbad")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
+    again = command("predict", run, cwd=tmp_path, stdin=b"good \xff\n\nbad")
+    assert (again.returncode, again.stdout) == (0, done.stdout)
 
 
 def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:

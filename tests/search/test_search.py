@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 import embedkit
-from embedkit.dataset.read import Block, VectorData
+from embedkit.dataset.read import Block, TableReader, VectorData
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
-from tests.processes import ROOT, invoke
+from tests.processes import ROOT, command, invoke
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -238,6 +238,23 @@ def test_repeated_texts_are_given_once(dataset: Path) -> None:
     assert sorted(hit.row for hit in every) == [row for row in data.row.tolist() if row != 3]
 
 
+def test_a_warm_searcher_reads_nothing_more(dataset: Path, calls_of: Any) -> None:
+    searcher = Searcher(dataset)
+    reads = [calls_of(TableReader, name) for name in ("read_block", "scalars_of", "scalars")]
+    answer = searcher.texts("the movie was good", k=3)
+    assert reads == [[], [], []]
+    assert answer == Searcher(dataset, warm=False).texts("the movie was good", k=3)
+
+
+def test_lines_of_standard_input_are_queries(dataset: Path, tmp_path: Path) -> None:
+    options = ("search", dataset, "-k", "2", "--tsv")
+    done = command(*options, cwd=tmp_path, stdin=b"the movie was good\n\nbus home")
+    assert done.returncode == 0, done.stderr
+    assert "the query is empty" in done.stderr
+    answers = [command(*options, text, cwd=tmp_path) for text in ("the movie was good", "bus home")]
+    assert done.stdout == "".join(answer.stdout.partition("\n")[2] for answer in answers)
+
+
 def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
     rows = [(str(i), "the movie was good", "1") for i in range(120)]
     rows += [("a", "bus home", "0"), ("b", "rain", "0")]
@@ -287,11 +304,7 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
         (lambda d: search(d, "good", whitening="round"), "whitening='round'"),
     ],
 )
-def test_queries_that_cannot_be_answered(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, call: Any, message: str
-) -> None:
-    """Mistakes are noticed before the model is loaded."""
-    monkeypatch.setattr("embedkit.search.exact.encode_as", None)
+def test_queries_that_cannot_be_answered(dataset: Path, call: Any, message: str) -> None:
     with pytest.raises((UsageError, TypeError), match=message):
         call(dataset)
 
@@ -332,7 +345,6 @@ def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "QUERY"),
         (("good", "--like", 3), "QUERY"),
         (("good", "--index", "hnsw"), "hnsw"),
         (("--queries", "none.txt"), "none.txt"),

@@ -1,0 +1,86 @@
+"""How long commands take before they do anything, as multiples of ``import torch``.
+
+    python -m benchmarks.startup [--rounds 5] [--avx2]
+
+Every command runs on the 300 requests of ``data/`` in a process of its own, in turn with the others
+and with a process that imports torch; medians of processor time, which other programs disturb less
+than they do wall time, and the median of the multiples of each round. Their work is in it: of
+``train`` and ``probe`` most of it is fitting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.measure import PACKAGES, describe, table
+
+TORCH = "import torch"
+GOALS = {
+    "info data": 0.5,
+    "compare vectors tfidf": 0.5,
+    "split data --out split.parquet --overwrite": 1.0,
+    "train data --out trained --overwrite": 1.0,
+    "probe data --view mean_6 --out probed --overwrite": 1.0,
+    "predict tfidf --text parcel": 1.0,
+    "search data parcel": 2.5,
+    "predict vectors --text parcel": 2.5,
+    "extract requests.tsv --limit 3 --out few --overwrite": 2.5,
+}
+"""Commands, and the multiples that they should not exceed, their work aside."""
+
+
+def main() -> None:
+    """Print a table: seconds and multiples by command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--avx2", action="store_true", help="as on a processor without AVX-512")
+    options = parser.parse_args()
+    print(describe(PACKAGES), flush=True)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users have compiled modules
+    if options.avx2:
+        environment |= {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        corpus = Path(__file__).parents[1] / "data" / "requests_en.tsv"
+        (place / "requests.tsv").write_bytes(corpus.read_bytes())
+        for made in (
+            "extract requests.tsv --label intent --layers 0,-1 --pooling mean --out data",
+            "train data --out vectors",
+            "train data --features tfidf --out tfidf",
+        ):
+            seconds_of(made, place, environment)
+        seconds: dict[str, list[float]] = {name: [] for name in (TORCH, *GOALS)}
+        for number in range(options.rounds + 1):  # the first one compiles modules
+            for name, times in seconds.items():
+                used = seconds_of(name, place, environment)
+                if number:
+                    times.append(used)
+    rows = []
+    for name, times in seconds.items():
+        multiple = statistics.median(a / b for a, b in zip(times, seconds[TORCH], strict=True))
+        goal = f"{GOALS[name]:.1f}" if name in GOALS else ""
+        rows.append((f"`{name}`", f"{statistics.median(times):.2f} s", f"{multiple:.2f}", goal))
+    print("\n" + table(("command", "processor time", "× import torch", "goal"), rows))
+
+
+def seconds_of(command: str, folder: Path, environment: dict[str, str]) -> float:
+    """Processor time of a command of embedkit, or of the import of torch."""
+    program = ["-c", TORCH] if command == TORCH else ["-m", "embedkit", *command.split(), "-q"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, *program], cwd=folder, env=environment, check=True, capture_output=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""Fitted pipelines as files, without pickle.
+
+    model/pipeline.safetensors   the arrays of a pipeline, and what lies around them as JSON
+    model/pipeline.skops         instead, a pipeline with classes that are not in KINDS
+    model/booster.txt            besides, LightGBM's own text of a last step of LightGBM
+
+    {"Pipeline": {"steps": [{"tuple": ["rows", {"Normalizer": {"norm": "l2"}}]},
+                            {"tuple": ["estimator", {"LogisticRegression":
+                                                     {"C": 1.0, "coef_": {"array": "0"}}}]}]}}
+
+Nothing but the classes of :data:`KINDS`, arrays and plain values can be built from the first form.
+skops takes any estimator, and asks scikit-learn for all that there are when it is imported. That
+imports each of its packages, and with one of them torch: seconds before every ``train`` and
+``predict``, which only estimators named by their class need to spend.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Collection
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit import storage
+from embedkit.classifiers.estimators import CommonScaler
+from embedkit.classifiers.mixture import LayerMixture, unit_layers
+from embedkit.errors import DamagedError, UsageError, first_line
+from embedkit.storage import check_files
+
+KINDS = {
+    "Pipeline": "sklearn.pipeline",
+    "FeatureUnion": "sklearn.pipeline",
+    "Normalizer": "sklearn.preprocessing",
+    "FunctionTransformer": "sklearn.preprocessing",  # of unit_layers alone
+    "LabelBinarizer": "sklearn.preprocessing",
+    "CommonScaler": CommonScaler.__module__,
+    "LogisticRegression": "sklearn.linear_model",
+    "LayerMixture": LayerMixture.__module__,
+    "Ridge": "sklearn.linear_model",
+    "KNeighborsClassifier": "sklearn.neighbors",
+    "KNeighborsRegressor": "sklearn.neighbors",
+    "OneVsRestClassifier": "sklearn.multiclass",
+    "_ConstantPredictor": "sklearn.multiclass",  # of a class that every training record has
+    "TfidfVectorizer": "sklearn.feature_extraction.text",
+    "TfidfTransformer": "sklearn.feature_extraction.text",
+}
+"""Classes that a file may hold, with the modules that have them."""
+
+_PLAIN = (type(None), bool, int, float, str)
+_JSON = "pipeline"  # the array that holds it, as bytes: a header of safetensors has a limit
+
+
+def save_model(folder: Path, pipeline: Any) -> None:
+    """Write a fitted pipeline to the ``model`` folder of a run."""
+    from sklearn.pipeline import Pipeline
+
+    where = folder / "model"
+    storage.make_folder(where)
+    last = pipeline.steps[-1][1]
+    if hasattr(last, "booster_"):
+        text = last.booster_.model_to_string()
+        storage.write_durably(where / "booster.txt", text.encode(), scratch=folder)
+        pipeline = Pipeline([*pipeline.steps[:-1], ("booster", "passthrough")])
+    try:
+        name, content = "pipeline.safetensors", _content(pipeline)
+    except TypeError:
+        name, content = "pipeline.skops", _by_skops(pipeline)
+    storage.write_durably(where / name, content, scratch=folder)
+
+
+def _content(pipeline: Any) -> bytes:
+    """A file of a pipeline; ``TypeError`` if it holds something of another kind."""
+    from safetensors.numpy import save
+
+    arrays: dict[str, NDArray[Any]] = {}
+    text = json.dumps(_plain(pipeline, arrays))
+    return save(arrays | {_JSON: np.frombuffer(text.encode(), np.uint8)})
+
+
+def _plain(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """A value as JSON has it; its arrays join the others."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is list:
+        return [_plain(item, arrays) for item in value]
+    if kind is tuple:
+        return {"tuple": [_plain(item, arrays) for item in value]}
+    if kind is dict and {*map(type, value)} <= {str}:
+        if {*map(type, value.values())} <= {int, np.int64} and _are_places(value.values()):
+            return {"numbered": sorted(value, key=value.__getitem__)}  # a vocabulary
+        return {"dict": {key: _plain(item, arrays) for key, item in value.items()}}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        name = str(len(arrays))
+        arrays[name] = np.ascontiguousarray(value).reshape(np.shape(value))
+        # products with a transposed array may be summed in another order
+        form = "array" if value.flags.c_contiguous else "columns"
+        return {"scalar" if isinstance(value, np.generic) else form: name}
+    if value is unit_layers:
+        return {"function": "unit_layers"}
+    if isinstance(value, type) and issubclass(value, np.number):
+        return {"dtype": value.__name__}
+    if KINDS.get(kind.__name__) is None or kind is not _kind(kind.__name__):
+        raise TypeError(f"{kind} is none of {', '.join(KINDS)}")
+    state = vars(value).items()
+    # an address by which a vectorizer knows a list that it was given
+    return {kind.__name__: {k: _plain(v, arrays) for k, v in state if k != "_stop_words_id"}}
+
+
+def _are_places(numbers: Collection[int]) -> bool:
+    return sorted(numbers) == [*range(len(numbers))]
+
+
+def _built(content: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """The value that :func:`_plain` described; :class:`DamagedError` for another class."""
+    if isinstance(content, list):
+        return [_built(item, arrays) for item in content]
+    if not isinstance(content, dict):
+        return content
+    ((kind, value),) = content.items()
+    match kind:
+        case "tuple":
+            return tuple(_built(item, arrays) for item in value)
+        case "numbered":
+            return {key: number for number, key in enumerate(value)}
+        case "dict":
+            return {key: _built(item, arrays) for key, item in value.items()}
+        case "array":
+            return arrays[value]
+        case "columns":
+            return np.asfortranarray(arrays[value])
+        case "scalar":
+            return arrays[value][()]
+        case "dtype":
+            return np.dtype(value).type
+        case "function":
+            return unit_layers
+    if kind not in KINDS:
+        raise _Foreign(kind)
+    cls = _kind(kind)
+    built = cls.__new__(cls)
+    vars(built).update((name, _built(item, arrays)) for name, item in value.items())
+    return built
+
+
+class _Foreign(Exception):  # noqa: N818
+    """A class that no file may hold."""
+
+
+def _kind(name: str) -> Any:
+    return getattr(import_module(KINDS[name]), name)
+
+
+def _by_skops(pipeline: Any) -> bytes:
+    from skops.io import dumps, get_untrusted_types
+
+    content = _repeatable(dumps(pipeline))
+    refused = [name for name in get_untrusted_types(data=content) if not _is_trusted(name)]
+    if refused:
+        raise UsageError(f"the model holds {refused[0]}, which is never loaded. Take another one.")
+    return content
+
+
+def _repeatable(content: bytes) -> bytes:
+    """A skops file without what differs between two equal pipelines: dates, memory addresses."""
+    written, numbers = io.BytesIO(), dict[str, str]()
+
+    def number(match: re.Match[str]) -> str:
+        return match[1] + numbers.setdefault(match[2], str(len(numbers)))
+
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(written, "w") as new:
+        schema = re.sub(r'("__id__": |"file": ")(\d+)', number, old.read("schema.json").decode())
+        for name in old.namelist():
+            data = schema.encode() if name == "schema.json" else old.read(name)
+            new_name = re.sub(r"()^(\d+)", number, name)
+            new.writestr(zipfile.ZipInfo(new_name), data, zipfile.ZIP_DEFLATED)
+    return written.getvalue()
+
+
+_TRUSTED = ("sklearn.", "scipy.sparse.")
+
+
+def _is_trusted(name: str) -> bool:
+    """True if a type that skops does not trust by itself is a class of scikit-learn's own.
+
+    Modules of scikit-learn also contain functions of other libraries, which are not trusted.
+    """
+    module, _, cls = name.rpartition(".")
+    if not module.startswith(_TRUSTED):
+        return name == f"{CommonScaler.__module__}.{CommonScaler.__qualname__}"
+    try:
+        kind = getattr(import_module(module), cls)
+    except (ImportError, AttributeError):
+        return False
+    return isinstance(kind, type) and kind.__module__.startswith(_TRUSTED)
+
+
+def _of_skops(content: bytes) -> Any:
+    from skops.io import get_untrusted_types, loads
+
+    types = get_untrusted_types(data=content)
+    for name in types:
+        if not _is_trusted(name):
+            raise _Foreign(name)
+    return loads(content, trusted=types)
+
+
+def load_model(run: Path) -> Callable[[Any], Any]:
+    """Return a function: features → probabilities ``(n, classes)``, or values ``(n,)``."""
+    from safetensors.numpy import load
+
+    check_files(run, ["model"], advice="Make the run again.")
+    file = run / "model" / "pipeline.safetensors"
+    file = file if file.is_file() else file.with_suffix(".skops")
+    try:
+        content = file.read_bytes()
+        if file.suffix == ".skops":
+            pipeline = _of_skops(content)
+        else:
+            arrays = load(content)
+            pipeline = _built(json.loads(arrays.pop(_JSON).tobytes()), arrays)
+    except _Foreign as error:
+        raise DamagedError(f"{file} holds {error}, which is never loaded from a file.") from error
+    except Exception as error:  # skops raises what its nodes raise
+        raise storage.unreadable(file, error) from error
+    apply = getattr(pipeline, "predict_proba", None) or getattr(pipeline, "predict", None)
+    if (booster := file.with_name("booster.txt")).is_file():
+        apply = _boosted(pipeline, booster)
+    if apply is None:
+        raise DamagedError(f"{file} holds {type(pipeline).__name__}, which cannot predict.")
+
+    def call(features: Any) -> Any:
+        try:
+            return apply(features)
+        except Exception as error:  # a model raises what its steps raise
+            raise DamagedError(
+                f"{file} does not fit the run: {first_line(error)}. Make the run again."
+            ) from error
+
+    return call
+
+
+def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
+    import lightgbm
+
+    try:
+        text = file.read_text("utf-8")
+        booster = lightgbm.Booster(model_str=text)
+    except (lightgbm.basic.LightGBMError, OSError, ValueError) as error:
+        raise storage.unreadable(file, error) from error
+
+    def apply(features: Any) -> Any:
+        values = np.asarray(booster.predict(pipeline.transform(features)))
+        if "\nobjective=binary" in text:  # older releases read no parameters from it
+            return np.stack([1 - values, values], axis=1)
+        return values
+
+    return apply
