@@ -29,7 +29,7 @@ from pathlib import Path
 from benchmarks.measure import PACKAGES, describe, table
 from benchmarks.texts import CORPORA, texts_of
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenizer import TokenizerSettings
+from embedkit.encoding.windows import TokenizerSettings
 
 LOT = 100
 TRIES = 2

@@ -47,12 +47,14 @@ from benchmarks.search import VIEW, write_dataset
 from benchmarks.texts import CORPORA, count, mixed_lengths, texts_of
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.corpus.records import CorpusReader
-from embedkit.dataset.extract import plan_extract, run_plan
-from embedkit.dataset.format import ExtractSettings, Footer, shard_bytes, tokenizer_settings
+from embedkit.dataset.extract import run_plan
+from embedkit.dataset.parquet import Footer, shard_bytes
+from embedkit.dataset.planning import plan_extract
+from embedkit.dataset.settings import ExtractOptions, tokenizer_settings
 from embedkit.dataset.shards import ExtractPlan, ledger_of, lengths_of, sentence_columns
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import View, parse_view
+from embedkit.encoding.windows import TokenizerSettings
 
 SHORT_TEXTS = 1_000
 FAMILIES = (
@@ -223,7 +225,7 @@ def dump(options: argparse.Namespace, findings: Findings) -> None:
         corpus = Path(scratch) / "corpus.txt"
         corpus.write_text("\n".join(t.replace("\t", " ") for t in texts) + "\n", "utf-8")
         out = Path(scratch) / "out"
-        settings = ExtractSettings(layers="all", tokens=True, precision="fp32", device="cpu")
+        settings = ExtractOptions(layers="all", tokens=True, precision="fp32", device="cpu")
         reading = CorpusOptions(format="lines")
         with plan_extract(corpus, out=out, reading=reading, settings=settings) as plan:
             encoder = plan.encoder
@@ -274,7 +276,7 @@ def loading(options: argparse.Namespace, findings: Findings) -> None:
 
         def by_pyarrow() -> object:
             """As ``load`` reads what is not stored plain: compressed columns and float16."""
-            with mock.patch("embedkit.dataset.read.copy_vectors", return_value=False):
+            with mock.patch("embedkit.dataset.tables.copy_vectors", return_value=False):
                 return embedkit.load(out, VIEW).X
 
         contestants: dict[str, Callable[[], object]] = {
@@ -316,7 +318,7 @@ def host(options: argparse.Namespace, findings: Findings) -> None:
             corpus = Path(scratch) / "corpus.tsv"
             lines = [f"{i}\t{text}\t{i % 2}\n" for i, text in enumerate(texts)]
             corpus.write_text("id\tdocument\tlabel\n" + "".join(lines), "utf-8")
-            settings = ExtractSettings(max_length=512, device="cpu", precision="fp32")
+            settings = ExtractOptions(max_length=512, device="cpu", precision="fp32")
             with plan_extract(corpus, out=Path(scratch) / "out", settings=settings) as plan:
                 spent = {name: s / len(texts) * 1e6 for name, s in _stages(plan, texts).items()}
         locked = sum(spent[name] for name in spent if "without the GIL" not in name)

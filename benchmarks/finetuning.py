@@ -26,8 +26,9 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.model import load_model
-from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
-from embedkit.finetuning.model import build_model
+from embedkit.encoding.tokenizer import load_tokenizer
+from embedkit.encoding.windows import TokenizerSettings
+from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
 from embedkit.units.target import Target

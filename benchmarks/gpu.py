@@ -39,8 +39,8 @@ from embedkit.encoding.encoder import Encoder, choose_precision
 from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel
 from embedkit.encoding.packed import PackedModel
 from embedkit.encoding.shard import cut_batches
-from embedkit.encoding.tokenizer import TokenizedTexts, TokenizerSettings
 from embedkit.encoding.views import View, parse_view
+from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sentence-transformers", "pyarrow")
 SHAPES: dict[str, dict[str, Any]] = {

@@ -75,8 +75,8 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=300)
     parser.add_argument("--folds", type=int, default=3)
     options = parser.parse_args()
-    print("| corpus | encoder | chosen | best single | last | gain | choices | correlations |")
-    print("|---|---|---:|---:|---:|---:|---|---|")
+    print("| corpus | encoder | chosen | best single | last | gain over last | choices |")
+    print("|---|---|---:|---:|---:|---:|---|")
     found: dict[str, list[Mapping[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models or (DEFAULT_MODEL, "multilingual"):

@@ -28,20 +28,15 @@ import pyarrow as pa
 
 import embedkit
 from benchmarks.measure import describe, in_turn, table
-from embedkit.dataset.format import (
-    Footer,
-    JobSettings,
-    Names,
-    Totals,
-    is_dataset,
-    shard_bytes,
-    text_column,
-)
+from embedkit.dataset.format import Names, Totals, is_dataset
 from embedkit.dataset.job import Job, open_job
+from embedkit.dataset.parquet import Footer, shard_bytes, text_column
 from embedkit.dataset.read import VectorData
+from embedkit.dataset.settings import JobSettings
 from embedkit.machine import usable_cores
+from embedkit.records import from_json
 from embedkit.search.exact import nearest
-from embedkit.storage import decode, make_folder, remove_tree
+from embedkit.storage import make_folder, remove_tree
 from embedkit.types import Float32
 
 PACKAGES = ("numpy", "faiss-cpu", "pyarrow")
@@ -133,7 +128,7 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
         },
         "storage": {"profile": "float32", "shard_rows": SHARD_ROWS, "text": True},
     }
-    job = Job(decode(JobSettings, settings, file=folder), {"synthetic": True})
+    job = Job(from_json(JobSettings, settings, file=folder), {"synthetic": True})
     make_folder(folder.parent)
     started = time.perf_counter()
     with open_job(folder, job, overwrite=True, allow_env_change=True) as target:

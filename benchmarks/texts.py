@@ -12,7 +12,7 @@ from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import CorpusOptions, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenizer import TokenizerSettings
+from embedkit.encoding.windows import TokenizerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 CORPORA = Path(os.environ.get("EMBEDKIT_TEST_CORPORA", ROOT / "data"))

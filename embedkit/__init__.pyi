@@ -32,6 +32,9 @@ from embedkit.encoding.encoder import Encoder as Encoder
 from embedkit.encoding.model import ModelInfo
 from embedkit.maps.map import Explored
 from embedkit.predict import Predictor as Predictor
+from embedkit.records import Count
+from embedkit.records import Positive
+from embedkit.records import Seed
 from embedkit.runs.folder import RunResult
 from embedkit.runs.run import FinetuneRun
 from embedkit.runs.run import ProbeRun
@@ -40,9 +43,6 @@ from embedkit.runs.run import TrainRun
 from embedkit.runs.split import Split
 from embedkit.search.exact import Searcher as Searcher
 from embedkit.search.index import IndexInfo
-from embedkit.storage import Count
-from embedkit.storage import Positive
-from embedkit.storage import Seed
 from embedkit.sts import PairSimilarity
 from embedkit.types import AnyPath
 from embedkit.types import ProgressCallback

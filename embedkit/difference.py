@@ -39,16 +39,17 @@ from embedkit.choices import Pooling
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.train import Frozen
 from embedkit.comparison.table import Difference, scores_and_differences
+from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.read import VectorData, load, text_keys
-from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import Shown
 from embedkit.encoding.views import l2_normalize, parse_layers, split_view, views_of
 from embedkit.errors import EmbedkitError, MismatchError, UsageError
 from embedkit.geometry import NEIGHBOURS, kept_neighbours, linear_cka, unit_vectors
+from embedkit.records import Seed
 from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.split import split_for
-from embedkit.storage import Seed, unreadable
+from embedkit.storage import unreadable
 from embedkit.types import AnyPath, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.units import Units
 
@@ -116,8 +117,8 @@ class Diff(Shown):
         return best if best and best.distance < _HALF * self.before else None
 
     def as_rows(self) -> list[dict[str, Any]]:
-        """Rows of the records that moved most."""
-        return list(self.moved)
+        """Rows of the records that moved most; where none did, of the explanations."""
+        return list(self.moved) or Shown.as_rows(self)
 
     def to_frame(self) -> Any:
         """Return a pandas table of the records that moved most."""

@@ -86,7 +86,7 @@ def _extract(device: str) -> dict[str, Any]:
     """Extract a few texts into a temporary folder, verify it, and time the model."""
     from embedkit.dataset.extract import extract
     from embedkit.encoding.encoder import Encoder
-    from embedkit.encoding.tokenizer import TokenizerSettings
+    from embedkit.encoding.windows import TokenizerSettings
     from embedkit.verification import require_ok, verify
 
     texts = [f"{i} {text}" for i in range(5) for text in _TEXTS]

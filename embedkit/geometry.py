@@ -33,9 +33,9 @@ METRICS = {
     "effective_rank": "rank",
     "mean_cosine": "cosine",
     "entropy": "entropy",
-    "curvature": "curvature",
-    "cka_to_last": "CKA to last",
-    "neighbours_of_last": "neighbours",
+    "curvature": "turns",
+    "cka_to_last": "CKA",
+    "neighbours_of_last": "kept",
 }
 """Numbers of a view without labels, with the heads of their columns."""
 

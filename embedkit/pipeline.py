@@ -40,6 +40,7 @@ from embedkit.errors import (
     first_line,
 )
 from embedkit.machine import __version__
+from embedkit.remote import address_of
 
 OUTPUTS = ("out", "report", "write-blend", "makes")
 """Options that name an output; every other value that is the name of a file is an input."""
@@ -150,7 +151,7 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
     names = [*OUTPUTS, *["dataset"] * (stage.line[0] == "index")]  # which holds its indexes
     outputs = [str(given[name]) for name in names if given.get(name) is not None]
     for text in dict.fromkeys([*outputs, *stage.outputs]):
-        if address := storage.address_of(text):  # of which click has removed a slash
+        if address := address_of(text):  # of which click has removed a slash
             inside = any(f"{address}/".startswith(f"{v}/") for v in callers if "://" in v)
             allowed = inside and ".." not in address.split("/")
         else:

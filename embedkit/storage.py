@@ -1,4 +1,4 @@
-"""Atomic creation of outputs, durable files, locks, ``SHA256SUMS``; reading of JSON.
+"""Atomic creation of outputs, durable files, locks and ``SHA256SUMS``.
 
     OUT.incomplete/               the folder while it is written, locked
     OUT.incomplete/unfinished/    files that only the next attempt needs
@@ -15,13 +15,10 @@ enough for another one to finish; and once more before the rename.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fcntl
 import glob
 import hashlib
-import json
-import math
 import os
 import re
 import shutil
@@ -32,44 +29,29 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import msgspec
-
-from embedkit.arguments import plain
 from embedkit.choices import one_of as one_of
-from embedkit.display import without_nan
 from embedkit.errors import (
     DamagedError,
     EmbedkitError,
     LockedError,
     OutputExistsError,
     StorageError,
-    UsageError,
     first_line,
 )
 from embedkit.machine import usable_cores
-from embedkit.types import AnyPath
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-T = TypeVar("T")
 
 UNFINISHED = "unfinished"
 """Folder inside of ``OUT.incomplete`` for what only the next attempt needs."""
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Positive = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
-Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]  # what all libraries take
-
-PROTOCOLS = ("https", "http", "s3", "gs", "az", "hf")
-"""Protocols of addresses, by the packages of fsspec."""
 
 _MAKING = threading.RLock()
 SUMS = "SHA256SUMS"
@@ -77,18 +59,14 @@ CARD = "README.md"
 """The text for people in a folder. It is listed as every file is, but whoever adds a licence to it,
 here or on a hub, damages nothing: its content is not compared."""
 
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 _SECRETS = re.compile(  # a password may hold any sign; what follows a colon may be a port
     r"\b([A-Za-z][\w+.-]+:/+)(?:[^\s/?#@:]*(?::(?!\d+/)[^\s@]*)?@)?([^\s?#'\"]*)(?:[?#][^\s'\"]*)?"
 )
-_TAG = re.compile(r"[0-9a-f]{32}(-[1-9][0-9]{0,4})?")
-_TAGGED_BYTES = 50 << 20  # parts in which s3fs sends large files
-_READ_BYTES = 8 << 20
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _REPLACED = "replaced"
 _NOT_THERE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _DENIED = (errno.EACCES, errno.EPERM)
-_ADVICE = "Make it again."
+MAKE_AGAIN = "Make it again."
 
 
 @contextmanager
@@ -118,7 +96,7 @@ def unreadable(
     problem: Exception,
     *,
     error: type[EmbedkitError] = DamagedError,
-    advice: str = _ADVICE,
+    advice: str = MAKE_AGAIN,
 ) -> EmbedkitError:
     """The error to raise when reading a file raised ``problem``.
 
@@ -476,7 +454,7 @@ def differing_files(folder: Path, sums: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in problems.items() if text}
 
 
-def check_files(folder: Path, names: Iterable[str] = ("",), *, advice: str = _ADVICE) -> None:
+def check_files(folder: Path, names: Iterable[str] = ("",), *, advice: str = MAKE_AGAIN) -> None:
     """Compare files with ``SHA256SUMS``; raise a :class:`DamagedError` that ends with ``advice``.
 
     In ``names`` a folder stands for all of its files, ``""`` for all files.
@@ -611,25 +589,6 @@ def _is_filled(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def cache_folder() -> Path:
-    """The folder for what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
-
-
-def address_of(path: AnyPath) -> str:
-    """The address, such as ``s3://bucket/name``, that a path spells; empty for a local path."""
-    match = _ADDRESS.fullmatch(os.fspath(path))  # of which pathlib has removed a slash
-    if match is None:
-        return ""
-    address = f"{match[1]}://{match[2]}"
-    shown = without_secrets(address)
-    if match[1] not in PROTOCOLS or "::" in address:  # fsspec has more, and chains of them
-        known = ", ".join(f"{name}://" for name in PROTOCOLS)
-        raise UsageError(f"{shown}: expected a path, or an address of {known}.")
-    spelled.update({address: shown, os.fspath(path): shown})
-    return address
-
-
 def without_secrets(text: str) -> str:
     """A text whose addresses have neither user and password nor query, which may be a signature.
 
@@ -639,112 +598,6 @@ def without_secrets(text: str) -> str:
     'https://host/c.tsv cannot be reached'
     """
     return _SECRETS.sub(r"\1\2", text)
-
-
-spelled: dict[str, str] = {}
-"""Addresses as they may be shown, by how they were given and by the path of the local copy."""
-
-
-def as_given(text: str) -> str:
-    """A text with the addresses of object stores as they were given, without their secrets."""
-    for path, address in spelled.items():
-        text = text.replace(path, address).replace(f"{address}.incomplete", f"{path}.incomplete")
-    return text
-
-
-def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) -> None:
-    """Copy a sealed folder to an object store, where it is complete when it has the file ``last``.
-
-    The file ``first`` tells that the files there are of this folder, so that an interrupted upload
-    is continued. Both are written only where there are none, unless they may be replaced. Files
-    that are there with the same content stay, unless all may be replaced.
-    """
-    sums = file_sums(folder)
-    with store_of(address) as (store, root):
-
-        def create(name: str) -> bytes | None:
-            """Write a file where there is none; else return the one that is there."""
-            content, place = (folder / name).read_bytes(), f"{root}/{name}"
-            try:
-                store.pipe_file(place, content, mode="create")
-            except FileExistsError:
-                existing = bytes(store.cat_file(place))
-                if existing != content and not replace:
-                    problem = "holds another dataset, or a part of it. Pass another out="
-                    shown = without_secrets(address)
-                    raise OutputExistsError(f"{shown} {problem}, or overwrite=True.") from None
-                return existing
-            return None
-
-        existing = create(first)
-        there = {n[len(root) + 1 :]: d for n, d in store.find(root, detail=True).items()}
-
-        def stays(name: str) -> bool:
-            """True if this content is there, by the checksum of the store, else by reading it."""
-            if name not in there or there[name]["size"] != (folder / name).stat().st_size:
-                return False
-            tag = str(there[name].get("ETag") or "").strip('"')
-            return (
-                _has_tag(folder / name, tag) or stored_sha256(store, f"{root}/{name}") == sums[name]
-            )
-
-        kept = {first} if existing is None else {n for n in sums if not replace and stays(n)}
-        todo = [name for name in sums if name not in kept]
-        if last in there and any(name in there for name in todo if name not in (first, last)):
-            store.rm_file(f"{root}/{last}")
-        for name in [*(n for n in todo if n != last), SUMS]:
-            store.put_file(str(folder / name), f"{root}/{name}")
-        if create(last) is not None:
-            store.put_file(str(folder / last), f"{root}/{last}")
-        for name in there.keys() - {*sums, SUMS}:
-            store.rm_file(f"{root}/{name}")
-
-
-def _has_tag(file: Path, tag: str) -> bool:
-    """True if a file has this ETag of S3: its MD5, or that of the MD5 of its parts."""
-    parts = int(tag.partition("-")[2] or 0) if _TAG.fullmatch(tag) else -1
-    if parts < 0:
-        return False
-    digests = []
-    with file.open("rb") as stream:
-        while part := stream.read(_TAGGED_BYTES if parts else -1):
-            digests.append(hashlib.md5(part, usedforsecurity=False))
-    if parts:
-        whole = hashlib.md5(b"".join(d.digest() for d in digests), usedforsecurity=False)
-        return f"{whole.hexdigest()}-{len(digests)}" == tag
-    return [d.hexdigest() for d in digests] == [tag]
-
-
-def stored_sha256(store: Any, place: str) -> str:
-    """SHA-256 in hex of the bytes of a file in an object store, which are all read."""
-    digest = hashlib.sha256()
-    with store.open(place, "rb") as stream:
-        while data := stream.read(_READ_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
-
-
-@contextmanager
-def store_of(
-    address: str, *, error: type[EmbedkitError] = StorageError
-) -> Iterator[tuple[Any, str]]:
-    """The file system of an address, and the path in it; an ``error`` if it cannot be reached."""
-    import fsspec
-
-    shown = without_secrets(address)
-    try:
-        store, root = fsspec.url_to_fs(address)
-        store.invalidate_cache()
-        yield store, root.rstrip("/")
-    except ImportError as problem:  # its message says what to install
-        raise error(f"{shown}: {first_line(problem)}.") from problem
-    except EmbedkitError:
-        raise
-    except FileNotFoundError as problem:
-        raise error(f"{shown} does not exist.") from problem
-    except Exception as problem:  # every file system has errors of its own
-        reason = without_secrets(first_line(problem)).rstrip(".")
-        raise error(f"{shown} cannot be reached: {reason}.") from problem
 
 
 def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) -> None:
@@ -767,90 +620,7 @@ def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) ->
             work.write_bytes(files[last])
 
 
-def read_json(
-    file: Path, *, error: type[EmbedkitError] = DamagedError, advice: str = _ADVICE
-) -> Any:
-    """Parse a JSON file; an ``error`` names it and ends with ``advice``."""
-    try:
-        content = file.read_bytes()
-    except OSError as reason:
-        raise unreadable(file, reason, error=error, advice=advice) from reason
-    return parse_json(content, file=file, error=error, advice=advice)
-
-
-def parse_json(
-    content: bytes, *, file: Path, error: type[EmbedkitError] = DamagedError, advice: str = _ADVICE
-) -> Any:
-    """Parse the JSON of a file; arguments and errors as for :func:`read_json`."""
-
-    def refuse(name: str) -> float:
-        raise ValueError(f"{name} is not valid JSON")
-
-    try:  # not by msgspec, which refuses the names of files that are not UTF-8
-        return json.loads(content.decode("utf-8"), parse_constant=refuse)
-    except (RecursionError, ValueError) as problem:
-        deep = isinstance(problem, RecursionError)
-        reason = "nested too deeply" if deep else first_line(problem)
-        raise error(f"{file} is damaged: not valid JSON ({reason}). {advice}") from problem
-
-
-def decode(kind: type[T], value: Any, *, file: Path, advice: str = _ADVICE) -> T:
-    """Return an instance of a dataclass from parsed JSON, by ``msgspec``.
-
-    ``null`` stands for NaN where a float is expected; other floats are finite. Fields that the
-    dataclass does not have are ignored. A :class:`DamagedError` names the field that is missing,
-    has another type or is out of range, or has the message that the method ``problem`` returns if
-    fields contradict each other.
-    """
-    try:
-        record = msgspec.convert(_with_nan(kind, value), kind)
-        problem = record.problem() if hasattr(record, "problem") else ""
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        problem = first_line(error)
-    if problem:
-        raise DamagedError(f"{file} is damaged: {problem.replace('$.', '')}. {advice}")
-    return record
-
-
-def encode(record: Any, *, indent: int | None = 1) -> bytes:
-    """Return a dataclass as JSON that :func:`decode` reads; the same record gives the same bytes.
-
-    NumPy's numbers become Python's, and ``null`` stands for NaN. What the reader would refuse is
-    not written: a :class:`UsageError` names the field.
-    """
-    value, kind = without_nan(plain(dataclasses.asdict(record))), type(record)
-    text = json.dumps(value, ensure_ascii=indent is None, sort_keys=True, indent=indent)
-    try:
-        decode(kind, json.loads(text), file=Path(kind.__name__))
-    except DamagedError as error:
-        raise UsageError(f"{first_line(error)} cannot be written") from error
-    return text.encode("utf-8", "backslashreplace")  # file names that are not UTF-8
-
-
-def _with_nan(kind: Any, value: Any) -> Any:
-    """Parsed JSON with NaN for ``null`` where a float is expected."""
-    origin, arguments = get_origin(kind), [a for a in get_args(kind) if a is not NoneType]
-    if kind is float:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{value} is out of range")
-        return math.nan if value is None else value
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints = _hints(kind)
-        return {k: _with_nan(hints[k], v) if k in hints else v for k, v in value.items()}
-    if origin is tuple and isinstance(value, list):
-        kinds = arguments[:1] * len(value) if ... in arguments else arguments
-        return [_with_nan(kind, item) for kind, item in zip(kinds, value, strict=True)]
-    if origin is dict and isinstance(value, dict):
-        return {key: _with_nan(arguments[1], item) for key, item in value.items()}
-    if len(arguments) == 1 and value is not None:  # X | None
-        return _with_nan(arguments[0], value)
-    return value
-
-
-_hints = cache(get_type_hints)
-
-
-def read_table(file: Path, *, advice: str = _ADVICE) -> pa.Table:
+def read_table(file: Path, *, advice: str = MAKE_AGAIN) -> pa.Table:
     """Read a Parquet file; its page checksums are compared."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -898,7 +668,7 @@ def check_columns(
     *,
     file: Path,
     nullable: Collection[str] = (),
-    advice: str = _ADVICE,
+    advice: str = MAKE_AGAIN,
 ) -> None:
     """Raise a :class:`DamagedError` if columns are missing, moved, of another type, or hold null.
 

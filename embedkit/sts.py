@@ -207,7 +207,7 @@ def _cosines(
     progress: ProgressCallback,
 ) -> tuple[dict[str, Float64], int]:
     """Cosine of every pair by view, and the number of truncated texts; no vector is kept."""
-    from embedkit.encoding.tokenizer import TokenizerSettings
+    from embedkit.encoding.windows import TokenizerSettings
 
     settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
     parts, truncated = [], 0

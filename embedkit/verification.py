@@ -13,32 +13,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit.arguments import accepts
+from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import (
     TABLES,
     Layout,
     Manifest,
     is_dataset,
     local_dataset,
-    matrix_of,
     read_manifest,
 )
 from embedkit.dataset.job import difference
-from embedkit.dataset.read import TableReader, by_record
-from embedkit.dataset.settings import DatasetEncoder, encode_as
+from embedkit.dataset.parquet import matrix_of
+from embedkit.dataset.read import by_record
+from embedkit.dataset.tables import TableReader
 from embedkit.display import Shown, count_text
 from embedkit.errors import DamagedError, StorageError, UsageError
+from embedkit.remote import address_of, store_of, stored_sha256
 from embedkit.runs.folder import is_run, read_run
 from embedkit.search.index import INFO, read_index_info
-from embedkit.storage import (
-    address_of,
-    differing_files,
-    file_sums,
-    is_sealed,
-    read_table,
-    store_of,
-    stored_sha256,
-    unreadable,
-)
+from embedkit.storage import differing_files, file_sums, is_sealed, read_table, unreadable
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
 _AT_ONCE = 8  # files of an object store that are read

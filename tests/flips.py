@@ -19,7 +19,8 @@ import numpy as np
 import embedkit
 from embedkit.comparison.load import read_runs
 from embedkit.errors import DamagedError, EmbedkitError
-from embedkit.predict import Predictor, read_prediction_files
+from embedkit.predict import Predictor
+from embedkit.prediction_files import read_prediction_files
 from embedkit.runs.folder import read_run
 from embedkit.runs.split import read_split
 from embedkit.verification import verify

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit.classifiers.train import train as train_tuned
-from embedkit.dataset.format import ModelSettings, Names
+from embedkit.dataset.format import Names
+from embedkit.dataset.settings import ModelRecord
 from embedkit.runs.folder import RunResult, write_run
 from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import metrics_for
@@ -128,7 +129,7 @@ def write_fake_run(
             source=SOURCE,
             path="",
             pairs=False,
-            model=ModelSettings(type="bert", n_layers=2, width=16, sha256={}),
+            model=ModelRecord(type="bert", n_layers=2, width=16, sha256={}),
             names=Names(inputs=(), model="m", model_source="folder", revision=None),
         ),
         "split": SplitSettings(

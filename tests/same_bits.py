@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from embedkit.choices import Pooling
 from embedkit.dataset.extract import extract
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import View, parse_layers, parse_view, views_of
+from embedkit.encoding.windows import TokenizerSettings
 from tests.models import TEXTS
 from tests.store_fixtures import manifest_of, tree_hash
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from embedkit.dataset import extract as planning
+from embedkit.dataset import planning
 from embedkit.dataset.extract import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder, choose_precision
 from embedkit.encoding.tokenizer import choose_max_length

@@ -16,12 +16,13 @@ from mypy import api
 import embedkit
 from embedkit.arguments import accepts, checked_value
 from embedkit.corpus.plan import CorpusOptions
-from embedkit.dataset.format import ExtractSettings
+from embedkit.dataset.settings import ExtractOptions
 from embedkit.errors import DamagedError, UsageError
 from embedkit.finetuning.options import TrainingOptions
+from embedkit.records import to_json
 from embedkit.runs.run import Cost
 from embedkit.runs.split import Split
-from embedkit.storage import encode, seal
+from embedkit.storage import seal
 from tests.processes import ROOT, invoke
 from tests.run_fixtures import split_of
 from tests.store_fixtures import run, write_tsv
@@ -29,7 +30,7 @@ from tests.store_fixtures import run, write_tsv
 BY_USE = {"progress", "finder", "test", "head", "label"}
 """Functions, tables and classes, which are judged where they are used."""
 
-RECORDS = (CorpusOptions, ExtractSettings, TrainingOptions)
+RECORDS = (CorpusOptions, ExtractOptions, TrainingOptions)
 
 
 def keywords() -> Iterator[tuple[str, str]]:
@@ -126,10 +127,10 @@ def test_a_door_keeps_what_python_says_of_calls() -> None:
 
 def test_nothing_is_written_that_the_reader_refuses() -> None:
     record = split_of(np.zeros(4, int), folds=2).record
-    assert json.loads(encode(replace(record, seed=np.int64(3))))["seed"] == 3  # type: ignore[arg-type]
+    assert json.loads(to_json(replace(record, seed=np.int64(3))))["seed"] == 3  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="Expected `int`, got `bool` - at `seed`"):
-        encode(replace(record, seed=True))
-    assert json.loads(encode(Cost(fit_seconds=float("nan"))))["fit_seconds"] is None
+        to_json(replace(record, seed=True))
+    assert json.loads(to_json(Cost(fit_seconds=float("nan"))))["fit_seconds"] is None
 
 
 def test_verify_and_info_agree(tmp_path: Path) -> None:

@@ -14,15 +14,8 @@ import pytest
 
 from embedkit import storage
 from embedkit.errors import DamagedError, LockedError, OutputExistsError, StorageError
-from embedkit.storage import (
-    UNFINISHED,
-    check_files,
-    finish_swap,
-    new_file,
-    new_folder,
-    read_json,
-    write_files,
-)
+from embedkit.records import read_json
+from embedkit.storage import UNFINISHED, check_files, finish_swap, new_file, new_folder, write_files
 from tests.processes import environment
 
 

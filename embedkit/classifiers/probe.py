@@ -39,11 +39,12 @@ from embedkit.classifiers.estimators import CommonScaler, EstimatorSettings
 from embedkit.classifiers.train import side_by_side
 from embedkit.classifiers.tuning import Fitted, fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
-from embedkit.dataset.format import EXTRACTION
+from embedkit.dataset.encoders import DatasetEncoder
 from embedkit.dataset.read import VectorData, load
-from embedkit.dataset.settings import DatasetEncoder
+from embedkit.dataset.settings import EXTRACTION
 from embedkit.encoding.views import split_view
 from embedkit.errors import UsageError
+from embedkit.records import Positive, Seed
 from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
@@ -52,7 +53,6 @@ from embedkit.runs.metrics import beta_of, check_metric, metrics_for, named_metr
 from embedkit.runs.predictions import Predictions, TestSet, decide, write_predictions
 from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, split_for, write_split
-from embedkit.storage import Positive, Seed
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR, Target, class_prior, growing_order
 from embedkit.units.units import Labels, Units, load_or_extract

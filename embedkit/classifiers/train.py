@@ -19,11 +19,13 @@ from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.model import save_model
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
-from embedkit.dataset.format import EXTRACTION, names_dataset
+from embedkit.dataset.encoders import encode_as
+from embedkit.dataset.format import names_dataset
 from embedkit.dataset.read import VectorData, load
-from embedkit.dataset.settings import encode_as
+from embedkit.dataset.settings import EXTRACTION
 from embedkit.errors import UsageError
 from embedkit.machine import peak_memory_bytes, peak_memory_since
+from embedkit.records import Positive, Seed
 from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
 from embedkit.runs.folder import (
     RunResult,
@@ -37,7 +39,6 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import Split, split_for
-from embedkit.storage import Positive, Seed
 from embedkit.types import Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 from embedkit.units.units import Labels, Units, load_or_extract

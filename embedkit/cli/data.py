@@ -148,13 +148,14 @@ def extract(
     command again to resume an interrupted job, or to make damaged files of a dataset again, and
     with --overwrite --reuse DATASET when the corpus has changed.
     """
-    from embedkit.dataset.extract import estimate, plan_extract, run_plan
-    from embedkit.dataset.format import ExtractSettings
+    from embedkit.dataset.extract import estimate, run_plan
     from embedkit.dataset.job import existing_output
+    from embedkit.dataset.planning import plan_extract
+    from embedkit.dataset.settings import ExtractOptions
 
     if batch_size is not None:
         settings["batch_tokens"] = batch_size * (settings["max_length"] or _USUAL_LENGTH)
-    chosen = ExtractSettings(**settings, store_text=not no_text)
+    chosen = ExtractOptions(**settings, store_text=not no_text)
     files = [Path(name) for name in corpus]
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
         if dry_run:

@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 import click
 
 from embedkit.cli.command import STARTED, Commands, complain
+from embedkit.cli.compare import compare
 from embedkit.cli.data import extract, info, tokenize, verify
-from embedkit.cli.learn import compare, export, finetune, predict, probe, split, train
+from embedkit.cli.learn import export, finetune, predict, probe, split, train
 from embedkit.cli.look import diff, explore, index, search, similarity, words
 from embedkit.cli.more import doctor, fetch, run
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED

@@ -24,7 +24,6 @@ from embedkit.runs.metrics import (
     metric_text,
     score_text,
 )
-from embedkit.runs.predictions import headline_metric
 from embedkit.runs.run import (
     UNTRAINED,
     FinetuneRun,
@@ -34,6 +33,7 @@ from embedkit.runs.run import (
     SimilarityRun,
     as_json,
 )
+from embedkit.runs.scores import headline_metric
 
 if TYPE_CHECKING:
     from embedkit.runs.folder import RunResult

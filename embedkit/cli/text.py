@@ -26,8 +26,9 @@ from embedkit.display import (
     visible,
     without_nan,
 )
+from embedkit.remote import as_given
 from embedkit.runs.metrics import is_percent
-from embedkit.storage import as_given, without_secrets
+from embedkit.storage import without_secrets
 
 Rows = Sequence[Mapping[str, Any]]
 _TEXT, _NAME = 24, 20

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from embedkit import storage
 from embedkit.choices import BLENDS, check_choice
 from embedkit.errors import UsageError
-from embedkit.predict import (
+from embedkit.predict import predictions_of
+from embedkit.prediction_files import (
     PredictedRecord,
     Submission,
     file_format,
-    predictions_of,
     read_prediction_files,
     with_columns,
     write_prediction_file,

@@ -20,8 +20,9 @@ from embedkit.dataset.format import is_dataset, whole_text
 from embedkit.dataset.read import load
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import in_context
-from embedkit.runs.predictions import Predictions, scores_by_class
+from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import ClassScore
+from embedkit.runs.scores import scores_by_class
 from embedkit.search.exact import nearest
 from embedkit.storage import file_sha256
 from embedkit.types import Bool, Float64, Int64

@@ -39,7 +39,7 @@ from embedkit.comparison.recommendation import (
     portable,
     recommend,
 )
-from embedkit.comparison.table import MAJORITY, Compared, Row
+from embedkit.comparison.table import MAJORITY, Compared, Row, styles_of, trained
 from embedkit.display import MINUS, bytes_text, count_text, duration_text, ledger_text, shorten
 from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width, ticks
 from embedkit.machine import __version__
@@ -465,21 +465,6 @@ def charts_of(
         yield "values", values(cases.records)
     for number, (_, run) in enumerate(trained(compared), 1):
         yield f"training-{number}", training(losses_of(run.history.values()))
-
-
-def trained(compared: Compared) -> Iterator[tuple[str, FinetuneRun]]:
-    """Yield the runs that were fine-tuned for several epochs, with their names."""
-    for run in compared.runs:
-        content = run.content
-        if isinstance(content, FinetuneRun) and any(len(e) > 1 for e in content.history.values()):
-            yield run.name, content
-
-
-def styles_of(compared: Compared) -> dict[str, int]:
-    """Return the style of each method: 0 is what the page is about, 1 the baseline."""
-    rows = (row.name for row in compared.rows)
-    order = [compared.selection.name, compared.baseline, *rows]
-    return {name: style for style, name in enumerate(dict.fromkeys(order))}
 
 
 def forest(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -> Scene:

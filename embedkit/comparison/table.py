@@ -8,7 +8,7 @@ has tests of its own, and can only rule out a method.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -39,8 +39,9 @@ from embedkit.runs.metrics import (
     named_metric,
     row_of,
 )
-from embedkit.runs.predictions import Predictions, headline_metric, metrics_of
+from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import Cost, FinetuneRun, ProbeRun
+from embedkit.runs.scores import headline_metric, metrics_of
 from embedkit.types import AnyPath, ProgressCallback, no_progress, steps
 
 MAJORITY = "majority"
@@ -551,3 +552,18 @@ def _sum(values: Sequence[float | None]) -> float | None:
     """The sum, if all values are known."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
+
+
+def trained(compared: Compared) -> Iterator[tuple[str, FinetuneRun]]:
+    """Yield the runs that were fine-tuned for several epochs, with their names."""
+    for run in compared.runs:
+        content = run.content
+        if isinstance(content, FinetuneRun) and any(len(e) > 1 for e in content.history.values()):
+            yield run.name, content
+
+
+def styles_of(compared: Compared) -> dict[str, int]:
+    """Return the style of each method: 0 is what the page is about, 1 the baseline."""
+    rows = (row.name for row in compared.rows)
+    order = [compared.selection.name, compared.baseline, *rows]
+    return {name: style for style, name in enumerate(dict.fromkeys(order))}

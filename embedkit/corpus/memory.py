@@ -23,18 +23,19 @@ from typing import Any, Protocol, runtime_checkable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.corpus.readers import (
+from embedkit.corpus.columnar import (
     LEFT_OUT,
-    format_of_name,
     has_bytes,
     inner_type,
     is_list,
     is_string,
     without_dictionary,
 )
+from embedkit.corpus.readers import format_of_name
 from embedkit.corpus.values import is_missing, plain
 from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
-from embedkit.storage import address_of, storage_errors, store_of, unreadable, without_secrets
+from embedkit.remote import address_of, store_of
+from embedkit.storage import storage_errors, unreadable, without_secrets
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,10 @@ from typing import Any
 
 from embedkit.arguments import check_fields
 from embedkit.choices import Format, Quoting
+from embedkit.corpus.columnar import check_title
+from embedkit.corpus.delimited import separator_named_by
 from embedkit.corpus.memory import InputFile
-from embedkit.corpus.readers import (
-    READERS,
-    check_title,
-    format_of_content,
-    format_of_name,
-    separator_named_by,
-    suffix_of,
-)
+from embedkit.corpus.readers import READERS, format_of_content, format_of_name, suffix_of
 from embedkit.corpus.sources import (
     Dialect,
     Source,
@@ -32,7 +27,8 @@ from embedkit.corpus.sources import (
     is_wide,
 )
 from embedkit.errors import CorpusError, UsageError, did_you_mean
-from embedkit.storage import Count, Positive, file_sha256
+from embedkit.records import Count, Positive
+from embedkit.storage import file_sha256
 
 _MARKS = '\t\r\n",;|'
 _SHOWN, _SAMPLED_LINES = 500, 50

@@ -462,3 +462,12 @@ def too_long(lines: Sequence[Line]) -> BadRow:
     """The reject for a record over the limit."""
     length = sum(line.length for line in lines)
     return bad_row(lines, "record_too_long", f"{length} bytes, at most {MAX_RECORD_BYTES} are read")
+
+
+def check_names(names: Sequence[str], path: Path) -> None:
+    """``CorpusError`` if a column has no name or two have the same."""
+    first = dict(zip(names[::-1], range(len(names), 0, -1), strict=True))
+    for position, name in enumerate(names, 1):
+        if first[name] < position:
+            both = f"columns {first[name]} and {position} are both named {name[:100]!r}"
+            raise CorpusError(f"{path}: {both}. Rename one.")

@@ -1,4 +1,4 @@
-"""Extraction of a dataset from a corpus: :func:`extract`, its plan and its estimate."""
+"""Extraction of a dataset from a corpus: :func:`extract`, its progress and its estimate."""
 
 from __future__ import annotations
 
@@ -8,77 +8,50 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from embedkit import storage
 from embedkit.arguments import accepts, divided
-from embedkit.choices import Pooling
-from embedkit.corpus.memory import CorpusLike, input_files, paths_of
-from embedkit.corpus.plan import CorpusOptions, CorpusPlan, CorpusSettings, hash_inputs, plan_corpus
+from embedkit.corpus.memory import CorpusLike
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.corpus.sources import PACKED_SUFFIXES
-from embedkit.dataset.fold_models import (
-    SeenRecords,
-    find_fold_models,
-    find_run_of,
-    keys_of,
-    load_encoder,
-)
 from embedkit.dataset.format import (
-    FORMAT_VERSION,
     MANIFEST,
-    RESERVED,
-    ExtractSettings,
-    InputSettings,
-    JobSettings,
     Layout,
     Manifest,
-    ModelSettings,
     Names,
     Receipt,
-    SourceFile,
-    StorageSettings,
     Totals,
-    VectorChoices,
-    VectorOptions,
-    local_dataset,
     read_manifest,
-    tokenizer_settings,
 )
 from embedkit.dataset.job import (
-    Job,
     Repair,
     ShardPlan,
     ShardRange,
     ShardReader,
     existing_dataset,
     open_job,
-    recorded_precision,
 )
+from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.reuse import OpenSource, Source, known_texts
-from embedkit.dataset.shards import ExtractPlan, ShardMaker, environment_of, run_shard, run_shards
+from embedkit.dataset.settings import ExtractOptions
+from embedkit.dataset.shards import ExtractPlan, ShardMaker, run_shard, run_shards
 from embedkit.display import ShownFolder, count_text
-from embedkit.encoding.checkpoint import Checkpoint
-from embedkit.encoding.tokenizer import TokenizedTexts, note_if_spelled_out
-from embedkit.encoding.views import LayerSpec, parse_layers, parse_poolings, view_ranges, views_of
-from embedkit.errors import CorpusError, EncodeError, UsageError
-from embedkit.machine import usable_cores
-from embedkit.scale import ATTEMPTS, run_locally, run_on_ray, threads_limited
+from embedkit.encoding.tokenizer import note_if_spelled_out
+from embedkit.encoding.views import view_ranges
+from embedkit.encoding.windows import TokenizedTexts
+from embedkit.errors import EncodeError
+from embedkit.remote import upload
+from embedkit.scale import ATTEMPTS, run_locally, run_on_ray
 from embedkit.types import AnyPath, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
-_IN_FILES = {"format", "encoding", "quoting", "header", "delimiter", "sheet"}
-_SHARD_BYTES = 256 << 20
-_SHARD_ROWS = 4_096, 16_384
-_TYPICAL_TOKENS = 64
-_CHECKED_AT_ONCE = 4_096
 _SAMPLE = 1_000
 _LEAST_SECONDS = 2.0
 _TIMED_TOKENS = 8_192
@@ -116,7 +89,7 @@ class ExtractResult(ShownFolder):
         return read_manifest(self.out)
 
 
-@accepts(CorpusOptions, ExtractSettings)
+@accepts(CorpusOptions, ExtractOptions)
 def extract(
     corpus: CorpusLike,
     *,
@@ -160,7 +133,7 @@ def extract(
         >>> embedkit.load("two").X.shape
         (2, 384)
     """
-    reading, settings = divided(options, CorpusOptions, ExtractSettings)
+    reading, settings = divided(options, CorpusOptions, ExtractOptions)
     with plan_extract(corpus, out=out, reading=reading, settings=settings) as plan:
         return run_plan(
             plan,
@@ -189,7 +162,7 @@ def run_plan(
         plan = replace(plan, any_environment=allow_env_change, reuse=tuple(sources))
         result = _make(plan, repair, progress, overwrite=overwrite)
     if plan.address:
-        storage.upload(
+        upload(
             result.out, plan.address, first="_embedkit/job.json", last=MANIFEST, replace=overwrite
         )
         logger.info(f"copied to {storage.without_secrets(plan.address)}")
@@ -457,248 +430,3 @@ def _sizes(plan: ExtractPlan, rows: int, tokens: int, words: int) -> dict[str, i
                 for name, width in vectors.token_layers.items()
             }
     return sizes
-
-
-@contextmanager
-def plan_extract(
-    corpus: CorpusLike,
-    *,
-    out: str | Path | None = None,
-    reading: CorpusOptions | None = None,
-    settings: ExtractSettings | None = None,
-) -> Iterator[ExtractPlan]:
-    """Plan a job: check the corpus, load the model, resolve layers; write nothing.
-
-    A context manager, because what is read twice (standard input, a corpus in memory) is kept in a
-    temporary file while the plan lives. ``corpus`` and ``out`` are as for :func:`extract`.
-    """
-    reading, settings = reading or CorpusOptions(), settings or ExtractSettings()
-    paths = paths_of(corpus)
-    if paths is None and (given := _IN_FILES & set(reading.given)):
-        name = min(given)
-        raise UsageError(
-            f"{name}={getattr(reading, name)!r} is for files; the corpus is in memory."
-        )
-    if reading.spans and settings.words is None:
-        settings = replace(settings, words="mean")
-    if reading.word_label is not None and settings.words is None:
-        raise UsageError(
-            f"word_label={reading.word_label!r} is stored with word vectors. Pass words='mean' too."
-        )
-    address = "" if out is None else storage.address_of(out)
-    if address and (settings.num_shards is not None or settings.engine != "local"):
-        shown = storage.without_secrets(address)
-        raise UsageError(f"out={shown!r}: several machines need a folder that all of them see.")
-    if address:
-        out = local_dataset(address, new=True)
-    target = _out_folder(out, paths, type(corpus).__name__)
-    storage.check_place(target)
-    with input_files(corpus) as files:
-        plan = plan_corpus(files, reading)
-        _check_kept(plan.keep, RESERVED)
-        for notice in plan.notices:
-            logger.info(notice)
-        if next(iter(CorpusReader(replace(plan, sample=None))), None) is None:
-            raise CorpusError(f"{files[0].name} has no records, only a header or nothing at all.")
-        yield replace(_with_model(plan, target, settings), address=address)
-
-
-def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> ExtractPlan:
-    """The plan, with the model loaded and its layers resolved."""
-    from embedkit.encoding.encoder import note_faster_precision  # which loads torch
-
-    if settings.pooling is not None:
-        parse_poolings(settings.pooling)  # before the model is loaded
-    settings = _with_long_texts(settings, find_fold_models(settings.model))
-    load = _arguments_of_load(settings, target)
-    threads = max(usable_cores() // settings.n_workers, 1)
-    # with as many threads as the workers: trials at loading may depend on them
-    with nullcontext() if settings.n_workers == 1 else threads_limited(threads):
-        encoder = load_encoder(**load)
-        environment = environment_of(encoder)
-    if settings.precision is None:
-        note_faster_precision(encoder)
-    load["precision"] = encoder.precision
-    checkpoint = encoder.checkpoint
-    specs = parse_layers(settings.layers, n_layers=encoder.n_layers)
-    prefix = checkpoint.prefix_or_own(settings.prefix, settings.prompt)
-    if settings.prefix is None and prefix:
-        logger.info(f"prefix: {prefix!r}, put before every text (none with prefix='')")
-    poolings, normalize = _own_poolings(checkpoint, specs, settings)
-    encoder.check_poolings(poolings)
-    views = views_of(specs, poolings, n_layers=encoder.n_layers)
-    _check_kept(corpus.keep, {view.name for view in views})
-    corpus = hash_inputs(corpus)
-    seen = _seen_records(settings.model, corpus)
-    token_layers = specs if settings.tokens or settings.words else ()
-    stride = encoder.max_length // 4 if settings.stride is None else settings.stride
-    widths = {view.name: encoder.width_of(view) for view in views}
-    if settings.dims is not None:
-        _check_dims(settings.dims, min(widths.values()), checkpoint)
-    vectors = VectorOptions(
-        **{f.name: getattr(settings, f.name) for f in fields(VectorChoices)},
-        views={name: settings.dims or width for name, width in widths.items()},
-        token_layers={spec.name: spec.width(encoder.width) for spec in token_layers},
-        max_length=encoder.max_length,
-        on_long=str(settings.on_long),
-        stride=stride if settings.on_long == "window" else 0,
-        normalize=normalize,
-        prefix=prefix,
-        precision=encoder.precision,
-        batch_tokens=encoder.batch_tokens,
-    )
-    encoder.tokenizer.room(tokenizer_settings(vectors), paired=corpus.text_pair is not None)
-    job = Job(_job_settings(corpus, checkpoint, vectors, settings, seen), environment)
-    return ExtractPlan(
-        corpus, encoder, target, views, token_layers, job, settings, load, threads, seen
-    )
-
-
-def _job_settings(
-    corpus: CorpusPlan,
-    checkpoint: Checkpoint,
-    vectors: VectorOptions,
-    settings: ExtractSettings,
-    seen: SeenRecords | None,
-) -> JobSettings:
-    """Everything that shapes a byte of the dataset."""
-    reading: dict[str, Any] = {f.name: getattr(corpus, f.name) for f in fields(CorpusSettings)}
-    files = tuple(SourceFile(file.sha256, file.size) for file in corpus.files)
-    return JobSettings(
-        format_version=FORMAT_VERSION,
-        input=InputSettings(files=files, **reading),
-        model=ModelSettings(
-            type=checkpoint.model_type,
-            n_layers=checkpoint.n_layers,
-            width=checkpoint.width,
-            sha256=dict(checkpoint.sha256),
-        ),
-        vectors=vectors,
-        storage=StorageSettings(
-            profile=settings.storage,
-            shard_rows=settings.shard_rows or _shard_rows(vectors, settings.storage),
-            text=settings.store_text,
-        ),
-        folds=None if seen is None else seen.models.settings,
-    )
-
-
-def _arguments_of_load(settings: ExtractSettings, target: Path) -> dict[str, Any]:
-    """Arguments of :func:`load_encoder`; a job that was begun keeps its precision."""
-    precision = settings.precision
-    return {
-        "model": settings.model,
-        "revision": settings.revision,
-        "device": settings.devices[0],
-        "precision": recorded_precision(target) if precision == "auto" else precision,
-        "offline": settings.offline,
-        "max_length": settings.max_length,
-        "batch_tokens": settings.batch_tokens,
-    }
-
-
-def _check_dims(dims: int, narrowest: int, checkpoint: Checkpoint) -> None:
-    if dims > narrowest:
-        raise UsageError(f"dims={dims}: the vectors have {narrowest} coordinates.")
-    if not checkpoint.definition.declared_dims:
-        logger.info(
-            f"dims: {checkpoint.name} does not say that its first coordinates are vectors too "
-            "(Matryoshka); compare results with and without"
-        )
-
-
-def _own_poolings(
-    checkpoint: Checkpoint, layers: Sequence[LayerSpec], settings: ExtractSettings
-) -> tuple[Sequence[Pooling], bool]:
-    """Poolings, and whether vectors are normalized: as given, else as the checkpoint defines."""
-    if settings.pooling is not None:
-        return parse_poolings(settings.pooling), bool(settings.normalize)
-    last = [spec.layers for spec in layers] == [(checkpoint.n_layers,)]
-    pooling, normalize = checkpoint.own_view(last_layer=last)
-    if settings.normalize is not None:
-        normalize = settings.normalize
-    elif last and (normalize or pooling != Pooling.MEAN):
-        logger.info(
-            f"vectors as the checkpoint defines them: {checkpoint.definition} (others: pooling=)"
-        )
-    return (pooling,), normalize
-
-
-def _with_long_texts(settings: ExtractSettings, seen: SeenRecords | None) -> ExtractSettings:
-    """Settings for long texts: as given, else those of the run's models, else ``truncate``."""
-    on_long, stride = settings.on_long, settings.stride
-    if on_long is None:
-        on_long = "truncate" if seen is None else seen.models.on_long
-        if seen is not None and on_long == "window" and settings.max_length is None:
-            stride = seen.models.stride if stride is None else stride
-    if stride is not None and on_long != "window":
-        raise UsageError(f"stride={stride} is for on_long='window'.")
-    return replace(settings, on_long=on_long, stride=stride)
-
-
-def _seen_records(model: str, corpus: CorpusPlan) -> SeenRecords | None:
-    """The records of a run that its models were trained on; ``None`` for a checkpoint.
-
-    A :class:`UsageError` if some vectors would be of a model that was trained on the text.
-    """
-    seen, inside = find_fold_models(model), find_run_of(model)
-    if seen is None and inside is None:
-        return None
-    if seen is not None:
-        _check_kept(corpus.keep, ("fold",))
-    source = [file.sha256 for file in corpus.files]
-    records = (item for item in CorpusReader(corpus) if isinstance(item, Record))
-    while chunk := list(islice(records, _CHECKED_AT_ONCE)):
-        if seen is not None:
-            seen.check_source(source, chunk)
-            seen.folds_of(keys_of(chunk))
-        elif inside is not None:
-            inside.check_unseen(Path(model).name, chunk)
-    return seen
-
-
-def _shard_rows(vectors: VectorOptions, storage: str) -> int:
-    """A power of two that makes shards of about 256 MB, by the settings alone.
-
-    At least 4,096 records, unless they take 512 MB or more; at most 16,384, so that an interrupted
-    job loses little, and several processes share a corpus evenly.
-    """
-    tables = int(vectors.tokens) + int(vectors.words is not None)
-    floats = sum(vectors.views.values())
-    floats += sum(vectors.token_layers.values()) * _TYPICAL_TOKENS * tables
-    bytes_per_row = max(floats * (2 if storage == "float16" else 4), 1)
-    least, most = _SHARD_ROWS
-    rows = max(_SHARD_BYTES // bytes_per_row, 64)
-    if least * bytes_per_row < 2 * _SHARD_BYTES:
-        rows = max(rows, least)
-    return int(min(1 << (rows.bit_length() - 1), most))
-
-
-def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str) -> Path:
-    """The folder to make: as given, else ``corpus.vectors`` for ``corpus.tsv``."""
-    if out is not None:
-        folder = Path(out)
-    elif paths is None:
-        folder = Path(f"{kind.lower()}.vectors")
-    elif str(paths[0]) == "-":
-        raise UsageError("standard input has no name to derive the output from. Pass out=.")
-    else:
-        name = Path(storage.without_secrets(str(paths[0]))).name
-        for suffix in PACKED_SUFFIXES:
-            name = name.removesuffix(suffix)
-        folder = Path(Path(name).stem + ".vectors")
-    if folder.name in ("", ".."):
-        raise UsageError(f"out='{out}': expected the name of a folder to make, as in vectors.")
-    try:
-        str(folder).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"out='{folder}': readers of Parquet open only names in UTF-8. Pass another out=."
-        ) from error
-    return folder
-
-
-def _check_kept(keep: Sequence[str], taken: Collection[str]) -> None:
-    for name in keep:
-        if name in taken:
-            raise UsageError(f"keep={name!r}: embedkit writes such a column itself. Rename yours.")

@@ -23,8 +23,10 @@ import pyarrow as pa
 from embedkit import storage
 from embedkit.choices import OnLong
 from embedkit.corpus.records import Record
-from embedkit.dataset.format import FoldSettings, text_key, whole_text
+from embedkit.dataset.format import text_key, whole_text
+from embedkit.dataset.settings import FoldRecord
 from embedkit.errors import UsageError
+from embedkit.records import Count, Positive, from_json, parse_json, to_json
 from embedkit.types import Int64
 
 if TYPE_CHECKING:  # imports torch
@@ -40,19 +42,19 @@ _KEY = b"embedkit.fold_models"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldModels(FoldSettings):
+class FoldModels(FoldRecord):
     """The models of a run, and how they read texts in training."""
 
     source: tuple[str, ...]  # SHA-256 of the input files that the run read, in order
     prefix: str
-    max_length: storage.Positive
+    max_length: Positive
     on_long: OnLong = "truncate"
-    stride: storage.Count = 0
+    stride: Count = 0
 
     @property
-    def settings(self) -> FoldSettings:
+    def settings(self) -> FoldRecord:
         """The part that a dataset records."""
-        return FoldSettings(models=self.models, fold_of_model=self.fold_of_model, split=self.split)
+        return FoldRecord(models=self.models, fold_of_model=self.fold_of_model, split=self.split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ class SeenRecords:
     def write(self) -> None:
         """Write the records beside the models."""
         table = pa.table({"row": self.row, "text_key": self.text_key, "fold": self.fold})
-        content = storage.encode(self.models, indent=None)
+        content = to_json(self.models, indent=None)
         storage.write_parquet(_file(self.run), table.replace_schema_metadata({_KEY: content}))
 
     def folds_of(self, keys: Int64) -> Int64:
@@ -165,10 +167,8 @@ def _read(run: Path) -> SeenRecords:
     table = storage.read_table(file, advice=advice)
     names = ("row", "text_key", "fold")
     storage.check_columns(table, dict.fromkeys(names, pa.int64()), file=file, advice=advice)
-    content = storage.parse_json(
-        (table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice
-    )
-    models = storage.decode(FoldModels, content, file=file, advice=advice)
+    content = parse_json((table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice)
+    models = from_json(FoldModels, content, file=file, advice=advice)
     return SeenRecords(run, models, *(storage.numbers(table[name]) for name in names))
 
 
@@ -181,7 +181,8 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
 
     ``settings`` are further arguments of :class:`~embedkit.encoding.encoder.Encoder`.
     """
-    from embedkit.encoding.encoder import Encoder, FoldEncoder
+    from embedkit.encoding.encoder import Encoder
+    from embedkit.encoding.folds import FoldEncoder
 
     seen = find_fold_models(model)
     if seen is None:

@@ -33,21 +33,19 @@ from embedkit.dataset.format import (
     TABLES,
     EnvironmentShards,
     FileEntry,
-    Footer,
-    JobSettings,
     Layout,
     Manifest,
     Names,
     Receipt,
     Totals,
-    canonical_json,
-    footer_sha256,
     is_dataset,
-    read_footer,
 )
 from embedkit.dataset.info import card_of
+from embedkit.dataset.parquet import Footer, footer_sha256, read_footer
+from embedkit.dataset.settings import JobSettings
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
+from embedkit.records import canonical_json, from_json, read_json, to_json
 from embedkit.types import Progress, ProgressCallback
 
 logger = logging.getLogger(__name__)
@@ -131,7 +129,7 @@ def open_job(
             for folder in (layout.receipts, layout.root / "sentences"):
                 storage.make_folder(folder)
             if not layout.job.is_file():
-                content = storage.encode(job)
+                content = to_json(job)
                 storage.write_durably(layout.job, content, scratch=layout.scratch)
         yield JobFolder(layout, job, repair, seen)
 
@@ -328,7 +326,7 @@ class JobFolder:
         receipts: list[Receipt] = []
         for file in sorted(self.layout.receipts.glob("*.json")):
             with suppress(DamagedError, KeyError, ValueError, FileNotFoundError):
-                receipt = storage.decode(Receipt, storage.read_json(file), file=file)
+                receipt = from_json(Receipt, read_json(file), file=file)
                 sums = {name: receipt.sha256[name] for name in self.names(receipt.shard)}
                 if receipt == _receipt(self.layout.root, receipt.shard, sums):
                     receipts.append(receipt)
@@ -350,7 +348,7 @@ class JobFolder:
         """Record a shard as finished; without a whole receipt it is made again."""
         file = self.layout.receipts / f"{receipt.shard:08d}.json"
         with storage.storage_errors(file):
-            file.write_bytes(storage.encode(receipt))
+            file.write_bytes(to_json(receipt))
 
     def finish(
         self,
@@ -385,7 +383,7 @@ class JobFolder:
             files=files,
             names=names,
         )
-        content = storage.encode(manifest) + b"\n"
+        content = to_json(manifest) + b"\n"
         storage.write_durably(layout.manifest, content, scratch=layout.scratch)
         card = layout.root / storage.CARD
         storage.write_durably(card, card_of(manifest).encode(), scratch=layout.scratch)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,98 +12,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
-from isal import isal_zlib
 from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.choices import EXPORTS, LEVELS, POOLINGS, Level, check_choice, documented
-from embedkit.dataset.format import (
-    FileEntry,
-    Layout,
-    Manifest,
-    footer_sha256,
-    is_dataset,
-    local_dataset,
-    matrix_of,
-    read_manifest,
-    vector_column,
-)
+from embedkit.dataset.format import Manifest, local_dataset, read_manifest
+from embedkit.dataset.parquet import vector_column
+from embedkit.dataset.tables import Block, TableReader
 from embedkit.display import Shown
 from embedkit.encoding.views import parse_layers, parse_view, split_view
-from embedkit.errors import DamagedError, LockedError, UsageError, did_you_mean
+from embedkit.errors import UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
-from embedkit.storage import Positive, Seed
+from embedkit.records import Positive, Seed
 from embedkit.types import AnyPath, Float32, Int64
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-_VARINT = rb"\x15([\x80-\xff]{0,4}[\x00-\x7f])"
-_HEADER = re.compile(  # a data page: both sizes, CRC; values, plain, with both levels run-length
-    rb"\x15\x00" + 3 * _VARINT + rb"\x1c" + _VARINT + rb"\x15\x00\x15\x06\x15\x06\x00\x00"
-)
-_HEADER_BYTES = 64
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-
-
-def copy_vectors(
-    descriptor: int, group: pq.RowGroupMetaData, columns: Mapping[str, Float32]
-) -> bool:
-    """Copy vector columns of a row group of an open file into matrices, page checksums compared.
-
-    ``columns`` are ``(rows, width)`` float32 by column name, maybe parts of a wider matrix.
-    ``False`` if the file is not of the kind that this reader takes; a damaged page is a
-    ``ValueError``.
-    """
-    chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
-    if len(chunks) < group.num_columns:
-        raise ValueError("a column occurs twice in its footer")
-    return all(
-        _copy_column(descriptor, chunks.get(f"{name}.list.element"), matrix)
-        for name, matrix in columns.items()
-    )
-
-
-def _copy_column(descriptor: int, chunk: pq.ColumnChunkMetaData | None, matrix: Float32) -> bool:
-    if chunk is None or (chunk.physical_type, chunk.compression) != ("FLOAT", "UNCOMPRESSED"):
-        return False
-    at, start, width = chunk.data_page_offset, 0, matrix.shape[1]
-    end = at + chunk.total_compressed_size
-    while at < end:
-        header = _HEADER.match(os.pread(descriptor, _HEADER_BYTES, at))
-        if header is None:
-            return False
-        _, size, crc, values = map(_integer, header.groups())
-        at += header.end()
-        stop = start + values // width
-        fits = 0 < 4 * values <= size <= end - at and stop <= len(matrix)
-        if not fits or values % width:
-            return False
-        _copy_page(descriptor, at, size, crc & 0xFFFFFFFF, matrix[start:stop])
-        at, start = at + size, stop
-    return start == len(matrix)
-
-
-def _copy_page(descriptor: int, at: int, size: int, crc: int, rows: Float32) -> None:
-    """Read the values of a page to where they belong, and check all of its body."""
-    target = rows if rows.flags.c_contiguous else np.empty(rows.shape, np.float32)
-    levels = bytearray(size - target.nbytes)
-    values = target.reshape(-1).view(np.uint8).data
-    if os.preadv(descriptor, [levels, values], at) != size:
-        raise ValueError("the file ends inside a page")
-    if isal_zlib.crc32(values, isal_zlib.crc32(levels)) != crc:
-        raise ValueError("a page does not match its checksum")
-    if target is not rows:
-        rows[:] = target
-
-
-def _integer(encoded: bytes) -> int:
-    """A zigzag number in Thrift's compact protocol: seven bits a byte, the lowest first."""
-    value = sum((byte & 127) << 7 * i for i, byte in enumerate(encoded))
-    return (value >> 1) ^ -(value & 1)
 
 
 def text_keys(data: VectorData) -> Int64:
@@ -134,210 +57,6 @@ def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") 
 def by_record(words: Int64, rows: Int64, values: NDArray[Any]) -> list[NDArray[Any]]:
     """Divide values of words, whose records have the numbers ``words``, among records ``rows``."""
     return np.split(values, np.searchsorted(words, rows[1:]))
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A row group, number ``group`` of a shard; its rows begin at ``start`` of the table."""
-
-    shard: int
-    group: int
-    start: int
-    rows: int
-    metadata: pq.FileMetaData
-
-    @property
-    def stop(self) -> int:
-        """Index after its last row."""
-        return self.start + self.rows
-
-
-class TableReader:
-    """Reads one table of a dataset; threads may share it.
-
-    ``views`` are the vector columns that are read, side by side.
-    """
-
-    def __init__(self, path: Path, manifest: Manifest, table: str, views: tuple[str, ...]) -> None:
-        self._layout, self._manifest, self._table = Layout(path), manifest, table
-        self._stored, self._views = manifest.columns_of(table), views
-        self._edges = np.cumsum([0, *(self._stored[name] for name in views)]).tolist()
-        self.width: int = self._edges[-1]
-
-    def __len__(self) -> int:
-        return sum(self._entry(number).rows for number in range(self._manifest.n_shards))
-
-    def fill(self, matrix: Float32) -> None:
-        """Read all vectors into ``(n, width)`` float32, several row groups at a time."""
-        with ThreadPoolExecutor(min(8, usable_cores())) as pool:
-            read = pool.map(lambda b: self.read_block(b, matrix[b.start : b.stop]), self.blocks)
-            for _ in read:
-                pass
-
-    @cached_property
-    def blocks(self) -> list[Block]:
-        """The row groups of all shards in order."""
-        blocks: list[Block] = []
-        start = 0
-        for number in range(self._manifest.n_shards):
-            with self._opened(number) as file:
-                metadata = self._metadata(number, file)
-            for group in range(metadata.num_row_groups):
-                rows = metadata.row_group(group).num_rows
-                blocks.append(Block(number, group, start, rows, metadata))
-                start += rows
-        return blocks
-
-    def read_block(self, block: Block, target: Float32) -> None:
-        """Read the vectors of a row group into ``(rows, width)``, in the caller's thread."""
-        columns = self.divided(target)
-        with self._opened(block.shard) as file:
-            group = block.metadata.row_group(block.group)
-            if not copy_vectors(file.fileno(), group, columns):
-                table = self.scalars_of(block, self._views)
-                for name, matrix in columns.items():
-                    matrix[:] = matrix_of(table, name)
-
-    def vectors_of(self, block: Block) -> Float32:
-        """The vectors of a row group, ``(block.rows, width)``."""
-        vectors = np.empty((block.rows, self.width), np.float32)
-        self.read_block(block, vectors)
-        return vectors
-
-    def scalars_of(self, block: Block, names: Sequence[str]) -> pa.Table:
-        """Columns of one row group."""
-        with self._opened(block.shard) as file:
-            shard = pq.ParquetFile(file, metadata=block.metadata, page_checksum_verification=True)
-            table = shard.read_row_group(block.group, columns=list(names), use_threads=False)
-            return _complete(table, block.rows)
-
-    def scalars(self, names: Sequence[str], shard: int) -> pa.Table:
-        """Columns of one shard; a :class:`UsageError` if there is no such column."""
-        for name in names:
-            if name not in self.columns:
-                root = self._layout.root
-                if name == "text":
-                    raise UsageError(f"{root} stores no texts. Give the corpus file itself.")
-                raise UsageError(
-                    f"{root} has no column {name!r}; it has {', '.join(self.columns)}."
-                    f"{did_you_mean(name, self.columns)} Extract it again with label= or keep=."
-                )
-        with self._opened(shard) as file:
-            metadata = self._metadata(shard, file)
-            whole = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
-            return _complete(whole.read(columns=list(names)), metadata.num_rows)
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        """One column of all rows; errors as for :meth:`scalars`."""
-        shards = range(self._manifest.n_shards)
-        return pa.chunked_array(
-            [chunk for n in shards for chunk in self.scalars([name], n).column(name).chunks]
-        )
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """Names and types of all stored columns."""
-        with self._opened(0) as file:
-            return self._metadata(0, file).schema.to_arrow_schema()
-
-    @cached_property
-    def columns(self) -> list[str]:
-        """Names of the columns that are not vectors."""
-        return [name for name in self.schema.names if name not in self._stored]
-
-    def pick(self, indices: Int64, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Python values of columns, for ``(m,)`` positions in any order."""
-        table = self.table_at(indices, names)
-        return {name: table.column(name).to_pylist() for name in names}
-
-    def table_at(self, indices: Int64, names: Sequence[str]) -> pa.Table:
-        """Columns at ``(m,)`` positions in any order."""
-        schema = pa.schema([self.schema.field(name) for name in names])
-        if not len(indices):
-            return schema.empty_table()
-        parts, numbers = [], []
-        for block, mine in self._by_block(indices):
-            here = storage.places(indices[mine] - block.start)
-            table = self.scalars_of(block, names).take(here)
-            parts.append(table.cast(schema))
-            numbers.append(mine)
-        order = storage.places(np.argsort(np.concatenate(numbers)))
-        return pa.concat_tables(parts).take(order)
-
-    def divided(self, vectors: Float32) -> dict[str, Float32]:
-        """The columns of vectors that were read side by side."""
-        return dict(zip(self._views, np.split(vectors, self._edges[1:-1], axis=1), strict=True))
-
-    def vectors_at(self, indices: Int64) -> Float32:
-        """``(m, width)`` float32 at ``(m,)`` positions; memory holds one row group beside them."""
-        vectors = np.empty((len(indices), self.width), np.float32)
-        for block, mine in self._by_block(indices):
-            vectors[mine] = self.vectors_of(block)[indices[mine] - block.start]
-        return vectors
-
-    def _by_block(self, indices: Int64) -> Iterator[tuple[Block, NDArray[np.int64]]]:
-        """Row groups that hold some rows, each with the numbers of those it holds."""
-        starts = np.array([block.start for block in self.blocks], np.int64)
-        owner = np.searchsorted(starts, indices, side="right") - 1
-        for number in np.unique(owner):
-            yield self.blocks[int(number)], np.flatnonzero(owner == number)
-
-    def _entry(self, number: int) -> FileEntry:
-        return self._manifest.files[f"{self._table}/{self._part(number).name}"]
-
-    def _part(self, number: int) -> Path:
-        return self._layout.shard_file(self._table, number)
-
-    @contextmanager
-    def _opened(self, number: int) -> Iterator[FileIO]:
-        """A shard, open for reading; its size and footer are those that the manifest tells.
-
-        So it is this shard of this dataset. It stays open while it is read, since another process
-        may give its name to another file. Whatever is wrong with it is a :class:`DamagedError`.
-        """
-        part, entry = self._part(number), self._entry(number)
-        try:
-            with part.open("rb", buffering=0) as file:
-                if (size := os.fstat(file.fileno()).st_size) != entry.bytes:
-                    raise ValueError(f"it has {size:,} bytes, expected {entry.bytes:,}")
-                if footer_sha256(file.fileno()) != entry.footer:
-                    raise ValueError("its footer is not that of this shard of this dataset")
-                yield file
-        except (UsageError, DamagedError):
-            raise
-        except (ValueError, KeyError, pa.ArrowException, OSError) as error:  # a column is missing
-            self._check_same()
-            copied = str(self._layout.root) in storage.spelled  # from an object store
-            advice = "It is damaged: run its command again."
-            if copied:
-                advice = "The next command fetches this copy again."
-            problem = storage.unreadable(part, error, advice=advice)
-            if copied and isinstance(problem, DamagedError):
-                storage.remove_file(self._layout.manifest)
-            raise problem from error
-
-    def _check_same(self) -> None:
-        """Raise a :class:`LockedError` if the dataset is no longer the one that was opened."""
-        root = self._layout.root
-        with suppress(DamagedError):
-            if not is_dataset(root) or read_manifest(root) != self._manifest:
-                raise LockedError(f"{root} was replaced while it was read. Run this command again.")
-
-    def _metadata(self, number: int, file: FileIO) -> pq.FileMetaData:
-        metadata, rows = pq.read_metadata(file), self._entry(number).rows
-        if metadata.num_rows != rows:
-            raise ValueError(f"{metadata.num_rows} rows, {rows} were written")
-        names = metadata.schema.to_arrow_schema().names
-        if not set(self._stored) <= set(names) or len(set(names)) != len(names):
-            raise ValueError(f"its columns are not those of the manifest: {', '.join(names):.200}")
-        return metadata
-
-
-def _complete(table: pa.Table, rows: int) -> pa.Table:
-    """A table that has so many ``rows``: Arrow reads fewer where the header of a page says so."""
-    if table.num_rows != rows:
-        raise ValueError(f"a column has {table.num_rows} values, expected {rows}")
-    return table
 
 
 _BLOCKS_SHUFFLED = 4  # row groups whose rows are mixed

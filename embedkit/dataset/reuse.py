@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.corpus.records import Record
-from embedkit.dataset.format import JobSettings, local_dataset, read_manifest, text_key, whole_text
+from embedkit.dataset.format import local_dataset, read_manifest, text_key, whole_text
 from embedkit.dataset.job import Job, difference
-from embedkit.dataset.read import TableReader
-from embedkit.encoding.tokenizer import ranges
+from embedkit.dataset.settings import JobSettings
+from embedkit.dataset.tables import TableReader
+from embedkit.encoding.windows import ranges
 from embedkit.errors import MismatchError, UsageError
 from embedkit.types import AnyPath, Float32, Int64
 

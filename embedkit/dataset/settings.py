@@ -1,188 +1,287 @@
-"""Encoding of new texts with the settings of a dataset."""
+"""What ``extract`` was told, and what it decided.
+
+    ExtractOptions   what a person said; None: decide for me
+    VectorSettings   all decided: layers, widths, lengths, precision
+    VectorIdentity   with model and storage: everything that shapes a vector
+    JobSettings      with corpus, folds and shards: everything that shapes a byte of a dataset
+
+The SHA-256 of ``JobSettings`` is the fingerprint by which a job is resumed, a shard is bound to its
+dataset, and two machines work on one job. A change of the environment does not change it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
-from embedkit.dataset.fold_models import SeenRecords, find_fold_models, keys_of_texts, load_encoder
-from embedkit.dataset.format import (
-    VectorSettings,
-    cast_for_storage,
-    different_files,
-    tokenizer_settings,
-)
-from embedkit.encoding.views import parse_layers, parse_view
-from embedkit.errors import MismatchError
+from embedkit.arguments import check_fields
+from embedkit.choices import DEFAULT_MODEL, Engine, OnLong, Precision, Storage, Subtokens
+from embedkit.corpus.plan import CorpusOptions, CorpusSettings
+from embedkit.dataset.parquet import cast_for_storage
+from embedkit.encoding.views import l2_normalize
+from embedkit.encoding.windows import TokenizerSettings
+from embedkit.errors import UsageError
+from embedkit.records import Count, Positive, canonical_json
 from embedkit.types import Float32
 
-if TYPE_CHECKING:  # these import torch
-    from embedkit.encoding.encoder import Encoder
-    from embedkit.encoding.tables import WordVectors
-    from embedkit.encoding.tokenizer import Spans, TokenizedTexts
-    from embedkit.encoding.views import ShardVectors
-
-_TEXTS_AT_ONCE = 4_096
 _LAYER = "layer_"
 
 
-class Made(Protocol):
-    """Description of how vectors were made: a manifest, or the dataset of a run."""
-
-    @property
-    def vector_settings(self) -> VectorSettings:
-        """Settings."""
-
-    @property
-    def names(self) -> Any:
-        """Its checkpoint, as ``model`` and ``revision``."""
+_MAY_DIFFER = {"may_differ": True}
+"""Metadata of fields in which two datasets may differ whose sentence vectors are comparable."""
 
 
-class DatasetEncoder:
-    """Encodes new texts as those of a dataset were encoded; made by :func:`encode_as`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorOptions:
+    """Options of ``extract`` that a dataset records as they were given.
 
-    ``views`` names sentence views, put side by side, and layers of words (``layer_6``). With
-    ``seen``, the records of a run, a text is encoded by the models that have not seen it.
+    Attributes:
+        words: write word vectors: {SUBTOKENS} of sub-tokens.
+            The words of CoNLL-U are its own, those of other formats stand between white space.
+        tokens: write token vectors.
+        special_tokens: whether ``mean`` and ``max`` count [CLS] and [SEP].
+        dims: keep only so many of the first coordinates of sentence vectors, scaled to length 1.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        settings: VectorSettings,
-        views: Sequence[str],
-        seen: SeenRecords | None = None,
-    ) -> None:
-        self.encoder, self.settings, self._seen = encoder, settings, seen
-        count = encoder.n_layers
-        layers = [name for name in views if name.startswith(_LAYER)]
-        self._views = [parse_view(name, n_layers=count) for name in views if name not in layers]
-        self._layers = [
-            parse_layers(name.removeprefix(_LAYER), n_layers=count)[0] for name in layers
-        ]
+    words: Subtokens | None = field(default=None, metadata=_MAY_DIFFER)
+    tokens: bool = field(default=False, metadata=_MAY_DIFFER)
+    special_tokens: bool = True
+    dims: Positive | None = None
 
-    def changed(self, encoder: Encoder, views: Sequence[str], **settings: Any) -> DatasetEncoder:
-        """The same with another encoder and views, and some settings of the vectors changed."""
-        return DatasetEncoder(encoder, replace(self.settings, **settings), views, self._seen)
 
-    def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
-        """``(n, width)`` float32: the views side by side, as the dataset would have stored them."""
-        if isinstance(texts, str) or isinstance(pairs, str):
-            raise TypeError("a single string was given; expected a list of texts.")
-        width = sum(self.encoder.width_of(view) for view in self._views)
-        parts = [np.zeros((0, width), np.float32)]
-        for start in range(0, len(texts), _TEXTS_AT_ONCE):
-            some = slice(start, start + _TEXTS_AT_ONCE)
-            views = self.views(texts[some], None if pairs is None else pairs[some])
-            parts.append(np.concatenate(list(views.values()), axis=1))
-        return np.concatenate(parts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractOptions(VectorOptions):
+    """Options of ``extract`` for the vectors: model, layers, pooling, storage.
 
-    def views(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Float32]:
-        """``(n, width)`` float32 by name of the view; all texts at once, as one shard."""
-        return self._stored_views(self._shard(self.tokenized(texts, pairs), texts, pairs))
+    Attributes:
+        model: hub id or folder of the checkpoint, a fine-tuned run, or ``multilingual``.
+        revision: branch, tag or commit of a hub checkpoint.
+        offline: never ask the hub.
+        layers: a list, or a string as for :func:`~embedkit.encoding.views.parse_layers`.
+        pooling: {POOLINGS};
+            several in a list, or in a string with commas; by default that of the checkpoint.
+        normalize: scale sentence vectors to length 1 (L2); by default if neither layers nor pooling
+            is given and the checkpoint does.
+        max_length: tokens per sequence, special ones counted.
+        on_long: {ON_LONG}; by default ``truncate``, and of a fine-tuned
+            run what it was trained with.
+        stride: tokens common to neighbouring windows; by default a quarter of ``max_length``.
+        prefix: put before every text, such as ``"query: "``; by default that of the checkpoint
+            (``multilingual`` has one), ``""`` for none.
+        prompt: name of one of the checkpoint's prompts, instead of a prefix.
+        precision: {PRECISIONS};
+            by default fp32 on the CPU, half precision on CUDA.
+        storage: {STORAGES}.
+        device: ``auto``, ``cpu``, ``cuda:0``, or several (``cuda:0,cuda:1``) for as many workers.
+        batch_tokens: tokens per batch, padding included.
+        shard_rows: records per shard.
+        store_text: write the texts too.
+        workers: processes that make shards; by default this one, or one for each device. On CPU
+            they share the cores; a device may have several. A script that passes two or more needs
+            ``if __name__ == "__main__":``.
+        engine: ``local``, or ``ray`` (``pip install ray``) for workers on all machines of a
+            cluster; corpus and ``out`` must be on a file system that all of them see.
+        address: of the Ray cluster; by default the one that ``ray`` finds, or a new one here.
+        gpus_per_worker: GPUs that Ray gives to a worker, such as ``0.5``.
+        shard_index: make only this one of ``num_shards`` parts of the shards, from 0, beside other
+            processes and machines. The same call without it makes the rest and the dataset.
+        num_shards: number of parts.
 
-    def words(self, texts: Sequence[str], *, spans: Spans | None = None) -> WordVectors:
-        """The words of ``n`` texts, with the vectors that the dataset would have stored.
+    Raises:
+        UsageError: a value cannot be used.
+    """
 
-        ``spans`` are start and end of the words of each text; by default the whitespace words.
+    model: str = DEFAULT_MODEL
+    revision: str | None = None
+    offline: bool = False
+    layers: str | int | Sequence[str | int] = "-1"
+    pooling: str | Sequence[str] | None = None
+    normalize: bool | None = None
+    max_length: Positive | None = None
+    on_long: OnLong | None = None
+    stride: Count | None = None
+    prefix: str | None = None
+    prompt: str | None = None
+    precision: Precision | None = None
+    storage: Storage = "float32"
+    device: str = "auto"
+    batch_tokens: Positive | None = None
+    shard_rows: Positive | None = None
+    store_text: bool = True
+    workers: Positive | None = None
+    engine: Engine = "local"
+    address: str | None = None
+    gpus_per_worker: float = 0.0
+    shard_index: int | None = None
+    num_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        index, count = self.shard_index, self.num_shards
+        if (index, count) != (None, None) and (index is None or not 0 <= index < (count or 0)):
+            raise UsageError(f"shard_index={index}: expected one from 0 to num_shards= minus 1.")
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices by their names."""
+        return [name.strip() for name in self.device.split(",")]
+
+    @property
+    def n_workers(self) -> int:
+        """The number of workers."""
+        return self.workers or len(self.devices)
+
+
+EXTRACTION = (CorpusOptions, ExtractOptions)
+"""Records with the options of ``extract``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """A checkpoint by its shape and the SHA-256 of its files."""
+
+    type: str
+    n_layers: Positive
+    width: Positive
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorSettings(VectorOptions):
+    """Settings of the vectors, defaults resolved; ``views`` and ``token_layers`` give widths."""
+
+    views: dict[str, Positive] = field(metadata=_MAY_DIFFER)
+    token_layers: dict[str, Positive] = field(metadata=_MAY_DIFFER)
+    max_length: Count
+    on_long: OnLong
+    stride: Count
+    normalize: bool
+    prefix: str
+    precision: Precision
+    batch_tokens: Count = field(metadata=_MAY_DIFFER)
+
+    def columns(self, level: str) -> set[str]:
+        """Names of the vector columns of records (``sentence``), or of words and tokens."""
+        if level == "sentence":
+            return set(self.views)
+        return {f"{_LAYER}{name}" for name in self.token_layers}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorIdentity(VectorSettings):
+    """Everything that shapes a vector; ``storage`` is the profile it is rounded to."""
+
+    model: ModelRecord = field(metadata=_MAY_DIFFER)  # compared by :func:`different_files`
+    storage: Storage
+
+    @classmethod
+    def of(cls, options: VectorSettings, *, model: ModelRecord, storage: str) -> VectorIdentity:
+        """Join the settings that a manifest or ``run.json`` holds in several places."""
+        own: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(VectorSettings)}
+        return cls(**own, model=model, storage=storage)
+
+    def as_stored(self, vectors: Float32, *, name: str, rows: Any) -> NDArray[Any]:
+        """Sentence vectors ``(n, width)`` as stored: cut, normalized if asked for, and rounded.
+
+        The column ``name`` and the ``(n,)`` record numbers ``rows`` are for the message of the
+        :class:`EncodeError` if a value is NaN or infinite after the rounding.
         """
-        from embedkit.encoding.tables import joined  # which loads torch
+        if self.normalize or self.dims is not None:
+            vectors = l2_normalize(vectors[:, : self.dims])
+        return cast_for_storage(vectors, self.storage, name=name, rows=rows)
 
-        parts = []
-        for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
-            some = slice(start, start + _TEXTS_AT_ONCE)
-            inside = None if spans is None else spans[some]
-            parts.append((start, self.views_and_words(texts[some], spans=inside)[1]))
-        return joined(parts)
-
-    def views_and_words(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        spans: Spans | None = None,
-    ) -> tuple[dict[str, Float32], WordVectors]:
-        """Results of :meth:`views` and :meth:`words`, by one forward pass."""
-        from embedkit.encoding.tables import word_vectors  # which loads torch
-
-        assert self.settings.words is not None
-        tokenized = self.tokenized(texts, pairs, offsets=True, words=spans)
-        shard = self._shard(tokenized, texts, pairs, token_layers=self._layers)
-        sources = [[text] for text in texts]
-        if pairs is not None:
-            sources = [list(both) for both in zip(texts, pairs, strict=True)]
-        layers = {one.name: shard.tokens[one.name] for one in self._layers}
-        words = word_vectors(tokenized, sources, layers, self.settings.words)
-        rounded = {
-            name: cast_for_storage(vectors, self.settings.storage, name=name, rows=words.row)
-            for name, vectors in words.vectors.items()
-        }
-        vectors = {name: one.astype(np.float32) for name, one in rounded.items()}
-        return self._stored_views(shard), replace(words, vectors=vectors)
-
-    def _shard(
-        self,
-        tokenized: TokenizedTexts,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None,
-        **layers: Any,
-    ) -> ShardVectors:
-        if self._seen is not None:
-            layers["folds"] = self._seen.folds_of(
-                keys_of_texts(texts, pairs or [None] * len(texts))
-            )
-        return self.encoder.encode_shard(
-            tokenized, views=self._views, special_tokens=self.settings.special_tokens, **layers
-        )
-
-    def _stored_views(self, shard: ShardVectors) -> dict[str, Float32]:
-        rows = np.arange(len(next(iter(shard.views.values()), ())))
-        return {
-            view.name: self.settings.as_stored(
-                shard.views[view.name], name=view.name, rows=rows
-            ).astype(np.float32)
-            for view in self._views
-        }
-
-    def tokenized(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, **words: Any
-    ) -> TokenizedTexts:
-        """Texts tokenized as the dataset's were; ``words`` are ``offsets`` and ``words``."""
-        settings = tokenizer_settings(self.settings)
-        return self.encoder.tokenizer.encode(texts, pairs, settings=settings, **words)
+    def differences(self, other: VectorIdentity) -> list[str]:
+        """Return phrases for settings that make sentence vectors differ from those of ``other``."""
+        phrases = [
+            f"{f.name} is {getattr(self, f.name)!r}, expected {getattr(other, f.name)!r}"
+            for f in fields(self)
+            if not f.metadata.get("may_differ") and getattr(self, f.name) != getattr(other, f.name)
+        ]
+        if self.model.type != other.model.type:
+            phrases.append(f"the model is a {self.model.type}, expected a {other.model.type}")
+        elif files := different_files(self.model.sha256, other.model.sha256):
+            phrases.append(f"{files} of the model differ")
+        return phrases
 
 
-def encode_as(
-    made: Made,
-    views: Sequence[str],
-    *,
-    owner: str = "the dataset",
-    device: str = "auto",
-    model: str | None = None,
-    precision: str | None = None,
-) -> DatasetEncoder:
-    """Load the checkpoint of a dataset, to encode new texts as its own were encoded.
+def different_files(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Return the names of files whose checksums differ, separated by commas."""
+    return ", ".join(sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n)))
 
-    ``made`` is the manifest of the dataset, or what a run knows of it; ``views`` are as for
-    :class:`DatasetEncoder`; messages name the ``owner`` of the vectors. ``model`` is the hub id or
-    folder of the checkpoint, if it is not under the name it had; another checkpoint is a
-    :class:`MismatchError`. Another ``precision`` gives vectors that are near to its own.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldRecord:
+    """The run whose encoders made the vectors of a dataset.
+
+    Their vectors are averaged in the order of ``models``; ``fold_of_model`` is the fold that each
+    was not trained on.
     """
-    settings, name = made.vector_settings, model or made.names.model
-    revision = None if model else made.names.revision
-    seen = find_fold_models(name)
-    encoder = load_encoder(
-        name,
-        revision=revision,
-        device=device,
-        precision=precision or settings.precision,
-        max_length=settings.max_length,
-        batch_tokens=settings.batch_tokens,
-    )
-    if files := different_files(settings.model.sha256, encoder.checkpoint.sha256):
-        raise MismatchError(
-            f"{encoder.checkpoint.name} is not the checkpoint of {owner}: {files} differ."
-        )
-    return DatasetEncoder(encoder, settings, views, seen)
+
+    models: tuple[str, ...]
+    fold_of_model: tuple[Count, ...]
+    split: str
+
+    def problem(self) -> str:
+        """Return a message if models and folds contradict each other, else an empty string."""
+        plain = all(re.fullmatch(r"[\w-]+", name) for name in self.models)
+        same = len(self.models) == len(self.fold_of_model) > 0
+        return "" if plain and same else "models: expected one fold for each folder in model/"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """An input file by its content."""
+
+    sha256: str
+    bytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRecord(CorpusSettings):
+    """Settings of the corpus, and its files."""
+
+    files: tuple[SourceFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageRecord:
+    """Storage profile, records per shard, and whether texts are stored."""
+
+    profile: Storage
+    shard_rows: Positive
+    text: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Everything that shapes a byte of a dataset, except for the environment.
+
+    ``folds`` names the models of a fine-tuned run; it is ``None`` for a checkpoint.
+    """
+
+    format_version: int
+    input: InputRecord
+    model: ModelRecord
+    vectors: VectorSettings
+    storage: StorageRecord
+    folds: FoldRecord | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the settings as canonical JSON, in hex."""
+        return hashlib.sha256(canonical_json(asdict(self))).hexdigest()
+
+    @property
+    def vector_settings(self) -> VectorIdentity:
+        """Everything that shapes a vector."""
+        return VectorIdentity.of(self.vectors, model=self.model, storage=self.storage.profile)
+
+
+def tokenizer_settings(options: VectorSettings) -> TokenizerSettings:
+    """Return lengths, windows and prefix."""
+    return TokenizerSettings(options.max_length, options.on_long, options.stride, options.prefix)

@@ -24,21 +24,7 @@ from numpy.typing import NDArray
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.records import Record
 from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
-from embedkit.dataset.format import (
-    ExtractSettings,
-    Footer,
-    JobSettings,
-    Layout,
-    Receipt,
-    VectorSettings,
-    cast_for_storage,
-    kept_neighbours,
-    shard_bytes,
-    text_column,
-    text_key,
-    tokenizer_settings,
-    whole_text,
-)
+from embedkit.dataset.format import Layout, Receipt, text_key, whole_text
 from embedkit.dataset.job import (
     Job,
     JobFolder,
@@ -48,12 +34,26 @@ from embedkit.dataset.job import (
     check_environment,
     read_plan,
 )
+from embedkit.dataset.parquet import (
+    Footer,
+    cast_for_storage,
+    kept_neighbours,
+    shard_bytes,
+    text_column,
+)
 from embedkit.dataset.reuse import Known, Lengths, OpenSource, Source, known_texts, new_texts
+from embedkit.dataset.settings import (
+    ExtractOptions,
+    JobSettings,
+    VectorIdentity,
+    tokenizer_settings,
+)
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
-from embedkit.encoding.tokenizer import TextTokenizer, TokenizedTexts, ends_of
+from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
+from embedkit.encoding.windows import TokenizedTexts, ends_of
 from embedkit.errors import EncodeError
 from embedkit.machine import __version__, usable_cores
 from embedkit.scale import ATTEMPTS, one_ahead, run_locally
@@ -96,7 +96,7 @@ class ExtractPlan:
     views: tuple[View, ...]
     token_layers: tuple[LayerSpec, ...]
     job: Job
-    options: ExtractSettings
+    options: ExtractOptions
     load: dict[str, Any]
     threads: int
     seen: SeenRecords | None = None
@@ -120,7 +120,7 @@ class ExtractPlan:
         )
 
     @property
-    def vectors(self) -> VectorSettings:
+    def vectors(self) -> VectorIdentity:
         """Everything that shapes a vector."""
         return self.job.settings.vector_settings
 

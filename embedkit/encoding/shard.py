@@ -31,10 +31,10 @@ from torch import Tensor
 
 from embedkit.choices import Pooling
 from embedkit.encoding.model import Model, PackedBatch, is_out_of_memory
-from embedkit.encoding.packed import ROWS
 from embedkit.encoding.pooling import PackedTokens, Pooler, combine_layers
-from embedkit.encoding.tokenizer import TokenizedTexts, ends_of, ranges
+from embedkit.encoding.products import ROWS
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
+from embedkit.encoding.windows import TokenizedTexts, ends_of, ranges
 from embedkit.errors import EncodeError
 from embedkit.types import Bool, Float32, Int64
 

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.encoding.pooling import pool_words
-from embedkit.encoding.tokenizer import Ints, TextTokenizer, TokenizedTexts, ends_of, ranges
+from embedkit.encoding.tokenizer import TextTokenizer
+from embedkit.encoding.windows import TokenizedTexts, ends_of, ranges
+from embedkit.encoding.words import Ints
 from embedkit.types import Bool, Float32, Int64
 
 if TYPE_CHECKING:

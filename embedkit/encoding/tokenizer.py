@@ -10,7 +10,6 @@ import copy
 import json
 import logging
 import random
-import re
 import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,55 +21,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.encoding import inventory
-from embedkit.encoding.checkpoint import WORDPIECE, Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.casing import cased_normalizer, casing_of, lower_case, restore_case
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.windows import (
+    TokenizedTexts,
+    TokenizerSettings,
+    ends_of,
+    kept_tokens,
+    ranges,
+    window_starts,
+    windows_of,
+)
+from embedkit.encoding.words import ENDLESS, Ints, Spans, align, word_index, word_spans
 from embedkit.errors import DamagedModelError, ModelError, UsageError, check_counts, first_line
-from embedkit.types import Bool, Int64
+from embedkit.types import Int64
 
 logger = logging.getLogger(__name__)
 
 MAX_CHARS = 1_000_000
 """Longer texts are cut before tokenizing and marked as truncated."""
-
-Ints = NDArray[np.int32]
-Spans = Sequence[Sequence[tuple[int, int]] | Ints]
-"""Start and end of the words of each text."""
-_HUGE = 10**9
-_WORD = re.compile(r"\S+")
-_WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
-
-
-def word_spans(text: str, *, marks: bool = False) -> Ints:
-    """Start and end of every whitespace word of a text, ``(n_words, 2)`` int32.
-
-    With ``marks`` punctuation is apart, about as in a treebank.
-
-    >>> word_spans("No, 3.").tolist(), word_spans("No, 3.", marks=True).tolist()
-    ([[0, 3], [4, 6]], [[0, 2], [2, 3], [4, 5], [5, 6]])
-    """
-    pattern = _WORD_OR_MARK if marks else _WORD
-    return np.array([m.span() for m in pattern.finditer(text)], np.int32).reshape(-1, 2)
-
-
-def word_index(segment: NDArray[np.int8], spans: Ints, words: Sequence[Ints]) -> Ints:
-    """The first word that each token touches, ``(n,)``, numbered from text to text; -1 for none.
-
-    ``segment`` is the number of the text of each token, which may begin with the space before its
-    word; ``words`` are the spans of the words of each text, ascending and disjoint.
-    """
-    word = np.full(len(segment), -1, np.int32)
-    base = 0
-    for number, (starts, ends) in enumerate(spans_of.T for spans_of in words):
-        index = np.searchsorted(ends, spans[:, 0], side="right")
-        touches = np.append(starts, _HUGE)[index] < spans[:, 1]
-        chosen = (segment == number) & touches & (spans[:, 1] > spans[:, 0])
-        word[chosen] = index[chosen] + base
-        base += len(ends)
-    return word
 
 
 _FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
@@ -89,7 +62,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
     stated = {**checkpoint.side_json("tokenizer_config.json"), **options}
     whole = bool(checkpoint.side_json("tokenizer.json"))  # raises a clear error if it is damaged
-    casing = {} if whole else _casing(checkpoint, stated)
+    casing = {} if whole else casing_of(checkpoint, stated)
     quiet_transformers()
     from transformers import AutoTokenizer
 
@@ -115,9 +88,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
                     "embeddings. They do not belong together."
                 )
             if whole and "do_lower_case" not in stated and "strip_accents" not in options:
-                _restore_case(tokenizer, checkpoint, file)
+                restore_case(tokenizer, checkpoint, file)
             if checkpoint.sentence.get("do_lower_case") and tokenizer.is_fast:
-                _lower_case(tokenizer, checkpoint)
+                lower_case(tokenizer, checkpoint)
             pad, padding = tokenizer.pad_token_id, checkpoint.config.get("pad_token_id")
             ours = TextTokenizer(
                 tokenizer,
@@ -263,148 +236,6 @@ def tokenize(
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _casing(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
-    """Options of case and accents for ``vocab.txt`` alone: as stated, else by the vocabulary."""
-    entries = checkpoint.transformer / "vocab.txt"
-    if checkpoint.model_type not in WORDPIECE or not entries.is_file():
-        return {}
-    options = {
-        key: bool(source[key])
-        for source in (checkpoint.config, stated)
-        for key in ("do_lower_case", "strip_accents")
-        if source.get(key) is not None
-    }
-    if "do_lower_case" not in options:
-        lines = entries.read_text("utf-8", errors="replace").split("\n")
-        words = [e for e in lines if not (e.startswith("[") and e.endswith("]"))]
-        # a tokenizer that lower-cases never produces upper-case entries
-        options["do_lower_case"] = all(e == e.lower() for e in words)
-        if options["do_lower_case"]:  # one that strips accents decomposes Hangul and kana
-            whole = any("가" <= c <= "힣" or c in "がパ" for e in words for c in e)
-            options.setdefault("strip_accents", not whole)
-        why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
-        _note_case(checkpoint, why, lowers=options["do_lower_case"])
-    return options
-
-
-def _restore_case(tokenizer: Any, checkpoint: Checkpoint, file: Path) -> None:
-    """Normalize as ``tokenizer.json`` says; transformers would lower-case, and decompose Hangul."""
-    from tokenizers import Tokenizer
-    from tokenizers.normalizers import BertNormalizer
-
-    backend = tokenizer.backend_tokenizer
-    if type(backend.normalizer) is BertNormalizer:
-        own = Tokenizer.from_file(str(file)).normalizer
-        if str(own) != str(backend.normalizer):
-            backend.normalizer = own
-            lowers = own is not None and own.normalize_str("A") == "a"
-            _note_case(checkpoint, "tokenizer.json states", lowers=lowers)
-
-
-def _lower_case(tokenizer: Any, checkpoint: Checkpoint) -> None:
-    """Lower-case texts first, as sentence-transformers does unless the tokenizer does it."""
-    from tokenizers import normalizers
-
-    backend = tokenizer.backend_tokenizer
-    own = normalizers.Sequence([backend.normalizer] if backend.normalizer else [])
-    if own.normalize_str("A") == "A":
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), own])
-        logger.info(f"{checkpoint.name}: texts are lower-cased (sentence_bert_config.json)")
-
-
-def _note_case(checkpoint: Checkpoint, why: str, *, lowers: bool) -> None:
-    logger.warning(
-        f"{checkpoint.name} does not state how its tokenizer treats case; it "
-        f"{'lower-cases' if lowers else 'keeps case'}, as {why}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerSettings:
-    """Settings of tokenization."""
-
-    max_length: int  # tokens per sequence, special tokens included
-    on_long: str = "truncate"  # or window, or error
-    stride: int = 0  # tokens common to neighbouring windows
-    prefix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedTexts:
-    """Kept tokens of texts (or pairs), text after text, and the windows that cover them.
-
-    ``ends`` are 0 and the end of each text among all tokens. Windows follow each other in the same
-    way: ``seen`` are the rows of their tokens, ``owned`` tells which are taken from the window.
-    Indexing gives some of the texts, or one.
-    """
-
-    ids: Ints  # (tokens,), special tokens included once
-    type_ids: Ints  # (tokens,) segments as the model counts them
-    segment: NDArray[np.int8]  # (tokens,): 0 text, 1 text_pair, -1 special token
-    spans: Ints | None  # (tokens, 2) in the segment's text; zeros for special tokens and prefix
-    word: Ints | None  # (tokens,) see word_index
-    word_spans: tuple[tuple[Ints, ...], ...]  # by text and segment, (n_words, 2)
-    ends: Int64  # (texts + 1,)
-    n_tokens: Int64  # (texts,) before truncation, special tokens included
-    n_unknown: Int64  # (texts,) among the kept tokens
-    cut: Bool  # (texts,)
-    seen: Int64  # (window tokens,)
-    owned: Bool  # (window tokens,)
-    window_ends: Int64  # (windows + 1,) in seen
-    text_windows: Int64  # (texts + 1,): 0, and the end of each text among the windows
-
-    @property
-    def n_kept(self) -> Int64:
-        """Number of kept tokens, ``(texts,)``."""
-        return np.diff(self.ends)
-
-    @property
-    def special(self) -> Bool:
-        """``(tokens,)`` bool, special tokens."""
-        return np.asarray(self.segment == -1)
-
-    def __len__(self) -> int:
-        return len(self.cut)
-
-    def __iter__(self) -> Iterator[TokenizedTexts]:
-        return (self[number] for number in range(len(self)))
-
-    def __getitem__(self, index: int | slice | Int64) -> TokenizedTexts:
-        texts = np.atleast_1d(np.arange(len(self))[index])
-        kept, per_text = self.n_kept[texts], np.diff(self.text_windows)[texts]
-        rows, windows = ranges(self.ends[texts], kept), ranges(self.text_windows[texts], per_text)
-        sizes, ends = np.diff(self.window_ends)[windows], ends_of(kept)
-        places = ranges(self.window_ends[windows], sizes)
-        moved = np.repeat(ends[:-1] - self.ends[texts], per_text)
-        return TokenizedTexts(
-            ids=self.ids[rows],
-            type_ids=self.type_ids[rows],
-            segment=self.segment[rows],
-            spans=None if self.spans is None else self.spans[rows],
-            word=None if self.word is None else self.word[rows],
-            word_spans=tuple(self.word_spans[i] for i in texts) if self.word_spans else (),
-            ends=ends,
-            n_tokens=self.n_tokens[texts],
-            n_unknown=self.n_unknown[texts],
-            cut=self.cut[texts],
-            seen=self.seen[places] + np.repeat(moved, sizes),
-            owned=self.owned[places],
-            window_ends=ends_of(sizes),
-            text_windows=ends_of(per_text),
-        )
-
-
-def ends_of(counts: NDArray[Any]) -> Int64:
-    """0, and the ends of parts of these lengths (or flags) that follow each other."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-
-
-def ranges(starts: Int64, counts: Int64) -> Int64:
-    """``counts[i]`` numbers from ``starts[i]`` on, range after range."""
-    ends = ends_of(counts)
-    return np.asarray(np.arange(ends[-1]) + np.repeat(starts - ends[:-1], counts))
-
-
 @dataclass(frozen=True, slots=True)
 class _Side:
     """Tokens of the first or second texts, without special tokens."""
@@ -464,7 +295,7 @@ class TextTokenizer:
         from tokenizers import Tokenizer
 
         state = json.loads(self.hf.backend_tokenizer.to_str()) if self.is_fast else {}
-        cased = _cased(state.get("normalizer"))
+        cased = cased_normalizer(state.get("normalizer"))
         if cased == state.get("normalizer"):
             raise UsageError("the tokenizer keeps case.")
         state["normalizer"], other = cased, copy.deepcopy(self)
@@ -583,7 +414,7 @@ class TextTokenizer:
                 "on_long='window'."
             )
         windowed = long & (settings.on_long == "window")
-        kept = _kept(counts, room, self._odd_first)
+        kept = kept_tokens(counts, room, self._odd_first)
         if windowed.any():  # over the longer text; the other one takes at most half of the room
             moving = np.arange(len(sides)) == counts.argmax(axis=1)[:, None]
             kept[windowed] = np.where(moving, counts, np.minimum(counts, room // 2))[windowed]
@@ -617,7 +448,7 @@ class TextTokenizer:
             n_tokens=total + template.added,
             n_unknown=np.diff(unknown[ends]),
             cut=np.asarray((kept < counts).any(axis=1) | long_texts.any(axis=0)),
-            **_windows(ends, segment, kept, windowed, room, settings.stride),
+            **windows_of(ends, segment, kept, windowed, room, settings.stride),
         )
 
     def _template(self, *texts: str) -> _Template:
@@ -674,7 +505,7 @@ class TextTokenizer:
         return chosen[0], chosen[1]
 
     def _check_against_own(self) -> None:
-        settings = TokenizerSettings(max_length=_HUGE)
+        settings = TokenizerSettings(max_length=ENDLESS)
         for text, pair in (("Hello, 한국어 텍스트!", None), ("What is it?", "a 日本語 text")):
             ours = self.encode([text], None if pair is None else [pair], settings=settings)
             own, types = self.hf(text, pair), ours.type_ids.tolist()
@@ -683,92 +514,6 @@ class TextTokenizer:
                     f"the tokenizer {type(self.hf).__name__} adds special tokens in a way that is "
                     "not reproduced here."
                 )
-
-
-def _cased(normalizer: Any) -> Any:
-    """A normalizer, as ``tokenizer.json`` writes it, without lower-casing."""
-    match normalizer:
-        case {"type": "Sequence", "normalizers": parts}:
-            return normalizer | {"normalizers": [p for part in parts if (p := _cased(part))]}
-        case {"type": "BertNormalizer"}:
-            return normalizer | {"lowercase": False}
-        case {"type": "Lowercase"}:
-            return None
-    return normalizer
-
-
-def window_starts(length: int, size: int, stride: int) -> list[int]:
-    """Starts of the windows of ``size`` tokens over ``length`` tokens."""
-    if stride >= size:
-        raise UsageError(
-            f"stride={stride}: must be smaller than the {size} tokens of text in a window."
-        )
-    last = max(length - size, 0)
-    return [*range(0, last, size - stride), last]
-
-
-def _kept(counts: Int64, room: int, odd_first: tuple[bool, bool]) -> Int64:
-    """Tokens left of each text after truncation of the longer one, ``(texts, sides)``.
-
-    ``odd_first`` tells whether the first of two long texts gets one token more of an odd room, if
-    it is the longer one and if it is not.
-    """
-    if counts.shape[1] == 1:
-        return np.minimum(counts, room)
-    shorter = counts.min(axis=1)
-    both_long = shorter > room // 2
-    shorter = np.where(both_long, room // 2, shorter)
-    longer = counts[:, 0] > counts[:, 1]
-    more_first = np.where(both_long, np.where(longer, *odd_first), longer)
-    first = np.where(more_first, room - shorter, shorter)
-    fits = counts.sum(axis=1, keepdims=True) <= room
-    return np.where(fits, counts, np.stack([first, room - first], axis=1))
-
-
-def _windows(
-    ends: Int64, segment: NDArray[np.int8], kept: Int64, windowed: Bool, room: int, stride: int
-) -> dict[str, Any]:
-    """The fields of :class:`TokenizedTexts` on windows."""
-    every, count = np.arange(ends[-1]), np.arange(len(ends))
-    if not windowed.any():
-        whole = np.ones(ends[-1], bool)
-        return {"seen": every, "owned": whole, "window_ends": ends, "text_windows": count}
-    seen, owned, per_text = [], [], []
-    for number in count[:-1]:
-        own = every[ends[number] : ends[number + 1]]
-        parts = [(every[: len(own)], np.ones(len(own), bool))]
-        if windowed[number]:
-            parts = list(_cut(segment[own], kept[number], room, stride))
-        seen += [own[tokens] for tokens, _ in parts]
-        owned += [taken for _, taken in parts]
-        per_text.append(len(parts))
-    return {
-        "seen": np.concatenate(seen),
-        "owned": np.concatenate(owned),
-        "window_ends": ends_of(np.array([len(tokens) for tokens in seen])),
-        "text_windows": ends_of(np.array(per_text)),
-    }
-
-
-def _cut(
-    segment: NDArray[np.int8], kept: Int64, room: int, stride: int
-) -> Iterator[tuple[Int64, Bool]]:
-    """Tokens of each window of one text, and which of them are taken from it."""
-    moving = int(np.argmax(kept))
-    length = int(kept[moving])
-    size = room - (int(kept.sum()) - length)
-    starts = window_starts(length, size, stride)
-    before = int(np.argmax(segment == moving))
-    after = before + length
-    owner = np.zeros(len(segment), np.int64)  # tokens before, and a repeated text: first window
-    token, begins = np.arange(length), np.asarray(starts)[:, None]
-    context = np.minimum(token - begins, begins + size - 1 - token)  # from the nearer edge
-    owner[before:after] = np.argmax(context, axis=0)
-    owner[after:][segment[after:] == -1] = len(starts) - 1
-    for number, start in enumerate(starts):
-        first = before + start
-        tokens = np.r_[:before, first : min(first + size, after), after : len(segment)]
-        yield tokens, owner[tokens] == number
 
 
 LIMIT = 0.2
@@ -818,57 +563,3 @@ def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float:
                 unknown = bool((tokens.ids[rows] == tokenizer.unknown_id).any())
                 flags.append(unknown or (not one_each and len(rows) >= len(letters)))
     return float(np.mean(flags)) if len(flags) >= 20 else 0.0
-
-
-def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tuple[int, int]]:
-    """Return ``(start, end)`` of each token in its text; empty spans if nothing is left.
-
-    Both sides are compared after NFKD, accent removal and case folding, so normalization by the
-    tokenizer does not matter. A token that is not found, such as the unknown token, gets the text
-    up to the next token that is; several in a row share it, divided at whitespace.
-    """
-    pieces = [_folded(character) for character in text]
-    folded = "".join(pieces)
-    letters = [i for i, piece in enumerate(pieces) if piece]  # accents belong to the one before
-    ends = [(a, b) for a, b in pairwise([*letters, len(text)]) for _ in pieces[a]]
-    ends.append((len(text), len(text)))
-    spans: list[tuple[int, int] | None] = []
-    cursor = 0
-    for token in tokens:
-        surface = ""
-        if token != unknown:
-            bare = token.removeprefix("##").removeprefix("▁").removesuffix("</w>")
-            surface = _folded(bare.removesuffix("@@"))
-        at = folded.find(surface, cursor) if surface else -1
-        # only whitespace and unknown tokens may be skipped
-        after_unknown = bool(spans) and spans[-1] is None
-        if at < 0 or (folded[cursor:at].strip() and not after_unknown):
-            spans.append(None)
-            continue
-        cursor = at + len(surface)
-        spans.append((at, cursor))
-    filled = _filled(spans, folded)
-    return [(ends[a][0], ends[b - 1][1] if b > a else ends[a][0]) for a, b in filled]
-
-
-def _folded(text: str) -> str:
-    decomposed = unicodedata.normalize("NFKD", text).casefold()
-    return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
-
-
-def _filled(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tuple[int, int]]:
-    """Divide the gaps between spans among the tokens without one: a word each, all to the last."""
-    cursor, end, ends = 0, len(folded), list[int]()
-    for span in reversed(spans):  # where the next one with a span begins
-        end = end if span is None else span[0]
-        ends.append(end)
-    for index, span in enumerate(spans):
-        if span is None:
-            end = ends[-1 - index]
-            words = (match.span() for match in _WORD.finditer(folded, cursor, end))
-            first = last = next(words, (end, end))
-            if index + 1 == len(spans) or spans[index + 1] is not None:
-                last = max(words, default=first)  # the last of its words
-            span = first[0], last[1]
-        yield span
-        cursor = span[1]

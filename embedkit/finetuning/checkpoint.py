@@ -20,12 +20,8 @@ from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
 from embedkit.encoding.model import choose_device, load_module, mismatched_keys
-from embedkit.encoding.tokenizer import (
-    TextTokenizer,
-    TokenizerSettings,
-    choose_max_length,
-    load_tokenizer,
-)
+from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length, load_tokenizer
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError, OutputExistsError, UsageError
 from embedkit.finetuning.model import (
     HEAD_FILE,

@@ -20,8 +20,8 @@ from typing import Any
 from embedkit.arguments import check_fields
 from embedkit.choices import HEADS, ClassWeight, OnLong, Precision, RunLevel, Task, check_choice
 from embedkit.errors import UsageError, first_line
+from embedkit.records import Positive, Seed
 from embedkit.runs.metrics import Threshold, named_metric
-from embedkit.storage import Positive, Seed
 from embedkit.units.target import SEPARATOR
 
 WORDS = "words"

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embedkit.encoding.tokenizer import TokenizedTexts, ends_of, ranges
-from embedkit.finetuning.model import EncoderWithHead, FrozenParts, n_seen, predict_logits
+from embedkit.encoding.windows import TokenizedTexts, ends_of, ranges
+from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.model import FrozenParts, n_seen, predict_logits
 from embedkit.types import Int64
 
 _MOST_BYTES = 2 << 30

@@ -30,11 +30,11 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState
 
 from embedkit import storage
 from embedkit.encoding.model import PRECISIONS, whole_fp32
-from embedkit.encoding.tokenizer import TokenizedTexts, ranges
+from embedkit.encoding.windows import TokenizedTexts, ranges
 from embedkit.errors import EncodeError, UsageError
+from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import (
     WEIGHTS,
-    EncoderWithHead,
     add_lora,
     freeze,
     merge_lora,

@@ -26,8 +26,9 @@ from embedkit.encoding.views import layer_rank, parse_layers, split_view
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.pages import cut_texts, packed, packed_json, page_file, render_page, with_names
+from embedkit.records import Positive
 from embedkit.search.exact import unit_rows
-from embedkit.storage import Positive, write_files
+from embedkit.storage import write_files
 from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)

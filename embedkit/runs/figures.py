@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embedkit import storage
-from embedkit.display import shorten
+from embedkit.display import MINUS, shorten
 from embedkit.drawing import WIDTH, Anchor, Plot, Scene, as_file, text_width
 from embedkit.encoding.views import layer_rank, split_view
 from embedkit.geometry import METRICS
@@ -293,17 +293,22 @@ def layers(probe: ProbeRun) -> Scene:
 def without_labels(probe: ProbeRun) -> Scene:
     """Numbers of layers without labels, beside the score."""
     columns: dict[str, dict[str, tuple[float, str]]] = {
-        metric_name(probe.metric): {
+        "score": {
             v.name: (v.score.value, metric_text(v.score.value, probe.metric))
             for v in probe.view_scores
         }
     }
     for name in probe.geometry_names:
         columns[METRICS[name]] = {
-            view: (numbers.get(name, math.nan), metric_text(numbers.get(name), "rmse"))
+            view: (numbers[name], _three_digits(numbers[name]))
             for view, numbers in probe.geometry.items()
+            if name in numbers
         }
     return shaded_table("Layers without labels", "view", list(probe.geometry), columns)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:#.3g}".rstrip(".").replace("-", MINUS).replace("nan", "–")
 
 
 def shaded_table(
@@ -323,7 +328,7 @@ def shaded_table(
     )
     scene.note(left - 10, 16, first, anchor="end")
     for number, (column, cells) in enumerate(columns.items()):
-        scene.note(left + width * (number + 0.5), 16, shorten(column, width / 7))
+        scene.note(left + width * (number + 0.5), 16, shorten(column, max(width / 6, 6)))
         known = [value for value, _ in cells.values() if math.isfinite(value)]
         low, high = min(known, default=0.0), max(known, default=0.0)
         for row, (value, text) in cells.items():

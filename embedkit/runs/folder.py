@@ -40,14 +40,9 @@ from embedkit.errors import (
     UsageError,
 )
 from embedkit.machine import __version__
+from embedkit.records import from_json, read_json, to_json
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import (
-    Predictions,
-    TestSet,
-    class_scores,
-    reported_scores,
-    write_predictions,
-)
+from embedkit.runs.predictions import Predictions, TestSet, write_predictions
 from embedkit.runs.run import (
     FORMAT_VERSION,
     KINDS,
@@ -57,6 +52,7 @@ from embedkit.runs.run import (
     ProbeRun,
     Run,
 )
+from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.runs.split import Split, write_split
 from embedkit.types import AnyPath
 
@@ -189,7 +185,7 @@ def write_run(folder: Path, content: Run) -> None:
             ["embedkit", *(storage.without_secrets(w) for w in sys.argv[1:] if w != "--overwrite")]
         )
     content = replace(content, command=command)
-    data = storage.encode(content) + b"\n"
+    data = to_json(content) + b"\n"
     storage.write_durably(folder / "run.json", data, scratch=folder)
 
 
@@ -239,11 +235,11 @@ def read_run(path: Path) -> Run:
             advice = f"It is unfinished ({unfinished}): run the same command again."
         raise UsageError(f"{path} is not a run. {advice}")
     storage.check_files(path, ["run.json"], advice=_ADVICE)
-    data = storage.read_json(file, advice=_ADVICE)
-    head = storage.decode(Run, data, file=file, advice=_ADVICE)
+    data = read_json(file, advice=_ADVICE)
+    head = from_json(Run, data, file=file, advice=_ADVICE)
     if head.format_version != FORMAT_VERSION or head.kind not in KINDS:
         raise UsageError(f"{path} was made by another version of embedkit. {_ADVICE}")
-    content = storage.decode(KINDS[head.kind], data, file=file, advice=_ADVICE)
+    content = from_json(KINDS[head.kind], data, file=file, advice=_ADVICE)
     if name := _wrong_field(content):
         raise DamagedError(
             f"{file} is damaged: {name} does not agree with the other fields. {_ADVICE}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,18 +22,15 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.errors import DamagedError, UsageError
-from embedkit.runs.intervals import Metric, scored
-from embedkit.runs.metrics import Entities, beta_of, metrics_for
-from embedkit.runs.run import ClassScore, PredictionRun, ReportedScore, TestSetContent
+from embedkit.runs.run import TestSetContent
 from embedkit.runs.split import TEST, Split, same_text_groups
 from embedkit.storage import check_columns, check_files, numbers, read_table
 from embedkit.types import Float64, Int64
-from embedkit.units.target import Target, class_prior, float_of
+from embedkit.units.target import Target, class_prior
 from embedkit.units.units import Units, unit_keys
 
 logger = logging.getLogger(__name__)
 
-_UNEVEN = 0.8  # share of the largest class
 _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
 _COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "fold": pa.string()}
 _ADVICE = "Make the run again."
@@ -248,86 +245,6 @@ def decide(proba: Float64, *, threshold: float | None = None, sets: bool = False
     if threshold is None:
         return np.asarray(proba.argmax(1), np.int64)
     return np.asarray(proba[:, 1] >= threshold, np.int64)
-
-
-def metrics_of(
-    p: Predictions, *, beta: float | None = None, baseline: bool = False
-) -> dict[str, Metric]:
-    """Return the metrics of labelled predictions as functions of weights.
-
-    With ``beta`` F-beta of the second of two classes is one of them. The ``baseline`` has that of
-    predicting the second class for every record, the best that is possible without looking.
-    """
-    ordinal = not p.of_sets and all(np.isfinite(float_of(name)) for name in p.classes)
-    metrics = metrics_for(p.y, p.proba, p.y_pred, beta=beta, ordinal=ordinal)
-    if baseline and len(p.classes) == 2:
-        positive = metrics_for(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
-        metrics |= {name: positive[name] for name in metrics if beta_of(name)}
-    if p.of_words and Entities.known_by(p.classes):
-        first = np.diff(p.row, prepend=-1) != 0
-        metrics["entity_f1"] = Metric(Entities(p.y, p.y_pred, p.classes, first).f1)
-    return metrics
-
-
-def headline_metric(runs: Sequence[PredictionRun], support: Sequence[int] | Int64) -> str:
-    """Return the metric that classifiers are judged by, for ``support`` records of each class.
-
-    It is the one that all of them chose their thresholds by; else accuracy, but macro-F1 if one
-    class has more than 80 % of the records, so that always predicting it looks good, or if classes
-    were weighted.
-    """
-    if any(run.task == "multilabel" for run in runs):
-        return "micro_f1"
-    by_threshold = {run.threshold_metric for run in runs}
-    if len(by_threshold) == 1 and (metric := by_threshold.pop()):
-        return metric
-    weighted = any(run.settings.get("class_weight") for run in runs)
-    uneven = max(support) > _UNEVEN * sum(support)
-    return "macro_f1" if weighted or uneven else "accuracy"
-
-
-def reported_scores(
-    predictions: Predictions, *, seed: int, beta: float | None = None
-) -> dict[str, dict[str, ReportedScore]]:
-    """Return scores by subset (``cross_validation``, ``test``) and metric, beside the baseline's.
-
-    The seed is that of the blocks that many units are put together in.
-    """
-    baseline = predictions.majority()
-    reported = {}
-    for name, index in _scored_subsets(predictions).items():
-        ours = predictions.take(index)
-        majority = metrics_of(baseline.take(index), beta=beta, baseline=True)
-        scores = scored(metrics_of(ours, beta=beta), ours.group, seed=seed)
-        reported[name] = {
-            metric: ReportedScore(**asdict(score), majority=majority[metric].value(len(index)))
-            for metric, score in scores.items()
-        }
-    return reported
-
-
-def class_scores(predictions: Predictions) -> dict[str, tuple[ClassScore, ...]]:
-    """Return precision, recall, F1 and support by subset and class; empty for a regression."""
-    subsets = _scored_subsets(predictions) if predictions.classes else {}
-    return {name: scores_by_class(predictions.take(index)) for name, index in subsets.items()}
-
-
-def scores_by_class(p: Predictions) -> tuple[ClassScore, ...]:
-    """Return precision, recall, F1 and support of every class, in the order of the classes."""
-    from sklearn.metrics import precision_recall_fscore_support
-
-    columns = precision_recall_fscore_support(
-        p.y, p.y_pred, labels=range(len(p.classes)), zero_division=0
-    )
-    return tuple(
-        ClassScore(label, float(precision), float(recall), float(f1), int(support))
-        for label, precision, recall, f1, support in zip(p.classes, *columns, strict=True)
-    )
-
-
-def _scored_subsets(predictions: Predictions) -> dict[str, Int64]:
-    subsets = {"cross_validation": predictions.out_of_fold, "test": predictions.scored_test}
-    return {name: index for name, index in subsets.items() if len(index)}
 
 
 def write_predictions(folder: Path, predictions: Predictions) -> None:

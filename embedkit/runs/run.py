@@ -9,9 +9,10 @@ from statistics import fmean, stdev
 from typing import Annotated, Any
 
 from embedkit.choices import FEATURES, RunLevel, Storage, Task
-from embedkit.dataset.format import ModelSettings, Names, VectorOptions, VectorSettings
+from embedkit.dataset.format import Names
+from embedkit.dataset.settings import ModelRecord, VectorIdentity, VectorSettings
 from embedkit.display import Shown, without_nan
-from embedkit.encoding.tokenizer import TokenizerSettings
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import DamagedError
 from embedkit.geometry import METRICS
 from embedkit.runs.intervals import Score
@@ -29,10 +30,10 @@ class DatasetContent:
     fingerprint: str  # of the dataset; for a corpus, of its bytes and columns
     source: tuple[str, ...]  # SHA-256 of the input files
     path: str  # from the run's folder to the dataset or corpus
-    model: ModelSettings
+    model: ModelRecord
     names: Names
     pairs: bool
-    vectors: VectorOptions | None = None  # None if the run reads texts
+    vectors: VectorSettings | None = None  # None if the run reads texts
     storage: Storage | None = None
     reading: dict[str, Any] | None = None  # of a corpus
     rejected: dict[str, int] | None = None  # by reason
@@ -40,11 +41,11 @@ class DatasetContent:
     marked_words: bool = False  # words are marked in the corpus, not divided at white space
 
     @property
-    def vector_settings(self) -> VectorSettings:
+    def vector_settings(self) -> VectorIdentity:
         """Settings that shaped the vectors of a run on vectors."""
         if self.vectors is None or self.storage is None:
             raise DamagedError("run.json does not say how its vectors were made. Make it again.")
-        return VectorSettings.of(self.vectors, model=self.model, storage=self.storage)
+        return VectorIdentity.of(self.vectors, model=self.model, storage=self.storage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from embedkit.dataset.format import names_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.errors import CorpusError, DamagedError, MismatchError, UsageError
-from embedkit.storage import Positive, Seed
+from embedkit.records import Count, Positive, Seed, from_json, parse_json, to_json
 from embedkit.types import Int64
 from embedkit.units.target import Target
 from embedkit.units.units import Units, check_settled, match
@@ -56,8 +56,8 @@ class SplitSettings:
     """Settings of a split."""
 
     source: tuple[str, ...]  # SHA-256 of the input files, in order
-    folds: storage.Positive  # 1: a fifth of the records is held out, the others are trained on
-    seed: storage.Count
+    folds: Positive  # 1: a fifth of the records is held out, the others are trained on
+    seed: Count
     stratified: bool
     test: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction that was asked for
     grouped: bool = False
@@ -182,7 +182,7 @@ def write_split(split: Split, path: Path, *, overwrite: bool = False) -> None:
     split = split if split.records is None else split.records
     folds = split.folds.astype(np.int16)
     table = pa.table({"row": split.row, "group": split.group, "fold": folds})
-    table = table.replace_schema_metadata({_KEY: storage.encode(split.record, indent=None)})
+    table = table.replace_schema_metadata({_KEY: to_json(split.record, indent=None)})
     storage.write_files({path: storage.parquet_bytes(table)}, overwrite=overwrite)
 
 
@@ -195,8 +195,8 @@ def read_split(path: Path) -> Split:
     table = storage.read_table(path)
     if _KEY not in (table.schema.metadata or {}):
         raise UsageError(f"{path} was not written by embedkit split.")
-    content = storage.parse_json(table.schema.metadata[_KEY], file=path)
-    settings = storage.decode(SplitSettings, content, file=path)
+    content = parse_json(table.schema.metadata[_KEY], file=path)
+    settings = from_json(SplitSettings, content, file=path)
     expected = {"row": pa.int64(), "group": pa.int64(), "fold": pa.int16()}
     storage.check_columns(table, expected, file=path)
     split = Split(

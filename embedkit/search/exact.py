@@ -27,8 +27,9 @@ from embedkit.choices import (
     check_choice,
     documented,
 )
-from embedkit.dataset.read import Block, VectorData, load, text_keys
-from embedkit.dataset.settings import DatasetEncoder, encode_as
+from embedkit.dataset.encoders import DatasetEncoder, encode_as
+from embedkit.dataset.read import VectorData, load, text_keys
+from embedkit.dataset.tables import Block
 from embedkit.display import Shown, count_text
 from embedkit.errors import UsageError, check_counts, first_line
 from embedkit.machine import faiss_with_threads, usable_cores

@@ -24,8 +24,9 @@ from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
 from embedkit.errors import LockedError, MismatchError, OutputExistsError, UsageError
 from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.records import from_json, read_json, to_json
 from embedkit.search.exact import Neighbours, Whitening, fit_whitening, nearest, unit_rows
-from embedkit.storage import decode, read_json, unreadable
+from embedkit.storage import unreadable
 from embedkit.types import AnyPath, Bool, Float32, Progress, ProgressCallback, no_progress
 
 RECALL_K = 10  # recall is the fraction of the ten nearest records that are found
@@ -234,7 +235,7 @@ def _written(
     storage.sync_tree(folder)
     seconds = time.perf_counter() - started
     info = replace(info, nbytes=file.stat().st_size, seconds=seconds)
-    content = storage.encode(info) + b"\n"
+    content = to_json(info) + b"\n"
     storage.write_durably(folder / INFO, content, scratch=folder)
     return info
 
@@ -265,7 +266,7 @@ def _trained(
 def read_index_info(folder: Path, *, advice: str = "Build the index again.") -> IndexInfo:
     """Read the description of an index."""
     file = folder / INFO
-    return decode(IndexInfo, read_json(file, advice=advice), file=file, advice=advice)
+    return from_json(IndexInfo, read_json(file, advice=advice), file=file, advice=advice)
 
 
 def open_index(

@@ -38,13 +38,14 @@ from embedkit.dataset.format import SEPARATOR as BETWEEN_TEXTS
 from embedkit.dataset.format import names_dataset, whole_text
 from embedkit.dataset.read import VectorData, by_record, has_label, load, text_keys
 from embedkit.display import count_text
-from embedkit.encoding.tokenizer import ranges, word_spans
+from embedkit.encoding.windows import ranges
+from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, UsageError
 from embedkit.types import AnyPath, Bool, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
 if TYPE_CHECKING:
-    from embedkit.dataset.settings import DatasetEncoder
+    from embedkit.dataset.encoders import DatasetEncoder
 
 logger = logging.getLogger(__name__)
 

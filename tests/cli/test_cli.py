@@ -17,8 +17,9 @@ from click.testing import CliRunner
 
 from embedkit import storage
 from embedkit.cli.main import cli
-from embedkit.dataset.extract import estimate, plan_extract, run_plan
-from embedkit.dataset.format import ExtractSettings
+from embedkit.dataset.extract import estimate, run_plan
+from embedkit.dataset.planning import plan_extract
+from embedkit.dataset.settings import ExtractOptions
 from tests.models import slow
 from tests.processes import ROOT, Done, command, fresh, program
 from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, tiny_model, tree, write_tsv
@@ -34,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Path:
     write_tsv(tmp_path / "clean.tsv", CLEAN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("embedkit.dataset.extract._LEAST_SECONDS", 0.01)
-    monkeypatch.setattr("embedkit.dataset.extract._shard_rows", lambda *_: 3)
+    monkeypatch.setattr("embedkit.dataset.planning._shard_rows", lambda *_: 3)
     return tmp_path
 
 
@@ -155,7 +156,7 @@ def test_dry_run_estimates_the_bytes(
     monkeypatch.setattr("embedkit.dataset.extract._LEAST_SECONDS", 0.05)
     lines = (ROOT / "data/reviews_ko.tsv").read_text("utf-8").splitlines(keepends=True)
     (here / "some.tsv").write_text("".join(lines[:81]), "utf-8")
-    all_settings = ExtractSettings(max_length=16, shard_rows=256, **settings)
+    all_settings = ExtractOptions(max_length=16, shard_rows=256, **settings)
     with plan_extract(here / "some.tsv", out=here / "out", settings=all_settings) as plan:
         estimated = estimate(plan).bytes_total
         files = run_plan(plan).manifest.files

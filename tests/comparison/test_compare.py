@@ -12,7 +12,7 @@ import pytest
 from scipy import optimize, special, stats
 from sklearn import metrics
 
-from embedkit.cli.learn import comparison_text
+from embedkit.cli.compare import comparison_text
 from embedkit.comparison import blend as blending
 from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.load import read_runs

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from embedkit.cli.learn import comparison_text
+from embedkit.cli.compare import comparison_text
 from embedkit.comparison.recommendation import recommend
 from embedkit.comparison.report import write_report
 from embedkit.comparison.table import compare

@@ -11,7 +11,7 @@ import pytest
 from embedkit.comparison.blend import write_blend
 from embedkit.comparison.table import compare
 from embedkit.errors import UsageError
-from embedkit.predict import (
+from embedkit.prediction_files import (
     Prediction,
     parse_submission,
     read_prediction_files,

@@ -109,7 +109,7 @@ def test_a_use_has_the_mean_of_its_tokens() -> None:
     of_ship = uses_in_texts(encoder, [text], "배", layers)
     of_rain = uses_in_texts(encoder, [text, "good " * 40 + "rained"], "rained", layers)
     assert (of_ship.skipped, of_rain.skipped) == (0, 1)  # the last was cut off
-    from embedkit.encoding.tokenizer import TokenizerSettings
+    from embedkit.encoding.windows import TokenizerSettings
 
     tokens = encoder.tokenizer.encode(
         [text], settings=TokenizerSettings(max_length=24), offsets=True

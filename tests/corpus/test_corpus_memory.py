@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit import storage
 from embedkit.corpus.memory import input_files
 from embedkit.errors import MismatchError, UsageError
 from embedkit.predict import predict_file
+from embedkit.remote import PROTOCOLS
 from tests.store_fixtures import ROWS, begin, manifest_of, run, tiny_model, tree
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -154,7 +154,7 @@ def test_an_interrupted_job_is_resumed_by_equal_content(
 def test_files_at_addresses(
     tmp_path: Path, serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "PROTOCOLS", (*storage.PROTOCOLS, "memory"))
+    monkeypatch.setattr("embedkit.remote.PROTOCOLS", (*PROTOCOLS, "memory"))
     lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
     file = tmp_path / "c.jsonl"
     file.write_text(lines, "utf-8")

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 import embedkit
 from embedkit.corpus.plan import CorpusOptions
-from embedkit.dataset.format import ExtractSettings
+from embedkit.dataset.settings import ExtractOptions
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenizer import word_spans
+from embedkit.encoding.words import word_spans
 from embedkit.errors import UsageError
 from tests.store_fixtures import (
     N_ACCEPTED,
@@ -341,7 +341,7 @@ OWN = ["corpus", "out", "overwrite", "reuse", "allow_env_change", "progress"]
 
 def test_the_options_are_in_the_signature_and_the_documentation() -> None:
     """One list of options: the records that hold them."""
-    names = {f.name for kind in (CorpusOptions, ExtractSettings) for f in dataclass_fields(kind)}
+    names = {f.name for kind in (CorpusOptions, ExtractOptions) for f in dataclass_fields(kind)}
     shown = inspect.signature(embedkit.extract).parameters
     assert names | set(OWN) == set(shown)
     documented = set(re.findall(r"^    (\w+): ", inspect.getdoc(embedkit.extract) or "", re.M))

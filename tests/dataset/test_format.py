@@ -17,10 +17,10 @@ from sklearn.neighbors import NearestNeighbors
 
 import embedkit
 from embedkit.choices import STORAGES
-from embedkit.dataset.format import (
+from embedkit.dataset.format import in_column_order
+from embedkit.dataset.parquet import (
     Footer,
     cast_for_storage,
-    in_column_order,
     kept_neighbours,
     read_footer,
     scaled,

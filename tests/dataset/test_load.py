@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embedkit
+from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.read import VectorData
-from embedkit.dataset.settings import encode_as
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.folder import dataset_content
 from tests.processes import ROOT

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.dataset.format import vector_column
-from embedkit.dataset.read import copy_vectors
+from embedkit.dataset.parquet import vector_column
+from embedkit.dataset.tables import copy_vectors
 
 
 def write(path: Path, vectors: dict[str, Any], **options: Any) -> pq.FileMetaData:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from embedkit.dataset import extract as planning
-from embedkit.dataset import shards
-from embedkit.dataset.format import TABLES, read_footer
+from embedkit.dataset import planning, shards
+from embedkit.dataset.format import TABLES
 from embedkit.dataset.job import JobFolder
+from embedkit.dataset.parquet import read_footer
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
 from embedkit.types import Progress
 from tests.processes import environment
@@ -78,7 +78,7 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
 
 SMALL_SHARDS = """
 import signal
-import embedkit.dataset.extract as planning
+import embedkit.dataset.planning as planning
 from embedkit.cli.main import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
 planning._shard_rows = lambda *_: 8

@@ -67,7 +67,7 @@ def test_folder(copy: Path) -> None:
 def test_all_positions_can_be_used_and_no_more(family: str, encoder_of: EncoderOf) -> None:
     encoder = encoder_of(family)
     (tokens,) = encoder.tokenizer.encode(
-        ["a " * 500], settings=embedkit.encoding.tokenizer.TokenizerSettings(160)
+        ["a " * 500], settings=embedkit.encoding.windows.TokenizerSettings(160)
     )
     assert len(tokens.ids) == 160
     assert encoder.encode(["a " * 500], max_length=160).shape == (1, 24)

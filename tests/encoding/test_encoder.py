@@ -20,8 +20,8 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import PlainModel, choose_device
 from embedkit.encoding.packed import PackedModel
 from embedkit.encoding.shard import cut_batches
-from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import ShardVectors, parse_layers, parse_view
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import EncodeError, ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, Tiny, distance
 

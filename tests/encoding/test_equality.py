@@ -14,8 +14,8 @@ import torch
 
 from embedkit.choices import Pooling
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenizer import TokenizedTexts, TokenizerSettings
 from embedkit.encoding.views import LayerSpec, ShardVectors, View, parse_layers, views_of
+from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from tests.models import (
     FAMILIES,
     TEXTS,

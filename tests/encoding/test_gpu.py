@@ -16,8 +16,8 @@ from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder, choose_precision
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, computes_bf16, load_model
 from embedkit.encoding.packed import PackedModel, attention_kinds, fastest
-from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
+from embedkit.encoding.windows import TokenizerSettings
 from tests.models import TEXTS, EncoderOf, Tiny, build_bert, distance
 
 pytestmark = [

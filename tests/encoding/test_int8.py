@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.packed import _Int8Product
+from embedkit.encoding.products import _Int8Product
 from embedkit.errors import UsageError
 from tests.models import TEXTS, EncoderOf, Tiny, distance
 from tests.processes import ROOT, program

@@ -25,8 +25,9 @@ from embedkit.encoding.model import (
     whole_fp32,
 )
 from embedkit.encoding.packed import KERNELS, PackedModel, fastest
-from embedkit.encoding.tokenizer import TokenizerSettings
+from embedkit.encoding.products import _Part, hasten
 from embedkit.encoding.views import parse_view
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError
 from tests.models import (
     FAMILIES,
@@ -91,10 +92,10 @@ def test_products_that_are_joined_on_a_gpu(
         load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=dtype)
         for dtype in (PRECISIONS[precision], torch.float64)
     )
-    joining = partial(packed_module.hasten, join=True)
+    joining = partial(hasten, join=True)
     monkeypatch.setattr(packed_module, "hasten", lambda module, **_: joining(module))
     joined = PackedModel(plain)
-    parts = [m for m in joined.module.modules() if isinstance(m, packed_module._Part)]
+    parts = [m for m in joined.module.modules() if isinstance(m, _Part)]
     assert len(parts) == 3 * joined.n_layers
     batch = batch_of((40, 17, 17, 5, 1), int(plain.module.config.vocab_size))
     for first_only in (False, True):

@@ -16,15 +16,9 @@ from hypothesis import strategies as st
 
 import embedkit.encoding.tokenizer
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.tokenizer import (
-    TextTokenizer,
-    TokenizedTexts,
-    TokenizerSettings,
-    align,
-    load_tokenizer,
-    tokenize,
-    word_spans,
-)
+from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, tokenize
+from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
+from embedkit.encoding.words import align, word_spans
 from embedkit.errors import ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, Tiny, build_old
 

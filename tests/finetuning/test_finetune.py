@@ -28,8 +28,9 @@ from embedkit.errors import (
 )
 from embedkit.finetuning import run as run_module
 from embedkit.finetuning import training
-from embedkit.finetuning.model import EncoderWithHead, read_model
-from embedkit.finetuning.run import choose_thresholds, validation_records
+from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.method import choose_thresholds, validation_records
+from embedkit.finetuning.model import read_model
 from embedkit.predict import Predictor
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.run import FinetuneRun

@@ -17,7 +17,8 @@ from embedkit.comparison.blend import blend
 from embedkit.comparison.table import compare
 from embedkit.finetuning import run as run_module
 from embedkit.finetuning import training as training_module
-from embedkit.finetuning.model import EncoderWithHead, read_model
+from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.model import read_model
 from embedkit.finetuning.training import Fold, train_fold
 from embedkit.predict import Predictor
 from embedkit.runs.predictions import Predictions, read_predictions

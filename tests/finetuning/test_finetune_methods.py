@@ -14,17 +14,12 @@ from sklearn.metrics import f1_score
 
 from embedkit.choices import HEADS
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenizer import load_tokenizer
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.finetuning import training
-from embedkit.finetuning.model import (
-    EncoderWithHead,
-    build_model,
-    freeze,
-    padded,
-    predict_logits,
-    read_model,
-)
+from embedkit.finetuning.heads import EncoderWithHead, build_model
+from embedkit.finetuning.model import freeze, padded, predict_logits, read_model
 from embedkit.runs.split import split
 from tests.finetune_fixtures import corpus_of, log_of, tuned
 from tests.finetuning.test_heads import plain_of

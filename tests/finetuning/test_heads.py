@@ -17,9 +17,11 @@ from transformers import BertForSequenceClassification
 from embedkit.choices import DEFAULT_MODEL, HEADS
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.model import PlainModel, load_model
-from embedkit.encoding.tokenizer import TokenizedTexts, TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenizer import load_tokenizer
+from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import UsageError
-from embedkit.finetuning.model import EncoderWithHead, build_model, freeze, padded, predict_logits
+from embedkit.finetuning.heads import EncoderWithHead, build_model
+from embedkit.finetuning.model import freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
 from tests.finetune_fixtures import check_test_set, corpus_of, predictions, tuned
 from tests.models import TEXTS, Tiny, check_near, slow

@@ -16,12 +16,12 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.model import load_model
-from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenizer import load_tokenizer
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError, OutputExistsError, UsageError
+from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.model import (
     WEIGHTS,
-    EncoderWithHead,
-    build_model,
     is_plain_head,
     predict_logits,
     read_model,

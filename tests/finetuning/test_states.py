@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenizer import load_tokenizer
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.finetuning import states as states_module
 from embedkit.finetuning import training
-from embedkit.finetuning.model import build_model, freeze, predict_logits
+from embedkit.finetuning.heads import build_model
+from embedkit.finetuning.model import freeze, predict_logits
 from embedkit.finetuning.states import frozen_states
 from tests.finetuning.test_heads import plain_of
 from tests.finetuning.test_vocabulary import trained

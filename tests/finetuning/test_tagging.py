@@ -17,13 +17,16 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 import embedkit
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenizer import load_tokenizer
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
-from embedkit.finetuning.model import build_model, padded, predict_logits, read_model
+from embedkit.finetuning.heads import build_model
+from embedkit.finetuning.model import padded, predict_logits, read_model
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.predict import Predictor
 from embedkit.runs.metrics import Entities
-from embedkit.runs.predictions import Predictions, metrics_of, read_predictions
+from embedkit.runs.predictions import Predictions, read_predictions
+from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import read_split
 from tests.finetune_fixtures import TINY, finetuned
 from tests.finetuning.test_heads import plain_of

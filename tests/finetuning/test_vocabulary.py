@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenizer import load_tokenizer
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.finetuning import model as model_module
 from embedkit.finetuning import training
-from embedkit.finetuning.model import build_model
+from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
 from embedkit.units.target import Target

@@ -22,9 +22,9 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "code lines of embedkit/": 23_800,
+    "code lines of embedkit/": 24_000,
     "modules of embedkit/": 110,
-    "code lines of the longest module": 700,
+    "code lines of the longest module": 450,
     "functions of more than 80 code lines": 0,
     "functions that use more than 25 names of the package": 3,
     "dataclasses": 144,
@@ -34,7 +34,7 @@ BUDGET = {
 """Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is
 free. Limits have air on purpose and are not set to what there is."""
 
-MODULES_ON_THE_WAY = 36
+MODULES_ON_THE_WAY = 50
 """In how many modules ``extract`` may call functions."""
 
 LAYERS = (
@@ -46,6 +46,7 @@ LAYERS = (
     "comparison",
     "mteb sklearn",
     "predict verification",
+    "prediction_files",
     "contexts sts",
     "search",
     "finetuning",
@@ -56,7 +57,7 @@ LAYERS = (
     "encoding",
     "corpus",
     "scale",
-    "arguments choices drawing geometry pages storage",
+    "arguments choices drawing geometry pages records remote storage",
     "display machine types",
     "errors",
 )
@@ -145,7 +146,7 @@ def test_budgets() -> None:
     busy = sorted(name for name, (_, names) in functions.items() if names > 25)
     numbers = {
         "code lines of embedkit/": sum(lengths.values()),
-        "modules of embedkit/": len(FILES),
+        "modules of embedkit/": sum(map(bool, lengths.values())),  # without empty __init__
         "code lines of the longest module": max(lengths.values()),
         "functions of more than 80 code lines": len(long),
         "functions that use more than 25 names of the package": len(busy),

@@ -45,7 +45,8 @@ from embedkit.errors import (
 )
 from embedkit.finetuning import model
 from embedkit.pipeline import fetch, read_recipe
-from embedkit.storage import address_of, file_sums, path_inside, seal, without_secrets
+from embedkit.remote import address_of
+from embedkit.storage import file_sums, path_inside, seal, without_secrets
 from tests.conftest import Files
 from tests.finetune_fixtures import corpus_of
 from tests.processes import command

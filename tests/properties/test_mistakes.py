@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 import embedkit
-from embedkit import storage
 from embedkit.choices import EXPORTS
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import UsageError
@@ -189,7 +188,7 @@ def test_what_may_be_left_out(
     """The name of a run, the download of a file, and the method that loads an encoder."""
     done = command("train", partly, "--folds", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    monkeypatch.setattr(storage, "PROTOCOLS", ("memory",))
+    monkeypatch.setattr("embedkit.remote.PROTOCOLS", ("memory",))
     with fsspec.open("memory://bucket/new.tsv", "w") as target:
         target.write('text\na bus\n"home"\n')
     done = command("predict", "runs/partly-logreg", "memory://bucket/new.tsv", cwd=tmp_path)

@@ -12,9 +12,9 @@ import pytest
 
 import embedkit
 from embedkit import storage
-from embedkit.dataset import extract as planning
 from embedkit.dataset import format as format_module
-from embedkit.dataset import read
+from embedkit.dataset import planning
+from embedkit.dataset.tables import TableReader
 from embedkit.errors import LockedError, OutputExistsError
 from embedkit.verification import verify
 from tests.finetune_fixtures import corpus_of
@@ -85,16 +85,16 @@ def test_one_of_two_exports_is_refused(
     if overwrite:
         file.write_text("before")
     expected = data.export(tmp_path / f"whole.{to}", to=to).read_bytes()
-    real = read.TableReader.vectors_of
+    real = TableReader.vectors_of
 
     def middle(reader: Any, *arguments: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(read.TableReader, "vectors_of", real)
+            patch.setattr(TableReader, "vectors_of", real)
             with pytest.raises(LockedError):
                 data.export(file, to=to, overwrite=overwrite)
         return real(reader, *arguments)
 
-    monkeypatch.setattr(read.TableReader, "vectors_of", middle)
+    monkeypatch.setattr(TableReader, "vectors_of", middle)
     data.export(file, to=to, overwrite=overwrite)
     assert file.read_bytes() == expected
     with pytest.raises(OutputExistsError):

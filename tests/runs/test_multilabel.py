@@ -29,8 +29,9 @@ from embedkit.finetuning.model import read_model
 from embedkit.predict import Predictor, predict_file
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import metrics_for
-from embedkit.runs.predictions import read_predictions, reported_scores
+from embedkit.runs.predictions import read_predictions
 from embedkit.runs.run import TrainRun
+from embedkit.runs.scores import reported_scores
 from embedkit.runs.split import UNUSED, split
 from embedkit.units.target import parts_of
 from tests.models import check_near

@@ -28,16 +28,11 @@ from embedkit.classifiers.estimators import TABLE, CommonScaler, EstimatorSettin
 from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import Frozen
 from embedkit.cli.run_text import run_info_text
+from embedkit.dataset.encoders import DatasetEncoder
 from embedkit.dataset.format import text_key
-from embedkit.dataset.settings import DatasetEncoder
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.predict import (
-    PredictedRecord,
-    Prediction,
-    Predictor,
-    predict_file,
-    write_prediction_file,
-)
+from embedkit.predict import Predictor, predict_file
+from embedkit.prediction_files import PredictedRecord, Prediction, write_prediction_file
 from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold

@@ -16,14 +16,9 @@ from embedkit.cli.run_text import run_info_text, run_text
 from embedkit.comparison.blend import _BLENDS
 from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.folder import RunResult, read_run
-from embedkit.runs.predictions import (
-    Predictions,
-    class_scores,
-    read_predictions,
-    reported_scores,
-    write_predictions,
-)
+from embedkit.runs.predictions import Predictions, read_predictions, write_predictions
 from embedkit.runs.run import TrainRun, as_json
+from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.runs.split import TEST
 from embedkit.search import index
 from embedkit.storage import seal

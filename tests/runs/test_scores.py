@@ -11,7 +11,8 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 
 from embedkit.runs.metrics import METRICS, best_threshold, metric_name, metrics_for, named_metric
-from embedkit.runs.predictions import Predictions, class_scores, reported_scores
+from embedkit.runs.predictions import Predictions
+from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.units.target import Target
 from tests.run_fixtures import scores_of, units_with
 

@@ -15,8 +15,8 @@ from embedkit.comparison.report import write_report
 from embedkit.dataset.format import read_manifest
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tables import word_vectors
-from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_layers
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Predictions, read_predictions

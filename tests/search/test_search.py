@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 import embedkit
-from embedkit.dataset.read import Block, TableReader, VectorData
+from embedkit.dataset.read import VectorData
+from embedkit.dataset.tables import Block, TableReader
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
 from tests.processes import ROOT, command, invoke
@@ -304,11 +305,7 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
         (lambda d: search(d, "good", whitening="round"), "whitening='round'"),
     ],
 )
-def test_queries_that_cannot_be_answered(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, call: Any, message: str
-) -> None:
-    """Mistakes are noticed before the model is loaded."""
-    monkeypatch.setattr("embedkit.search.exact.encode_as", None)
+def test_queries_that_cannot_be_answered(dataset: Path, call: Any, message: str) -> None:
     with pytest.raises((UsageError, TypeError), match=message):
         call(dataset)
 

@@ -1,0 +1,254 @@
+"""``compare``: the methods side by side, and what the terminal shows of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embedkit.choices import PREFERENCES
+from embedkit.cli.command import Result, command
+from embedkit.cli.options import FILE, choice, option, options
+from embedkit.cli.text import (
+    asked_for_all,
+    fitted,
+    metric_heading,
+    number_text,
+    path_text,
+    table_text,
+    terminal_width,
+)
+from embedkit.display import bytes_text, count_text, shorten
+from embedkit.errors import UsageError
+from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
+
+if TYPE_CHECKING:
+    from embedkit.comparison.recommendation import Recommendation
+    from embedkit.comparison.table import Compared, Difference, MethodCost
+    from embedkit.runs.intervals import Score
+    from embedkit.types import ProgressCallback
+
+
+@command(
+    "embedkit compare runs/tfidf runs/logreg runs/lightgbm",
+    "embedkit compare runs/* --metric macro_f1 --min-difference 0.5 --report report.html",
+    "embedkit compare runs/tfidf runs/cls --write-blend blend.tsv --answers tfidf.tsv "
+    "--answers cls.tsv",
+    more=True,
+)
+@click.argument("runs", nargs=-1, required=True, type=FILE)
+@options(
+    option(
+        "--metric",
+        help="Metric to sort by and to test. [accuracy; macro_f1 if classes are uneven or "
+        "weighted; rmse for regression]",
+    ),
+    option(
+        "--min-difference",
+        type=float,
+        help="Smallest difference that matters, in points of a metric in per cent, else in the "
+        "metric's units. [1 point, 0.01 of a correlation, but at most a tenth of what the best "
+        "lacks; 1 % of the baseline's error]",
+    ),
+    option("--report", type=FILE, help="HTML report to write."),
+    option(
+        "--write-blend",
+        type=FILE,
+        help="File for the blended labels and probabilities; .tsv, .csv, .jsonl or .parquet.",
+    ),
+    option(
+        "--prefer",
+        help="Method to use, and to write with --write-blend: {PREFERENCES}.",
+        **choice(PREFERENCES, "cost"),
+    ),
+    option(
+        "--answers",
+        multiple=True,
+        type=FILE,
+        help="Predictions of predict for new texts, one file per run in the same order: blend "
+        "these.",
+    ),
+    "--submission",
+    "--overwrite",
+)
+def compare(
+    runs: tuple[Path, ...],
+    report: Path | None,
+    write_blend: Path | None,
+    answers: tuple[Path, ...],
+    submission: str | None,
+    overwrite: bool,
+    progress: ProgressCallback,
+    **settings: Any,
+) -> Result:
+    """Compare runs: a verdict, scores, differences, cost.
+
+    RUNS are folders that train, finetune or probe wrote, all with the same split. Differences are
+    to the run on TF-IDF, or to the majority class. Two blends of the runs are compared too.
+
+    A file among RUNS has predictions of any other tool for the same records: columns id, y_pred or
+    proba_CLASS for each class, and fold.
+    """
+    from embedkit.comparison.recommendation import recommend
+    from embedkit.comparison.table import compare as calculate
+    from embedkit.prediction_files import parse_submission
+
+    if (answers or submission) and write_blend is None:
+        given = "--answers are" if answers else "--submission is"
+        raise UsageError(f"{given} blended into a file; name it with --write-blend.")
+    columns = parse_submission(submission)
+    compared = calculate(runs, progress=progress, **settings)
+    written: list[str] = []
+    if write_blend is not None:
+        from embedkit.comparison.blend import write_blend as write
+
+        made = compared.blend_to_use()
+        count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
+        written.append(f"{path_text(write_blend)}: {count_text(count, 'record')}, {made.name}")
+    if report is not None:
+        from embedkit.comparison.report import write_report
+
+        write_report(compared, report, overwrite=overwrite, progress=progress)
+    advice = recommend(compared)
+    return Result(
+        {**compared.as_json(), "recommendation": advice},
+        lambda: _compare_text(compared, advice, written, report),
+    )
+
+
+def _compare_text(
+    compared: Compared, advice: Recommendation, written: list[str], report: Path | None
+) -> str:
+    """The answer, the methods, the decisions and what to do next; with ``--all`` all numbers."""
+    from embedkit.comparison.recommendation import run_notices
+
+    first = [f"{advice.title} ({advice.method.name})", advice.reason]
+    if asked_for_all():
+        last = [f"{one.question}: {one.sentence or one.command}" for one in advice.decisions]
+    else:
+        answers = {one.question.lower(): one.answer for one in advice.decisions}
+        missing = [question for question, answer in answers.items() if answer == "not tried"]
+        said = [f"{name}: {answer}" for name, answer in answers.items() if name not in missing]
+        said += [f"not tried: {', '.join(missing)}"] if missing else []
+        last = ["; ".join(said).replace("layer: layer", "layer")]
+        if shorts := [one.short for one in run_notices(compared)]:
+            last.append(f"look first: {', '.join(shorts)}")
+    last.append(f"next: {advice.next}")
+    last += [f"wrote {path}" for path in written]
+    last += [] if report is None else [f"report: {path_text(report)}"]
+    last.append(comparison_text(compared) if asked_for_all() else "all numbers: --all")
+    return "\n".join([*first, _methods_text(compared, advice, first + last), *last])
+
+
+def _methods_text(compared: Compared, advice: Recommendation, others: list[str]) -> str:
+    """The table of methods, with as many rows as make 15 lines with the others."""
+    from embedkit.comparison.recommendation import cost_text, fit_text
+
+    metric, width = compared.metric, terminal_width()
+    room = max(width - (62 if is_percent(metric) else 66), 8)
+    lines: dict[str, dict[str, str]] = {}
+    tested = any(row.test for row in compared.rows)
+    for one in (row for row in compared.rows if row.kind != "majority"):
+        gain = metric_text(one.to_baseline.value, metric, signed=True) if one.to_baseline else "–"
+        cells = {
+            "  method": f"{'→' if one.name == advice.method.name else ' '} "
+            + shorten(one.name, room),
+            _score_heading(metric): score_text(one.scores[metric], metric),
+            f"against {shorten(compared.baseline, 9)}": f"{one.verdict} {gain}".strip(),
+        }
+        if tested:
+            test = one.test
+            cells["test"] = metric_text(test[metric].value, metric) if metric in test else "–"
+        else:
+            cells["train"] = fit_text(one) or "–"
+        time = cost_text(one)
+        lines[one.name] = cells | {compared.level.replace("sentence", "text"): time or "–"}
+    guess = score_text(compared.row("majority").scores[metric], metric)
+    lines["majority"] = dict.fromkeys(next(iter(lines.values())), "–")
+    lines["majority"] |= {"  method": "  majority", _score_heading(metric): guess}
+    room = 14 - sum(len(fitted(line)) for line in others)
+    if asked_for_all() or len(lines) <= room:
+        return table_text(list(lines.values()))
+    first = [name for name in (advice.method.name, compared.baseline) if name in lines]
+    kept = set(list(dict.fromkeys([*first, *lines]))[: max(room - 1, 3)])
+    more = f"  … {len(lines) - len(kept)} more (--all)"
+    return f"{table_text([cells for name, cells in lines.items() if name in kept])}\n{more}"
+
+
+def _score_heading(metric: str) -> str:
+    return metric_heading(metric) + (" ↓" if metric in LOWER_IS_BETTER else "")
+
+
+def comparison_text(compared: Compared) -> str:
+    """Return all scores, differences and costs, each table below its title."""
+    from embedkit.comparison.recommendation import input_text
+
+    metric, rows, counts = compared.metric, compared.rows, compared.counts
+    what, unit = f"{counts['folds']:,} records in folds", " in points" * is_percent(metric)
+    if compared.level == "word":
+        what = what.replace("records", "words")
+    if counts["test"]:
+        what += f", {counts['test']:,} in the test set"
+    tested = [row for row in rows if row.test]
+    parts = [
+        f"Scores on held-out records ({what}), best first, with 95 % intervals:",
+        table_text([_score_cells(row.name, row.scores, metric) for row in rows]),
+    ]
+    if tested:
+        cells = [_score_cells(row.name, row.test, metric) for row in tested]
+        parts += ["Test set:", table_text(cells)]
+    parts += [
+        f"Differences in {metric}{unit} to the baseline ({compared.baseline}) and to the first row "
+        f"({rows[0].name}), with 95 % intervals; p of a paired t-test of units, "
+        "for the models that were trained, corrected for "
+        f"{count_text(compared.tests, 'pair')} of methods:",
+        table_text([_gain_cells(r.name, r.to_baseline, r.to_best, metric) for r in rows]),
+    ]
+    if tested:
+        gains = ((row.name, row.test_to_baseline, row.test_to_best) for row in tested)
+        parts.append(f"Differences in {metric}{unit} on the test set:")
+        parts.append(table_text([_gain_cells(*one, metric) for one in gains]))
+    parts += [input_text(*one) for one in compared.inputs.items()]
+    parts.append("Cost; an encoder that was not trained further is not counted on disk:")
+    costs = [_cost_cells(row.name, row.cost, compared.level) for row in rows if row.cost]
+    return "\n".join([*parts, table_text(costs)])
+
+
+def _score_cells(name: str, scores: Mapping[str, Score], metric: str) -> dict[str, str]:
+    names = dict.fromkeys([metric, *scores])
+    return {"method": name} | {_score_heading(n): score_text(scores[n], n) for n in names}
+
+
+def _gain_cells(
+    name: str, to_baseline: Difference | None, to_best: Difference | None, metric: str
+) -> dict[str, str]:
+    """Against the baseline first: where columns do not fit, it is the one that stays."""
+    from embedkit.comparison.recommendation import p_text
+
+    cells = {"method": name}
+    for other, difference in (("baseline", to_baseline), ("first row", to_best)):
+        cells |= {f"to {other}": "–", f"p ({other})": "–"}
+        if difference is not None and not math.isnan(difference.value):
+            cells[f"to {other}"] = score_text(difference, metric, signed=True)
+            cells[f"p ({other})"] = p_text(difference.p_corrected)
+    return cells
+
+
+def _cost_cells(name: str, cost: MethodCost, level: str) -> dict[str, str]:
+    per = "ms/word" if level == "word" else "ms/text"
+    memory, fitted = cost.peak_memory_bytes, cost.parameters
+    return {
+        "method": name,
+        "fit s": number_text(cost.fit_seconds, ".1f"),
+        f"encode, {per}": number_text(cost.encode_seconds, ".1f"),
+        f"predict, {per}": number_text(cost.predict_seconds),  # seconds per 1,000
+        "peak memory": "–" if memory is None else bytes_text(memory),
+        "trainable": number_text(fitted, ",")
+        if fitted is None or fitted < 1_000_000
+        else f"{fitted / 1e6:.1f} M",
+        "on disk": "–" if cost.size_bytes is None else bytes_text(cost.size_bytes),
+        "device": cost.device,
+    }

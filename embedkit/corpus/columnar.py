@@ -1,0 +1,378 @@
+"""Readers of tables with typed columns: Parquet, Arrow and workbooks.
+
+A cell becomes text by the rules of :mod:`~embedkit.corpus.values`, a batch of rows at a time. Files
+are foreign: sizes that a header claims are compared with what is there before memory is taken,
+offsets and indexes are checked before they are followed, and a column that cannot be text is kept
+by its type, to be named when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from embedkit.corpus.sources import (
+    BadRow,
+    Cell,
+    Dialect,
+    Place,
+    Row,
+    Table,
+    check_kind,
+    check_names,
+)
+from embedkit.corpus.values import NotText, text_of
+from embedkit.errors import CorpusError, did_you_mean
+from embedkit.storage import unreadable
+
+_BATCH = 4_096
+
+
+_ARROW_FILE = b"ARROW1"
+
+
+_BYTES_OF = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
+
+
+LEFT_OUT = b"embedkit.left_out"
+"""In the metadata of a field: its type, if its values cannot be read and are left out."""
+
+
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+
+
+# the last two are raised for column names that are not UTF-8 and dates beyond Python's
+_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
+
+
+class _ColumnarTable(Table):
+    """A file of typed columns, read in batches; strings are checked row by row."""
+
+    title: str
+    _file: Any
+
+    def __init__(self, path: Path, _dialect: Dialect) -> None:
+        self.path = path
+        self._done = self._skipped = 0
+        try:
+            places = list(_nested(self._open()))
+            self.columns = [".".join(place) for place, _ in places]
+            self._fields = dict(zip(self.columns, places, strict=True))
+        except _ERRORS as error:
+            advice = f"It is not a readable {self.title} file."
+            raise unreadable(path, error, error=CorpusError, advice=advice) from error
+        check_names(self.columns, path)
+
+    @abstractmethod
+    def _open(self) -> pa.Schema:
+        """Open the file."""
+
+    @abstractmethod
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        """Batches with these columns."""
+
+    def close(self) -> None:
+        self._file.close()
+
+    def seek(self, place: Place) -> bool:
+        """As in :class:`~embedkit.corpus.sources.Table`."""
+        self._done = self._skipped = place.file_row
+        return True
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+        """As in :class:`~embedkit.corpus.sources.Table`."""
+        unique = list(dict.fromkeys(names))
+        try:
+            places = {name: self._fields[name][0] for name in unique}
+            for whole in self._batches(list(dict.fromkeys(top for top, *_ in places.values()))):
+                batch = whole.slice(min(self._skipped, whole.num_rows))
+                self._skipped -= whole.num_rows - batch.num_rows
+                columns = {name: _cells(_column(batch, *places[name])) for name in unique}
+                for values in zip(*(columns[name] for name in names), strict=True):
+                    self._done += 1
+                    yield _row(values)
+        except _ERRORS as error:
+            again = "Fetch it again."
+            raise unreadable(self.path, error, error=CorpusError, advice=again) from error
+
+    def check_column(self, name: str, *, role: str) -> None:
+        _, field = self._fields[name]
+        kind = (field.metadata or {}).get(LEFT_OUT, str(field.type).encode()).decode()
+        inner = inner_type(field.type)
+        needed = "a string" if role else "a string, a number, a date or a list"
+        is_text = is_string(inner) or pa.types.is_null(inner) or (role == "text" and is_list(inner))
+        if (role and not is_text) or has_bytes(inner) or kind != str(field.type):
+            raise CorpusError(f"column {name!r} is {kind}; {needed} is needed.")
+
+    def is_list(self, name: str) -> bool:
+        """True for lists of any length."""
+        return name in self._fields and is_list(inner_type(self._fields[name][1].type))
+
+
+class ParquetTable(_ColumnarTable):
+    """Parquet; page checksums are verified."""
+
+    title = "Parquet"
+
+    def _open(self) -> pa.Schema:
+        self._file = pq.ParquetFile(self.path, page_checksum_verification=True)
+        return self._file.schema_arrow
+
+    @property
+    def fraction(self) -> float:
+        """As in :class:`~embedkit.corpus.sources.Table`."""
+        total = self._file.metadata.num_rows
+        return self._done / total if total else 1.0
+
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        metadata = self._file.metadata
+        groups = list(range(metadata.num_row_groups))
+        while groups and self._skipped >= (rows := metadata.row_group(groups[0]).num_rows):
+            del groups[0]
+            self._skipped -= rows
+        yield from self._file.iter_batches(_BATCH, row_groups=groups, columns=names)
+
+
+class ArrowTable(_ColumnarTable):
+    """Arrow IPC, as a file (also Feather version 2) or as a stream; one batch is in memory.
+
+    The format has no checksums: only structural damage is noticed, such as offsets out of bounds.
+    """
+
+    title = "Arrow"
+
+    def _open(self) -> pa.Schema:
+        self._file = pa.OSFile(str(self.path))
+        return self._reader().schema
+
+    def _reader(self, columns: Sequence[int] = ()) -> Any:
+        self._file.seek(0)
+        is_file = self._file.read(len(_ARROW_FILE)) == _ARROW_FILE
+        self._file.seek(0)
+        options = pa.ipc.IpcReadOptions(included_fields=list(columns))
+        return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(self._file, options=options)
+
+    @property
+    def fraction(self) -> float:
+        """As in :class:`~embedkit.corpus.sources.Table`."""
+        return float(self._file.tell() / self._file.size())
+
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        reader = self._reader([self._reader().schema.get_field_index(name) for name in names])
+        is_file = isinstance(reader, pa.ipc.RecordBatchFileReader)
+        for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+            for column in batch.columns:
+                _check_bounds(column)
+            for start in range(0, batch.num_rows, _BATCH):
+                yield batch.slice(start, _BATCH)
+
+
+def _column(batch: pa.RecordBatch, top: str, *inner: str) -> pa.Array:
+    column = batch.column(top)
+    return pc.struct_field(column, list(inner)) if inner else column
+
+
+def _nested(
+    fields: Iterable[pa.Field], place: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], pa.Field]]:
+    """Names of columns, and of the fields in them below these, with the fields."""
+    for field in fields:
+        yield (inner := (*place, field.name)), field
+        if pa.types.is_struct(field.type):
+            yield from _nested(field.type, inner)
+
+
+_SHEET_BYTES = 4 << 30
+
+
+_TRIAL = """
+import resource, sys, python_calamine
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
+python_calamine.load_workbook(open(sys.argv[1], "rb")).get_sheet_by_name(sys.argv[3])
+"""
+
+
+@lru_cache  # a command opens the same workbook several times
+def _fits_memory(path: Path, sheet: str, *_state: int) -> bool:
+    """True unless a sheet of a workbook needs so much memory that a process ends of it.
+
+    A sheet takes as many cells as the rectangle that holds all of them: one stray cell in the last
+    corner makes 17 billion, of which the library ends the process. So another process goes first.
+    """
+    words = [sys.executable, "-P", "-c", _TRIAL, str(path), str(_SHEET_BYTES), sheet]
+    return subprocess.run(words, capture_output=True, check=False).returncode >= 0
+
+
+class SheetTable(Table):
+    """One sheet of a workbook, which is in memory; its first row names the columns."""
+
+    def __init__(self, path: Path, dialect: Dialect) -> None:
+        try:
+            import python_calamine
+        except ImportError as error:
+            advice = "pip install python-calamine, or save it as CSV (UTF-8)"
+            raise CorpusError(f"{path} is a workbook: {advice}.") from error
+        self.path, self._done = path, 0
+        try:
+            with path.open("rb") as file, python_calamine.load_workbook(file) as book:
+                name = self._sheet_of(book.sheet_names, dialect.delimiter)
+                status = path.stat()
+                state = status.st_size, status.st_mtime_ns, status.st_ino
+                if not _fits_memory(path, name, *state):
+                    limit = f"{_SHEET_BYTES >> 30} GB of memory"
+                    problem = f"its sheet {name!r} takes more than {limit}. Save it as CSV (UTF-8)"
+                    raise CorpusError(f"{path}: {problem}.")
+                self._sheet = book.get_sheet_by_name(name)
+        except (python_calamine.CalamineError, OSError) as error:
+            check_kind(path)
+            problem = f"is not a readable workbook: {error}. If it is text: format='tsv' or 'csv'"
+            raise CorpusError(f"{path} {problem}.") from error
+        rows = enumerate(self._sheet.iter_rows())
+        filled = list(islice(((i, row) for i, row in rows if any(map(_sheet_cell, row))), 3))
+        if not filled:
+            raise CorpusError(f"{path}: its sheet {name!r} is empty.{self._others}")
+        self._first = filled[0][0]
+        self.columns, *below = [_sheet_names(row) for _, row in filled]
+        check_title(path, [len(cells) for cells in (self.columns, *below)])
+        check_names(self.columns, path)
+
+    def _sheet_of(self, names: Sequence[str], given: str) -> str:
+        """The name of the sheet to read; a tab stands for the first one."""
+        listed = ", ".join(map(repr, names))
+        self._others = f" There are {listed}; name one with sheet=." if len(names) > 1 else ""
+        if given == "\t":
+            if len(names) > 1:
+                self.notices = (f"sheet: {names[0]!r}, of {listed} (choose another with sheet=)",)
+            return names[0]
+        if given not in names:
+            problem = f"sheet={given!r}: {self.path} has {listed}."
+            raise CorpusError(problem + did_you_mean(given, names))
+        return given
+
+    @property
+    def fraction(self) -> float:
+        """As in :class:`~embedkit.corpus.sources.Table`."""
+        return self._done / max((self._sheet.end or (0, 0))[0] + 1, self._done, 1)
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+        """As in :class:`~embedkit.corpus.sources.Table`."""
+        places = [self.columns.index(name) for name in names]
+        below = islice(self._sheet.iter_rows(), self._first + 1, None)
+        for number, values in enumerate(below, self._first + 2):
+            self._done = number
+            cells = [_sheet_cell(cell) for cell in values]
+            if not any(cells):
+                self.blank += 1
+                continue
+            yield Row(number, None, 0, tuple(cells[place] for place in places))
+
+
+def _sheet_names(row: Sequence[Any]) -> list[str]:
+    """The texts of the cells of a row up to its last one that is not empty."""
+    names = [str(_sheet_cell(cell) or "") for cell in row]
+    return names[: len(names) - next((i for i, name in enumerate(names[::-1]) if name), 0)]
+
+
+def check_title(path: Path, widths: Sequence[int]) -> None:
+    """Raise a :class:`CorpusError` if one cell stands above rows of several cells."""
+    if len(widths) > 2 and widths[0] == 1 and min(widths[1:]) > 1:
+        raise CorpusError(
+            f"{path}: its first line has one cell, and the next have {widths[1]}. Remove a title "
+            "or a comment above the names of the columns."
+        )
+
+
+def _sheet_cell(value: Any) -> Cell:
+    """The text of a cell; an empty one is null."""
+    return text_of(value) or None
+
+
+def _check_bounds(column: pa.Array) -> None:
+    """Raise ``ArrowInvalid`` for offsets beyond the data; strings may be any bytes."""
+    if pa.types.is_dictionary(column.type):
+        _check_bounds(column.dictionary)  # its indices are checked when it is decoded
+    else:
+        as_bytes = _BYTES_OF.get(column.type)
+        (column.view(as_bytes) if as_bytes else column).validate(full=True)
+
+
+def _cells(column: pa.Array) -> list[bytes | NotText | None]:
+    column = without_dictionary(column)
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage
+    if is_string(column.type):
+        # as bytes: one undecodable value must cost one row and not the batch
+        values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+        return list(values)
+    if pa.types.is_floating(column.type):  # digits of its own precision; null is NaN
+        return [_not_text(value) for value in column.to_numpy(zero_copy_only=False)]
+    return [_not_text(value) for value in column.to_pylist()]
+
+
+def _not_text(value: Any) -> NotText | None:
+    text = text_of(value)
+    return None if text is None else NotText(text)
+
+
+def _row(values: tuple[bytes | NotText | None, ...]) -> Row | BadRow:
+    try:
+        cells = tuple(v.decode("utf-8") if isinstance(v, bytes) else v for v in values)
+    except UnicodeDecodeError as error:
+        detail, raw = f"utf-8: {error.reason}", error.object[:200]
+        return BadRow(None, None, 0, "invalid_encoding", detail, raw)
+    return Row(None, None, 0, cells)
+
+
+def without_dictionary(column: pa.Array) -> pa.Array:
+    """The values of a column that may be dictionary-encoded."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    values = column.dictionary
+    if pa.types.is_string_view(values.type):  # which pyarrow cannot take from
+        values = values.cast(pa.large_string())
+    return pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()
+
+
+def is_string(kind: pa.DataType) -> bool:
+    """True if values of the type are text."""
+    return kind in _BYTES_OF
+
+
+def has_bytes(kind: pa.DataType) -> bool:
+    """True if values of the type are or contain bytes."""
+    if pa.types.is_nested(kind):
+        fields = map(kind.field, range(kind.num_fields))
+        return any(has_bytes(inner_type(field.type)) for field in fields)
+    return kind in _BYTES_OF.values() or pa.types.is_fixed_size_binary(kind)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """True if values of the type are lists."""
+    return any(is_kind(kind) for is_kind in _LISTS)
+
+
+def inner_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the values of a dictionary, or in which an extension type stores its values."""
+    if pa.types.is_dictionary(kind):
+        return inner_type(kind.value_type)
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind

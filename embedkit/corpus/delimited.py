@@ -1,0 +1,202 @@
+"""Readers of text whose records are lines: TSV, CSV, and a text on each line.
+
+This is our own reader because the well-kept ones lose rows: they join records at a stray quote,
+drop lines of another width, or stop at a byte that is not UTF-8. Here every line ends as a record
+or as a reject with its line number, and a quote that never ends costs a bounded number of lines.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from embedkit.corpus.sources import (
+    MAX_RECORD_BYTES,
+    BadRow,
+    Line,
+    Row,
+    Source,
+    TextTable,
+    bad_row,
+    check_names,
+    has_surrogate,
+    row,
+    too_long,
+)
+from embedkit.errors import CorpusError
+
+_LONE_CR = "\ud800"  # replaces it for the csv module, which would end the record
+
+
+_LINE_ENDS = ("", "\n", "\r\n", "\r\n")
+
+
+_SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?')
+"""What Excel writes above a table to name the separator."""
+
+
+_Parsed = tuple[Sequence[Line], Sequence[bytes | str]]  # physical lines, and the cells in them
+
+
+_Records = Iterator[_Parsed | BadRow | None]  # None stands for a blank line
+
+
+class DelimitedTable(TextTable):
+    """TSV or CSV: records of cells."""
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+        """As in :class:`~embedkit.corpus.sources.Table`."""
+        indexes = [self.columns.index(name) for name in names]
+        for parsed in self._records():
+            if parsed is None:
+                self.blank += 1 + self._lines.skip_blank()
+            elif isinstance(parsed, BadRow):
+                yield parsed
+            else:
+                yield self._row(parsed, indexes)
+
+    def _records(self) -> _Records:
+        if self._dialect.quoting == "csv":
+            return _csv_records(self._lines, self._dialect.delimiter)
+        mark, encoding = self._dialect.delimiter, self._lines.encoding
+        if mark == "\t":  # its byte is part of no other character in any encoding
+            return _plain_records(self._lines, lambda data: data.split(b"\t"))
+        return _plain_records(
+            self._lines, lambda data: data.decode(encoding, "surrogateescape").split(mark)
+        )
+
+    def _row(self, parsed: _Parsed, indexes: list[int]) -> Row | BadRow:
+        (lines, cells), width = parsed, len(self.columns)
+        if len(cells) != width:
+            reason = "too_few_cells" if len(cells) < width else "too_many_cells"
+            return bad_row(lines, reason, f"expected {width} cells, got {len(cells)}")
+        try:
+            chosen = tuple(_decoded(cells[i], self._encoding) for i in indexes)
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:
+            detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
+            return bad_row(lines, "invalid_encoding", detail)
+        return row(lines, chosen)
+
+    def _read_columns(self) -> list[str]:
+        line = next(self._lines, None)
+        if line is not None and separator_named_by(line.data) != self._dialect.delimiter:
+            self._lines.back([line])
+        for parsed in self._records():
+            if isinstance(parsed, BadRow):
+                raise CorpusError(f"{self.path}: the first line cannot be read: {parsed.detail}.")
+            if parsed is not None:
+                break
+            self.blank += 1 + self._lines.skip_blank()
+        else:
+            return self._names(0)
+        lines, cells = parsed
+        if not self._dialect.header:
+            self._lines.back(lines)
+            return self._names(len(cells))
+        try:
+            names = [_decoded(cell, self._encoding) for cell in cells]
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:
+            problem = f"the header is not {self._encoding}. Pass the right encoding=."
+            raise CorpusError(f"{self.path}: {problem}") from error
+        check_names(names, self.path)
+        return names
+
+    def _names(self, count: int) -> list[str]:
+        """Names of the columns of a file without a header, or of an empty one."""
+        if not count and self._dialect.header:
+            raise CorpusError(f"{self.path} is empty: not even a header line.")
+        return [str(i) for i in range(count)] or ["text"]
+
+
+class LinesTable(DelimitedTable):
+    """One text per line, in the column ``text``."""
+
+    def _records(self) -> _Records:
+        return _plain_records(self._lines, lambda data: [data])
+
+    def _names(self, _count: int) -> list[str]:
+        return ["text"]
+
+
+def separator_named_by(line: bytes) -> str:
+    """The separator that a first line such as ``sep=;`` names; empty if it names none."""
+    match = _SEPARATOR_LINE.fullmatch(line)
+    return match[1].decode("latin-1") if match else ""
+
+
+def _plain_records(lines: Source, split: Callable[[bytes], Sequence[bytes | str]]) -> _Records:
+    for line in lines:
+        if line.too_long:
+            yield too_long([line])
+        elif not line.data:
+            yield None
+        else:
+            try:
+                cells = split(line.data)
+            except UnicodeDecodeError as error:
+                yield bad_row([line], "invalid_encoding", f"{error.encoding}: {error.reason}")
+            else:
+                yield [line], cells
+
+
+def _csv_records(lines: Source, delimiter: str) -> _Records:
+    """RFC 4180 records by the standard library, which gets the file line by line.
+
+    An invalid record is rejected, and reading continues on the line after its first one: a stray
+    quote costs one record and not the rest of the file. Line ends inside quotes stay as they are,
+    and a lone carriage return is text, quoted or not.
+    """
+    csv.field_size_limit(MAX_RECORD_BYTES + 1)
+    while True:
+        taken: list[Line] = []
+        reader = csv.reader(_fed(lines, taken), delimiter=delimiter, strict=True, quotechar='"')
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except _RunawayError:
+            advice = "a quote may stand alone: see quoting='none'"
+            problem = "record_too_long", f"over {MAX_RECORD_BYTES} bytes; {advice}"
+        except csv.Error as error:
+            problem = "bad_quoting", str(error)
+        except UnicodeDecodeError as error:
+            problem = "invalid_encoding", f"{error.encoding}: {error.reason}"
+        else:
+            if taken[0].too_long:
+                yield too_long(taken[:1])
+            elif not cells:
+                yield None
+            else:
+                yield taken, [cell.replace(_LONE_CR, "\r") for cell in cells]
+            continue
+        lines.back(taken[1:])
+        yield bad_row(taken[:1], *problem)
+
+
+def _fed(lines: Source, taken: list[Line]) -> Iterator[str]:
+    total = 0
+    for line in lines:
+        taken.append(line)
+        total += line.length
+        if total > MAX_RECORD_BYTES:
+            if len(taken) == 1:
+                yield ""
+                return
+            raise _RunawayError
+        # undecodable bytes become lone surrogates, which are rejected cell by cell;
+        # only encodings with escape sequences may fail here
+        text = line.data.decode(lines.encoding, "surrogateescape")
+        yield text.replace("\r", _LONE_CR) + _LINE_ENDS[line.length - len(line.data)]
+
+
+class _RunawayError(Exception):
+    """A quoted field runs over the record limit."""
+
+
+def _decoded(cell: bytes | str, encoding: str) -> str:
+    if isinstance(cell, bytes):
+        return cell.decode(encoding)
+    if not has_surrogate(cell):
+        return cell
+    return cell.encode(encoding, "surrogateescape").decode(encoding)

@@ -1,0 +1,193 @@
+"""The encoder of a dataset: the model and settings by which its vectors were made.
+
+Queries of a search, texts of a prediction and records that are made again must be encoded as the
+dataset was. What was recorded decides, and files of the model that differ from the recorded ones
+are an error, not a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from embedkit.dataset.fold_models import SeenRecords, find_fold_models, keys_of_texts, load_encoder
+from embedkit.dataset.parquet import cast_for_storage
+from embedkit.dataset.settings import VectorIdentity, different_files, tokenizer_settings
+from embedkit.encoding.views import parse_layers, parse_view
+from embedkit.errors import MismatchError
+from embedkit.types import Float32
+
+if TYPE_CHECKING:  # these import torch
+    from embedkit.encoding.encoder import Encoder
+    from embedkit.encoding.tables import WordVectors
+    from embedkit.encoding.views import ShardVectors
+    from embedkit.encoding.windows import TokenizedTexts
+    from embedkit.encoding.words import Spans
+
+
+_TEXTS_AT_ONCE = 4_096
+
+
+_LAYER = "layer_"
+
+
+class Made(Protocol):
+    """Description of how vectors were made: a manifest, or the dataset of a run."""
+
+    @property
+    def vector_settings(self) -> VectorIdentity:
+        """Settings."""
+
+    @property
+    def names(self) -> Any:
+        """Its checkpoint, as ``model`` and ``revision``."""
+
+
+class DatasetEncoder:
+    """Encodes new texts as those of a dataset were encoded; made by :func:`encode_as`.
+
+    ``views`` names sentence views, put side by side, and layers of words (``layer_6``). With
+    ``seen``, the records of a run, a text is encoded by the models that have not seen it.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        settings: VectorIdentity,
+        views: Sequence[str],
+        seen: SeenRecords | None = None,
+    ) -> None:
+        self.encoder, self.settings, self._seen = encoder, settings, seen
+        count = encoder.n_layers
+        layers = [name for name in views if name.startswith(_LAYER)]
+        self._views = [parse_view(name, n_layers=count) for name in views if name not in layers]
+        self._layers = [
+            parse_layers(name.removeprefix(_LAYER), n_layers=count)[0] for name in layers
+        ]
+
+    def changed(self, encoder: Encoder, views: Sequence[str], **settings: Any) -> DatasetEncoder:
+        """The same with another encoder and views, and some settings of the vectors changed."""
+        return DatasetEncoder(encoder, replace(self.settings, **settings), views, self._seen)
+
+    def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
+        """``(n, width)`` float32: the views side by side, as the dataset would have stored them."""
+        if isinstance(texts, str) or isinstance(pairs, str):
+            raise TypeError("a single string was given; expected a list of texts.")
+        width = sum(self.encoder.width_of(view) for view in self._views)
+        parts = [np.zeros((0, width), np.float32)]
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            some = slice(start, start + _TEXTS_AT_ONCE)
+            views = self.views(texts[some], None if pairs is None else pairs[some])
+            parts.append(np.concatenate(list(views.values()), axis=1))
+        return np.concatenate(parts)
+
+    def views(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Float32]:
+        """``(n, width)`` float32 by name of the view; all texts at once, as one shard."""
+        return self._stored_views(self._shard(self.tokenized(texts, pairs), texts, pairs))
+
+    def words(self, texts: Sequence[str], *, spans: Spans | None = None) -> WordVectors:
+        """The words of ``n`` texts, with the vectors that the dataset would have stored.
+
+        ``spans`` are start and end of the words of each text; by default the whitespace words.
+        """
+        from embedkit.encoding.tables import joined  # which loads torch
+
+        parts = []
+        for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
+            some = slice(start, start + _TEXTS_AT_ONCE)
+            inside = None if spans is None else spans[some]
+            parts.append((start, self.views_and_words(texts[some], spans=inside)[1]))
+        return joined(parts)
+
+    def views_and_words(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        spans: Spans | None = None,
+    ) -> tuple[dict[str, Float32], WordVectors]:
+        """Results of :meth:`views` and :meth:`words`, by one forward pass."""
+        from embedkit.encoding.tables import word_vectors  # which loads torch
+
+        assert self.settings.words is not None
+        tokenized = self.tokenized(texts, pairs, offsets=True, words=spans)
+        shard = self._shard(tokenized, texts, pairs, token_layers=self._layers)
+        sources = [[text] for text in texts]
+        if pairs is not None:
+            sources = [list(both) for both in zip(texts, pairs, strict=True)]
+        layers = {one.name: shard.tokens[one.name] for one in self._layers}
+        words = word_vectors(tokenized, sources, layers, self.settings.words)
+        rounded = {
+            name: cast_for_storage(vectors, self.settings.storage, name=name, rows=words.row)
+            for name, vectors in words.vectors.items()
+        }
+        vectors = {name: one.astype(np.float32) for name, one in rounded.items()}
+        return self._stored_views(shard), replace(words, vectors=vectors)
+
+    def _shard(
+        self,
+        tokenized: TokenizedTexts,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        **layers: Any,
+    ) -> ShardVectors:
+        if self._seen is not None:
+            layers["folds"] = self._seen.folds_of(
+                keys_of_texts(texts, pairs or [None] * len(texts))
+            )
+        return self.encoder.encode_shard(
+            tokenized, views=self._views, special_tokens=self.settings.special_tokens, **layers
+        )
+
+    def _stored_views(self, shard: ShardVectors) -> dict[str, Float32]:
+        rows = np.arange(len(next(iter(shard.views.values()), ())))
+        return {
+            view.name: self.settings.as_stored(
+                shard.views[view.name], name=view.name, rows=rows
+            ).astype(np.float32)
+            for view in self._views
+        }
+
+    def tokenized(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, **words: Any
+    ) -> TokenizedTexts:
+        """Texts tokenized as the dataset's were; ``words`` are ``offsets`` and ``words``."""
+        settings = tokenizer_settings(self.settings)
+        return self.encoder.tokenizer.encode(texts, pairs, settings=settings, **words)
+
+
+def encode_as(
+    made: Made,
+    views: Sequence[str],
+    *,
+    owner: str = "the dataset",
+    device: str = "auto",
+    model: str | None = None,
+    precision: str | None = None,
+) -> DatasetEncoder:
+    """Load the checkpoint of a dataset, to encode new texts as its own were encoded.
+
+    ``made`` is the manifest of the dataset, or what a run knows of it; ``views`` are as for
+    :class:`DatasetEncoder`; messages name the ``owner`` of the vectors. ``model`` is the hub id or
+    folder of the checkpoint, if it is not under the name it had; another checkpoint is a
+    :class:`MismatchError`. Another ``precision`` gives vectors that are near to its own.
+    """
+    settings, name = made.vector_settings, model or made.names.model
+    revision = None if model else made.names.revision
+    seen = find_fold_models(name)
+    encoder = load_encoder(
+        name,
+        revision=revision,
+        device=device,
+        precision=precision or settings.precision,
+        max_length=settings.max_length,
+        batch_tokens=settings.batch_tokens,
+    )
+    if files := different_files(settings.model.sha256, encoder.checkpoint.sha256):
+        raise MismatchError(
+            f"{encoder.checkpoint.name} is not the checkpoint of {owner}: {files} differ."
+        )
+    return DatasetEncoder(encoder, settings, views, seen)

@@ -1,0 +1,222 @@
+"""A shard as bytes of Parquet: columns of vectors, their rounding, and the footer.
+
+A vector is a ``fixed_size_list<float>`` without nulls, dictionary or compression, with a checksum
+for each page: other tools read it as it is, and :mod:`~embedkit.dataset.tables` by copying pages.
+The footer names the dataset's fingerprint, the shard's number and its rows, and the manifest has
+the digest of the footer, so that a shard of another dataset, or of another time, is noticed when it
+is opened, by one read of some kilobytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embedkit.encoding.views import l2_normalize
+from embedkit.errors import EncodeError
+from embedkit.types import Float32
+
+ROW_GROUP_ROWS = 8_192
+
+
+_FOOTER_BYTES = 1 << 16  # read at once, enough for most
+
+
+_DICTIONARY = ("label", "token")
+
+
+_PREFIX = b"embedkit."
+
+
+_SCALE = b"embedkit.scale"  # in the metadata of a column of int8
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """Description of a shard, in the key-value metadata of its footer.
+
+    First and last row are record numbers, -1 for a shard without rows. ``job`` holds settings,
+    inputs and environment, for people.
+    """
+
+    fingerprint: str
+    shard: int
+    first_row: int
+    last_row: int
+    rows: int
+    ledger: Mapping[str, int]
+    job: Mapping[str, Any]
+
+
+def vector_column(vectors: NDArray[Any]) -> pa.Array:
+    """``(n, width)`` numbers as an Arrow array of fixed-size lists, without copying."""
+    kind = pa.from_numpy_dtype(vectors.dtype)
+    element = pa.field("element", kind, nullable=False)
+    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1), kind)
+    return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(element, vectors.shape[1]))
+
+
+def matrix_of(table: pa.Table, name: str) -> NDArray[Any]:
+    """Return a vector column of a shard as ``(n, width)`` floats."""
+    whole, field = table.column(name).combine_chunks(), table.schema.field(name)
+    flat = np.asarray(whole.flatten().to_numpy(zero_copy_only=False))
+    matrix = flat.reshape(-1, field.type.list_size)
+    if matrix.dtype == np.int8:
+        return matrix * np.array(json.loads(field.metadata[_SCALE]), np.float32)
+    return matrix
+
+
+def scaled(vectors: Float32) -> tuple[NDArray[np.int8], Float32]:
+    """Return ``(n, width)`` vectors of a shard as int8, and the ``(width,)`` factors to undo it.
+
+    The largest number of each dimension becomes 127: a shard depends on no other one.
+    """
+    scale = np.abs(vectors).max(axis=0, initial=0) / np.float32(127)
+    scale[scale == 0] = 1
+    return np.rint(vectors / scale).clip(-127, 127).astype(np.int8), scale
+
+
+def kept_neighbours(views: Iterable[Float32]) -> dict[str, int]:
+    """Count the 10 nearest neighbours in a shard by cosine, and those that still are in int8.
+
+    They are those of its first 200 vectors.
+    """
+    counts = {"neighbours": 0, "neighbours_int8": 0}
+    for vectors in views:
+        small, scale = scaled(vectors)
+        nearest = []
+        for rows in (vectors, small * scale):
+            unit = l2_normalize(rows).astype(np.float64)
+            cosine = (unit[:200] @ unit.T).round(9)  # the same with any number of threads
+            np.fill_diagonal(cosine, -2)
+            order = np.argsort(-cosine, axis=1, kind="stable")
+            nearest.append(order[:, : min(10, max(len(rows) - 1, 0))])
+        counts["neighbours"] += nearest[0].size
+        both = (np.intersect1d(*pair) for pair in zip(*nearest, strict=True))
+        counts["neighbours_int8"] += sum(map(len, both))
+    return counts
+
+
+def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) -> NDArray[Any]:
+    """Round ``(n, width)`` float32 to a storage profile; NaN and infinity are refused.
+
+    ``float32``: exact, uncompressed. ``float16``: half the size on disk and in memory. ``compact``:
+    float32 columns of values rounded to float16, split by bytes and compressed, about 0.43 of
+    float32. ``int8``: a quarter of the size, rounded when a shard is written, see :func:`scaled`.
+    The column ``name`` and the record numbers ``rows`` are for the message.
+    """
+    result: NDArray[Any] = vectors
+    if storage in ("float16", "compact"):
+        with np.errstate(over="ignore"):
+            result = vectors.astype(np.float16)
+    if not np.isfinite(result).all():
+        bad = np.flatnonzero(~np.isfinite(result).all(axis=1))
+        reason = "NaN or infinite values"
+        if np.isfinite(vectors).all():
+            reason = "values beyond float16 (over 65504); use storage='float32'"
+        listed = ", ".join(str(rows[i]) for i in bad[:5])
+        raise EncodeError(f"{name}: {reason} in {len(bad)} vectors (rows {listed}).")
+    return result.astype(np.float32) if storage == "compact" else result
+
+
+def shard_bytes(
+    scalars: Mapping[str, pa.Array],
+    vectors: Mapping[str, NDArray[Any]],
+    *,
+    footer: Footer,
+    storage: str,
+) -> pa.Buffer:
+    """One Parquet file in memory. The same arguments give the same bytes.
+
+    ``scalars`` are the columns that are not vectors, of which ``label`` and kept ones may be null;
+    ``vectors`` are ``(n, width)`` arrays as :func:`cast_for_storage` returned them.
+    """
+    of_tokens = "token_id" in scalars and "id" not in scalars  # a kept column may be called so
+    filled = ("token",) if of_tokens else ("id", "text", "text_pair")
+    columns = list(scalars.values())
+    fields = [
+        pa.field(name, column.type, nullable=column.type == pa.string() and name not in filled)
+        for name, column in scalars.items()
+    ]
+    for name, values in vectors.items():
+        metadata = None
+        if storage == "int8":
+            values, scale = scaled(values)
+            metadata = {_SCALE: json.dumps(scale.tolist()).encode()}
+        column = vector_column(values)
+        fields.append(pa.field(name, column.type, nullable=False, metadata=metadata))
+        columns.append(column)
+    facts = {
+        _PREFIX + name.encode(): json.dumps(value, ensure_ascii=False, sort_keys=True).encode()
+        for name, value in asdict(footer).items()
+    }
+    schema = pa.schema(fields, metadata=facts)
+    table = pa.Table.from_arrays(columns, schema=schema)
+    leaves = [f"{name}.list.element" for name in vectors]
+    compression = dict.fromkeys(scalars, "zstd")
+    compression |= dict.fromkeys(leaves, "zstd" if storage == "compact" else "none")
+    # twice the raw size is never reached; pages that are not written to take no memory, whereas
+    # a growing buffer would be copied each time it doubles
+    room = pa.allocate_buffer(2 * table.nbytes + (4 << 20))
+    sink = pa.FixedSizeBufferWriter(room)
+    pq.write_table(
+        table,
+        sink,
+        version="2.6",
+        data_page_version="1.0",
+        row_group_size=ROW_GROUP_ROWS,
+        compression=compression,
+        # Parquet has no numbers of one byte: without a dictionary they would be of four
+        use_dictionary=[n for n in scalars if n in _DICTIONARY]
+        + (leaves if storage == "int8" else []),
+        use_byte_stream_split=leaves if storage == "compact" else False,
+        write_statistics=list(scalars),
+        write_page_index=True,
+        write_page_checksum=True,
+        store_schema=True,
+    )
+    size = sink.tell()
+    sink.close()
+    return room.slice(0, size)
+
+
+def read_footer(path: Any) -> Footer:
+    """Read the description of a shard, without its data; a ``ValueError`` for another file."""
+    try:
+        metadata = cast("Mapping[bytes, bytes] | None", pq.read_metadata(path).metadata) or {}
+        names = Footer.__slots__
+        return Footer(**{name: json.loads(metadata[_PREFIX + name.encode()]) for name in names})
+    except (KeyError, ValueError, OSError) as error:  # Arrow's, of what is not a Parquet file, too
+        if getattr(error, "errno", None) is not None:  # the machine's
+            raise
+        raise ValueError(f"not a shard of embedkit: {error}") from error
+
+
+def footer_sha256(descriptor: int) -> str:
+    """SHA-256 in hex of the footer of an open Parquet file, with its length and the last bytes.
+
+    Pages carry checksums of their own; the footer, which says where they are, what they mean and
+    whose they are, has none in Parquet. A ``ValueError`` if the file has no footer.
+    """
+    size = os.fstat(descriptor).st_size
+    end = os.pread(descriptor, _FOOTER_BYTES, max(size - _FOOTER_BYTES, 0))
+    length = int.from_bytes(end[-8:-4], "little") + 8
+    if not end.endswith(b"PAR1") or length > size:
+        raise ValueError("it does not end as a Parquet file does")
+    if length > len(end):
+        end = os.pread(descriptor, length, size - length)
+    return hashlib.sha256(end[-length:]).hexdigest()
+
+
+def text_column(values: Sequence[str | None]) -> pa.Array:
+    """Strings as an Arrow column."""
+    return pa.array(values, pa.string())

@@ -1,0 +1,81 @@
+"""Whether a tokenizer lower-cases, and what a checkpoint says of it in several places."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from embedkit.encoding.checkpoint import WORDPIECE, Checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+def casing_of(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
+    """Options of case and accents for ``vocab.txt`` alone: as stated, else by the vocabulary."""
+    entries = checkpoint.transformer / "vocab.txt"
+    if checkpoint.model_type not in WORDPIECE or not entries.is_file():
+        return {}
+    options = {
+        key: bool(source[key])
+        for source in (checkpoint.config, stated)
+        for key in ("do_lower_case", "strip_accents")
+        if source.get(key) is not None
+    }
+    if "do_lower_case" not in options:
+        lines = entries.read_text("utf-8", errors="replace").split("\n")
+        words = [e for e in lines if not (e.startswith("[") and e.endswith("]"))]
+        # a tokenizer that lower-cases never produces upper-case entries
+        options["do_lower_case"] = all(e == e.lower() for e in words)
+        if options["do_lower_case"]:  # one that strips accents decomposes Hangul and kana
+            whole = any("가" <= c <= "힣" or c in "がパ" for e in words for c in e)
+            options.setdefault("strip_accents", not whole)
+        why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
+        _note_case(checkpoint, why, lowers=options["do_lower_case"])
+    return options
+
+
+def restore_case(tokenizer: Any, checkpoint: Checkpoint, file: Path) -> None:
+    """Normalize as ``tokenizer.json`` says; transformers would lower-case, and decompose Hangul."""
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import BertNormalizer
+
+    backend = tokenizer.backend_tokenizer
+    if type(backend.normalizer) is BertNormalizer:
+        own = Tokenizer.from_file(str(file)).normalizer
+        if str(own) != str(backend.normalizer):
+            backend.normalizer = own
+            lowers = own is not None and own.normalize_str("A") == "a"
+            _note_case(checkpoint, "tokenizer.json states", lowers=lowers)
+
+
+def lower_case(tokenizer: Any, checkpoint: Checkpoint) -> None:
+    """Lower-case texts first, as sentence-transformers does unless the tokenizer does it."""
+    from tokenizers import normalizers
+
+    backend = tokenizer.backend_tokenizer
+    own = normalizers.Sequence([backend.normalizer] if backend.normalizer else [])
+    if own.normalize_str("A") == "A":
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), own])
+        logger.info(f"{checkpoint.name}: texts are lower-cased (sentence_bert_config.json)")
+
+
+def _note_case(checkpoint: Checkpoint, why: str, *, lowers: bool) -> None:
+    logger.warning(
+        f"{checkpoint.name} does not state how its tokenizer treats case; it "
+        f"{'lower-cases' if lowers else 'keeps case'}, as {why}"
+    )
+
+
+def cased_normalizer(normalizer: Any) -> Any:
+    """A normalizer, as ``tokenizer.json`` writes it, without lower-casing."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": parts}:
+            return normalizer | {
+                "normalizers": [p for part in parts if (p := cased_normalizer(part))]
+            }
+        case {"type": "BertNormalizer"}:
+            return normalizer | {"lowercase": False}
+        case {"type": "Lowercase"}:
+            return None
+    return normalizer

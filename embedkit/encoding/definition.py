@@ -1,0 +1,200 @@
+"""How a checkpoint's makers define the vector of a sentence.
+
+``modules.json`` and the files that it names list modules: a transformer, a pooling, perhaps dense
+layers and a normalisation. What is computed here is applied; what is not, such as code of the
+checkpoint, becomes the ``problem`` that is the answer when the makers' vector is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict, get_origin
+
+import msgspec
+
+from embedkit.choices import Pooling
+from embedkit.encoding import inventory
+from embedkit.encoding.inventory import Statement
+from embedkit.errors import DamagedModelError, first_line
+from embedkit.records import read_json
+
+FETCH_AGAIN = "Fetch it again."
+
+
+_NAMES_CODE = re.compile(
+    "auto_map|_?(attn|experts)_implementation(_internal)?|kernel_config|transformers_weights"
+)
+"""Fields of ``config.json`` by which transformers would fetch or import code, or read other
+weights than those that are hashed."""
+
+
+class Module(TypedDict):
+    """An entry of ``modules.json``."""
+
+    type: str
+    path: str
+
+
+class _Stated(TypedDict, total=False):
+    """``config_sentence_transformers.json``."""
+
+    prompts: dict[str, str | None] | None
+    default_prompt_name: str | None
+    truncate_dim: int | None
+
+
+class _SentenceConfig(TypedDict, total=False):
+    """``config.json`` of a module of sentence-transformers, as far as it is read here."""
+
+    pooling_mode: str | list[str] | None
+    module_input_name: str | None
+    activation_function: str
+
+
+_POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}
+"""Poolings by their names in sentence-transformers; earlier ones end in ``_token``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceModule:
+    """A module that follows the pooling: ``Dense`` or ``Normalize``."""
+
+    kind: str
+    folder: str
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """The sentence vector as the makers of a checkpoint define it for sentence-transformers.
+
+    ``problem`` names what embedkit does not compute; then only other views can be had.
+    """
+
+    pooling: Pooling = Pooling.MEAN
+    modules: tuple[SentenceModule, ...] = ()
+    prompts: dict[str, str] = field(default_factory=dict)
+    dims: int | None = None  # only so many of its first coordinates
+    declared_dims: bool = False  # whether its first coordinates are said to be vectors too
+    similarity: str = "cosine"
+    problem: str = ""
+
+    def __str__(self) -> str:
+        """Describe it, such as ``cls of the last layer, normalized``."""
+        if self.problem:
+            return f"needs {self.problem}, which is not computed here"
+        steps = [f"{self.pooling} of the last layer"]
+        for module in self.modules:
+            into, out = (module.config.get(name) for name in ("in_features", "out_features"))
+            steps.append(f"Dense {into} → {out}" if module.kind == "Dense" else "normalized")
+        steps += [f"its first {self.dims} coordinates"] if self.dims else []
+        return ", ".join(steps)
+
+
+def modules_of(folder: Path) -> list[Module]:
+    """Content of ``modules.json``; empty where it is absent."""
+    modules: list[Module] = read_data(folder / "modules.json", list[Module])
+    for module in modules:
+        if (path := module["path"]) and not re.fullmatch(r"\w[\w.-]*", path):
+            problem = f"{path!r:.100} is not the name of a folder in it"
+            raise DamagedModelError(
+                f"{folder / 'modules.json'} is damaged: {problem}. {FETCH_AGAIN}"
+            )
+    return modules
+
+
+def inner_module(modules: list[Module]) -> str:
+    """Path of the transformer: sentence-transformers before 2.0 had a folder for it."""
+    first = modules[0] if modules else {"type": "", "path": ""}
+    return str(first["path"]) if str(first["type"]).endswith(".Transformer") else ""
+
+
+def sentence_settings(transformer: Path) -> tuple[str, dict[str, Any]]:
+    """File of settings of the transformer for sentence-transformers, and its content."""
+    files = ((file, read_data(transformer / file)) for file in inventory.SENTENCE_FILES)
+    return next((one for one in files if one[1]), (inventory.SENTENCE_FILES[0], {}))
+
+
+def defined_by(
+    folder: Path,
+    listed: list[Module],
+    settings: tuple[str, dict[str, Any]],
+    config: dict[str, Any],
+    stated: list[Statement],
+) -> tuple[Definition, str, list[Statement]]:
+    """The makers' vector, its prefix, and all statements; ``stated`` are those of config.json."""
+    root = "config_sentence_transformers.json"
+    more = read_data(folder / root, _Stated)
+    stated = [
+        *stated,
+        *inventory.statements(*settings, inventory.SENTENCE),
+        *inventory.statements(root, more, inventory.ROOT),
+    ]
+    given = more.get("prompts") or {}
+    prompts = {str(key): str(text) for key, text in given.items() if text is not None}
+    problems, modules = [], []
+    pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
+    for number, module in enumerate(listed):
+        kind, path = module["type"].rpartition(".")[2], module["path"]
+        where, problem, content = f"{path or 'the tokenizer'} ({kind})", "", {}
+        if not module["type"].startswith("sentence_transformers."):
+            problem = f"{where}, code of the checkpoint"
+        elif kind not in inventory.MODULES or (kind == "Transformer") != (number == 0):
+            problem = where
+        elif kind != "Transformer":
+            content = read_data(folder / path / "config.json", _SentenceConfig)
+            stated += inventory.statements(f"{path}/config.json", content, inventory.MODULES[kind])
+        if kind in ("Pooling", "Dense") and not problem and not content:
+            problem = f"{path}/config.json, which is missing"
+        elif kind == "Pooling" and not problem:
+            modes = [key for key, value in content.items() if value and "pooling_mode_" in key]
+            named = content.get("pooling_mode") or modes or "mean"
+            names = [named] if isinstance(named, str) else named
+            names = [name.removeprefix("pooling_mode_") for name in names]
+            pooling = _POOLINGS.get(names[0].partition("_token")[0]) if len(names) == 1 else None
+            if pooling is None:
+                problem = f"{where} by {' and '.join(names)}"
+            elif not content.get("include_prompt", True) and any(prompts.values()):
+                problem = f"{where} without the prompt"
+        elif kind in ("Dense", "Normalize") and not problem:
+            modules.append(SentenceModule(kind, path, content))
+        problems += [problem] if problem else []
+    problems += [str(one) for one in stated if one.effect == inventory.REFUSED]
+    if pooling is None and not problems:
+        problems = ["a vector for each token: modules.json has no Pooling"]
+    return (
+        Definition(
+            pooling or Pooling.MEAN,
+            tuple(modules),
+            prompts,
+            more.get("truncate_dim"),
+            declared_dims=bool(more.get("truncate_dim") or config.get("matryoshka_dimensions")),
+            similarity=more.get("similarity_fn_name") or "cosine",
+            problem=", ".join(problems),
+        ),
+        prompts.get(str(more.get("default_prompt_name")), ""),
+        stated,
+    )
+
+
+def read_data(path: Path, kind: Any = dict[str, Any]) -> Any:
+    """Content of a JSON file, whose known fields are of a ``kind``; empty where it is absent."""
+    if not path.is_file():
+        return (get_origin(kind) or dict)()
+    value = read_json(path, error=DamagedModelError, advice=FETCH_AGAIN)
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise DamagedModelError(f"{path} is damaged: {first_line(error)}. {FETCH_AGAIN}") from error
+    return value
+
+
+def as_data(config: dict[str, Any]) -> dict[str, Any]:
+    """The ``config.json`` of a model, its parts included, without fields that name code."""
+    return {
+        name: as_data(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if not _NAMES_CODE.fullmatch(name)
+    }

@@ -1,0 +1,305 @@
+"""The matrix products of the packed forward, which take the places of a model's linear layers.
+
+    nn.Linear --hasten--> _Product      fp32: weights laid out once as the processor wants them
+                          _GeluProduct  bf16 on CUDA: the GELU behind a product is part of it
+                          _Part         CUDA: query, key and value are one product of three parts
+    _Product --calibrate-> _Int8Product int8: inputs and weights in 8 bits, sums in 32
+
+Two things are notable. First, a product over 31 rows may sum in another order than one over 32:
+libraries choose their kernel by the number of rows. All inputs are therefore filled with zeros to a
+multiple of ``ROWS``, and this is what makes the bits of a text independent of its company. Second,
+int8 takes its ranges from texts that stand in this module and not from the corpus, so that a
+vector does not depend on what else is embedded.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm
+
+from embedkit.encoding.model import PackedBatch, PlainModel
+from embedkit.encoding.windows import TokenizedTexts
+
+BY_MKL = torch.backends.cpu.get_cpu_capability() == "AVX2"
+"""True if MKL computes fp32 products on CPU, else oneDNN. With AVX2 alone MKL is faster, but sums
+in another order with several threads or below 64 rows."""
+
+
+ROWS = 64 if BY_MKL else 32
+"""On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
+shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
+
+
+_TEXTS = (
+    "The ferry to the island leaves at nine, but yesterday it was cancelled because of the storm.",
+    "A man is playing a guitar on the street while children dance around him.",
+    "Shares fell 3.5% on Tuesday after the company cut its forecast for 2024 to $1.2 billion.",
+    "I bought this kettle twice; the second one broke too. Never again!",
+    "Who wrote the first program for a machine that did not exist yet?",
+    "Water boils at 100 °C at sea level and at lower temperatures in the mountains.",
+    "yes",
+    "GREAT phone, terrible battery :(",
+    "The committee decided to postpone its decision until the report had been read by everyone.",
+    "def add(a, b): return a + b  # https://example.org/docs?page=2",
+    "She had never seen the sea before, and now it lay in front of her, grey and quiet.",
+    "The patient was given 20 mg twice a day; symptoms disappeared within a week.",
+    "배를 타고 섬으로 여행을 갔는데 바람이 너무 세서 하루 종일 방에만 있었다.",
+    "이 영화 정말 재미있었어요!! 다음에 또 보고 싶네요 ㅋㅋ",
+    "정부는 내년 예산을 올해보다 3.2% 늘리기로 했다고 화요일 발표했다.",
+    "배송이 너무 늦어서 환불 신청했는데 아직도 연락이 없습니다.",
+    "한 남자가 거리에서 기타를 치고 있다.",
+    "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。",
+    "注文した商品がまだ届いていません。いつ発送されますか？",
+    "東京の今日の天気は晴れ、最高気温は28度の予想です。",
+    "这家餐厅的菜很好吃，就是等的时间太长了。",
+    "中国科学家在月球背面发现了新的矿物。",
+    "Der Zug nach München fährt heute von Gleis 7 ab und hat zwanzig Minuten Verspätung.",
+    "Ce livre raconte l'histoire d'une famille pendant trois générations.",
+    "El perro corre por el parque detrás de una pelota roja.",
+    "Правительство объявило о новых мерах поддержки малого бизнеса.",
+    "الطقس اليوم حار جدا ولا توجد غيوم في السماء.",
+    "यह फिल्म बहुत लंबी थी, लेकिन अंत अच्छा था।",
+    "วันนี้อากาศดีมาก เราไปเดินเล่นที่สวนกันเถอะ",
+    "Hôm qua tôi đã đi chợ mua rau và trái cây.",
+)
+
+
+CALIBRATION = [*_TEXTS, *(" ".join(_TEXTS[i : i + 6]) for i in range(0, len(_TEXTS), 3))]
+"""Texts whose activations fix the ranges of int8."""
+
+
+_SMOOTH = 0.65
+"""How far int8 moves the width of inputs to their weights: 0 not at all, 1 wholly."""
+
+
+_LARGE = 2.0**23
+"""From here on float32 has no fractions: adding it rounds, and leaves integers in the low bits."""
+
+
+running = threading.local()
+"""``now`` is the forward that runs in this thread."""
+
+
+GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+"""Activations of transformers, with the name of their form in torch."""
+
+
+_QKV = (
+    ("query", "key", "value"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("q", "k", "v"),
+)
+"""Names of the products of an attention in the families of transformers."""
+
+
+_INNER = (("dense", "intermediate_act_fn"), ("lin1", "activation"), ("ffn", "activation"))
+"""Names of the first product of a feed-forward block, and of the activation that follows it."""
+
+
+def hasten(module: nn.Module, *, join: bool = False) -> None:
+    """Replace products, norms and activations in a module by faster equal ones.
+
+    ``join`` computes queries, keys and values in one product, and in bf16 the GELU with the product
+    before it.
+    """
+    from transformers.activations import ACT2FN
+
+    gelu = {type(ACT2FN[name]): form for name, form in GELU.items()}
+    for parent in list(module.modules()):
+        children = dict(parent.named_children())
+        for names in _QKV if join else ():
+            if {*names} <= children.keys() and _joins(linears := [children[n] for n in names]):
+                joined = Joined(linears)
+                for place, name in enumerate(names):
+                    setattr(parent, name, _Part(joined, place))
+        for pair in _INNER if join else ():
+            product, activation = (children.get(name) for name in pair)
+            if type(activation) in gelu and _takes_gelu(product):
+                setattr(parent, pair[0], _GeluProduct(product))
+                setattr(parent, pair[1], nn.Identity())
+        for name, child in list(parent.named_children()):
+            if seen := vars(child).get("seen"):
+                setattr(parent, name, _Int8Product(child, *seen))
+            elif type(child) is nn.Linear and _packs(child.weight):
+                setattr(parent, name, _Product(child))
+            elif type(child) in gelu:
+                setattr(parent, name, _Gelu(gelu[type(child)]))
+            elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "weight"):
+                setattr(parent, name, _RMSNorm(child))
+
+
+def _joins(linears: list[Any]) -> bool:
+    """True if products have one input, and all of them a bias or none."""
+    plain = all(type(each) is nn.Linear for each in linears)
+    return plain and len({(each.in_features, each.bias is None) for each in linears}) == 1
+
+
+class Joined:
+    """Several products of one input, computed at once: three launches become one.
+
+    The modules of transformers ask for each by itself, with the same tensor. The first that asks
+    computes all; they stay with the forward, not here, since several threads may run one model.
+    """
+
+    def __init__(self, linears: list[Any]) -> None:
+        self.weight = torch.cat([each.weight.detach() for each in linears])
+        biases = [each.bias.detach() for each in linears if each.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+        self.sizes = [each.out_features for each in linears]
+
+    def part(self, x: Tensor, place: int) -> Tensor:
+        """Return one of the products of an input."""
+        products = running.now.products
+        before, result = products.get(self, (None, None))
+        if before is not x:
+            result = linear(x, self.weight, self.bias)
+            products[self] = x, result
+        if place == len(self.sizes) - 1:  # asked for last: nothing is kept through the layer
+            products.pop(self)
+        part: Tensor = result.split(self.sizes, dim=-1)[place]
+        return part
+
+
+class _Part(nn.Module):
+    """One of the products of a :class:`Joined`, in the place of a linear layer."""
+
+    def __init__(self, joined: Joined, place: int) -> None:
+        super().__init__()
+        self._joined, self._place = joined, place
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._joined.part(x, self._place)
+
+
+def _takes_gelu(product: Any) -> bool:
+    """True for a product whose result bf16 rounds more than the form of its GELU matters."""
+    plain = type(product) is nn.Linear and product.bias is not None
+    return plain and product.weight.dtype == torch.bfloat16
+
+
+class _GeluProduct(nn.Module):
+    """A linear layer and its GELU in one kernel of cuBLASLt: an eighth of a forward is saved.
+
+    Its GELU is the form with tanh, up to 5e-4 from the other one: less than bf16 rounds, and it is
+    applied to sums that were not rounded before. Vectors come no further from fp32 than those of
+    two kernels (``benchmarks.gpu --only correctness``); in fp16 they would.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self._weight, self._bias = layer.weight.detach().t(), layer.bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.ops.aten._addmm_activation(
+            self._bias, x.flatten(0, -2), self._weight, use_gelu=True
+        )
+        return rows.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
+
+
+class _RMSNorm(nn.Module):
+    """Root mean square normalisation in one kernel, where transformers launches six.
+
+    Some families, such as Gemma, store weights less one: a new norm of theirs has zeros. In half
+    precision 1 + weight would lose digits, so that they are multiplied in fp32, as there.
+    """
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self._eps = getattr(norm, "variance_epsilon", None) or norm.eps
+        self._less_one = not type(norm)(1).weight.detach().any()
+        weight = norm.weight.detach()
+        self._weight = 1 + weight.float() if self._less_one else weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        widened = x.float() if self._less_one else x
+        return rms_norm(widened, self._weight.shape, self._weight, self._eps).type_as(x)
+
+
+def _packs(weight: Tensor) -> bool:
+    """True if oneDNN computes products, with packed weights."""
+    if weight.device.type != "cpu" or BY_MKL:
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+class _Product(nn.Module):
+    """A linear layer by oneDNN, with weights packed once."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        weight = layer.weight.detach().contiguous()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1024)
+        self._bias = layer.bias
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+
+def calibrate(plain: PlainModel, texts: TokenizedTexts) -> None:
+    """Record the range of every input of linear layers, so that :func:`hasten` takes int8."""
+
+    def widen(layer: Any, args: Any) -> None:
+        low, high = torch.aminmax(args[0].flatten(0, -2), dim=0)
+        layer.seen = torch.minimum(layer.seen[0], low), torch.maximum(layer.seen[1], high)
+
+    layers: list[Any] = [m for m in plain.module.modules() if type(m) is nn.Linear]
+    hooks = [layer.register_forward_pre_hook(widen) for layer in layers]
+    for layer in layers:
+        layer.seen = torch.zeros(2, layer.in_features).unbind()
+    for text in texts:
+        ids = torch.from_numpy(text.ids.astype(np.int64))
+        batch = PackedBatch.of(ids, torch.zeros_like(ids), [len(ids)])
+        plain.forward(batch, [plain.n_layers], lambda *_: None)
+    for hook in hooks:
+        hook.remove()
+
+
+class _Int8Product(nn.Module):
+    """A linear layer in 8 bits, exact in its integers: a row's result depends on that row alone.
+
+    Inputs have 8 bits of one fixed range, weights 7 of a range for each output: with 8 bits, the
+    sums of processors without VNNI would overflow. Before, wide inputs are divided by a factor and
+    their weights multiplied by it (SmoothQuant, Xiao et al., 2023).
+    """
+
+    def __init__(self, layer: Any, low: Tensor, high: Tensor) -> None:
+        super().__init__()
+        weight = layer.weight.detach()
+        widest = torch.maximum(-low, high).clamp(min=1e-6)
+        factor = widest**_SMOOTH / weight.abs().amax(0).clamp(min=1e-6) ** (1 - _SMOOTH)
+        weight = weight * factor
+        self._steps = weight.abs().amax(1).clamp(min=1e-12) / 63
+        rounded = (weight / self._steps[:, None]).round().to(torch.int8)
+        self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
+        lowest, highest = float((low / factor).min()), float((high / factor).max())
+        self._step = max((highest - lowest) / 255, 1e-12)
+        self._zero, self._zeros = round(-lowest / self._step), torch.zeros(len(weight)).long()
+        self._shift, self._inverse = torch.tensor(_LARGE + self._zero), 1 / (factor * self._step)
+        self._bias = layer.bias
+
+    def forward(self, x: Tensor) -> Any:
+        moved = torch.addcmul(self._shift, x, self._inverse).clamp_(_LARGE, _LARGE + 255)
+        rounded = moved.view(torch.int32).to(torch.uint8)
+        weights = self._packed, self._steps, self._zeros, self._bias
+        return torch.ops.onednn.qlinear_pointwise(
+            rounded, self._step, self._zero, *weights, 1.0, 0, torch.float32, "none", [], ""
+        )
+
+
+class _Gelu(nn.Module):
+    """GELU in place, in one of the forms of :data:`GELU`."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.ops.aten.gelu_(x, approximate=self._form)

@@ -1,0 +1,183 @@
+"""Tokens of texts, and how a text that is too long becomes several sequences.
+
+    text        t0 t1 t2 t3 t4 t5 t6 t7 t8 t9
+    window 0    [CLS] t0 t1 t2 t3 t4 t5 [SEP]
+    window 1    [CLS]             t4 t5 t6 t7 t8 t9 [SEP]     stride = 2: tokens that both have
+
+A text has one sequence, or with ``on_long="window"`` several whose neighbours share ``stride``
+tokens. A token that stands in two windows is counted in one of them, the one in which more context
+stands around it, so that a mean over a long text counts every token once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.encoding.words import Ints
+from embedkit.errors import UsageError
+from embedkit.types import Bool, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSettings:
+    """Settings of tokenization."""
+
+    max_length: int  # tokens per sequence, special tokens included
+    on_long: str = "truncate"  # or window, or error
+    stride: int = 0  # tokens common to neighbouring windows
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedTexts:
+    """Kept tokens of texts (or pairs), text after text, and the windows that cover them.
+
+    ``ends`` are 0 and the end of each text among all tokens. Windows follow each other in the same
+    way: ``seen`` are the rows of their tokens, ``owned`` tells which are taken from the window.
+    Indexing gives some of the texts, or one.
+    """
+
+    ids: Ints  # (tokens,), special tokens included once
+    type_ids: Ints  # (tokens,) segments as the model counts them
+    segment: NDArray[np.int8]  # (tokens,): 0 text, 1 text_pair, -1 special token
+    spans: Ints | None  # (tokens, 2) in the segment's text; zeros for special tokens and prefix
+    word: Ints | None  # (tokens,) see word_index
+    word_spans: tuple[tuple[Ints, ...], ...]  # by text and segment, (n_words, 2)
+    ends: Int64  # (texts + 1,)
+    n_tokens: Int64  # (texts,) before truncation, special tokens included
+    n_unknown: Int64  # (texts,) among the kept tokens
+    cut: Bool  # (texts,)
+    seen: Int64  # (window tokens,)
+    owned: Bool  # (window tokens,)
+    window_ends: Int64  # (windows + 1,) in seen
+    text_windows: Int64  # (texts + 1,): 0, and the end of each text among the windows
+
+    @property
+    def n_kept(self) -> Int64:
+        """Number of kept tokens, ``(texts,)``."""
+        return np.diff(self.ends)
+
+    @property
+    def special(self) -> Bool:
+        """``(tokens,)`` bool, special tokens."""
+        return np.asarray(self.segment == -1)
+
+    def __len__(self) -> int:
+        return len(self.cut)
+
+    def __iter__(self) -> Iterator[TokenizedTexts]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, index: int | slice | Int64) -> TokenizedTexts:
+        texts = np.atleast_1d(np.arange(len(self))[index])
+        kept, per_text = self.n_kept[texts], np.diff(self.text_windows)[texts]
+        rows, windows = ranges(self.ends[texts], kept), ranges(self.text_windows[texts], per_text)
+        sizes, ends = np.diff(self.window_ends)[windows], ends_of(kept)
+        places = ranges(self.window_ends[windows], sizes)
+        moved = np.repeat(ends[:-1] - self.ends[texts], per_text)
+        return TokenizedTexts(
+            ids=self.ids[rows],
+            type_ids=self.type_ids[rows],
+            segment=self.segment[rows],
+            spans=None if self.spans is None else self.spans[rows],
+            word=None if self.word is None else self.word[rows],
+            word_spans=tuple(self.word_spans[i] for i in texts) if self.word_spans else (),
+            ends=ends,
+            n_tokens=self.n_tokens[texts],
+            n_unknown=self.n_unknown[texts],
+            cut=self.cut[texts],
+            seen=self.seen[places] + np.repeat(moved, sizes),
+            owned=self.owned[places],
+            window_ends=ends_of(sizes),
+            text_windows=ends_of(per_text),
+        )
+
+
+def ends_of(counts: NDArray[Any]) -> Int64:
+    """0, and the ends of parts of these lengths (or flags) that follow each other."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+
+def ranges(starts: Int64, counts: Int64) -> Int64:
+    """``counts[i]`` numbers from ``starts[i]`` on, range after range."""
+    ends = ends_of(counts)
+    return np.asarray(np.arange(ends[-1]) + np.repeat(starts - ends[:-1], counts))
+
+
+def window_starts(length: int, size: int, stride: int) -> list[int]:
+    """Starts of the windows of ``size`` tokens over ``length`` tokens."""
+    if stride >= size:
+        raise UsageError(
+            f"stride={stride}: must be smaller than the {size} tokens of text in a window."
+        )
+    last = max(length - size, 0)
+    return [*range(0, last, size - stride), last]
+
+
+def kept_tokens(counts: Int64, room: int, odd_first: tuple[bool, bool]) -> Int64:
+    """Tokens left of each text after truncation of the longer one, ``(texts, sides)``.
+
+    ``odd_first`` tells whether the first of two long texts gets one token more of an odd room, if
+    it is the longer one and if it is not.
+    """
+    if counts.shape[1] == 1:
+        return np.minimum(counts, room)
+    shorter = counts.min(axis=1)
+    both_long = shorter > room // 2
+    shorter = np.where(both_long, room // 2, shorter)
+    longer = counts[:, 0] > counts[:, 1]
+    more_first = np.where(both_long, np.where(longer, *odd_first), longer)
+    first = np.where(more_first, room - shorter, shorter)
+    fits = counts.sum(axis=1, keepdims=True) <= room
+    return np.where(fits, counts, np.stack([first, room - first], axis=1))
+
+
+def windows_of(
+    ends: Int64, segment: NDArray[np.int8], kept: Int64, windowed: Bool, room: int, stride: int
+) -> dict[str, Any]:
+    """The fields of :class:`TokenizedTexts` on windows."""
+    every, count = np.arange(ends[-1]), np.arange(len(ends))
+    if not windowed.any():
+        whole = np.ones(ends[-1], bool)
+        return {"seen": every, "owned": whole, "window_ends": ends, "text_windows": count}
+    seen, owned, per_text = [], [], []
+    for number in count[:-1]:
+        own = every[ends[number] : ends[number + 1]]
+        parts = [(every[: len(own)], np.ones(len(own), bool))]
+        if windowed[number]:
+            parts = list(_cut(segment[own], kept[number], room, stride))
+        seen += [own[tokens] for tokens, _ in parts]
+        owned += [taken for _, taken in parts]
+        per_text.append(len(parts))
+    return {
+        "seen": np.concatenate(seen),
+        "owned": np.concatenate(owned),
+        "window_ends": ends_of(np.array([len(tokens) for tokens in seen])),
+        "text_windows": ends_of(np.array(per_text)),
+    }
+
+
+def _cut(
+    segment: NDArray[np.int8], kept: Int64, room: int, stride: int
+) -> Iterator[tuple[Int64, Bool]]:
+    """Tokens of each window of one text, and which of them are taken from it."""
+    moving = int(np.argmax(kept))
+    length = int(kept[moving])
+    size = room - (int(kept.sum()) - length)
+    starts = window_starts(length, size, stride)
+    before = int(np.argmax(segment == moving))
+    after = before + length
+    owner = np.zeros(len(segment), np.int64)  # tokens before, and a repeated text: first window
+    token, begins = np.arange(length), np.asarray(starts)[:, None]
+    context = np.minimum(token - begins, begins + size - 1 - token)  # from the nearer edge
+    owner[before:after] = np.argmax(context, axis=0)
+    owner[after:][segment[after:] == -1] = len(starts) - 1
+    for number, start in enumerate(starts):
+        first = before + start
+        tokens = np.r_[:before, first : min(first + size, after), after : len(segment)]
+        yield tokens, owner[tokens] == number

@@ -1,0 +1,115 @@
+"""Words of a text and the tokens that belong to them.
+
+``word_spans`` finds words by white space (and, on request, marks as words of their own);
+``word_index`` says to which of them a token belongs. Tokenizers in Rust give the characters of each
+token; for those in Python, ``align`` finds the tokens again in their text, with accents and case
+left aside because the tokenizer may have removed them.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+
+
+Spans = Sequence[Sequence[tuple[int, int]] | Ints]
+"""Start and end of the words of each text."""
+
+
+ENDLESS = 10**9
+
+
+_WORD = re.compile(r"\S+")
+
+
+_WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
+
+
+def word_spans(text: str, *, marks: bool = False) -> Ints:
+    """Start and end of every whitespace word of a text, ``(n_words, 2)`` int32.
+
+    With ``marks`` punctuation is apart, about as in a treebank.
+
+    >>> word_spans("No, 3.").tolist(), word_spans("No, 3.", marks=True).tolist()
+    ([[0, 3], [4, 6]], [[0, 2], [2, 3], [4, 5], [5, 6]])
+    """
+    pattern = _WORD_OR_MARK if marks else _WORD
+    return np.array([m.span() for m in pattern.finditer(text)], np.int32).reshape(-1, 2)
+
+
+def word_index(segment: NDArray[np.int8], spans: Ints, words: Sequence[Ints]) -> Ints:
+    """The first word that each token touches, ``(n,)``, numbered from text to text; -1 for none.
+
+    ``segment`` is the number of the text of each token, which may begin with the space before its
+    word; ``words`` are the spans of the words of each text, ascending and disjoint.
+    """
+    word = np.full(len(segment), -1, np.int32)
+    base = 0
+    for number, (starts, ends) in enumerate(spans_of.T for spans_of in words):
+        index = np.searchsorted(ends, spans[:, 0], side="right")
+        touches = np.append(starts, ENDLESS)[index] < spans[:, 1]
+        chosen = (segment == number) & touches & (spans[:, 1] > spans[:, 0])
+        word[chosen] = index[chosen] + base
+        base += len(ends)
+    return word
+
+
+def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tuple[int, int]]:
+    """Return ``(start, end)`` of each token in its text; empty spans if nothing is left.
+
+    Both sides are compared after NFKD, accent removal and case folding, so normalization by the
+    tokenizer does not matter. A token that is not found, such as the unknown token, gets the text
+    up to the next token that is; several in a row share it, divided at whitespace.
+    """
+    pieces = [_folded(character) for character in text]
+    folded = "".join(pieces)
+    letters = [i for i, piece in enumerate(pieces) if piece]  # accents belong to the one before
+    ends = [(a, b) for a, b in pairwise([*letters, len(text)]) for _ in pieces[a]]
+    ends.append((len(text), len(text)))
+    spans: list[tuple[int, int] | None] = []
+    cursor = 0
+    for token in tokens:
+        surface = ""
+        if token != unknown:
+            bare = token.removeprefix("##").removeprefix("▁").removesuffix("</w>")
+            surface = _folded(bare.removesuffix("@@"))
+        at = folded.find(surface, cursor) if surface else -1
+        # only whitespace and unknown tokens may be skipped
+        after_unknown = bool(spans) and spans[-1] is None
+        if at < 0 or (folded[cursor:at].strip() and not after_unknown):
+            spans.append(None)
+            continue
+        cursor = at + len(surface)
+        spans.append((at, cursor))
+    filled = _filled(spans, folded)
+    return [(ends[a][0], ends[b - 1][1] if b > a else ends[a][0]) for a, b in filled]
+
+
+def _folded(text: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", text).casefold()
+    return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
+
+
+def _filled(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tuple[int, int]]:
+    """Divide the gaps between spans among the tokens without one: a word each, all to the last."""
+    cursor, end, ends = 0, len(folded), list[int]()
+    for span in reversed(spans):  # where the next one with a span begins
+        end = end if span is None else span[0]
+        ends.append(end)
+    for index, span in enumerate(spans):
+        if span is None:
+            end = ends[-1 - index]
+            words = (match.span() for match in _WORD.finditer(folded, cursor, end))
+            first = last = next(words, (end, end))
+            if index + 1 == len(spans) or spans[index + 1] is not None:
+                last = max(words, default=first)  # the last of its words
+            span = first[0], last[1]
+        yield span
+        cursor = span[1]

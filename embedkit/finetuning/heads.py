@@ -1,0 +1,275 @@
+"""An encoder with a head: what fine-tuning trains, as a model that transformers can load.
+
+    tokens -> encoder -> states (sequences, tokens, width) -> pooling -> dropout -> logits
+
+The head is a row of ``HEADS``: the checkpoint's own pooling in one linear layer, a CNN or an LSTM
+over all states, or a class of the user's, which is named on the command line and never by a file.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from embedkit.encoding.model import PlainModel
+from embedkit.errors import UsageError
+from embedkit.finetuning.options import WORDS, own_head
+from embedkit.finetuning.vocabulary import embedding_layer
+
+_FILTERS = 100
+
+
+class HeadConfig(PretrainedConfig):  # type: ignore[misc]
+    """Configuration of an encoder (``config.json``) with a head and its loss.
+
+    ``problem`` is ``classes`` (a logit each), ``one_logit`` (of the second of two classes),
+    ``sets`` of classes (a logit each, independent) or ``value`` (regression): the head predicts the
+    distance from the mean of the training records, in units of their standard deviation.
+    """
+
+    model_type = "embedkit-head"
+
+    encoder: dict | None = None  # type: ignore[type-arg]
+    head: str = "cls"
+    n_outputs: int = 2
+    problem: str = "classes"
+    cnn_widths: list | tuple = (2, 3, 4)  # type: ignore[type-arg]
+    dropout: float = 0.1
+    class_weights: list | tuple = ()  # type: ignore[type-arg]
+    label_smoothing: float = 0.0
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+
+
+class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
+    """An encoder of any family with a head, with random weights."""
+
+    config_class = HeadConfig
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        self.encoder = AutoModel.from_config(AutoConfig.for_model(**(config.encoder or {})))
+        if hasattr(self.encoder, "pooler"):
+            self.encoder.pooler = None  # the pooler head has its own
+        self.width = int(
+            getattr(self.encoder.config, "hidden_size", None) or self.encoder.config.dim
+        )
+        self.head = HEADS.get(config.head, _Own)(config, self.width)
+        own = isinstance(self.head, _Own)
+        self.dropout = nn.Identity() if own else nn.Dropout(config.dropout)
+        last: Any = nn.Identity() if own else nn.Linear(self.head.width, config.n_outputs)
+        self.classifier = last
+        self.takes_types = "token_type_ids" in inspect.signature(self.encoder.forward).parameters
+        self.encoded = nn.Identity()  # where states of a whole encoder enter
+        self.without_dropout: tuple[nn.Module, ...] = ()
+        self.states: Tensor | None = None  # of the batch, where they stand for frozen layers
+        self.post_init()
+
+    def train(self, mode: bool = True) -> EncoderWithHead:
+        """Set the training mode of all modules except ``without_dropout``."""
+        super().train(mode)
+        for module in self.without_dropout:
+            module.training = False
+        return self
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        windows: Tensor | None = None,
+        counted: Tensor | None = None,
+        places: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> SequenceClassifierOutput:
+        """Return logits ``(texts, n_outputs)``, of words ``(words, n_outputs)``, and the loss.
+
+        The batch is ``(sequences, tokens)``, padded on the right; a sequence is a text, or a window
+        of one. ``windows`` ``(texts,)`` is the number of windows of each text; ``counted``
+        ``(sequences, tokens)`` is 1 for the tokens that are taken from a window; ``places``
+        ``(words,)`` are the tokens of the batch that stand for a word, row after row; ``states``
+        ``(sequences, tokens, width)`` are those of :mod:`embedkit.finetuning.states`.
+        """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self.takes_types and token_type_ids is not None:
+            inputs["token_type_ids"] = token_type_ids
+        self.states = states  # until the next batch: gradient checkpointing computes layers again
+        if states is None or any(p.requires_grad for p in self.encoder.parameters()):
+            hidden = self.encoded(self.encoder(**inputs).last_hidden_state)
+        else:
+            hidden = states
+        if places is not None:
+            vectors = hidden.flatten(0, 1)[places]
+        elif windows is None or counted is None:
+            vectors = self.head(hidden, attention_mask)
+        else:
+            vectors = self.head.of_windows(hidden, attention_mask, counted, windows.tolist())
+        logits = self.classifier(self.dropout(vectors))
+        loss = None if labels is None else self.loss(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss, in float32."""
+        config, logits = self.config, logits.float()
+        if config.problem == "value":
+            target = (labels.float() - config.target_mean) / config.target_scale
+            return functional.mse_loss(logits[:, 0], target)
+        weights = None
+        if len(config.class_weights):
+            weights = torch.tensor(config.class_weights, device=logits.device)
+        smooth = config.label_smoothing
+        if config.problem == "sets":
+            return functional.binary_cross_entropy_with_logits(logits, labels.float())
+        if config.problem == "classes":
+            return functional.cross_entropy(logits, labels, weight=weights, label_smoothing=smooth)
+        target = labels.float() * (1 - smooth) + smooth / 2
+        each = functional.binary_cross_entropy_with_logits(logits[:, 0], target, reduction="none")
+        weight = torch.ones_like(each) if weights is None else weights[labels]
+        return (each * weight).sum() / weight.sum()
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        """Return probabilities ``(n, classes)``, or values ``(n,)``, in float64."""
+        logits = logits.double()
+        if self.config.problem == "value":
+            value: Tensor = logits[:, 0] * self.config.target_scale + self.config.target_mean
+            return value
+        if self.config.problem == "one_logit":
+            return torch.stack([torch.sigmoid(-logits[:, 0]), torch.sigmoid(logits[:, 0])], dim=1)
+        return logits.sigmoid() if self.config.problem == "sets" else logits.softmax(dim=1)
+
+
+class _Cls(nn.Module):
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return hidden[:, 0]
+
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        """Vectors ``(texts, width)`` from the hidden states of windows."""
+        return torch.stack([part.mean(0) for part in self(hidden, mask).split(sizes)])
+
+
+class _Pooler(_Cls):
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__(config, width)
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return torch.tanh(self.dense(hidden[:, 0]))
+
+
+class _Mean(_Cls):
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        weights = mask.unsqueeze(2).to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1)
+
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        weights = counted.unsqueeze(2).to(hidden.dtype)
+        sums: Any = (hidden * weights).sum(1)
+        counts: Any = weights.sum(1)
+        texts = zip(sums.split(sizes), counts.split(sizes), strict=True)
+        return torch.stack([total.sum(0) / count.sum(0) for total, count in texts])
+
+
+class _Cnn(_Cls):
+    """Convolutions that begin at every token, with zeros after the end of the text."""
+
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__(config, _FILTERS * len(config.cnn_widths))
+        self.spans = [int(span) for span in config.cnn_widths]
+        self.convolutions = nn.ModuleList(nn.Conv1d(width, _FILTERS, span) for span in self.spans)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        text = (hidden * mask.unsqueeze(2).to(hidden.dtype)).transpose(1, 2)
+        outside = ~mask.bool().unsqueeze(1)
+        maxima = []
+        for span, convolution in zip(self.spans, self.convolutions, strict=True):
+            windows = torch.relu(convolution(functional.pad(text, (0, span - 1))))
+            maxima.append(windows.masked_fill(outside, 0).amax(2))
+        return torch.cat(maxima, dim=1)
+
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        return torch.stack([part.amax(0) for part in self(hidden, mask).split(sizes)])
+
+
+class _Lstm(_Cls):
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        inner = max(width // 2, 1)
+        super().__init__(config, 2 * inner)
+        self.lstm = nn.LSTM(width, inner, batch_first=True, bidirectional=True)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            hidden.float(), mask.sum(1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        with torch.autocast(hidden.device.type, enabled=False):
+            _, (last, _) = self.lstm(packed)
+        return torch.cat([last[0], last[1]], dim=1)
+
+
+class _Own(_Cls):
+    """A module of the user's, which gives logits itself; of windows their mean."""
+
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__(config, config.n_outputs)
+        self.name, self.module = config.head, own_head(config.head)(width, config.n_outputs)
+        for part in self.module.modules():
+            part._is_hf_initialized = True  # transformers would draw its weights anew
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        logits: Tensor = self.module(hidden, mask)
+        if logits.shape != (len(hidden), self.width):
+            shapes = f"gives {tuple(logits.shape)}, not logits {(len(hidden), self.width)}"
+            raise UsageError(f"head={self.name!r} {shapes}.")
+        return logits
+
+
+HEADS: dict[str, Callable[[HeadConfig, int], Any]] = {
+    "cls": _Cls,
+    "pooler": _Pooler,
+    "mean": _Mean,
+    "cnn": _Cnn,
+    "lstm": _Lstm,
+    WORDS: _Cls,
+}
+
+
+def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWithHead:
+    """Return a copy of an encoder with a new random head; settings of :class:`HeadConfig`."""
+    config, dropout = plain.module.config, 0.1
+    # as the family's own classifier: its setting for heads if it has one, else the encoder's
+    for name in ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "dropout"):
+        if isinstance(value := getattr(config, name, None), int | float):
+            dropout = float(value)
+            break
+    torch.manual_seed(seed)
+    settings = {"dropout": dropout} | settings
+    model = EncoderWithHead(HeadConfig(encoder=config.to_dict(), **settings))
+    model.encoder.load_state_dict(plain.module.state_dict())
+    source, layer = embedding_layer(plain.module), embedding_layer(model.encoder)
+    if source is not None and layer is not None:  # one matrix in memory: training replaces it
+        layer.weight = nn.Parameter(source.weight.detach())
+    if isinstance(model.head, _Pooler) and (dense := pooler_layer(plain)) is not None:
+        model.head.dense.load_state_dict(dense.state_dict())
+    return model
+
+
+def pooler_layer(plain: PlainModel) -> nn.Linear | None:
+    """Return the linear layer of a checkpoint's pooler, if it has one."""
+    modules = [] if plain.pooler is None else list(plain.pooler.modules())
+    return next((module for module in modules if isinstance(module, nn.Linear)), None)

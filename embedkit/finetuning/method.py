@@ -1,0 +1,522 @@
+"""Fine-tuning as a method of cross-validation: how a fold is divided, trained and predicted.
+
+    a fold's training records ─┬─ trained on
+                               └─ validation: stops the training, chooses the epoch and thresholds
+    the fold's own records ──── predicted, once
+
+Nothing is chosen on the records that a fold holds out. A finished fold is a file, so that a run
+that was killed goes on with the next one, and a fold that was killed with its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+import transformers
+
+from embedkit import storage
+from embedkit.choices import HEADS, Pooling
+from embedkit.dataset.fold_models import FoldModels, SeenRecords
+from embedkit.encoding.checkpoint import Checkpoint
+from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.tokenizer import (
+    TextTokenizer,
+    choose_max_length,
+    load_tokenizer,
+    note_if_spelled_out,
+)
+from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
+from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
+from embedkit.finetuning.model import (
+    predict_logits,
+    read_to_train,
+    tokenized,
+    warn_of_cut,
+    write_model,
+)
+from embedkit.finetuning.options import TrainingOptions
+from embedkit.finetuning.training import Fold, FoldResult, saving, train_fold
+from embedkit.machine import __version__
+from embedkit.runs.cross_validation import Fits, FoldFit
+from embedkit.runs.figures import draw_training
+from embedkit.runs.metrics import Threshold
+from embedkit.runs.predictions import TestSet
+from embedkit.runs.run import FinetuneRun
+from embedkit.runs.split import TEST, UNUSED, Split, assign_folds
+from embedkit.storage import UNFINISHED
+from embedkit.types import Bool, Float64, Int64, ProgressCallback, no_progress
+from embedkit.units.target import Target
+from embedkit.units.units import Units
+
+logger = logging.getLogger(__name__)
+
+
+LIBRARIES = {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+VALIDATION_SEED = 104_729
+"""Added to the seed of the split: with that seed itself, validation records that all folds share
+would all be of one fold."""
+
+
+_FOLD_SEED = 1_009
+
+
+_DENOMINATOR = 20
+
+
+EPOCH = ("train_loss", "train_accuracy", "valid_loss", "valid_accuracy", "valid_score")
+
+
+_FIELDS = frozenset(
+    "task level head precision max_length prefix on_long stride threshold".split()  # noqa: SIM905
+)
+"""Options that are fields of ``run.json``; the others are in its ``settings``."""
+
+
+def divide(
+    split: Split, target: Target, options: TrainingOptions
+) -> tuple[list[dict[str, Int64]], Int64]:
+    """Return the subsets of every :class:`Fold`, and all records that choose thresholds.
+
+    The division depends on the split and the fraction alone, so that runs on one split have the
+    same validation records whatever their seeds. Where half of them choose thresholds, they are the
+    same in every fold, so that no model is trained on them and the threshold for the mean of all
+    models can be chosen on their mean predictions.
+    """
+    fraction, seed = options.validation, split.settings.seed + VALIDATION_SEED
+    if not fraction and split.n_folds == 1:
+        raise UsageError("folds=1: the baseline is of validation records; pass validation=0.1.")
+    chosen_from = partial(validation_records, group=split.group, strata=target.strata)
+    parts = split.subsets()
+    by_epoch = by_threshold = split.in_folds[:0]
+    if options.chooses_threshold:
+        trains = [train for train, _ in parts]
+        both = chosen_from(split.in_folds, fraction, seed=seed, trains=trains)
+        by_threshold = chosen_from(both, 0.5, seed=seed + 1)
+        by_epoch = np.setdiff1d(both, by_threshold)
+    divided = []
+    for fold, (train, held_out) in enumerate(parts):
+        valid = np.intersect1d(train, by_epoch)
+        if fraction and not options.chooses_threshold:
+            own = seed + _FOLD_SEED * (1 + fold)
+            valid = chosen_from(train, fraction, seed=own, trains=[train])
+        chooses = np.intersect1d(train, by_threshold)
+        few = options.chooses_threshold and len(np.unique(target.y[chooses])) < 2
+        if fraction and (few or not len(valid)):
+            raise UsageError(
+                f"validation={fraction:g}: the {len(train)} training records of fold {fold} are "
+                "too few, or too similar, to choose epoch or threshold= by some of them."
+            )
+        rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
+        divided.append({"train": rest, "valid": valid, "threshold": chooses, "held_out": held_out})
+    return divided, by_threshold
+
+
+def validation_records(
+    index: Int64,
+    fraction: float,
+    *,
+    group: Int64,
+    strata: Int64,
+    seed: int,
+    trains: Sequence[Int64] = (),
+) -> Int64:
+    """Return about a fraction of ``index``, groups never divided and classes spread evenly.
+
+    It is empty if the records are too few, or too similar. ``group`` and ``strata`` are of all
+    records; every array of ``trains`` keeps records of each of its classes.
+    """
+    near = Fraction(fraction).limit_denominator(max(_DENOMINATOR, math.ceil(1 / fraction)))
+    distinct, largest = len(np.unique(group[index])), int(np.bincount(strata[index]).max(initial=0))
+    folds = min(near.denominator, distinct, largest)
+    chosen = index[:0]
+    if folds >= 2:
+        count = max(round(fraction * folds), 1)
+        chosen = index[assign_folds(strata[index], group[index], folds, seed=seed) < count]
+    for train in trains:
+        lost = np.setdiff1d(strata[train], strata[np.setdiff1d(train, chosen)])
+        kept = group[chosen[np.isin(strata[chosen], lost)]]  # groups are never divided
+        chosen = chosen[~np.isin(group[chosen], kept)]
+    return chosen
+
+
+def choose_thresholds(
+    threshold: Threshold, y: Int64, proba: Float64, held_out: Bool
+) -> tuple[list[float], float]:
+    """Return the threshold of every fold's model, and the threshold of the mean of all models.
+
+    The mean needs its own: its probabilities are less spread than those of a single model. ``y``
+    ``(n,)`` and ``proba`` ``(models, n)`` are of validation records that no model was trained on; a
+    model's own threshold is chosen without the records that it is scored on (``held_out``).
+    """
+    each = [threshold.choose(y[~held], p[~held]) for p, held in zip(proba, held_out, strict=True)]
+    return each, threshold.choose(y, proba.mean(axis=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuned:
+    """An encoder with a head: a model for each fold, kept in a folder as soon as it is trained.
+
+    Fitting again with the same folder trains only the models that are not there.
+    """
+
+    checkpoint: Checkpoint
+    tokenizer: TextTokenizer
+    options: TrainingOptions  # all decided
+    device: torch.device
+    folder: Path = Path()
+    earlier: tuple[Path, FinetuneRun] | None = None  # run whose training goes on, and its folder
+
+    @classmethod
+    def of(
+        cls, checkpoint: Checkpoint, options: TrainingOptions, data: Units, *, device: torch.device
+    ) -> Self:
+        """Return the method for some units, with all options decided but those of training."""
+        frozen = str(options.freeze_layers)
+        if frozen.isdigit() and int(frozen) > checkpoint.n_layers:
+            count = checkpoint.n_layers
+            raise UsageError(f"freeze_layers={frozen}: the encoder has {count} layers.")
+        tokenizer = load_tokenizer(checkpoint)
+        note_if_spelled_out(checkpoint, tokenizer, data.records.column("text"))
+        length = choose_max_length(checkpoint, tokenizer, options.max_length)
+        stride = options.stride
+        if options.on_long == "window" and stride is None:
+            stride = length // 4
+        prefix = checkpoint.prefix_or_own(options.prefix)
+        options = replace(options, max_length=length, prefix=prefix, stride=stride)
+        method = cls(checkpoint=checkpoint, tokenizer=tokenizer, options=options, device=device)
+        tokenizer.room(method.tokens, paired=data.pairs)
+        return method
+
+    @property
+    def tokens(self) -> TokenizerSettings:
+        """How texts are tokenized."""
+        o = self.options
+        assert o.max_length is not None
+        assert o.prefix is not None
+        return TokenizerSettings(o.max_length, o.on_long, o.stride or 0, o.prefix)
+
+    def tokenized(self, units: Units) -> Units:
+        """Return units whose inputs are tokens, with a warning if texts are cut."""
+        units = tokenized(units, self.tokenizer, self.tokens)
+        warn_of_cut(_texts(units), units.name, self.tokens.max_length)
+        return units
+
+    def test_set(
+        self, further: Units | None, units: Units, target: Target, split: Split
+    ) -> TestSet | None:
+        """Return the test set of the split, or a further one, tokenized."""
+        if further is None:
+            return TestSet.of_split(split, units, target)
+        split.check_test(further.name)
+        return TestSet.further(self.tokenized(further), units, target, name=further.name)
+
+    def decided(self, units: Units, target: Target, split: Split) -> Self:
+        """Return the method with all options decided; raises what would end the fit."""
+        divided, _ = divide(split, target, self.options)
+        fewest = min(len(np.unique(units.place[subsets["train"]])) for subsets in divided)
+        checkpoint, own = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
+        head = "mean" if own and checkpoint.is_sentence_encoder else "cls"
+        if self.earlier is None:
+            return replace(self, options=self.options.decided(texts=fewest, head=head))
+        folder, earlier = self.earlier
+        head = earlier.head if earlier.head in HEADS else head  # another one is code: named again
+        decided = replace(self, options=self.options.decided(texts=fewest, head=head))
+        options = decided.options
+        for what, before, now in (
+            ("split", earlier.split.fingerprint, split.fingerprint),
+            ("label", earlier.classes, target.classes),
+            ("head", earlier.head, options.head_name),
+            ("input", earlier.tokens, self.tokens),
+            ("validation", earlier.settings["validation"], options.validation),
+            ("threshold", earlier.threshold_metric is not None, options.chooses_threshold),
+        ):
+            if before != now:  # a model would be scored on records that it has seen
+                raise MismatchError(
+                    f"model='{folder}' was trained with another {what}: {before}, now {now}. Going "
+                    f"on needs the same; repeat its options with split='{folder}/split.parquet'."
+                )
+        return decided
+
+    def identity(self, data: Units, test: Units | None, split: Split) -> dict[str, Any]:
+        """Return everything that shapes a run."""
+        return {
+            "source": list(data.source),
+            "reading": data.reading,
+            "split": split.fingerprint,
+            "test": test and {"source": list(test.source), "reading": test.reading},
+            "model": dict(sorted(self.checkpoint.sha256.items())),
+            "earlier": self.earlier and storage.file_sums(self.earlier[0]),
+            **asdict(self.options),
+            "device": self.device.type,
+            "versions": {"embedkit": __version__, **LIBRARIES},
+        }
+
+    def folds(self, units: Units, target: Target, split: Split) -> tuple[list[Fold], Int64]:
+        """Return the folds, and the units that choose thresholds."""
+        divided, choosing = divide(split, target, self.options)
+        texts = _texts(units)
+        folds = [
+            Fold(
+                number=number,
+                name=f"fold {number + 1} of {len(divided)}",
+                texts=texts,
+                record=units.place,
+                target=target,
+                options=self.options,
+                seed=self.options.seed + _FOLD_SEED * number,
+                device=self.device,
+                pad_id=self.tokenizer.pad_id,
+                work=self.folder / UNFINISHED / "checkpoints" / f"fold-{number}",
+                **subsets,
+            )
+            for number, subsets in enumerate(divided)
+        ]
+        return folds, choosing
+
+    def fit(
+        self,
+        units: Units,
+        target: Target,
+        split: Split,
+        *,
+        test: TestSet | None = None,
+        progress: ProgressCallback = no_progress,
+    ) -> Fits:
+        """Train the models that are not finished; new units get the mean of all models.
+
+        The inner predictions of a fold are of its validation units, by its own model, which was
+        fitted neither on them nor on the fold.
+        """
+        folds, choosing = self.folds(units, target, split)
+        results = list(self._results(folds, choosing, test, progress))
+        chosen, final = self._thresholds(folds, results, target, choosing)
+        fits = []
+        for fold, result, threshold in zip(folds, results, chosen, strict=True):
+            seen = np.isin(choosing, fold.threshold)
+            more = [p for p, own in zip(result.threshold_proba, seen, strict=True) if own]
+            validates = len(fold.valid) > 0
+            fits.append(
+                FoldFit(
+                    proba=np.array(result.proba),
+                    model=result,
+                    inner=np.concatenate([fold.valid, fold.threshold]) if validates else None,
+                    inner_proba=np.array([*result.valid_proba, *more]) if validates else None,
+                    inner_threshold=threshold,
+                    threshold=threshold,
+                )
+            )
+        return Fits(
+            folds=fits,
+            test=np.mean([result.test_proba for result in results], axis=0) if test else None,
+            threshold=final,
+            fit_seconds=sum(result.fit_seconds for result in results)
+            + ((self.earlier and self.earlier[1].cost.fit_seconds) or 0.0),
+            predict_seconds=sum(result.predict_seconds for result in results),
+        )
+
+    def _thresholds(
+        self, folds: Sequence[Fold], results: Sequence[FoldResult], target: Target, choosing: Int64
+    ) -> tuple[list[float | None], float | None]:
+        """The threshold of each fold, and the one of the mean of all models."""
+        decision = self.options.decision
+        if decision is None or decision.value is not None:
+            value = None if decision is None else decision.value
+            return [value] * len(folds), value
+        held_out = np.array([np.isin(choosing, fold.held_out) for fold in folds])
+        proba = np.array([result.threshold_proba for result in results])[:, :, 1]
+        each, final = choose_thresholds(decision, target.y[choosing], proba, held_out)
+        return [*each], final
+
+    def _results(
+        self,
+        folds: Sequence[Fold],
+        choosing: Int64,
+        test: TestSet | None,
+        progress: ProgressCallback,
+    ) -> Iterator[FoldResult]:
+        """Train the models that are not finished, and yield the results of all."""
+        encoder: PlainModel | None = None
+        for fold in folds:
+            result = _read_result(self.folder, fold)
+            if result is None:
+                settings = _head_settings(fold)
+                if self.earlier is None:
+                    encoder = encoder or self._encoder()
+                    start = build_model(encoder, seed=fold.seed, **settings)
+                else:
+                    start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
+                model, result = train_fold(fold, start, progress=progress)
+                _predict(fold, model, result, choosing, test)
+                self._keep(fold, model, result)
+                storage.remove_tree(fold.work)
+            yield result
+
+    def _encoder(self) -> PlainModel:
+        pad_id, cpu = self.tokenizer.pad_id, torch.device("cpu")
+        encoder = load_model(self.checkpoint, pad_id=pad_id, device=cpu, dtype=torch.float32)
+        if self.options.head == "pooler" and pooler_layer(encoder) is None:
+            message = "%s has no pooler weights; the head starts with random ones"
+            logger.warning(message, self.checkpoint.name)
+        return encoder
+
+    def _keep(self, fold: Fold, model: EncoderWithHead, result: FoldResult) -> None:
+        """Write a fold's model to its final place, then its result, and last their checksums."""
+        folder, classes, length = self.folder, fold.target.classes, self.tokens.max_length
+        ready, final = folder / UNFINISHED / "model", folder / "model" / fold.model
+        for old in (ready, final):
+            if old.is_dir():
+                storage.remove_tree(old)
+        file = folder / _result_file(fold)
+        for place in (ready, final.parent, file.parent):
+            storage.make_folder(place)
+        with saving(ready):
+            write_model(model, self.tokenizer, ready, classes=classes, max_length=length)
+        storage.sync_tree(ready)
+        storage.publish_folder(ready, final)
+        storage.write_durably(file, json.dumps(asdict(result)).encode(), scratch=file.parent)
+        written = {
+            path.relative_to(folder).as_posix(): storage.file_sha256(path)
+            for path in (file, *final.iterdir())
+        }
+        storage.write_sums(folder, storage.file_sums(folder, torn=True) | written, scratch=folder)
+
+    def write(
+        self, units: Units, target: Target, split: Split, results: Sequence[FoldResult]
+    ) -> None:
+        """Write the log of the training, and which model has not seen which record."""
+        logs = [result.log for result in results]
+        lines = [{"fold": fold, **line} for fold, log in enumerate(logs) for line in log]
+        content = "".join(json.dumps(line) + "\n" for line in lines)
+        storage.write_durably(self.folder / "training.jsonl", content.encode(), scratch=self.folder)
+        draw_training(self.folder, logs, metric="macro-F1" if target.classes else "R²")
+        made, numbers = split if split.records is None else split.records, range(len(results))
+        models = FoldModels(
+            models=tuple(f"fold-{number}" for number in numbers),
+            fold_of_model=tuple(numbers),
+            split=split.fingerprint,
+            source=units.source,
+            **asdict(self.tokens),
+        )
+        folds = np.where(made.folds == UNUSED, TEST, made.folds)  # of no model
+        SeenRecords(self.folder, models, made.row, units.records.key, folds).write()
+
+    def content(self, units: Units, results: Sequence[FoldResult]) -> dict[str, Any]:
+        """Return what ``run.json`` says of the method, and of its models."""
+        options, texts = self.options, _texts(units)
+        settings = asdict(options) | {"head_learning_rate": options.head_rate}
+        names = [f"fold-{number}" for number in range(len(results))]
+        past = {} if self.earlier is None else self.earlier[1].history
+        done = {name: past[name][-1]["epoch"] if past.get(name) else 0.0 for name in names}
+        each = list(zip(names, results, strict=True))
+        return {
+            "estimator": "finetune",
+            "features": "text",
+            "task": options.task,
+            "level": options.level,
+            "head": options.head_name,
+            "precision": options.precision,
+            "tokens": self.tokens,
+            "pad_id": int(self.tokenizer.pad_id),
+            "type_vocab": int(self.checkpoint.config.get("type_vocab_size") or 0),
+            "settings": {name: value for name, value in settings.items() if name not in _FIELDS},
+            "views": (),
+            "models": tuple(names),
+            "epochs": tuple(done[name] + result.epoch for name, result in each),
+            "history": {
+                name: (*past.get(name, ()), *history_of(result.log, done[name]))
+                for name, result in each
+            },
+            "truncated": {
+                "records": int(texts.cut.sum()),
+                "tokens": int(texts.n_tokens.sum()) - len(texts.ids),
+                "tokens_all": int(texts.n_tokens.sum()),
+            },
+        }
+
+
+def _texts(units: Units) -> TokenizedTexts:
+    """The tokens of all records of units."""
+    texts: TokenizedTexts = units.records.inputs(np.arange(len(units.records)))
+    return texts
+
+
+def _result_file(fold: Fold) -> str:
+    return f"{UNFINISHED}/folds/{fold.model}.json"
+
+
+def _read_result(folder: Path, fold: Fold) -> FoldResult | None:
+    """Read the result of a fold; ``None`` if it is not finished, or damaged."""
+    name = _result_file(fold)
+    if name not in storage.file_sums(folder, torn=True):
+        return None
+    try:
+        files = [name, f"model/{fold.model}"]
+        storage.check_files(folder, files, advice="Its model is trained again.")
+    except DamagedError as error:
+        logger.warning("%s", error)
+        return None
+    return FoldResult(**json.loads((folder / name).read_text("utf-8")))
+
+
+def _predict(
+    fold: Fold, model: EncoderWithHead, result: FoldResult, choosing: Int64, test: TestSet | None
+) -> None:
+    """Add the predictions of a fold's model to its result."""
+
+    def proba(texts: TokenizedTexts) -> list[Any]:
+        precision = fold.options.precision
+        logits = predict_logits(model, texts, pad_id=fold.pad_id, precision=precision)
+        return list(model.outputs(logits).tolist())
+
+    started = time.process_time()  # what else the machine does is no cost of the method
+    result.proba = proba(fold.texts_of(fold.held_out))
+    result.predict_seconds = time.process_time() - started
+    result.test_proba = proba(test.units.inputs(test.everything)) if test else []
+    result.valid_proba = proba(fold.texts_of(fold.valid))
+    result.threshold_proba = proba(fold.texts_of(choosing))
+
+
+def _head_settings(fold: Fold) -> dict[str, Any]:
+    """Fields of the head's configuration; class weights, mean and scale are of training records."""
+    options, target, y = fold.options, fold.target, fold.target.y[fold.train]
+    settings: dict[str, Any] = {
+        "head": options.head_name,
+        "cnn_widths": list(options.cnn_widths),
+        "label_smoothing": options.label_smoothing,
+    }
+    if options.dropout is not None:
+        settings["dropout"] = options.dropout
+    if not target.classes:
+        scale = {"target_mean": float(y.mean()), "target_scale": float(y.std()) or 1.0}
+        return {**settings, "problem": "value", "n_outputs": 1, **scale}
+    if options.class_weight is not None:
+        counts = np.bincount(y, minlength=len(target.classes))
+        settings["class_weights"] = (len(y) / (len(counts) * np.maximum(counts, 1))).tolist()
+    if options.one_logit:
+        return {**settings, "problem": "one_logit", "n_outputs": 1}
+    problem = "classes" if target.separator is None else "sets"
+    return {**settings, "problem": problem, "n_outputs": len(target.classes)}
+
+
+def history_of(log: Sequence[dict[str, Any]], done: float) -> tuple[dict[str, float], ...]:
+    """Losses and scores of each epoch of a model, after those that an earlier run has done."""
+    epochs: dict[float, dict[str, float]] = {}
+    for line in log:
+        if values := {name: line[name] for name in EPOCH if name in line}:
+            epoch = done + line["epoch"]
+            epochs.setdefault(epoch, {"epoch": epoch}).update(values)
+    return tuple(epochs[epoch] for epoch in sorted(epochs))

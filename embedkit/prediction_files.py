@@ -1,0 +1,228 @@
+"""Files of predictions for people and competitions: CSV, TSV, JSON Lines and Parquet.
+
+A submission names its own columns (``--submission id=ID,target=label``); every other file has the
+id, the prediction and a probability for each class. Files of other tools are read here too, to be
+compared with runs: by id, and refused with counts where ids are missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedkit import storage
+from embedkit.display import HARMLESS, json_line, visible
+from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.runs.predictions import invalid_proba
+from embedkit.storage import read_table
+from embedkit.types import Float64
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The prediction for one text.
+
+    ``proba`` has the probability of every label by its readable name; of a regression it is empty,
+    and the label is the value as text.
+    """
+
+    label: str
+    proba: dict[str, float]
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WordPrediction:
+    """The prediction for a word: its number in the text, and ``text[start:end]``."""
+
+    word: int
+    text: str
+    start: int
+    end: int
+    prediction: Prediction
+
+
+_ROUNDING = 1e-6
+
+
+_COLUMNS = {"word": "int64", "text": "string", "fold": "string"}
+
+
+_FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
+
+
+PredictedRecord = tuple[dict[str, Any], Prediction]
+"""A row of a prediction file: ``row`` and ``id`` of a record, of words ``word`` and ``text``, of
+folds ``fold``; and the prediction."""
+
+
+def with_columns(
+    predictions: Iterable[Prediction], **columns: Iterable[Any]
+) -> Iterator[PredictedRecord]:
+    """Yield predictions with the values of their records, by the names of columns."""
+    for *values, prediction in zip(*columns.values(), predictions, strict=True):
+        yield dict(zip(columns, values, strict=True)), prediction
+
+
+Submission = tuple[str, str]
+"""Names of the two columns of a submission: of the id, and of the label or value."""
+
+
+def write_prediction_file(
+    records: Iterable[PredictedRecord],
+    names: Sequence[str],
+    out: Path | None,
+    *,
+    as_json: bool = False,
+    more: Sequence[str] = (),
+    submission: Submission | None = None,
+    overwrite: bool = False,
+) -> int:
+    """Write predictions to a file, which appears when it is complete; return their number.
+
+    The ending of the file decides the format; without a file TSV, or JSON lines, is printed.
+    ``names`` are those of the classes, ``more`` of the columns ``word``, ``text`` and ``fold``. A
+    submission has the columns of id and answer alone.
+    """
+    kind = "jsonl" if as_json else "tsv"
+    if out is not None:
+        kind = file_format(out)
+    answer, of_answer = ("label", "string") if names else ("value", "float64")
+    columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in more}
+    columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
+    rows = (_fields(*record, flat=kind != "jsonl") for record in records)
+    if submission is not None:
+        columns = {submission[0]: "string", submission[1]: of_answer}
+        rows = (dict(zip(columns, (f["id"], f[answer]), strict=True)) for f in rows)
+    if out is not None and kind == "parquet":
+        import pyarrow as pa
+
+        schema = pa.schema([(name, pa.type_for_alias(type_)) for name, type_ in columns.items()])
+        table = pa.Table.from_pylist(list(rows), schema)
+        storage.write_files({out: storage.parquet_bytes(table)}, overwrite=overwrite)
+        return int(table.num_rows)
+    header = [] if kind == "jsonl" else [dict(zip(columns, columns, strict=True))]
+    count = 0
+    sink = _Printed() if out is None else io.StringIO()
+    table = csv.writer(sink, lineterminator="\n")
+    for fields in chain(header, rows):
+        count += 1
+        values = [f"{v:.6f}" if isinstance(v, float) else str(v) for v in fields.values()]
+        if kind == "jsonl":
+            sink.write(json_line(fields) + "\n")
+        elif kind == "csv":
+            table.writerow(values)
+        else:  # without quotes: characters that would break the line become spaces
+            sink.write("\t".join(re.sub(r"[\t\r\n]", " ", value) for value in values) + "\n")
+    if out is not None:
+        storage.write_files({out: sink.getvalue().encode()}, overwrite=overwrite)
+    return count - len(header)
+
+
+def parse_submission(text: str | None) -> Submission | None:
+    """Read the two column names of a submission, such as ``id,label``.
+
+    >>> parse_submission("id,judgement")
+    ('id', 'judgement')
+    """
+    if text is None:
+        return None
+    first, _, second = (name.strip() for name in text.partition(","))
+    if not first or not second or "," in second or first == second:
+        raise UsageError(
+            f"submission={text!r}: expected two column names, of the id and of the answer, such as "
+            "id,label."
+        )
+    return first, second
+
+
+def file_format(out: Path, *, name: str = "out") -> str:
+    """Return ``tsv``, ``csv``, ``jsonl`` or ``parquet`` by the ending of a file."""
+    if out.suffix not in _FORMATS:
+        raise UsageError(
+            f"{name}={str(out)!r}: expected a name ending in .tsv, .csv, .jsonl or .parquet."
+        )
+    return _FORMATS[out.suffix]
+
+
+def read_prediction_files(
+    paths: Sequence[Path], classes: Sequence[str]
+) -> tuple[list[int], list[str], list[Float64]]:
+    """Read files that ``embedkit predict`` wrote for the same corpus.
+
+    Return the rows and ids of the records, and the probabilities ``(n, classes)`` of each file.
+    """
+    tables = [_table(path) for path in paths]
+    columns = ["row", "id", *(f"proba_{name}" for name in classes)]
+    proba, records = [], list[list[Any]]()
+    for path, table in zip(paths, tables, strict=True):
+        missing = [name for name in columns if name not in table.column_names]
+        if missing:
+            raise UsageError(
+                f"{path} has no column {missing[0]!r}; expected a table that embedkit predict "
+                "writes without label_names and submission."
+            )
+        own = [table[name].to_pylist() for name in ("row", "id")]
+        records = records or own
+        if own != records:
+            raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
+        proba.append(_probabilities(path, table, columns[2:]))
+    return records[0], records[1], proba
+
+
+def _probabilities(path: Path, table: Any, columns: Sequence[str]) -> Float64:
+    """Return ``(n, classes)`` probabilities, whose rows sum to 1 within their six decimals."""
+    proba = np.stack([storage.numbers(table[name]) for name in columns], axis=1)
+    problem = f"a column of {', '.join(columns):.80} does not hold numbers"
+    if proba.dtype.kind in "fi":
+        tolerance = len(columns) * _ROUNDING
+        problem = invalid_proba(storage.numbers(table["row"]), proba, tolerance=tolerance)
+    if problem:
+        raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
+    return proba.astype(np.float64)
+
+
+def _fields(fields: dict[str, Any], prediction: Prediction, *, flat: bool) -> dict[str, Any]:
+    """Fields of a record; ``flat`` with a column for each probability, as in tables."""
+    if prediction.value is not None:
+        return fields | {"value": prediction.value}
+    proba: dict[str, Any] = {"proba": prediction.proba}
+    if flat:
+        proba = {f"proba_{name}": p for name, p in prediction.proba.items()}
+    return fields | {"label": prediction.label} | proba
+
+
+class _Printed(io.StringIO):
+    """Standard output without escape codes from files."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(visible(text, keep=HARMLESS))
+
+
+def _table(path: Path) -> Any:
+    import pandas as pd
+    import pyarrow as pa
+
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist. Make it with embedkit predict.")
+    try:
+        if path.suffix == ".parquet":
+            return read_table(path)
+        separator, quoting = (
+            (",", csv.QUOTE_MINIMAL) if path.suffix == ".csv" else ("\t", csv.QUOTE_NONE)
+        )
+        types = {"row": "int64", "id": str, "label": str}
+        return pa.Table.from_pandas(
+            pd.read_csv(path, sep=separator, quoting=quoting, dtype=types, keep_default_na=False)
+        )
+    except (ValueError, OSError) as error:
+        raise storage.unreadable(path, error) from error

@@ -1,0 +1,166 @@
+"""Datasets and corpora at an address: s3://, gs://, az://, hf:// and https://.
+
+    address --store_of--> fsspec's file system --> a copy in the cache, kept by the store's checksum
+    folder --upload--> files whose checksum the store does not have yet, SHA256SUMS last
+
+Names that a remote list gives become paths by :func:`~embedkit.storage.path_inside` alone. An
+address may carry a password or a signature; what is written or shown has neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedkit.choices import one_of as one_of
+from embedkit.errors import EmbedkitError, OutputExistsError, StorageError, UsageError, first_line
+from embedkit.types import AnyPath
+
+if TYPE_CHECKING:
+    pass
+from embedkit.storage import SUMS, file_sums, without_secrets
+
+PROTOCOLS = ("https", "http", "s3", "gs", "az", "hf")
+"""Protocols of addresses, by the packages of fsspec."""
+
+
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
+
+
+_TAG = re.compile(r"[0-9a-f]{32}(-[1-9][0-9]{0,4})?")
+
+
+_TAGGED_BYTES = 50 << 20  # parts in which s3fs sends large files
+
+
+_READ_BYTES = 8 << 20
+
+
+def cache_folder() -> Path:
+    """The folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
+
+
+def address_of(path: AnyPath) -> str:
+    """The address, such as ``s3://bucket/name``, that a path spells; empty for a local path."""
+    match = _ADDRESS.fullmatch(os.fspath(path))  # of which pathlib has removed a slash
+    if match is None:
+        return ""
+    address = f"{match[1]}://{match[2]}"
+    shown = without_secrets(address)
+    if match[1] not in PROTOCOLS or "::" in address:  # fsspec has more, and chains of them
+        known = ", ".join(f"{name}://" for name in PROTOCOLS)
+        raise UsageError(f"{shown}: expected a path, or an address of {known}.")
+    spelled.update({address: shown, os.fspath(path): shown})
+    return address
+
+
+spelled: dict[str, str] = {}
+"""Addresses as they may be shown, by how they were given and by the path of the local copy."""
+
+
+def as_given(text: str) -> str:
+    """A text with the addresses of object stores as they were given, without their secrets."""
+    for path, address in spelled.items():
+        text = text.replace(path, address).replace(f"{address}.incomplete", f"{path}.incomplete")
+    return text
+
+
+def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) -> None:
+    """Copy a sealed folder to an object store, where it is complete when it has the file ``last``.
+
+    The file ``first`` tells that the files there are of this folder, so that an interrupted upload
+    is continued. Both are written only where there are none, unless they may be replaced. Files
+    that are there with the same content stay, unless all may be replaced.
+    """
+    sums = file_sums(folder)
+    with store_of(address) as (store, root):
+
+        def create(name: str) -> bytes | None:
+            """Write a file where there is none; else return the one that is there."""
+            content, place = (folder / name).read_bytes(), f"{root}/{name}"
+            try:
+                store.pipe_file(place, content, mode="create")
+            except FileExistsError:
+                existing = bytes(store.cat_file(place))
+                if existing != content and not replace:
+                    problem = "holds another dataset, or a part of it. Pass another out="
+                    shown = without_secrets(address)
+                    raise OutputExistsError(f"{shown} {problem}, or overwrite=True.") from None
+                return existing
+            return None
+
+        existing = create(first)
+        there = {n[len(root) + 1 :]: d for n, d in store.find(root, detail=True).items()}
+
+        def stays(name: str) -> bool:
+            """True if this content is there, by the checksum of the store, else by reading it."""
+            if name not in there or there[name]["size"] != (folder / name).stat().st_size:
+                return False
+            tag = str(there[name].get("ETag") or "").strip('"')
+            return (
+                _has_tag(folder / name, tag) or stored_sha256(store, f"{root}/{name}") == sums[name]
+            )
+
+        kept = {first} if existing is None else {n for n in sums if not replace and stays(n)}
+        todo = [name for name in sums if name not in kept]
+        if last in there and any(name in there for name in todo if name not in (first, last)):
+            store.rm_file(f"{root}/{last}")
+        for name in [*(n for n in todo if n != last), SUMS]:
+            store.put_file(str(folder / name), f"{root}/{name}")
+        if create(last) is not None:
+            store.put_file(str(folder / last), f"{root}/{last}")
+        for name in there.keys() - {*sums, SUMS}:
+            store.rm_file(f"{root}/{name}")
+
+
+def _has_tag(file: Path, tag: str) -> bool:
+    """True if a file has this ETag of S3: its MD5, or that of the MD5 of its parts."""
+    parts = int(tag.partition("-")[2] or 0) if _TAG.fullmatch(tag) else -1
+    if parts < 0:
+        return False
+    digests = []
+    with file.open("rb") as stream:
+        while part := stream.read(_TAGGED_BYTES if parts else -1):
+            digests.append(hashlib.md5(part, usedforsecurity=False))
+    if parts:
+        whole = hashlib.md5(b"".join(d.digest() for d in digests), usedforsecurity=False)
+        return f"{whole.hexdigest()}-{len(digests)}" == tag
+    return [d.hexdigest() for d in digests] == [tag]
+
+
+def stored_sha256(store: Any, place: str) -> str:
+    """SHA-256 in hex of the bytes of a file in an object store, which are all read."""
+    digest = hashlib.sha256()
+    with store.open(place, "rb") as stream:
+        while data := stream.read(_READ_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def store_of(
+    address: str, *, error: type[EmbedkitError] = StorageError
+) -> Iterator[tuple[Any, str]]:
+    """The file system of an address, and the path in it; an ``error`` if it cannot be reached."""
+    import fsspec
+
+    shown = without_secrets(address)
+    try:
+        store, root = fsspec.url_to_fs(address)
+        store.invalidate_cache()
+        yield store, root.rstrip("/")
+    except ImportError as problem:  # its message says what to install
+        raise error(f"{shown}: {first_line(problem)}.") from problem
+    except EmbedkitError:
+        raise
+    except FileNotFoundError as problem:
+        raise error(f"{shown} does not exist.") from problem
+    except Exception as problem:  # every file system has errors of its own
+        reason = without_secrets(first_line(problem)).rstrip(".")
+        raise error(f"{shown} cannot be reached: {reason}.") from problem
