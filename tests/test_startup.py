@@ -31,7 +31,7 @@ COMMANDS = {
     "split data --folds 2": LEARNING,
     "train data --folds 2 --out a": f"{LEARNING} matplotlib",
     "train data --folds 2 --features tfidf --out b": f"{LEARNING} matplotlib",
-    "probe data --folds 2 --out c": f"{LEARNING} matplotlib",
+    "probe data --out c": f"{LEARNING} matplotlib",
     "predict tfidf --text text": LEARNING,
     "predict vectors data": LEARNING,
 }
