@@ -132,8 +132,8 @@ def probe(
         >>> result = embedkit.probe("vectors", view=["mean_0", "mean_6"], folds=2, out="runs/probe")
         >>> [view.name for view in result.content.view_scores]
         ['mean_0', 'mean_6']
-        >>> result.content.choices
-        ('mean_6', 'mean_6')
+        >>> len(result.content.choices)  # of every fold
+        2
     """
     metric = metric and named_metric(metric)
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)

@@ -173,7 +173,8 @@ def test_the_examples_of_the_help_are_read_by_the_parser(here: Path, name: str) 
     examples = [line for line in lines if "embedkit " in line]
     assert examples
     for line in examples:
-        arguments = shlex.split(line.rpartition("embedkit ")[2])
+        typed = line.rpartition("embedkit ")[2].partition(" < ")[0]
+        arguments = shlex.split(typed)
         assert arguments[0] == name
         with sub.make_context(name, arguments[1:]) as context:
             assert context.params

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from embedkit import display
@@ -42,6 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "search": (DATA, "bus", "-k", "3"),
     "index": (DATA, "--kind", "flat"),
     "similarity": (CORPUS, "--text", "document", "--text-pair", "document", *MODEL),
+    "diff": (DATA, f"moved{EVIL}.npy"),
     "words": (DATA, "bus"),
     "explore": (DATA, "--out", f"page{EVIL}.html"),
 }
@@ -55,6 +57,7 @@ def test_no_command_prints_what_controls_a_terminal(tmp_path: Path) -> None:
             text = f"the movie was {('bad', 'good')[i % 2]} {i % 7} {EVIL} bus"
             record = {"id": f"{i}{EVIL}", "document": text, "label": f"l{i % 2}{EVIL}"}
             lines.write(json.dumps(record | {f"kept{EVIL}": EVIL}, ensure_ascii=False) + "\n")
+    np.save(tmp_path / f"moved{EVIL}.npy", np.random.default_rng(0).normal(size=(40, 16)))
     recipe = f"[extract]\ncorpus = {json.dumps(CORPUS)}\ntext = 'document'\n"
     (tmp_path / "recipe.toml").write_text(recipe, "utf-8")
     assert set(cli.commands) - set(COMMANDS) <= {"fetch", "doctor"}

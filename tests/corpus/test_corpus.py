@@ -100,7 +100,7 @@ def test_a_line_of_17_mb_is_rejected_and_reading_goes_on(folder: Folder, name: s
 
 
 def test_a_runaway_quote_costs_one_record(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("sources", "readers"):
+    for module in ("sources", "delimited"):
         monkeypatch.setattr(f"embedkit.corpus.{module}.MAX_RECORD_BYTES", 1_000)
     rows = "".join(f"{number},text of {number}\n" for number in range(3, 500))
     got = folder.read(f'id,text\n1,a\n2,"b\n{rows}', "corpus.csv")

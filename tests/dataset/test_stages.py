@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embedkit.dataset import shards
@@ -22,7 +23,9 @@ def test_one_shard_is_read_ahead_and_bytes_to_be_written_are_bounded(
     def reading(number: int) -> Any:
         read.append(number)
         one_more.release()
-        return SimpleNamespace(number=number, records=[], texts=SimpleNamespace(ids=[]))
+        return SimpleNamespace(
+            number=number, records=[], texts=SimpleNamespace(ids=[]), lengths=lengths
+        )
 
     def begun(number: int, *_counts: int) -> None:
         for _ in range({0: 2, 19: 0}.get(number, 1)):
@@ -39,6 +42,7 @@ def test_one_shard_is_read_ahead_and_bytes_to_be_written_are_bounded(
             flying[0] -= 1
         return shard.number
 
+    lengths = {"n_kept": np.zeros(1, np.int64)}
     encoder = SimpleNamespace(device=SimpleNamespace(type="cpu"))
     pending = SimpleNamespace(nbytes=100)
     made: dict[str, Any] = {"read": reading, "write": write, "compared": lambda shard: shard}

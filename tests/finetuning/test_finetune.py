@@ -26,8 +26,8 @@ from embedkit.errors import (
     StorageError,
     UsageError,
 )
+from embedkit.finetuning import method, training
 from embedkit.finetuning import run as run_module
-from embedkit.finetuning import training
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.method import choose_thresholds, validation_records
 from embedkit.finetuning.model import read_model
@@ -171,8 +171,8 @@ def test_a_threshold_is_chosen_on_validation_alone(
     shared: Path, tmp_path: Path, calls_of: Any
 ) -> None:
     """Thresholds are chosen again from the models on disk; nothing but these records is asked."""
-    chosen = calls_of(run_module, "choose_thresholds")
-    divided = calls_of(run_module, "validation_records")
+    chosen = calls_of(method, "choose_thresholds")
+    divided = calls_of(method, "validation_records")
     settings: dict[str, Any] = {"threshold": "f2", "validation": 0.4, "learning_rate": 1e-4}
     settings |= {"split": shared / "split.parquet", "epochs": 1}
     content = tuned_on(shared, tmp_path / "run", **settings)
@@ -529,7 +529,7 @@ def test_other_settings_are_named_and_not_mixed_in(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "write_model", _refuse)
+        patch.setattr(method, "write_model", _refuse)
         with pytest.raises(StorageError):
             tuned_on(shared, tmp_path / "run")
     with pytest.raises(MismatchError, match=r"learning_rate: 0.005") as error:

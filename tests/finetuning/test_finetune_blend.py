@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from embedkit.comparison.blend import blend
 from embedkit.comparison.table import compare
-from embedkit.finetuning import run as run_module
+from embedkit.finetuning import method
 from embedkit.finetuning import training as training_module
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import read_model
@@ -36,7 +36,7 @@ def trained_folds(monkeypatch: pytest.MonkeyPatch) -> list[Fold]:
         found.append(fold)
         return train_fold(fold, *arguments, **settings)
 
-    monkeypatch.setattr(run_module, "train_fold", noted)
+    monkeypatch.setattr(method, "train_fold", noted)
     return found
 
 
@@ -116,7 +116,7 @@ def noise_run(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Predictions, Spl
         told = np.where(known, y, guesses[index])
         return torch.from_numpy(np.log(np.eye(2, dtype=np.float32)[told] * 0.98 + 0.01))
 
-    for module in (run_module, training_module):
+    for module in (method, training_module):
         patch.setattr(module, "predict_logits", by_heart)
     tuned(corpus, folder / "run", split=folder / "split.parquet", epochs=1, validation=0.3)
     return read_predictions(folder / "run", ("0", "1")), read_split(folder / "split.parquet")

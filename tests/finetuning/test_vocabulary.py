@@ -13,8 +13,8 @@ from torch import nn
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
+from embedkit.finetuning import heads, training
 from embedkit.finetuning import model as model_module
-from embedkit.finetuning import training
 from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
@@ -81,7 +81,7 @@ def test_every_weight_is_that_of_training_all_rows(
     monkeypatch.setattr(model_module, "_WEIGHT_DECAY", 5.0)  # rows that only decay change, too
     checkpoint = find_checkpoint(str(tiny(family)))
     ours, result, fold = trained(checkpoint, tmp_path / "ours", torch.float32, **settings)
-    for module in (training, model_module):
+    for module in (training, heads):
         monkeypatch.setattr(module, "embedding_layer", lambda _: None)
     plain, expected, _ = trained(checkpoint, tmp_path / "plain", torch.float32, **settings)
     exact, _, _ = trained(checkpoint, tmp_path / "exact", torch.float64, **settings)

@@ -12,8 +12,8 @@ import pytest
 
 import embedkit
 from embedkit import storage
+from embedkit.dataset import extract as extract_module
 from embedkit.dataset import format as format_module
-from embedkit.dataset import planning
 from embedkit.dataset.tables import TableReader
 from embedkit.errors import LockedError, OutputExistsError
 from embedkit.verification import verify
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def test_a_dataset_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second command saw nothing there; it does not begin under the lock."""
-    corpus, real = write_tsv(tmp_path / "c.tsv"), vars(planning)["open_job"]
+    corpus, real = write_tsv(tmp_path / "c.tsv"), vars(extract_module)["open_job"]
 
     def late(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(planning, "open_job", real)
+        monkeypatch.setattr(extract_module, "open_job", real)
         run(corpus, tmp_path / "out", layers="0")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(planning, "open_job", late)
+    monkeypatch.setattr(extract_module, "open_job", late)
     with pytest.raises(OutputExistsError, match="appeared"):
         run(corpus, tmp_path / "out")
     assert embedkit.load(tmp_path / "out").views == ("mean_0",)

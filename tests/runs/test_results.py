@@ -309,7 +309,7 @@ def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
         train(shared / "data", out=tmp_path / "run", test=cut)
     with pytest.raises(MismatchError, match="max_length is 4"):
         Predictor(shared / "run", device="cpu").predict_stored(cut)
-    for text in ("1.5", "f", "best", "f-1"):
+    for text in ("1.5", "f", "best", "f0"):
         with pytest.raises(UsageError, match="threshold="):
             train(shared / "data", out=tmp_path / "run", threshold=text)
 
