@@ -177,8 +177,11 @@ def test_files_at_addresses(
             pass
 
 
-def test_every_command_reads_addresses_alike(tmp_path: Path, serve: Callable[..., str]) -> None:
+def test_every_command_reads_addresses_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[..., str]
+) -> None:
     """A corpus or a dataset, to fit, to test, to split or to predict."""
+    monkeypatch.chdir(tmp_path)  # where vectors of a corpus are kept
     folder = tmp_path / "data"
     rows = "".join(f"good film {i}\t{'ab'[i % 2]}\n" for i in range(20))
     (tmp_path / "c.tsv").write_text(f"text\tlabel\n{rows}", "utf-8")
