@@ -318,7 +318,8 @@ def shaded_table(
     columns: Mapping[str, Mapping[str, tuple[float, str]]],
 ) -> Scene:
     """Values and texts by column and row; each column is shaded from its least to its most."""
-    left = max(text_width(shorten(name, 18)) for name in [first, *rows]) + 14
+    # names of views have wide letters, for which the estimate is too small
+    left = max(text_width(shorten(name, 18)) for name in [first, *rows]) * 1.15 + 16
     width, height = min((WIDTH - left) / len(columns), 110.0), 26.0
     told = "; ".join(
         f"{c}: {', '.join(t for _, t in cells.values())}" for c, cells in columns.items()
