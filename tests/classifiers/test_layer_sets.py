@@ -82,7 +82,7 @@ def test_coefficients_of_a_mixture_are_of_the_layers_side_by_side() -> None:
     expected = plain.decision_function(mixed.astype(np.float64))
     assert mixture.decision_function(X.reshape(len(X), -1)) == pytest.approx(expected, abs=1e-5)
     lengths = np.linalg.norm(unit_layers(X.reshape(len(X), -1), layers=4).reshape(X.shape), axis=2)
-    assert lengths == pytest.approx(1, rel=1e-6)
+    assert lengths == pytest.approx(1, rel=1e-5)
 
 
 def test_candidates_are_what_extract_and_train_take(data: Path) -> None:
@@ -98,7 +98,7 @@ def test_candidates_are_what_extract_and_train_take(data: Path) -> None:
     both = method.input(Candidate("mean_0 + mean_2", ("mean_0", "mean_2")), index)
     assert np.array_equal(both, embedkit.load(data, ["mean_0", "mean_2"]).X[index])
     added, stored = method.input(combinations[0], index), vectors["mean_sum_0to1"][index]
-    assert added == pytest.approx(stored, rel=1e-6, abs=1e-6)
+    assert added == pytest.approx(stored, rel=1e-5, abs=1e-5)
 
 
 def test_combinations_are_of_neighbours_of_one_linear_pooling() -> None:
