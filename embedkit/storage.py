@@ -53,6 +53,7 @@ UNFINISHED = "unfinished"
 """Folder inside of ``OUT.incomplete`` for what only the next attempt needs."""
 
 
+# re-entrant, since a folder makes its parents first
 _MAKING = threading.RLock()
 SUMS = "SHA256SUMS"
 CARD = "README.md"
@@ -62,8 +63,12 @@ here or on a hub, damages nothing: its content is not compared."""
 _SECRETS = re.compile(  # a password may hold any sign; what follows a colon may be a port
     r"\b([A-Za-z][\w+.-]+:/+)(?:[^\s/?#@:]*(?::(?!\d+/)[^\s@]*)?@)?([^\s?#'\"]*)(?:[?#][^\s'\"]*)?"
 )
+# 64 digits, two blanks and the rest of the line, as sha256sum prints and reads it
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _REPLACED = "replaced"
+# a name that leads nowhere counts as a missing file. None: libraries report bad content as an
+# OSError without a number. The others: a file where a folder should be or the reverse, a circle of
+# links, and a name that is too long, which only a damaged list of names asks for
 _NOT_THERE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _DENIED = (errno.EACCES, errno.EPERM)
 MAKE_AGAIN = "Make it again."
@@ -82,6 +87,8 @@ def storage_errors(path: Path, *others: type[Exception]) -> Iterator[None]:
             raise
         number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
         hint = ""
+        # the errors of libraries have no number, and where they fail to write the disk is nearly
+        # always full
         if others or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             hint = f" ({free_bytes(path) / 1e6:,.1f} MB free). Free some space"
             hint += " and run the same command again: what is finished is kept"
@@ -119,6 +126,8 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
     several processes may write the same file. After an error ``path`` is as before, unless the
     ``fsync`` of its folder failed.
     """
+    # the folder is part of the name: the tables of a dataset share one scratch folder, and a shard
+    # has the same file name in each of them
     stem = f"{path.parent.name}-{path.name.removesuffix('.parquet')}"
     temporary = scratch / f"{stem}.{uuid4().hex[:12]}.partial"
     with storage_errors(path):
@@ -132,19 +141,26 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
             descriptor = new_locked(temporary)
             try:
                 _write_all(descriptor, memoryview(data))
+                # synced before the rename: else after a power cut the name may lead to an empty or
+                # torn file
                 _sync(descriptor)
                 os.replace(temporary, path)  # noqa: PTH105 - kept beside the calls it belongs to
+            # the lock is held until the file has its name, so that nobody takes it for a leftover
             finally:
                 os.close(descriptor)
+        # only errors are cleaned up here; what an interrupt leaves, the next writer deletes above
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+        # a rename is content of the folder, and a power cut may undo it until that is synced
         _sync_path(path.parent)
 
 
 def new_locked(path: Path) -> int:
     """Descriptor of a file to write, locked: no process takes it for a leftover, or writes it."""
     while True:
+        # opening and locking are two steps, and whoever cleans up may delete the still unlocked
+        # file in between: what was opened must be what stands there once it is locked
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
@@ -154,6 +170,7 @@ def new_locked(path: Path) -> int:
 
 def parquet_bytes(table: pa.Table) -> memoryview:
     """A table as Parquet with page checksums; the same table gives the same bytes."""
+    # imported late, here and below: every command imports this module, and few write tables
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -170,6 +187,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 def publish_file(source: Path, target: Path) -> None:
     """Give a finished file its final name; durable when it returns."""
     with storage_errors(target):
+        # its bytes first, then its name
         _sync_path(source)
         os.replace(source, target)  # noqa: PTH105 - kept beside the calls it belongs to
         _sync_path(target.parent)
@@ -178,10 +196,12 @@ def publish_file(source: Path, target: Path) -> None:
 def link_file(source: Path, target: Path) -> None:
     """Give a file that never changes a second name; a copy where the file system has no links."""
     with storage_errors(target):
+        # link(2) does not replace what is there, and an interrupted attempt may have left it
         target.unlink(missing_ok=True)
         try:
             os.link(source, target)
         except OSError:
+            # a copy has bytes of its own to sync; those of a link are on the disk already
             shutil.copyfile(source, target)
             _sync_path(target)
 
@@ -192,6 +212,7 @@ def link_tree(source: Path, target: Path) -> None:
         if file.is_file():
             make_folder((target / file.relative_to(source)).parent)
             link_file(file, target / file.relative_to(source))
+    # a source without files makes no folder
     if target.is_dir():
         sync_tree(target)
 
@@ -202,6 +223,7 @@ def make_folder(path: Path) -> None:
         if not path.is_dir():
             if path.exists():
                 raise StorageError(f"{path} is a file where a folder is needed. Name another one.")
+            # each name is durable before the one inside of it
             make_folder(path.parent)
             path.mkdir(exist_ok=True)
             _sync_path(path.parent)
@@ -212,6 +234,7 @@ def publish_folder(source: Path, target: Path) -> None:
     with storage_errors(target):
         os.rename(source, target)  # noqa: PTH104 - must fail on a filled target, as rename(2) does
         _sync_path(target.parent)
+        # a name left one folder and came to another one: both have changed
         if source.parent != target.parent:
             _sync_path(source.parent)
 
@@ -219,6 +242,7 @@ def publish_folder(source: Path, target: Path) -> None:
 def sync_tree(path: Path) -> None:
     """Sync all files and names in a folder that another library filled."""
     with storage_errors(path):
+        # folders are in the list too: the names that they hold are their content
         for inner in sorted(path.rglob("*")):
             _sync_path(inner)
         _sync_path(path)
@@ -253,6 +277,8 @@ def exclusive(path: Path, *, shared: bool = False, wait: bool = False) -> Iterat
     the folder meanwhile: it is not the disk that fails then.
     """
     try:
+        # flock locks folders too, and what is open for reading; it needs no file beside, which a
+        # kill would leave behind
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError as error:
         raise _locked(path) from error
@@ -292,6 +318,7 @@ def state_of(path: Path) -> State:
         there = path.lstat()
     except FileNotFoundError:
         return ()
+    # lstat: a link that is put there is another thing than what it leads to
     return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
 
 
@@ -313,12 +340,14 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
+    # file_digest brings a buffer of its own
     with path.open("rb", buffering=0) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def check_place(path: Path) -> None:
     """Raise a :class:`StorageError` if a path cannot be written; writes nothing."""
+    # the nearest folder that exists decides, since those below it are still to be made
     there = next(place for place in path.absolute().parents if place.exists())
     if not there.is_dir():
         raise StorageError(f"cannot write {path}: {there} is a file. Name another place.")
@@ -333,6 +362,7 @@ def tree_bytes(path: Path) -> int:
 
 def free_bytes(path: Path) -> int:
     """Bytes that an ordinary user may still write on the file system of ``path``."""
+    # resolved, since a link may lead to another file system
     existing = path.resolve()
     while not existing.exists():
         existing = existing.parent
@@ -372,6 +402,7 @@ def seal(folder: Path, *, leave_out: str | None = None) -> None:
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     # a list of checksums cannot have its own
     listed = [name for name in names if name != SUMS and name.split("/")[0] != leave_out]
+    # threads suffice, since hashlib computes without the interpreter's lock
     with ThreadPoolExecutor(min(8, usable_cores())) as pool:
         digests = pool.map(lambda name: file_sha256(folder / name), listed)
         write_sums(folder, dict(zip(listed, digests, strict=True)), scratch=folder)
@@ -379,7 +410,9 @@ def seal(folder: Path, *, leave_out: str | None = None) -> None:
 
 def write_sums(folder: Path, sums: Mapping[str, str], *, scratch: Path) -> None:
     """Write ``SHA256SUMS`` of a folder from SHA-256 in hex by relative path."""
+    # sorted, so that the same files give the same bytes
     lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
+    # a file name may hold bytes that are not UTF-8; surrogateescape writes them as they are
     data = "".join(lines).encode("utf-8", "surrogateescape")
     write_durably(folder / SUMS, data, scratch=scratch)
 
@@ -401,15 +434,18 @@ def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
     try:
         lines = path_inside(folder, SUMS).read_text("utf-8", "surrogateescape").splitlines()
         for number, line in enumerate(lines, 1):
+            # in an interrupted job each line that is whole still counts
             with suppress(ValueError) if torn else nullcontext():
                 if (match := _LINE.fullmatch(line)) is None:
                     raise ValueError(f"line {number} is not a checksum and a name")
+                # names in the file are data of whoever made the folder, and must not lead out of it
                 path_inside(folder, match[2])
                 sums[match[2]] = match[1]
     except OSError as error:
         raise unreadable(file, error, advice="") from error
     except ValueError as error:
         raise DamagedError(f"{file} is damaged: {error}.") from error
+    # an empty list would find every folder undamaged
     if not lines and not torn:
         raise DamagedError(f"{file} is damaged: it is empty.")
     return sums
@@ -425,6 +461,7 @@ def path_inside(folder: Path, name: str) -> Path:
     if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\\" in name or "\0" in name:
         raise ValueError(f"{name!r:.100} is not the name of a file in the folder")
     path = folder / name
+    # both are resolved: the folder itself may well be reached by a link
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise ValueError(f"{name!r:.100} is a link that leads out of the folder")
     if path.exists() and not path.is_file():
@@ -441,6 +478,7 @@ def differing_files(folder: Path, sums: Mapping[str, str]) -> dict[str, str]:
         except OSError as error:
             if error.errno not in _NOT_THERE:
                 raise unreadable(folder / name, error) from error
+            # any other error, such as a file that may not be read, is raised: it is no damage
             return f"{folder / name} is missing"
         if actual == sums[name] or name == CARD:
             return ""
@@ -467,6 +505,7 @@ def check_files(folder: Path, names: Iterable[str] = ("",), *, advice: str = MAK
     for name in names:
         inside = f"{name}/" if name else ""
         listed = {key: sums[key] for key in sums if key == name or key.startswith(inside)}
+        # what is not listed was not compared, so that it would pass unseen
         if not listed:
             raise DamagedError(f"{folder / SUMS} does not list {name}. {advice}")
         chosen |= listed
@@ -497,6 +536,7 @@ def new_folder(
     work = incomplete(out)
     make_folder(work)
     with exclusive(work):  # before anything is deleted: another process may be writing
+        # only now is it certain that no other command is about to finish this output
         seen = seen_under_lock(out, free)
         for left in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
             remove_file(left)
@@ -504,6 +544,7 @@ def new_folder(
         yield work
         if sealed:
             seal(work, leave_out=private)
+        # the second look at what stands there: this block may have worked for hours
         with replacing(out, seen):
             publish(work, out, private=private)
 
@@ -525,6 +566,7 @@ def replacing(out: Path, seen: State) -> Iterator[None]:
 
     Whoever makes something inside of it, such as an index, shares the lock, and is waited for.
     """
+    # the other lock, of the output itself: an index that is being made inside of it would be lost
     with exclusive(out, wait=True) if out.is_dir() else nullcontext():
         check_unchanged(out, seen)
         yield
@@ -539,6 +581,8 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
     work = incomplete(out)
     make_folder(out.parent)
     with storage_errors(work):
+        # to append, which makes a missing file and leaves one as it is that another command is
+        # writing
         work.open("ab").close()
     with exclusive(work):
         try:
@@ -549,6 +593,7 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
             publish_file(work, out)
         except BaseException:
             with suppress(OSError):
+                # where the folder does not let it be deleted, an empty file is all that stays
                 os.truncate(work, 0)
                 work.unlink()
             raise
@@ -556,6 +601,9 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
 
 def publish(work: Path, out: Path, *, private: str = UNFINISHED) -> None:
     """Rename ``work`` to ``out``, and delete the folder that had this name, and ``private``."""
+    # an empty folder is replaced by the rename itself. A filled one moves into the new one, and so
+    # is never lost: between the two renames there is no output for a moment, but both are there
+    # under other names, from which finish_swap goes on
     if _is_filled(out):
         make_folder(work / private)
         publish_folder(out, work / private / _REPLACED)
@@ -566,9 +614,12 @@ def publish(work: Path, out: Path, *, private: str = UNFINISHED) -> None:
 def finish_swap(out: Path, is_ours: Callable[[Path], bool], *, private: str = UNFINISHED) -> None:
     """Complete an interrupted replacement; nothing is touched that is not ``is_ours``."""
     work = incomplete(out)
+    # the old one was moved away and the new one has no name yet: it was complete by then
     if _is_filled(work / private / _REPLACED) and not os.path.lexists(out):
         with exclusive(work):
             publish_folder(work, out)
+    # the new one has its name; what remains is to delete the old one. Of a foreign folder that
+    # happens to have one of this name nothing is deleted
     if (out / private).is_dir() and not out.is_symlink() and is_ours(out):
         with exclusive(out):
             remove_tree(out / private)
@@ -579,6 +630,7 @@ def wait_for_swap(out: Path, *, private: str = UNFINISHED) -> None:
 
     A killed command leaves that state until it is given again, so that the wait is short.
     """
+    # a second in all; a swap takes two renames
     for _ in range(20):
         if out.exists() or not _is_filled(incomplete(out) / private / _REPLACED):
             return
@@ -605,6 +657,7 @@ def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) ->
 
     A file with identical content is not a conflict (an earlier run was interrupted).
     """
+    # the lock of the last file stands for all of them, and it gets its name only after the others
     *others, last = files
 
     def free() -> None:
@@ -626,6 +679,7 @@ def read_table(file: Path, *, advice: str = MAKE_AGAIN) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
+        # pyarrow does not compare checksums unless it is asked to
         return pq.ParquetFile(file, page_checksum_verification=True).read()
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise unreadable(file, error, advice=advice) from error
@@ -641,6 +695,7 @@ def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
     import pyarrow as pa
 
     kind = column.type
+    # DLPack knows no nulls, and numbers only
     if column.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return np.asarray(column.to_numpy(zero_copy_only=False))
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
@@ -658,6 +713,7 @@ def places(indices: Sequence[int] | NDArray[Any]) -> pa.Array:
     import numpy as np
     import pyarrow as pa
 
+    # None: no bitmap of nulls
     values = np.ascontiguousarray(indices, np.int64)
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 

@@ -42,6 +42,7 @@ RESERVED = frozenset(
 
 MANIFEST = "_embedkit/manifest.json"
 _ADVICE = "Run the extract command that made it again."
+# eight digits, so that other readers, which sort names as text, keep the order of the shards
 _PART = re.compile(r"part-\d{8}\.parquet")
 
 
@@ -70,6 +71,7 @@ class Layout:
         where = self.root / folder
         if not where.is_dir():
             return []
+        # hidden files are left out as other readers leave them out
         return sorted(p.name for p in where.iterdir() if not p.name.startswith("."))
 
     def shard_files(self, folder: str) -> list[Path]:
@@ -207,6 +209,7 @@ def in_column_order(views: Mapping[str, int]) -> dict[str, int]:
 def _layer_order(name: str) -> tuple[int, int, str]:
     """Layers by their number, combinations after the last of their layers."""
     numbers = [int(x) for x in re.findall(r"\d+", name)]
+    # a single layer (one number) stands before the combinations (two or more) that end with it
     return max(numbers, default=0), len(numbers), name
 
 
@@ -220,18 +223,23 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
     address = address_of(path)
     if not address:
         return Path(path)
+    # the whole address, its query included: equal names at two addresses are two copies
     digest = hashlib.sha256(address.encode()).hexdigest()[:16]
     shown = storage.without_secrets(address)
     copy = cache_folder() / digest / shown.rstrip("/").split("/")[-1]
+    # messages show the address, not this place
     spelled[str(copy)] = shown
     with store_of(address) as (store, root):
         if not store.exists(f"{root}/{MANIFEST}"):
             if not new:
                 raise UsageError(f"{shown} is not a dataset: it has no {MANIFEST}.")
             return copy
+        # the parent holds the lock: the copy itself is replaced by a rename
         storage.make_folder(copy.parent)
         copy.parent.chmod(0o700)  # the bucket may be private
         with storage.exclusive(copy.parent, wait=True):
+            # the manifest names every shard, the sums every byte: if both are those of the store,
+            # so is the rest, unless the copy was damaged here
             same = all(
                 (copy / name).is_file()
                 and (copy / name).read_bytes() == store.cat_file(f"{root}/{name}")
@@ -239,16 +247,20 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
             )
             if same and not (whole and storage.differing_files(copy, storage.file_sums(copy))):
                 return copy
+            # not sealed: the sums of the store come along, and are what the files are compared with
             with storage.new_folder(copy, sealed=False) as work:
                 store.get_file(f"{root}/{storage.SUMS}", str(work / storage.SUMS))
                 for name, digest in storage.file_sums(work).items():
                     storage.make_folder((work / name).parent)
+                    # what has not changed is not fetched again; a link is safe, since files are
+                    # replaced, not written
                     if (copy / name).is_file() and storage.file_sha256(copy / name) == digest:
                         storage.link_file(copy / name, work / name)
                     else:
                         store.get_file(f"{root}/{name}", str(work / name))
                 if not new:  # a job makes what is damaged again
                     check_files(work, advice=f"Make {shown} again.")
+                # indexes are made here and are not in the store; they belong to this very content
                 if same:
                     storage.link_tree(Layout(copy).index, Layout(work).index)
                 storage.sync_tree(work)
@@ -262,6 +274,7 @@ def is_dataset(path: AnyPath) -> bool:
     """
     if not (address := address_of(path)):
         return Layout(Path(path)).manifest.is_file()
+    # the query of a signed address comes after the name
     if format_of_name(Path(address.partition("?")[0])):
         return False
     with store_of(address) as (store, root):
@@ -280,6 +293,7 @@ def names_dataset(source: object) -> TypeGuard[AnyPath]:
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a complete dataset; a :class:`UsageError` if there is no dataset."""
     file = Layout(path).manifest
+    # order: wait, note what stands there, read, and look again if what was read is damaged
     storage.wait_for_swap(path, private=SCRATCH)
     seen = storage.state_of(path)
     if file.is_file():
@@ -290,6 +304,7 @@ def read_manifest(path: Path) -> Manifest:
             storage.check_unchanged(path, seen)
             raise
     unfinished, parent = incomplete(path), path.parent
+    # from here on: no manifest, and a message that says what there is instead
     if Layout(path).job.is_file() and path.name.endswith(".incomplete"):
         why = "It is an unfinished job: run the extract command that began it again."
     elif unfinished.is_dir():
@@ -302,6 +317,8 @@ def read_manifest(path: Path) -> Manifest:
     raise UsageError(f"{path} is not a dataset. {why}")
 
 
+# the unit separator of ASCII, which hardly a text has; it counts as white space, so that the key of
+# a pair is that of both texts with a space between them
 SEPARATOR = "\x1f"
 
 
@@ -316,11 +333,16 @@ def text_key(text: str) -> int:
     True
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
+    # nearly every text is printable, and then the slow pass over its characters is spared; white
+    # space such as tabs and line ends is of category Cc too, and stays
     if not folded.isprintable():
         kept = (c for c in folded if c.isspace() or unicodedata.category(c) not in ("Cc", "Cf"))
         folded = "".join(kept)
     words = " ".join(folded.split())
+    # surrogatepass: lone surrogates, which JSON may hold, have a key too
     digest = hashlib.sha256(words.encode("utf-8", "surrogatepass")).digest()
+    # 64 bits, the largest integer that Arrow and NumPy share; the order of bytes is part of the
+    # format
     return int.from_bytes(digest[:8], "little", signed=True)
 
 

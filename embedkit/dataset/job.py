@@ -50,7 +50,9 @@ from embedkit.types import Progress, ProgressCallback
 
 logger = logging.getLogger(__name__)
 
+# key in the schema metadata of shards.parquet
 _COUNTS = b"embedkit.counts"
+# records between two reports of progress
 _REPORTED = 5_000
 _SHOWN = 5
 _UNFINISHED_QUOTES = {"bad_quoting", "record_too_long"}
@@ -74,6 +76,7 @@ def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
         return str(error)
     if not free:
         layout = Layout(out)
+    # an attempt that ended before its first shard binds nobody: the job is begun anew
     elif not (layout.job.is_file() and not _holds_nothing(layout)):
         return ""
     kept = len(layout.shard_files("sentences"))
@@ -91,6 +94,7 @@ def recorded_precision(out: Path) -> str:
 
     A precision chosen by timing may differ the next time; the existing job decides.
     """
+    # a complete dataset comes first: a command that finds one compares itself with that one
     settings = _known(Layout(out))[0] or _known(Layout(storage.incomplete(out)))[0]
     return str(settings.get("vectors", {}).get("precision", "auto"))
 
@@ -114,6 +118,7 @@ def open_job(
         elif not overwrite:
             _refuse_appeared(out)
 
+    # before the folder is made, so that a refused command leaves nothing behind
     if repair is not None and not allow_env_change:
         check_environment(out, _known(repair.layout, repair.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
@@ -126,6 +131,7 @@ def open_job(
         with storage.exclusive(layout.private, wait=True):
             if layout.job.is_file():
                 _check_same(layout, job, overwrite=overwrite, allow_env_change=allow_env_change)
+            # after the comparison, which may have emptied the folder, job.json included
             for folder in (layout.receipts, layout.root / "sentences"):
                 storage.make_folder(folder)
             if not layout.job.is_file():
@@ -174,6 +180,7 @@ def read_plan(layout: Layout) -> ShardPlan:
     """Read the plan of the shards; a :class:`DamagedError` if there is none."""
     table = storage.read_table(layout.shards)
     counts = json.loads((table.schema.metadata or {})[_COUNTS])
+    # JSON has made plain dictionaries of the counters
     typed: dict[str, Any] = {k: Counter(v) if isinstance(v, dict) else v for k, v in counts.items()}
     return ShardPlan([ShardRange(**row) for row in table.to_pylist()], ReadCounts(**typed))
 
@@ -203,8 +210,11 @@ def plan_shards(
                 place |= {"file_row": item.row - reader.first_row, "rejected": rejected}
                 ranges.append(_EMPTY | place | {"number": len(ranges)})
                 rejected = 0
+            # both numbers prove later that the corpus is still read as it was planned
             ranges[-1] |= {"last_row": item.row, "rows": ranges[-1]["rows"] + 1}
+    # before the plan, by which the next process knows that all of this is done
     storage.publish_file(partial, layout.rejects)
+    # a corpus without accepted records has one shard without rows, which holds the schema
     ranges = ranges or [_EMPTY | {"rejected": rejected}]
     return ShardPlan([ShardRange(**shard) for shard in ranges], reader.counts)
 
@@ -222,6 +232,7 @@ def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
             footers.append(read_footer(file))
             size = os.fstat(file.fileno()).st_size
             files[name] = FileEntry(footers[-1].rows, size, footer_sha256(file.fileno()))
+    # all tables of a shard are of one job and one number, or files were mixed
     sentences = footers[-1]
     if {(f.fingerprint, f.shard) for f in footers} != {(sentences.fingerprint, number)}:
         raise ValueError("its files belong to several shards, or to another one")
@@ -236,6 +247,7 @@ def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
 
 
 _INDEX = pa.schema([(field.name, pa.int64()) for field in fields(ShardRange)])
+# the place of no record: -1 for rows, null for what columnar files have neither
 _EMPTY: dict[str, Any] = dict.fromkeys(("number", "file", "rows", "rejected"), 0)
 _EMPTY |= dict.fromkeys(("row", "file_row", "last_row"), -1)
 _EMPTY |= dict.fromkeys(("line", "offset"))
@@ -251,6 +263,7 @@ class ShardReader:
 
     def read(self, shard: ShardRange) -> list[Record]:
         """The records of a shard; a :class:`CorpusError` if the corpus has changed."""
+        # before each shard: hours may lie between, and a dataset of two corpora must not come out
         for file in self._corpus.files:
             file.check_unchanged()
         # a packed file can only be read from its start: a reader that has not passed the shard goes
@@ -259,6 +272,7 @@ class ShardReader:
         if shard.row != self._next and not ahead:
             self._reader = CorpusReader(self._corpus, shard)
             self._items = iter(self._reader)
+        # the plan has written the rejects; rows before the shard had to be unpacked to come here
         records = (r for r in self._items if isinstance(r, Record) and r.row >= shard.row)
         read = list(islice(records, shard.rows))
         last = read[-1].row if read else -1
@@ -282,16 +296,21 @@ class JobFolder:
     ) -> None:
         self.layout, self.job, self._repair, self._seen = layout, job, repair, seen
         vectors = job.settings.vectors
+        # sentences last, here and wherever files are written: a shard that has them has the others
+        # too
         asked = {"words": vectors.words is not None, "tokens": vectors.tokens, "sentences": True}
         self._tables = [name for name, wanted in asked.items() if wanted]
 
     def plan(self, corpus: CorpusPlan, progress: ProgressCallback) -> ShardPlan:
         """The plan of the shards; the first process reads the corpus for it, others wait."""
         with storage.exclusive(self.layout.private, wait=True):
+            # a plan that is missing or torn is made again
             with suppress(DamagedError):
                 return read_plan(self.layout)
             rows = self.job.settings.storage.shard_rows
             plan = plan_shards(self.layout, corpus, rows, progress)
+            # before the plan is written: else a kill in between would leave a plan, and the
+            # undamaged shards of the old dataset would all be encoded again
             if self._repair is not None:
                 self._take_over(self._repair, plan.ranges)
             table = pa.Table.from_pylist(list(map(asdict, plan.ranges)), _INDEX)
@@ -305,10 +324,12 @@ class JobFolder:
         old, sums = repair.layout.root, storage.file_sums(repair.layout.root, torn=True)
         for shard in shards:
             names = self.names(shard.number)
+            # tables of a shard are made together, so that one damaged file costs all of them
             if repair.damaged.keys() & names:
                 continue
             with suppress(KeyError, FileNotFoundError, ValueError):  # a damaged one is made again
                 receipt = _receipt(old, shard.number, {name: sums[name] for name in names})
+                # another command may have replaced the dataset since it was compared
                 if receipt.fingerprint == self.job.settings.fingerprint:
                     for name in names:
                         storage.make_folder((self.layout.root / name).parent)
@@ -328,6 +349,7 @@ class JobFolder:
             with suppress(DamagedError, KeyError, ValueError, FileNotFoundError):
                 receipt = from_json(Receipt, read_json(file), file=file)
                 sums = {name: receipt.sha256[name] for name in self.names(receipt.shard)}
+                # compared whole with what the files say now: a receipt alone proves nothing
                 if receipt == _receipt(self.layout.root, receipt.shard, sums):
                     receipts.append(receipt)
         return receipts
@@ -337,9 +359,11 @@ class JobFolder:
         sums = {}
         for table, data in files.items():
             path = self.layout.shard_file(table, number)
+            # from the bytes in memory: nothing has to be read again for SHA256SUMS
             sums[f"{table}/{path.name}"] = hashlib.sha256(data).hexdigest()
             storage.make_folder(path.parent)
             storage.write_durably(path, memoryview(data), scratch=self.layout.scratch)
+        # size and footer, on the other hand, are read back from the file that was written
         receipt = _receipt(self.layout.root, number, sums)
         self.write_receipt(receipt)
         return receipt
@@ -347,6 +371,7 @@ class JobFolder:
     def write_receipt(self, receipt: Receipt) -> None:
         """Record a shard as finished; without a whole receipt it is made again."""
         file = self.layout.receipts / f"{receipt.shard:08d}.json"
+        # neither synced nor renamed: a torn receipt is none, and costs one shard
         with storage.storage_errors(file):
             file.write_bytes(to_json(receipt))
 
@@ -370,6 +395,8 @@ class JobFolder:
                     raise DamagedError(f"{path} is not a shard of this job. Move it away.")
         shards_of: dict[str, list[int]] = {}
         for receipt in receipts:
+            # as text, by which equal environments are found; shards of several are possible with
+            # allow_env_change
             environment = json.dumps(receipt.environment, sort_keys=True)
             shards_of.setdefault(environment, []).append(receipt.shard)
         manifest = Manifest(
@@ -383,16 +410,20 @@ class JobFolder:
             files=files,
             names=names,
         )
+        # the folder is no dataset before it has a manifest, and that is written when all shards are
+        # there
         content = to_json(manifest) + b"\n"
         storage.write_durably(layout.manifest, content, scratch=layout.scratch)
         card = layout.root / storage.CARD
         storage.write_durably(card, card_of(manifest).encode(), scratch=layout.scratch)
+        # the log is not listed: it is appended to, and differs between equal jobs
         for file in (card, layout.manifest, layout.job, layout.rejects, layout.shards):
             if file.is_file():
                 sums[file.relative_to(layout.root).as_posix()] = storage.file_sha256(file)
         storage.write_sums(layout.root, sums, scratch=layout.scratch)
         if not overwrite and self._repair is None:
             _refuse_appeared(out)
+        # from here on nobody can add an index to the old dataset, so none is lost
         with storage.replacing(out, self._seen):
             if self._repair is not None:
                 storage.link_tree(Layout(out).index, layout.index)
@@ -413,6 +444,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
 
     That is also so if it is to be replaced.
     """
+    # first, since a kill in a replacement may have left no output, or two
     storage.finish_swap(out, is_dataset, private=SCRATCH)
     if _is_free(out) or overwrite:
         return None
@@ -420,9 +452,11 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     try:
         damaged = storage.differing_files(out, storage.file_sums(out))
     except DamagedError as error:
+        # the list itself is damaged; _take_over keeps shards whose lines in it are whole
         damaged = {storage.SUMS: str(error)}
     if differences := difference(_known(layout, damaged)[0], asdict(job.settings)):
         grown = ""
+        # a corpus that has grown is the usual reason, and need not cost all of its texts again
         if "input." in differences:
             grown = f", with reuse={str(out)!r}, which encodes the texts alone that it lacks"
         raise OutputExistsError(
@@ -439,6 +473,7 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
     recorded = _known(layout)
     settings = difference(recorded[0], asdict(job.settings))
     environment = difference(recorded[1], job.environment)
+    # without overwrite nothing that cost time is thrown away
     if (settings or environment) and (overwrite or _holds_nothing(layout)):
         storage.empty_folder(layout.root)
     elif settings:
@@ -462,8 +497,10 @@ def check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, A
 
 def _known(layout: Layout, damaged: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings and first environment of a job, from a file that is not damaged; else empty."""
+    # job.json is there from the beginning, the manifest at the end: either may be damaged
     for file, part in ((layout.job, "settings"), (layout.manifest, "job")):
         if file.relative_to(layout.root).as_posix() not in damaged:
+            # any content: the file may be torn, or not be of embedkit
             with suppress(OSError, ValueError, LookupError, TypeError):
                 content = json.loads(file.read_text("utf-8"))
                 first = content if part == "settings" else content["environments"][0]
@@ -479,6 +516,7 @@ def _holds_nothing(layout: Layout) -> bool:
 
 def _is_free(out: Path) -> bool:
     """True if ``out`` does not exist, or is an empty folder; an error if it is never replaced."""
+    # lexists: a link that leads nowhere is not free either
     if not os.path.lexists(out) or (
         out.is_dir() and not out.is_symlink() and not any(out.iterdir())
     ):
@@ -508,6 +546,7 @@ def _refuse_foreign(root: Path) -> None:
     if root.is_symlink() or (root.exists() and not root.is_dir()):
         foreign = ["it"]
     elif root.is_dir():
+        # whatever else is in there would become part of the dataset, or be deleted with it
         ours = {"_embedkit", storage.SUMS, storage.CARD, *TABLES}
         foreign = sorted({p.name for p in root.iterdir()} - ours)
     if foreign:
@@ -537,8 +576,10 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    # lists of plain values stay whole, which reads better than one line for each of them
     elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
         for i, inner in enumerate(value):
             yield from _flat(inner, f"{prefix}[{i}]")
     else:
+        # what comes from JSON has lists where records have tuples
         yield prefix, list(value) if isinstance(value, tuple) else value

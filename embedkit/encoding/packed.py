@@ -105,25 +105,32 @@ class Forward:
         self._layers, self._highest, self._on_layer = layers, max(layers), on_layer
         self._first_only, self._keeps = first_only, False
         self._number = 0  # of layers that were entered
+        # kept here and not in the modules: on CPU several threads run forwards of one model
         self.products: dict[Joined, tuple[Tensor, Tensor]] = {}  # of an input, three in one
         self.kept: tuple[Tensor, Tensor] | None = None
         self.last: Tensor | None = None
 
     def enter(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
         """Hand out the input of a layer, and choose the tokens that it runs for."""
+        # what enters a layer is what the layer before it has returned; the first one gets the
+        # embeddings
         self.give(args[0])
         self._number += 1
         if not self._first_only or self._number < self._highest:
             return None
         self._keeps = True
         with suppress(_Done):
+            # not layer(...): its hook, which is this method, would be called again
             layer.forward(*args, **kwargs)
         self._keeps = False
+        # the attention is limited, or the layer is of a kind that never called it: all tokens run
         if self.kept is None:
             return None
         first, tokens = _filled(self.batch.offsets[:-1]), args[0].shape[1:2]
 
         def chosen(value: Any) -> Any:
+            # states, cosines and sines of positions are (1, tokens, …); masks and biases have four
+            # dimensions, and attention cuts them itself
             if isinstance(value, Tensor) and value.dim() < 4 and value.shape[1:2] == tokens:
                 return value.index_select(1, first)
             return value
@@ -134,6 +141,7 @@ class Forward:
         """Hand out the output ``(1, tokens, width)`` of the last layer that was entered."""
         rows, batch = hidden[0], self.batch
         ends = self._number == self._highest
+        # one row for each sequence, and behind them those that only fill up to ROWS
         if self.kept:
             rows = rows[: len(batch.lengths)]
         elif ends and self._first_only:
@@ -149,6 +157,8 @@ class Forward:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, limits: Limits) -> Tensor:
         """Attention inside each sequence; all are ``(tokens, heads, size)``."""
         if self._keeps:
+            # masks by distance are made for all queries in a row; one without its neighbours fits
+            # none
             limited = limits.causal or limits.window is not None
             self.kept = None if limited else (key, value)
             raise _Done
@@ -160,6 +170,7 @@ class Forward:
         """Runs of neighbouring sequences of equal length: (first token, sequences, length)."""
         runs = []
         start = 0
+        # batches are sorted by length, so that equal lengths are neighbours
         for length, equal in groupby(self.batch.lengths):
             count = len(list(equal))
             for size in [count] if self.model.together else [1] * count:
@@ -172,6 +183,7 @@ class Forward:
         """Offsets of queries and of keys, and their longest sequences, for CUDA kernels."""
         ends, longest = self._ends
         if self.kept:
+            # every sequence has one query; its keys are those of all its tokens
             return torch.arange(len(ends), dtype=ends.dtype, device=ends.device), ends, 1, longest
         return ends, ends, longest, longest
 
@@ -188,12 +200,14 @@ def _attend(
     if settings.get("softcap") or settings.get("s_aux") is not None:  # of Gemma 2 and gpt-oss
         raise NotImplementedError("softcap and s_aux are not supported")
     causal, scale = settings.get("is_causal"), settings.get("scaling")
+    # families state these in the call, in the module or not at all
     limits = Limits(
         query.shape[-1] ** -0.5 if scale is None else scale,
         bool(getattr(module, "is_causal", True) if causal is None else causal),
         settings.get("sliding_window"),
         settings.get("position_bias"),
     )
+    # the batch of transformers has one row, which is all sequences one after the other
     states = (states[0].transpose(0, 1) for states in (query, key, value))
     return running.now.attend(*states, limits).unsqueeze(0), None
 
@@ -202,6 +216,7 @@ def attention_kinds(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]
     """Kinds of attention for a device and precision, fastest first; ``runs`` is always possible."""
     if device.type != "cuda":
         return ("runs",)
+    # FlashAttention needs half precision and the same generation of GPU as bf16 does
     if dtype == torch.float32 or not computes_bf16(device):
         return ("efficient", "runs")
     return ("varlen", "efficient", "runs")
@@ -210,12 +225,16 @@ def attention_kinds(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]
 def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: Limits) -> Tensor:
     """Attention of all sequences of equal length in one call, on any device."""
     first, device = forward.kept is not None, query.device
+    # zeros and not empty: rows that only fill up stay as they are here, and what was left in memory
+    # could be NaN, which reaches others as a masked key
     context = torch.zeros(query.shape, dtype=query.dtype, device=device)
+    # attention alone is computed in float32; the products around it stay in half precision
     if not _attends_in(query.dtype, device):
         query, key, value = query.float(), key.float(), value.float()
     place = 0
     for start, count, length in forward.runs:
         keys = length
+        # nothing is hidden but later keys, which is_causal says without a mask
         alone = limits.causal and limits.bias is None and (limits.window or length) >= length
         if forward.widen and not first and length >= 5 and length % 16 >= 3:
             # up to twice as fast; the mask removes the following tokens at no cost
@@ -223,6 +242,7 @@ def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: L
         queries = 1 if first else length
         asked = _block(query, place, count, queries, queries)
         if first and device.type == "cpu":
+            # a view: the same row is read four times, and only the first result is kept
             asked = asked.expand(-1, -1, _QUERIES, -1)
         # a dense mask keeps CUDA from FlashAttention; is_causal hides following tokens as well
         causal = alone and not first
@@ -242,6 +262,7 @@ def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: L
             enable_gqa=query.shape[1] != key.shape[1],
         )
         end = place + count * queries
+        # results are (sequences, heads, queries, size) and go back to rows of tokens
         target = context[place:end].view(count, queries, *context.shape[1:])
         target.copy_(result[:, :, :queries].transpose(1, 2))
         place = end
@@ -253,9 +274,12 @@ def _block(states: Tensor, start: int, count: int, step: int, length: int) -> Te
     rows = states[start:]
     missing = (count - 1) * step + length - len(rows)
     if missing > 0:
+        # the last sequence has no tokens behind it to stand in for wider keys
         rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
     row, head, one = rows.stride()
     shape = count, rows.shape[1], length, rows.shape[2]
+    # blocks may overlap: where keys are widened, each one reads into the next sequence, and the
+    # mask hides what it finds there; nothing is copied
     return rows.as_strided(shape, (step * row, head, row, one), rows.storage_offset())
 
 
@@ -283,12 +307,14 @@ def _mask(
 ) -> Tensor | None:
     """Minus infinity for the keys that a query does not attend to, else 0."""
     key = torch.arange(keys, device=device)
+    # hides the tokens of the next sequence, which widened keys include
     seen = (key < length).view(1, 1, 1, keys)
     distance = torch.arange(length, device=device).view(1, 1, length, 1) - key
     if causal:
         seen = seen & (distance >= 0)
     if window is not None and window < length:
         seen = seen & (distance.abs() < window)
+    # every key is seen; without a mask a faster kernel may be chosen
     if keys == length and seen.shape[2] == 1:
         return None
     return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -math.inf)
@@ -302,8 +328,11 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits:
         raise NotImplementedError("biases are not supported")
     settings: dict[str, Any] = {}
     if limits.causal or limits.window is not None:
+        # transformers counts the token itself to its window, FlashAttention does not; -1 is no
+        # limit
         reach = -1 if limits.window is None else limits.window - 1
         settings["window_size"] = reach, 0 if limits.causal else reach
+    # older versions of torch lack some of the arguments; each is passed only where it is needed
     if limits.scale != query.shape[-1] ** -0.5:
         settings["scale"] = limits.scale
     if query.shape[1] != key.shape[1] and "enable_gqa" in signature(varlen_attn).parameters:
@@ -320,6 +349,7 @@ def _efficient(
     if limits[2:] != (None, None) or query.shape[1] != key.shape[1]:
         raise NotImplementedError("windows, biases and grouped keys are not supported")
     packed = (states.unsqueeze(0) for states in (query, key, value))
+    # the operator behind scaled_dot_product_attention, which has no public name but takes offsets
     no_dropout = 0.0
     result = torch.ops.aten._efficient_attention_forward(
         *packed, None, *forward.ends, no_dropout, int(limits.causal), scale=limits.scale
@@ -345,17 +375,20 @@ def fastest(plain: PlainModel) -> Model:
     if not plain.module._supports_attention_backend and plain.checkpoint.model_type != "mpnet":
         logger.info("forward: that of transformers, with padding; not compared layer by layer")
         return plain
+    # the limit by precision: calibrated layers have "seen" ranges and become int8
     limit = _AGREE if plain.dtype == torch.float32 else _AGREE_IN_HALF
     if any(hasattr(module, "seen") for module in plain.module.modules()):
         limit = _AGREE_IN_INT8
     for kind in attention_kinds(plain.device, plain.dtype):
         try:
+            # inside of the try as well: laying out the weights may fail too
             packed = PackedModel(plain, attention=kind)
             worst = _difference(packed, plain, _trial(plain))
         except Exception as error:  # of any kernel that this device or torch does not support
             reason = f"cannot run here ({first_line(error)})"
             if is_out_of_memory(error):
                 reason += ": free its memory or choose another device="
+                # the next kernel would find no more memory than this one
                 break
         else:
             if worst <= limit:
@@ -364,6 +397,7 @@ def fastest(plain: PlainModel) -> Model:
                 if plain.device.type != "cpu" or plain.dtype != torch.float32:
                     return packed
                 batch = _trial(plain, 100)
+                # longer sequences than above: the order of sums depends on the length
                 packed.one_thread = BY_MKL or _bits_differ(
                     packed, batch, 1, torch.get_num_threads()
                 )
@@ -396,6 +430,8 @@ class PackedModel(Model):
         from transformers import AttentionInterface
 
         both: Any = nn.ModuleList([plain.module, plain.pooler or nn.Identity()])
+        # a memo of deepcopy: what it lists counts as copied already. So both models share weights,
+        # and the plain one stays whole for the comparison
         weights = {id(t): t for t in (*both.parameters(), *both.buffers())}
         both = copy.deepcopy(both, weights)  # modules, with the same weights
         # on CPU products of three times the width are no faster
@@ -408,13 +444,18 @@ class PackedModel(Model):
             _open_mpnet(self.module)
         else:
             AttentionInterface.register(_NAME, _attend)
+            # registered under one name for all models: the function finds its forward by the thread
             self.module.set_attn_implementation(_NAME)
+        # a decoder would keep keys and values of all layers
         self.module.config.use_cache = False
+        # the layers are the first list of modules in every family that is packed; where they are
+        # not, the comparison at load fails
         for layer in next(m for m in self.module.modules() if isinstance(m, nn.ModuleList)):
             layer.register_forward_pre_hook(
                 lambda *call: running.now.enter(*call), with_kwargs=True
             )
         counts = self.checkpoint.counts_from_padding
+        # RoBERTa and its relatives number positions from the row after that of padding
         self._padding = self.module.get_input_embeddings().padding_idx if counts else None
 
     def _run(
@@ -444,10 +485,14 @@ class PackedModel(Model):
     def _positions(self, batch: PackedBatch) -> Tensor:
         starts, tokens = batch.offsets[:-1], len(batch.ids)
         lengths = batch.offsets.diff()
+        # positions from 0 in every sequence; without them transformers would count through the
+        # batch
         if self._padding is None:
             count = torch.arange(tokens, device=self.device)
             return count - torch.repeat_interleave(starts, lengths, output_size=tokens)
         real = (batch.ids != self._padding).long()  # a text may contain the padding token
+        # as RoBERTa counts them: tokens of the text only, and the padding token itself gets its own
+        # row
         count = real.cumsum(0)
         before = torch.repeat_interleave(count[starts] - real[starts], lengths, output_size=tokens)
         positions: Tensor = (count - before) * real + self._padding
@@ -473,6 +518,7 @@ def _open_mpnet(module: Any) -> None:
     """Let :func:`_attend` compute the attention of an MPNet."""
     for layer in module.encoder.layer:
         layer.attention.attn = _MPNetAttention(layer.attention.attn)
+    # its table of (tokens, tokens) would be made for the whole batch as if it were one sequence
     whole = module.encoder.compute_position_bias
     module.encoder.compute_position_bias = lambda hidden: whole(
         hidden[:, : max(running.now.batch.lengths)]
@@ -482,6 +528,7 @@ def _open_mpnet(module: Any) -> None:
 def _filled(values: Tensor) -> Tensor:
     """On CPU, pad with rows of zeros to a multiple of :data:`ROWS`."""
     missing = -len(values) % ROWS
+    # a GPU gains nothing from full rows, and batches must not depend on the processor beside it
     if not missing or values.device.type != "cpu":
         return values
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
@@ -500,6 +547,8 @@ def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool
 
     before = torch.get_num_threads()
     try:
+        # attention of first tokens alone takes another way through _runs; the layers behind the
+        # first one have the same shapes, so that one layer shows the bits of all
         for first_only in (False, True):
             states = []
             for count in threads:
@@ -516,7 +565,9 @@ def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool
 
 def _trial(plain: PlainModel, longest: int = 40) -> PackedBatch:
     window = getattr(plain.module.config, "sliding_window", None) or 0
+    # long enough for a window to hide something, where a family has one
     longest = min(plain.checkpoint.positions, max(longest, 2 * window))
+    # equal neighbours, a single token, and lengths that are widened to a multiple of 16 or are not
     lengths = [length for length in (longest, 45, 17, 17, 5, 3, 3, 1) if length <= longest]
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(plain.module.config.vocab_size)  # config.json may omit it
@@ -530,6 +581,7 @@ def _difference(packed: PackedModel, plain: PlainModel, batch: PackedBatch) -> f
     ours: list[Tensor] = []
     theirs: list[Tensor] = []
     packed.forward(batch, layers, lambda _, h: ours.append(h.float()))
+    # the way of first tokens alone has to agree as well
     packed.forward(batch, layers[-1:], lambda _, h: ours.append(h.float()), first_only=True)
     plain.forward(batch, layers, lambda _, h: theirs.append(h.float()))
     last = theirs[-1][batch.offsets[:-1]]
@@ -537,4 +589,5 @@ def _difference(packed: PackedModel, plain: PlainModel, batch: PackedBatch) -> f
     if packed.pooler is not None:
         pairs.append((packed.pool(last.to(packed.dtype)), plain.pool(last.to(packed.dtype))))
     differences = [float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in pairs]
+    # max() may lose NaN, since every comparison with it is false
     return max(math.inf if math.isnan(d) else d for d in differences)

@@ -110,20 +110,26 @@ def hasten(module: nn.Module, *, join: bool = False) -> None:
     """
     from transformers.activations import ACT2FN
 
+    # by class and not by name: the modules of a model do not keep the name
     gelu = {type(ACT2FN[name]): form for name, form in GELU.items()}
+    # a list first: the tree changes while it is walked
     for parent in list(module.modules()):
         children = dict(parent.named_children())
         for names in _QKV if join else ():
+            # before single layers are replaced below, while these are still plain ones
             if {*names} <= children.keys() and _joins(linears := [children[n] for n in names]):
                 joined = Joined(linears)
                 for place, name in enumerate(names):
                     setattr(parent, name, _Part(joined, place))
         for pair in _INNER if join else ():
             product, activation = (children.get(name) for name in pair)
+            # the activation becomes an identity and keeps its place, since the parent calls it by
+            # name
             if type(activation) in gelu and _takes_gelu(product):
                 setattr(parent, pair[0], _GeluProduct(product))
                 setattr(parent, pair[1], nn.Identity())
         for name, child in list(parent.named_children()):
+            # ranges that calibrate() has left on the layer: int8 was asked for
             if seen := vars(child).get("seen"):
                 setattr(parent, name, _Int8Product(child, *seen))
             elif type(child) is nn.Linear and _packs(child.weight):
@@ -156,6 +162,8 @@ class Joined:
     def part(self, x: Tensor, place: int) -> Tensor:
         """Return one of the products of an input."""
         products = running.now.products
+        # by identity: a layer that runs twice asks with another tensor, and the one that is kept
+        # here cannot be freed meanwhile and its address reused
         before, result = products.get(self, (None, None))
         if before is not x:
             result = linear(x, self.weight, self.bias)
@@ -193,6 +201,7 @@ class _GeluProduct(nn.Module):
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
+        # a transposed view, as cuBLASLt takes weights, without a copy
         self._weight, self._bias = layer.weight.detach().t(), layer.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -212,6 +221,7 @@ class _RMSNorm(nn.Module):
     def __init__(self, norm: Any) -> None:
         super().__init__()
         self._eps = getattr(norm, "variance_epsilon", None) or norm.eps
+        # found by making a new norm of width 1: its weights are zeros where 1 is added, else ones
         self._less_one = not type(norm)(1).weight.detach().any()
         weight = norm.weight.detach()
         self._weight = 1 + weight.float() if self._less_one else weight
@@ -236,6 +246,7 @@ class _Product(nn.Module):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         weight = layer.weight.detach().contiguous()
+        # 1024 rows are a hint for the layout, not a limit
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1024)
         self._bias = layer.bias
 
@@ -250,10 +261,13 @@ def calibrate(plain: PlainModel, texts: TokenizedTexts) -> None:
         low, high = torch.aminmax(args[0].flatten(0, -2), dim=0)
         layer.seen = torch.minimum(layer.seen[0], low), torch.maximum(layer.seen[1], high)
 
+    # the exact class, as in hasten: a subclass may compute something else
     layers: list[Any] = [m for m in plain.module.modules() if type(m) is nn.Linear]
     hooks = [layer.register_forward_pre_hook(widen) for layer in layers]
     for layer in layers:
+        # from 0 on, so that 0 lies within every range and is exact in 8 bits
         layer.seen = torch.zeros(2, layer.in_features).unbind()
+    # one text at a time: padding would widen ranges by values that no text has
     for text in texts:
         ids = torch.from_numpy(text.ids.astype(np.int64))
         batch = PackedBatch.of(ids, torch.zeros_like(ids), [len(ids)])
@@ -273,19 +287,25 @@ class _Int8Product(nn.Module):
     def __init__(self, layer: Any, low: Tensor, high: Tensor) -> None:
         super().__init__()
         weight = layer.weight.detach()
+        # low is at most 0 and high at least 0, so that this is the largest absolute input
         widest = torch.maximum(-low, high).clamp(min=1e-6)
         factor = widest**_SMOOTH / weight.abs().amax(0).clamp(min=1e-6) ** (1 - _SMOOTH)
         weight = weight * factor
+        # 63 and not 127: seven bits, one step for each output
         self._steps = weight.abs().amax(1).clamp(min=1e-12) / 63
         rounded = (weight / self._steps[:, None]).round().to(torch.int8)
         self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
         lowest, highest = float((low / factor).min()), float((high / factor).max())
         self._step = max((highest - lowest) / 255, 1e-12)
+        # the integer that stands for 0.0 of the input; weights are symmetric, their zeros are 0
         self._zero, self._zeros = round(-lowest / self._step), torch.zeros(len(weight)).long()
+        # division by the factor, scaling and shift are one multiplication and one addition
         self._shift, self._inverse = torch.tensor(_LARGE + self._zero), 1 / (factor * self._step)
         self._bias = layer.bias
 
     def forward(self, x: Tensor) -> Any:
+        # adding 2**23 rounds to even, as round() does, and puts the integer into the low bits;
+        # to(uint8) takes the lowest eight. In half the time of round(), clamp and conversion
         moved = torch.addcmul(self._shift, x, self._inverse).clamp_(_LARGE, _LARGE + 255)
         rounded = moved.view(torch.int32).to(torch.uint8)
         weights = self._packed, self._steps, self._zeros, self._bias

@@ -55,8 +55,10 @@ class _Request:
         self.views = list(dict.fromkeys(views))
         self.token_layers = list(dict.fromkeys(token_layers))
         specs = {*(v.layer for v in views), *token_layers}
+        # by the layer that completes them: that is when they can be computed
         self.specs = sorted(specs, key=lambda s: (s.highest, s.layers, s.combination or ""))
         self.layers = sorted({layer for spec in specs for layer in spec.layers})
+        # specs are in ascending order, so that the last one that reads a layer has the last word
         self.last_use = {layer: spec.highest for spec in self.specs for layer in spec.layers}
         read = [view.layer for view in views if poolers[view.pooling].reads_all]
         self.whole = {*token_layers, *read}
@@ -82,8 +84,10 @@ class PendingShard:
     ) -> None:
         self._model, self._texts, self._on_tokens = model, texts, on_tokens
         self._request = request = _Request(views, token_layers, poolers)
+        # tokens that mean and max count, each in one window of its text only
         counted = texts.owned if special_tokens else texts.owned & ~texts.special[texts.seen]
         self._counts = np.diff(ends_of(counted)[texts.window_ends])
+        # before anything is sent: equal windows run once
         self._first = _first_equal(texts, counted)
         self._splits = 0
         try:
@@ -100,11 +104,15 @@ class PendingShard:
                 f"the memory of {model.device} does not suffice for the vectors of a shard of "
                 f"{len(texts):,} texts. Use fewer views or layers, or another device."
             ) from error
+        # how much of the device the shard holds until its result is fetched
         self.nbytes = sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
+        # a caller may want no vectors at all, only what the tokenizer found
         if request.layers:
             self._run_all(batch_tokens)
         self._launched: torch.cuda.Event | None = None
         if model.device.type == "cuda":
+            # marks the end of this shard's work in the queue; result() waits for it and not for
+            # later ones
             self._launched = torch.cuda.current_stream(model.device).record_event()
 
     def _send(self, counted: Bool) -> None:
@@ -112,9 +120,11 @@ class PendingShard:
         texts, lengths = self._texts, np.diff(self._texts.window_ends)
         unique = np.unique(self._first)
         unique = unique[lengths[unique] > 0]  # decoders have no special tokens
+        # longest first: the first batch needs the most memory, and fails at once or never
         order = unique[np.argsort(-lengths[unique], kind="stable")]
         self._lengths = lengths[order]
         self._begins = ends_of(self._lengths)
+        # from here on all arrays are in the order of the windows that run
         places = ranges(texts.window_ends[order], self._lengths)
         seen, counted, owned = texts.seen[places], counted[places], texts.owned[places]
         self._counted_ends = ends_of(counted)[self._begins]
@@ -131,6 +141,8 @@ class PendingShard:
             arrays += np.flatnonzero(owned), seen[owned]
         sizes = [len(values) for values in arrays]
         pinned = self._model.device.type == "cuda"
+        # one transfer instead of up to eight, hence int64 for all; only from pinned memory the copy
+        # does not make the host wait
         together = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=pinned)
         np.concatenate(arrays, out=together.numpy())
         self._sent = torch.split(together.to(self._model.device, non_blocking=True), sizes)
@@ -148,15 +160,18 @@ class PendingShard:
             threads=threads if exact else 1,
             multiple=ROWS if here else 1,
         )
+        # a GPU has one queue, and threads that fill it would contend for the interpreter's lock
         workers = max(min(threads, len(batches)), 1) if here else 1
         with ExitStack() as stack:
             run: Callable[..., Iterable[int]] = map
             if workers > 1 or model.one_thread:
                 # a thread takes the number that was set last, unless it has set one
+                # pushed first, hence called last: after the threads have ended
                 stack.callback(torch.set_num_threads, threads)
                 each = 1 if model.one_thread else threads // workers
                 share = partial(torch.set_num_threads, each)
                 run = stack.enter_context(ThreadPoolExecutor(workers, initializer=share)).map
+            # map is lazy and the pool is not; both give results in the order of batches
             done = run(lambda batch: self._run(*batch), batches)
             for (start, stop), splits in zip(batches, done, strict=True):
                 self._splits += splits
@@ -175,6 +190,7 @@ class PendingShard:
                     f"memory does not suffice for one sequence of {self._lengths[start]} "
                     "tokens. Use a smaller max_length, or another device."
                 ) from error
+        # outside of except: the exception's traceback holds the tensors of the failed forward
         torch.cuda.empty_cache()  # elsewhere it does nothing
         middle = (start + stop) // 2
         return 1 + self._run(start, middle) + self._run(middle, stop)
@@ -188,17 +204,20 @@ class PendingShard:
             offsets=begins[start : stop + 1] - begin,
             lengths=tuple(self._lengths[start:stop].tolist()),
         )
+        # the sent arrays are those of the whole shard; each batch takes its part and moves it to 0
         counted = slice(int(self._counted_ends[start]), int(self._counted_ends[stop]))
         tokens = PackedTokens(
             first=batch.offsets[:-1],
             counted=rows[counted] - begin,
             offsets=bags[start:stop] - counted.start,
+            # vectors are pooled in float32, the weights of the pooler may be in half precision
             head=lambda first: self._model.pool(first.to(self._model.dtype)),
         )
         held: dict[int, Tensor] = {}
 
         def on_layer(layer: int, hidden: Tensor) -> None:
             held[layer] = hidden
+            # the highest layer may hold first tokens alone: then row i is sequence i
             where = tokens
             if request.first_only and layer == request.layers[-1]:
                 where = replace(tokens, first=torch.arange(stop - start, device=hidden.device))
@@ -215,9 +234,13 @@ class PendingShard:
                 if spec in request.token_layers:  # each token from one window only
                     owned, places = self._sent[6:]
                     kept = slice(int(self._owned_ends[start]), int(self._owned_ends[stop]))
+                    # without windows every token is kept, and the rows are the right ones as they
+                    # are
                     if kept.stop - kept.start < len(states):
                         states = states.index_select(0, owned[kept] - begin)
                     self._tokens[spec.name].index_copy_(0, places[kept], states)
+            # frees a layer as soon as no combination waits for it: all of them would not fit on a
+            # GPU
             for unused in [i for i in held if request.last_use[i] <= layer]:
                 del held[unused]
 
@@ -226,6 +249,7 @@ class PendingShard:
     def result(self) -> ShardVectors:
         """Wait for the vectors; may be called once, from any thread."""
         views, tokens = self._fetched(self._vectors), self._fetched(self._tokens)
+        # windows that did not run take the vectors of the first equal one
         again = np.flatnonzero(self._first != np.arange(len(self._first)))
         before = self._first[again]
         for values in views.values():
@@ -236,6 +260,7 @@ class PendingShard:
         begins = self._texts.text_windows[:-1]
         for view in self._request.views:
             pooler, values = self._request.poolers[view.pooling], views[view.name]
+            # an empty window did not run, and its row is memory that nobody wrote
             values[np.diff(self._texts.window_ends) == 0] = 0
             views[view.name] = pooler.combine(values, begins, self._counts)
         return ShardVectors(views, tokens, encoded=len(self._lengths), splits=self._splits)
@@ -245,10 +270,13 @@ class PendingShard:
         if self._launched is None:
             return {name: matrix.numpy() for name, matrix in matrices.items()}
         copies = {}
+        # on a stream of its own: on the default one the copy would wait for the shards queued
+        # behind
         stream = torch.cuda.Stream(self._model.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             stream.wait_event(self._launched)
             for name, matrix in matrices.items():
+                # pinned, since copies to other memory would wait in the driver
                 copies[name] = torch.empty_like(matrix, device="cpu", pin_memory=True)
                 copies[name].copy_(matrix, non_blocking=True)
         stream.synchronize()
@@ -263,7 +291,9 @@ class PendingShard:
 
 def _first_equal(texts: TokenizedTexts, counted: Bool) -> Int64:
     """Number of the first equal window of each window."""
+    # three numbers in one: equal ids are not enough where windows of a text count other tokens
     flags = texts.type_ids[texts.seen] * 4 + texts.owned * 2 + counted
+    # two int32 a token, hence 8 bytes each; slices of bytes are keys that Python hashes fast
     content = np.stack([texts.ids[texts.seen], flags.astype(np.int32)], axis=1).tobytes()
     numbers: dict[bytes, int] = {}
     ends = (8 * texts.window_ends).tolist()
@@ -284,10 +314,13 @@ def cut_batches(
     """
     ends = ends_of(lengths)
     total = int(ends[-1])
+    # rounded up
     count = -(-total // budget)
     if threads > 1 and count < 8 * threads:  # more even out by themselves
+        # a multiple of the threads, so that none waits for the last batch; but not of tiny batches
         count = max(count, min(-(-count // threads) * threads, -(-total // _LEAST_TOKENS)))
         stops = np.searchsorted(ends, total * np.arange(1, count) / count).tolist()
+        # a set: a long sequence may span several of the even cuts
         return list(pairwise(sorted({0, *stops, len(lengths)})))
     batches = []
     start = 0
@@ -296,11 +329,14 @@ def cut_batches(
             stop = min(start + budget // max(int(lengths[start]), 1), len(lengths))
         else:
             stop = int(np.searchsorted(ends, ends[start] + budget, side="right")) - 1
+        # a sequence longer than the budget still runs, alone
         stop = max(stop, start + 1)
         if not padded and stop < len(lengths):
             tokens = ends[start + 1 : stop + 1] - ends[start]
             waste = (-tokens % multiple) / tokens
+            # 1 is more than any waste: smaller batches are not chosen, whatever they would save
             waste[tokens < budget * 7 // 8] = 1
+            # reversed, so that the largest batch wins among equals
             stop -= int(np.argmin(waste[::-1]))
         batches.append((start, stop))
         start = stop
