@@ -39,6 +39,8 @@ class CommonScaler(StandardScaler):  # type: ignore[misc]
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn the mean of the columns and the common factor."""
         super().fit(X)
+        # one number for all columns, but as an array: scikit-learn casts scale_ to the dtype of X;
+        # 1 where all records are the same, as it does itself
         self.scale_ = np.full(len(self.var_), np.sqrt(self.var_.sum()) or 1.0)
         return self
 
@@ -61,6 +63,7 @@ class EstimatorSettings:
 
         Names and numbers were checked by the types of the function that takes them.
         """
+        # what can be known without data is refused here, before a corpus is encoded for minutes
         default = "ridge" if task == "regression" else "logreg"
         result = cls(estimator or default, task=task, **settings)
         result.row  # noqa: B018 - raises for an unknown estimator
@@ -87,6 +90,8 @@ class EstimatorSettings:
     @property
     def row(self) -> Estimator:
         """The kind of estimator for the task."""
+        # probe sets it for mixtures, which it makes for logreg alone; the name of the estimator
+        # stays
         if self.layers > 1:
             scaling = partial(_unit_rows, self.layers)
             return Estimator(partial(LayerMixture, self.layers), {"C": STRENGTHS}, scaling)
@@ -119,11 +124,13 @@ def build_pipeline(settings: EstimatorSettings) -> Any:
     """
     row = settings.row
     estimator = row.build()
+    # not every estimator takes all of these (knn none of them): each gets those that it has
     values: dict[str, Any] = {"random_state": settings.seed, "class_weight": settings.class_weight}
     if settings.features == "tfidf" and settings.estimator == "logreg":
         values["C"] = TFIDF_STRENGTH
     estimator.set_params(**{k: v for k, v in values.items() if k in estimator.get_params()})
     if settings.task == "multilabel":
+        # after set_params: behind the wrapper the names would begin with "estimator__"
         estimator = OneVsRestClassifier(estimator)
     steps = [("tfidf", _tfidf())] if settings.features == "tfidf" else row.scaling()
     return Pipeline([*steps, ("estimator", estimator)])
@@ -133,9 +140,12 @@ def _tfidf() -> Any:
     """Words and pairs of words beside character n-grams, which carry languages without spaces."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
+    # min_df=2: a word of a single text says nothing of others, and many are of no other; float32,
+    # since the default of float64 takes twice the memory
     common = {"sublinear_tf": True, "min_df": 2, "dtype": np.float32}
     return FeatureUnion(
         [
+            # the default pattern leaves out words of one letter, which are words in Korean, for one
             ("words", TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **common)),
             ("characters", TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 4), **common)),
         ]
@@ -144,19 +154,28 @@ def _tfidf() -> Any:
 
 def _unit_rows(layers: int = 1) -> list[tuple[str, Any]]:
     rows = FunctionTransformer(unit_layers, kw_args={"layers": layers})
+    # rows first, so that no record has more weight than another by its length alone; then the
+    # common scale, with which the same few values of C suit every encoder
     return [("rows", Normalizer() if layers == 1 else rows), ("scale", CommonScaler())]
 
 
+# small trees that go by a fifth of the columns each: vectors have hundreds of columns that say
+# nearly the same, and corpora with labels are often small (by default leaves hold 20 records, and
+# trees 31)
 _BOOSTING: dict[str, Any] = {
     "n_estimators": 100,
     "learning_rate": 0.05,
     "num_leaves": 15,
     "colsample_bytree": 0.2,
     "subsample": 0.8,
+    # without it LightGBM ignores subsample
     "subsample_freq": 1,
     "min_child_samples": 10,
     "reg_lambda": 1.0,
+    # else it prints to the terminal while it fits
     "verbose": -1,
+    # one thread, and rows fixed: LightGBM would try which of two algorithms is faster, and the
+    # order of its sums would depend on the time; folds are fitted side by side in any case
     "deterministic": True,
     "force_row_wise": True,
     "n_jobs": 1,
@@ -164,6 +183,7 @@ _BOOSTING: dict[str, Any] = {
 
 
 def _lightgbm(name: str) -> Any:
+    # an import that no other estimator needs
     import lightgbm
 
     return getattr(lightgbm, name)(**_BOOSTING)
@@ -173,10 +193,13 @@ STRENGTHS = (1.0, 10.0)
 """Values of C for vectors: of weaker and stronger ones none was ever chosen."""
 TFIDF_STRENGTH = 10.0
 
+# the smoothest value comes first here and in all grids, STRENGTHS too: of values with equal inner
+# scores the first is taken
 _NEIGHBORS = {"n_neighbors": (135, 45, 15, 5)}
 _TREES = {"n_estimators": (10, 30, 100, 300)}
 
 _CLASSIFIERS = {
+    # more steps than the default of 100, which vectors of a few hundred columns often need
     "logreg": Estimator(lambda: LogisticRegression(max_iter=1_000), {"C": STRENGTHS}, _unit_rows),
     "knn": Estimator(lambda: KNeighborsClassifier(15, weights="distance"), _NEIGHBORS, _unit_rows),
 }
@@ -203,12 +226,14 @@ def _imported(name: str, task: str) -> Estimator:
 
     module, _, cls = name.partition(":")
     library = module.partition(".")[0]
+    # before anything is imported: importing runs code, and a saved model is loaded by its class
     if library not in ("sklearn", "lightgbm"):
         raise UsageError(
             f"estimator={name!r}: only models of scikit-learn and LightGBM can be loaded safely, "
             f"and {cls} belongs to {library}. Fit it in Python."
         )
     try:
+        # made once to look at it; each fit makes its own
         kind = getattr(import_module(module), cls)
         estimator = kind()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -220,5 +245,6 @@ def _imported(name: str, task: str) -> Estimator:
     build = kind
     if task == "regression" and library == "sklearn":
         # the defaults of many depend on the unit and the zero of the values
+        # not LightGBM: its model is saved by itself, and has to be the last step for it
         build = partial(TransformedTargetRegressor, estimator, transformer=StandardScaler())
     return Estimator(build, scaling=lambda: [("scale", StandardScaler())])

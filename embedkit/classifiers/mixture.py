@@ -24,12 +24,14 @@ from sklearn.preprocessing import normalize
 
 from embedkit.types import Float64
 
-_ITERATIONS = 1_000
+_ITERATIONS = 1_000  # as for logreg
 
 
 def unit_layers(X: NDArray[Any], *, layers: int) -> NDArray[Any]:
     """Return ``(n, layers · width)`` vectors side by side, each layer of a row at length 1."""
     X = np.asarray(X)
+    # each layer of a row becomes a row of its own for the normalisation: layers differ in length,
+    # and a longer one would have more weight in the mixture by that alone
     return np.asarray(normalize(X.reshape(len(X) * layers, -1)).reshape(X.shape))
 
 
@@ -44,6 +46,7 @@ class LayerMixture(LogisticRegression):  # type: ignore[misc]
     ``weights_`` ``(layers,)`` are the fractions of the layers.
     """
 
+    # scikit-learn clones by these names, so that seed and class weights cannot be set
     def __init__(self, layers: int = 1, *, C: float = 1.0) -> None:  # noqa: N803
         super().__init__(C=C, max_iter=_ITERATIONS)
         self.layers = layers
@@ -51,12 +54,19 @@ class LayerMixture(LogisticRegression):  # type: ignore[misc]
     def fit(self, X: NDArray[Any], y: NDArray[Any], sample_weight: Any = None) -> Self:
         """Fit on ``(n, layers · width)`` vectors."""
         X = np.asarray(X)
+        # (layers, n, width)
         stacked = np.stack(np.split(X, self.layers, axis=1))
         weights = _fitted_weights(stacked, y, self.C) if self.layers > 1 else np.ones(1)
+        # the weights were found by a short search; on the mixture they give, the coefficients are
+        # those of scikit-learn to its own precision
         super().fit(_mixed(weights, stacked), y)
         self.weights_ = weights
         coef: NDArray[Any] = self.coef_  # type: ignore[has-type]
+        # a product with the coefficients of a mixture is one with those of its layers, weighted; in
+        # the dtype of X, else predictions would copy all layers to float64
         self.coef_ = np.hstack([weight * coef for weight in weights.astype(X.dtype)])
+        # what scikit-learn has noted is the width of the mixture, and it would refuse the layers
+        # side by side
         self.n_features_in_ = X.shape[1]
         return self
 
@@ -73,11 +83,14 @@ def _fitted_weights(stacked: NDArray[Any], y: NDArray[Any], strength: float) -> 
 
     layers, _, width = stacked.shape
     classes, codes = np.unique(y, return_inverse=True)
+    # (n, classes), 1 for the class of the record
     true = np.eye(len(classes))[codes]
     # of two classes scikit-learn penalises the difference between their coefficients
     penalty = (2 if len(classes) == 2 else 1) / strength
 
     def loss(parameters: Float64) -> tuple[float, Float64]:
+        # scores (layers,) whose softmax are the weights: they stay positive and sum to 1
+        # unconstrained
         scores, intercept, flat = np.split(parameters, [layers, layers + len(classes)])
         coef, weights = flat.reshape(len(classes), width), softmax(scores)
         mixed = _mixed(weights, stacked)
@@ -86,6 +99,7 @@ def _fitted_weights(stacked: NDArray[Any], y: NDArray[Any], strength: float) -> 
         by_mixed = (error @ coef).astype(stacked.dtype)  # else NumPy copies all layers
         by_weight = np.tensordot(stacked, by_mixed, 2).astype(np.float64)
         gradients = (
+            # through the softmax
             weights * (by_weight - weights @ by_weight),
             error.sum(0),
             (error.T @ mixed + penalty * coef).ravel(),
@@ -93,6 +107,7 @@ def _fitted_weights(stacked: NDArray[Any], y: NDArray[Any], strength: float) -> 
         value = penalty / 2 * (coef**2).sum() - (log_proba * true).sum()
         return float(value), np.concatenate(gradients)
 
+    # equal weights, and no coefficients
     start = np.zeros(layers + len(classes) * (1 + width))
     # the weights settle long before the coefficients, which are fitted again
     best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 100})

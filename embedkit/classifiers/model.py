@@ -39,6 +39,7 @@ KINDS = {
     "FeatureUnion": "sklearn.pipeline",
     "Normalizer": "sklearn.preprocessing",
     "FunctionTransformer": "sklearn.preprocessing",  # of unit_layers alone
+    # inside of OneVsRestClassifier
     "LabelBinarizer": "sklearn.preprocessing",
     "CommonScaler": CommonScaler.__module__,
     "LogisticRegression": "sklearn.linear_model",
@@ -64,10 +65,13 @@ def save_model(folder: Path, pipeline: Any) -> None:
     where = folder / "model"
     storage.make_folder(where)
     last = pipeline.steps[-1][1]
+    # LightGBM writes its trees as a text of its own, which needs no unpickling to be read. The
+    # steps in front of it stay a pipeline, whose last step does nothing
     if hasattr(last, "booster_"):
         text = last.booster_.model_to_string()
         storage.write_durably(where / "booster.txt", text.encode(), scratch=folder)
         pipeline = Pipeline([*pipeline.steps[:-1], ("booster", "passthrough")])
+    # the content is made before the file is named, so that nothing is written where it cannot be
     try:
         name, content = "pipeline.safetensors", _content(pipeline)
     except TypeError:
@@ -80,12 +84,14 @@ def _content(pipeline: Any) -> bytes:
     from safetensors.numpy import save
 
     arrays: dict[str, NDArray[Any]] = {}
+    # _plain fills the arrays on its way
     text = json.dumps(_plain(pipeline, arrays))
     return save(arrays | {_JSON: np.frombuffer(text.encode(), np.uint8)})
 
 
 def _plain(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     """A value as JSON has it; its arrays join the others."""
+    # by the exact type: np.float64 is a float too, and has to come back as a NumPy number
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -94,11 +100,15 @@ def _plain(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     if kind is tuple:
         return {"tuple": [_plain(item, arrays) for item in value]}
     if kind is dict and {*map(type, value)} <= {str}:
+        # the terms of TF-IDF are numbered from 0, and are hundreds of thousands: as a list without
+        # numbers they take half the space
         if {*map(type, value.values())} <= {int, np.int64} and _are_places(value.values()):
             return {"numbered": sorted(value, key=value.__getitem__)}  # a vocabulary
         return {"dict": {key: _plain(item, arrays) for key, item in value.items()}}
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         name = str(len(arrays))
+        # safetensors takes contiguous arrays alone; ascontiguousarray makes (1,) of a number,
+        # reshape ()
         arrays[name] = np.ascontiguousarray(value).reshape(np.shape(value))
         # products with a transposed array may be summed in another order
         form = "array" if value.flags.c_contiguous else "columns"
@@ -107,6 +117,7 @@ def _plain(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         return {"function": "unit_layers"}
     if isinstance(value, type) and issubclass(value, np.number):
         return {"dtype": value.__name__}
+    # a class of the same name from elsewhere is another class
     if KINDS.get(kind.__name__) is None or kind is not _kind(kind.__name__):
         raise TypeError(f"{kind} is none of {', '.join(KINDS)}")
     state = vars(value).items()
@@ -124,6 +135,8 @@ def _built(content: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         return [_built(item, arrays) for item in content]
     if not isinstance(content, dict):
         return content
+    # every object is written as one name with its value, so that no key of a dict can be taken for
+    # one
     ((kind, value),) = content.items()
     match kind:
         case "tuple":
@@ -145,6 +158,7 @@ def _built(content: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     if kind not in KINDS:
         raise _Foreign(kind)
     cls = _kind(kind)
+    # __init__ takes parameters alone; the state has also what was fitted
     built = cls.__new__(cls)
     vars(built).update((name, _built(item, arrays)) for name, item in value.items())
     return built
@@ -162,6 +176,7 @@ def _by_skops(pipeline: Any) -> bytes:
     from skops.io import dumps, get_untrusted_types
 
     content = _repeatable(dumps(pipeline))
+    # a model that could not be loaded is refused when it is saved, not after the vectors are gone
     refused = [name for name in get_untrusted_types(data=content) if not _is_trusted(name)]
     if refused:
         raise UsageError(f"the model holds {refused[0]}, which is never loaded. Take another one.")
@@ -176,10 +191,14 @@ def _repeatable(content: bytes) -> bytes:
         return match[1] + numbers.setdefault(match[2], str(len(numbers)))
 
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(written, "w") as new:
+        # skops names objects, and the files of their arrays, by their addresses; numbers in the
+        # order of their first mention are the same for equal pipelines
         schema = re.sub(r'("__id__": |"file": ")(\d+)', number, old.read("schema.json").decode())
         for name in old.namelist():
             data = schema.encode() if name == "schema.json" else old.read(name)
+            # the empty group stands for the text in front of the number, of which a file has none
             new_name = re.sub(r"()^(\d+)", number, name)
+            # a new ZipInfo has the date 1980-01-01
             new.writestr(zipfile.ZipInfo(new_name), data, zipfile.ZIP_DEFLATED)
     return written.getvalue()
 
@@ -194,17 +213,21 @@ def _is_trusted(name: str) -> bool:
     """
     module, _, cls = name.rpartition(".")
     if not module.startswith(_TRUSTED):
+        # CommonScaler, which stands in front of knn: of vectors of at most 15 columns it holds a
+        # tree, which KINDS has not
         return name == f"{CommonScaler.__module__}.{CommonScaler.__qualname__}"
     try:
         kind = getattr(import_module(module), cls)
     except (ImportError, AttributeError):
         return False
+    # by the module that defines it, not by the one that it was found in
     return isinstance(kind, type) and kind.__module__.startswith(_TRUSTED)
 
 
 def _of_skops(content: bytes) -> Any:
     from skops.io import get_untrusted_types, loads
 
+    # the names are read without building anything; only then is the content loaded
     types = get_untrusted_types(data=content)
     for name in types:
         if not _is_trusted(name):
@@ -218,6 +241,7 @@ def load_model(run: Path) -> Callable[[Any], Any]:
 
     check_files(run, ["model"], advice="Make the run again.")
     file = run / "model" / "pipeline.safetensors"
+    # one of the two, never both
     file = file if file.is_file() else file.with_suffix(".skops")
     try:
         content = file.read_bytes()
@@ -230,6 +254,8 @@ def load_model(run: Path) -> Callable[[Any], Any]:
         raise DamagedError(f"{file} holds {error}, which is never loaded from a file.") from error
     except Exception as error:  # skops raises what its nodes raise
         raise storage.unreadable(file, error) from error
+    # a regression has values alone; beside a booster the pipeline has neither, since its last step
+    # does nothing
     apply = getattr(pipeline, "predict_proba", None) or getattr(pipeline, "predict", None)
     if (booster := file.with_name("booster.txt")).is_file():
         apply = _boosted(pipeline, booster)
@@ -258,6 +284,7 @@ def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
 
     def apply(features: Any) -> Any:
         values = np.asarray(booster.predict(pipeline.transform(features)))
+        # the booster gives the probability of the second class alone
         if "\nobjective=binary" in text:  # older releases read no parameters from it
             return np.stack([1 - values, values], axis=1)
         return values

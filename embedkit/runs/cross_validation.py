@@ -79,10 +79,14 @@ def cross_validate(
     progress: ProgressCallback = no_progress,
 ) -> tuple[Predictions, Fits]:
     """Return predictions for every held-out unit and the test set, and the models behind them."""
+    # before the fit, which may take hours
     split.check(target)
     fits = method.fit(units, target, split, test=test, progress=progress)
+    # a method returns its folds in the order of subsets(); one more or less is an error of strict=
     parts, about = [], dict[str, Any](units=units, group=split.group, target=target)
     for fold, ((_, held_out), fitted) in enumerate(zip(split.subsets(), fits.folds, strict=True)):
+        # inner predictions are for training records, and carry the fold that their models have not
+        # seen: blends are fitted on them
         about["fold"], inner = fold, None
         if fitted.inner is not None and fitted.inner_proba is not None:
             cut = fitted.inner_threshold
@@ -91,6 +95,7 @@ def cross_validate(
         parts.append(
             Predictions.of_fold(held_out, fitted.proba, threshold=cut, inner=inner, **about)
         )
+    # a probe compares views and predicts no test set
     if test is not None and fits.test is not None:
         parts.append(test.predictions(fits.test, threshold=fits.threshold))
     return Predictions.joined(parts), fits

@@ -24,7 +24,9 @@ from embedkit.types import Bool, Float64, Int64
 LARGEST_MATRIX = 20
 """Classes of the largest confusion matrix that can be read."""
 
+# marks of a scatter plot: more hide each other, and make the page slow
 _MOST_POINTS = 1_500
+# the interval of 50 records is some 25 points long already
 _PER_BIN, _MOST_BINS = 50, 10
 _CURVES = 3
 
@@ -100,6 +102,8 @@ def reliability_bins(p: Predictions) -> tuple[ReliabilityBin, ...]:
     """Return bins of as many records each, from the least to the most confident."""
     confidence, right, order = _confidence(p)
     bins = []
+    # equal counts, not equal widths: most models are sure most of the time, and wide bins would be
+    # empty
     for part in np.array_split(order, int(np.clip(len(order) // _PER_BIN, 1, _MOST_BINS))):
         ends = wilson(int(right[part].sum()), len(part))
         middle = float(confidence[part].mean()), float(right[part].mean())
@@ -120,6 +124,7 @@ _FRACTIONS: dict[str, Any] = dict.fromkeys(("x_text", "y_text"), lambda value: f
 def reliability(methods: Mapping[str, tuple[int, Sequence[ReliabilityBin]]]) -> Scene:
     """Fraction of right predictions against their probability, of methods in their styles."""
     every = [b for _, bins in methods.values() for b in bins]
+    # axes begin at a round number: 5 % of confidence, 10 % of what is right
     first = math.floor(min(b.confidence for b in every) * 20) / 20
     low = math.floor(min(min(b.confidence, b.low) for b in every) * 10) / 10
     plot = Plot(
@@ -136,6 +141,7 @@ def reliability(methods: Mapping[str, tuple[int, Sequence[ReliabilityBin]]]) -> 
     )
     start = max(first, low)
     plot.line(plot.at(start, start), plot.at(1, 1), colour="soft", dashed=True)
+    # drawn last, and so on top: the first method
     for style, bins in reversed(list(methods.values())):
         points = [(b.confidence, b.right) for b in bins]
         plot.curve(points, style, ends=[(b.low, b.high) for b in bins])
@@ -173,6 +179,7 @@ def answered(methods: Mapping[str, tuple[int, Predictions]]) -> Scene:
 
 def values(p: Predictions) -> Scene:
     """Predicted against true values."""
+    # every k-th record, rounded up: records are in the order of the input, not sorted by value
     every = -(-len(p.row) // _MOST_POINTS)
     y, predicted = p.y[::every], p.proba[::every]
     ends = (float(min(p.y.min(), p.proba.min())), float(max(p.y.max(), p.proba.max())))
@@ -208,6 +215,7 @@ def confusion(p: Predictions) -> Scene:
     names = [shorten(name, 22) for name in p.classes]
     room = max(text_width(name, 12) for name in names) + 12
     cell = 48.0 if count <= 8 else 34.0
+    # names that are wider than a cell stand upright above it
     size, turned = cell * count, room > cell
     left, top = room + 22, (room if turned else 18) + 30
     scene = Scene(
@@ -249,6 +257,7 @@ def heat_map(
     poolings = list(dict.fromkeys(pooling for pooling, _ in cells))
     layers = sorted(dict.fromkeys(layer for _, layer in cells), key=layer_rank)
     best = max(scores.values(), key=lambda score: sign * score.value)
+    # shades fade to the lower end of the best interval; what lies beyond is equally pale
     margin = sign * (best.value - (best.low if sign > 0 else best.high))
     left = max(text_width(shorten(name, 14)) for name in ["layer", *layers]) + 14
     height = 42.0 if untrained else 28.0
@@ -334,6 +343,8 @@ def shaded_table(
         low, high = min(known, default=0.0), max(known, default=0.0)
         for row, (value, text) in cells.items():
             x, y = left + width * number, 24 + height * rows.index(row)
+            # columns have units of their own, so that shades are of a column, and a constant one is
+            # pale
             depth = (value - low) / ((high - low) or 1) if math.isfinite(value) else 0.0
             shade = round(0.04 + 0.4 * depth, 3)
             scene.box(x + 1, y + 1, width - 2, height - 2, colour="m0", opacity=shade)
@@ -348,12 +359,14 @@ def learning(result: ProbeRun) -> Scene:
     lower = result.metric in LOWER_IS_BETTER
     best: dict[str, ViewScore] = {}
     sign = 1 if lower else -1
+    # what inner folds chose comes first, since the highest score is partly luck
     for view in sorted(result.view_scores, key=lambda v: (-v.chosen, sign * v.score.value)):
         best.setdefault(split_view(view.name)[0], view)
     shown = list(best.values())[:_CURVES]
     points = [p for view in shown for _, p in view.curve]
     known = [v for p in points for v in (p.value, p.low, p.high) if math.isfinite(v)]
     counts = [records for records, _ in shown[0].curve]  # by the folds, the same for every view
+    # of errors the axis is upside down: better is higher in every figure
     ends = (max(known), min(known)) if lower else (min(known), max(known))
     plot = Plot(
         (counts[0], counts[-1]),

@@ -96,9 +96,11 @@ def free_out(out: str | Path | None, source: object, *names: str, overwrite: boo
 
 
 def _default_out(source: object, *names: str) -> Path:
+    # a table in memory has the name of its type, such as dataframe
     known = isinstance(source, str | os.PathLike) and str(source) != "-"
     stem = type(source).__name__.lower()
     if known:
+        # the query of an address may hold a signature, which must not become the name of a folder
         stem = Path(storage.without_secrets(os.fspath(source))).stem  # type: ignore[call-overload]
     return Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
 
@@ -107,6 +109,7 @@ def new_run(out: Path, *, overwrite: bool = False) -> AbstractContextManager[Pat
     """A folder to fill, which becomes ``out`` when the block ends without an error."""
     check_free(out, overwrite=overwrite)
     work = storage.incomplete(out)
+    # new_folder empties what is there: folds of a fine-tuned run, perhaps a night of work
     if (work / storage.UNFINISHED).is_dir() and not overwrite:
         raise OutputExistsError(
             f"{work} holds an unfinished run of another kind. Finish it, choose another out=, or "
@@ -131,6 +134,8 @@ def resumable_run(
     job = work / storage.UNFINISHED / "job.json"
 
     def write_job(work: Path) -> None:
+        # called when the folder is locked, so that no other process is writing what is compared
+        # here
         if any(work.iterdir()) and (differences := _other_settings(work, job, settings)):
             if not overwrite:
                 raise MismatchError(
@@ -157,6 +162,7 @@ def _other_settings(work: Path, job: Path, settings: dict[str, Any]) -> str:
     """Settings in which the job in a folder differs; empty for the same one, or for none."""
     try:
         before = dict(json.loads(job.read_text("utf-8")))
+        # through JSON as the other one went: tuples are lists on both sides
         return difference(before, json.loads(json.dumps(settings)))
     except (OSError, ValueError, TypeError):  # stopped before the settings were written
         filled = any(path.is_file() for path in work.rglob("*"))
@@ -165,9 +171,12 @@ def _other_settings(work: Path, job: Path, settings: dict[str, Any]) -> str:
 
 def check_free(out: Path, *, overwrite: bool) -> None:
     """Raise an :class:`OutputExistsError` if a run cannot be written to ``out``."""
+    # a crash between the two renames of a replacement leaves no folder of this name: that is
+    # completed before it is judged
     storage.finish_swap(out, is_run)
     if out.exists() and not (overwrite and is_run(out)):
         advice = "it is not a run of embedkit" if overwrite else "pass overwrite=True to replace it"
+        # an empty folder, as mktemp makes it, is no obstacle
         if not out.is_dir() or any(out.iterdir()):
             raise OutputExistsError(f"{out} exists; {advice}, or choose another out=.")
 
@@ -180,8 +189,11 @@ def is_run(path: Path) -> bool:
 def write_run(folder: Path, content: Run) -> None:
     """Write ``run.json``, the last file of a run; numbers that JSON cannot write become null."""
     program, command = Path(sys.argv[0]), None
+    # the command, and python -m embedkit (…/embedkit/__main__.py); a script or a notebook has no
+    # command line that would make this run
     if "embedkit" in (program.name, program.parent.name):
         command = shlex.join(
+            # --overwrite is left out, so that pasting the command deletes nothing
             ["embedkit", *(storage.without_secrets(w) for w in sys.argv[1:] if w != "--overwrite")]
         )
     content = replace(content, command=command)
@@ -236,6 +248,8 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path} is not a run. {advice}")
     storage.check_files(path, ["run.json"], advice=_ADVICE)
     data = read_json(file, advice=_ADVICE)
+    # the fields depend on kind and version, so that these are read first: a file of another version
+    # is not damaged
     head = from_json(Run, data, file=file, advice=_ADVICE)
     if head.format_version != FORMAT_VERSION or head.kind not in KINDS:
         raise UsageError(f"{path} was made by another version of embedkit. {_ADVICE}")
@@ -287,6 +301,8 @@ def _wrong_field(content: Run) -> str:
     """Name of a field that contradicts others, else ``""``."""
     if not isinstance(content, PredictionRun):
         return ""
+    # types and ranges are checked by then; these are fields that each look right, as after an edit
+    # by hand
     classes, of_classes = content.classes, content.task != "regression"
     views, limits, vectors = set(content.views), [content.threshold], content.dataset.vectors
     agrees = {
@@ -303,6 +319,7 @@ def _wrong_field(content: Run) -> str:
     }
     if isinstance(content, FinetuneRun):
         limits += content.thresholds
+        # they are joined to the path of the run: "../" must not lead out of it
         plain = all(re.fullmatch(r"[\w-]+", name) for name in content.models)
         agrees["models"] = bool(content.models) and plain
     if isinstance(content, ProbeRun):
@@ -326,6 +343,7 @@ def dataset_content(data: VectorData, folder: Path | None = None) -> DatasetCont
     return DatasetContent(
         fingerprint=manifest.fingerprint,
         source=manifest.source,
+        # relative, so that runs and datasets can be moved together
         path="" if folder is None else os.path.relpath(data.path.resolve(), folder.resolve()),
         model=job.model,
         names=manifest.names,

@@ -23,6 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 BLOCKS = 200
 """More units than these are put together at random, so that the time does not grow with them."""
 
+# numbers in one matrix of weights: 8 MB as float64
 _AT_ONCE = 1 << 20
 _TINY = 1e-300
 
@@ -59,6 +60,8 @@ class Metric:
 
     def units(self, unit: Int64) -> float:
         """Return the effective number of units: fewer than there are where some are far larger."""
+        # Kish's effective sample size, (Σ n)² / Σ n²: equal to the number of units where all are of
+        # one size
         sizes = np.unique(unit, return_counts=True)[1]
         count = float(sizes.sum() ** 2 / (sizes**2).sum())
         return count if self.rarer is None else min(count, len(np.unique(unit[self.rarer])))
@@ -89,8 +92,11 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
     step = max(1, min(64, _AT_ONCE // len(unit)))
     for start in range(0, count, step):
         numbers = np.arange(start, min(start + step, count))
+        # (units at once, records): 1/2 and 1 are exact in binary, and so are their sums
         weights = np.where(block == numbers[:, None], 0.5, 1.0)
         for name, metric in metrics.items():
+            # the value of all records is the same constant for every unit, which subtracting the
+            # mean removes below
             influence[name][numbers] = -2 * metric(weights)
     for values in influence.values():
         # a metric that no unit changes must have influences of exactly 0, which :func:`_error`
@@ -121,14 +127,17 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
     error, freedom = _error(value, influence)
     if not np.isfinite(value) or np.isnan(error) or metric.scale == "biased":
         return float("nan"), float("nan")
+    # errors end at 0 and have their worst above, all others end at 1
     least, most = sorted((metric.worst, 0.0 if metric.scale == "error" else 1.0))
     # at the end of a range the scales below have no slope, and a perfect score no variance; the
     # binomial distribution still knows how much n records can show
     if not influence.any() or not least < value < most:
+        # an error of 0 is no count of successes, for which Wilson would have an interval
         if metric.scale in ("error", "explained"):
             return value, value
         n, size = round(max(metric.units(unit), 1)), most - least
         low, high = wilson(round((value - least) / size * n), n)
+        # the count is rounded, so that the interval may miss the value by a fraction of a record
         return min(least + size * low, value), max(least + size * high, value)
     low, high = _SCALES[metric.scale](value, _quantile(freedom) * error)
     return float(np.clip(low, least, value)), float(np.clip(high, value, most))
@@ -147,12 +156,14 @@ def wilson(count: int, n: int) -> tuple[float, float]:
     z = float(ndtri(0.975))
     middle, reach = count + z**2 / 2, z * (count * (1 - count / n) + z**2 / 4) ** 0.5
     low, high = (middle - reach) / (n + z**2), (middle + reach) / (n + z**2)
+    # algebra says 0 and 1 at the ends; rounding says 1e-17
     return low if count else 0.0, high if count < n else 1.0
 
 
 def _log_odds(value: float, margin: float) -> tuple[float, float]:
     from scipy.special import expit, logit
 
+    # the delta method: an error divided by the slope of the scale at the value
     reach = margin / (value * (1 - value))
     return expit(logit(value) - reach), expit(logit(value) + reach)
 
@@ -168,12 +179,14 @@ def _power(value: float, margin: float) -> tuple[float, float]:
     Beyond a margin of the value itself, where one record or two make the error, the curve of the
     upper end goes on as a straight line.
     """
+    # 3^2.5 is the slope of the curve where it is left (reach 1), so that the line is its tangent
     reach = min(margin / value, 1.0)
     high = value * (1 - 2 / 3 * reach) ** -1.5 + 3**2.5 * max(margin - value, 0.0)
     return value * (1 + 2 / 3 * margin / value) ** -1.5, high
 
 
 def _explained(value: float, margin: float) -> tuple[float, float]:
+    # 1 - R² is an error, and its ends change places
     low, high = _power(1 - value, margin)
     return 1 - high, 1 - low
 
@@ -202,6 +215,7 @@ def paired_tests(
     from scipy.special import stdtr
 
     p = np.full(len(pairs), np.nan)
+    # standard errors of the single scores, the yardstick for what is rounding
     size = np.sqrt((influence**2).sum(0))
     for number, (one, other) in enumerate(pairs):
         value = values[one] - values[other]
@@ -212,6 +226,7 @@ def paired_tests(
         same = error <= 1e-9 * max(size[one], size[other]) and abs(value) <= 1e-9 * max(
             abs(values[one]), abs(values[other])
         )
+        # without a difference the error may be 0 as well, and t would be 0 / 0
         p[number] = 1.0 if same or value == 0 else 2 * stdtr(freedom, -abs(value) / error)
     # undefined differences are not tests, and do not make the others stricter
     corrected, known = np.full(len(pairs), np.nan), np.isfinite(p)
@@ -225,6 +240,7 @@ def holm(p: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
+    # the running maximum keeps the order: a larger p is never corrected to a smaller one
     corrected = [0.0] * len(p)
     highest = 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
@@ -247,17 +263,22 @@ def _error(value: float, influence: Float64, units: float = np.inf) -> tuple[flo
     if error == 0:
         count = min(n, units)
         return abs(value) / count, max(count / 4, 1.0)
+    # the kurtosis without bias divides by n - 3
     if n < 4 or np.isnan(error):
         return error, max(n - 1.0, 1.0)
     # divided by the largest, for fourth powers of small influences are 0 in float64
     squares = (influence / np.abs(influence).max()) ** 2
+    # of influences around 0, their mean: m4 / m2² - 3, then the usual correction for few values
     excess = n * (squares**2).sum() / squares.sum() ** 2 - 3
     excess = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * excess + 6)
     freedom = float(2 / (2 / (n - 1) + max(excess, 0) / n))
+    # a negative excess, of short tails, must not give more than n - 1 degrees; where some units are
+    # far larger than others, their effective number is the limit
     return error, max(1.0, min(freedom, units - 1))
 
 
 def _quantile(freedom: float) -> float:
     from scipy.special import stdtrit
 
+    # as for Wilson: scipy.stats.t is the same and takes a second to import
     return float(stdtrit(freedom, 0.975))

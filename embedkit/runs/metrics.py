@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 _BINS = 15  # of the calibration error, of equal width between 0 and 1
 
+# probabilities are clipped here before their logarithm, as in scikit-learn, so that log-loss has a
+# worst value; also keeps divisions by 0 away
 _SMALLEST = float(np.finfo(np.float64).eps)
 _F_BETA = re.compile(r"f(\d+\.?\d*)")
 _OTHER_NAMES = {
@@ -65,6 +67,8 @@ _error = partial(MetricRow, lower=True, compared=True, scale="error")
 _rank = partial(MetricRow, scale="correlation", worst=lambda _: -1.0)
 
 
+# each lambda takes the object of its task: _Labels, _Sets or _Values, which compute once what
+# several metrics share
 METRICS: Mapping[str, MetricRow] = {
     "micro_f1": _percent(lambda p: p.micro_f1, "micro-F1", "sets", compared=True),
     "accuracy": _percent(lambda p: _mean(p.y == p.predicted), compared=True, counts_all=True),
@@ -76,7 +80,7 @@ METRICS: Mapping[str, MetricRow] = {
     "log_loss": _error(
         lambda p: _mean(-np.log(p.true)),
         "log-loss",
-        worst=lambda _: -math.log(_SMALLEST),
+        worst=lambda _: -math.log(_SMALLEST),  # 36.04, of probability 0
         of_sets=True,
     ),
     "brier": _error(
@@ -138,6 +142,7 @@ def _spelling(text: str) -> str:
 def beta_of(metric: str) -> float | None:
     """Return the beta of a metric such as ``f2``; ``None`` for other metrics."""
     match = _F_BETA.fullmatch(metric)
+    # f0 would be precision, which has a name: no F score
     return float(match[1]) or None if match else None
 
 
@@ -275,6 +280,7 @@ class _Labels:
     def rarer(self) -> Bool | None:
         if self.classes != 2 or not 0 < self.y.mean() < 1:
             return None
+        # class 1 where it has at most half of the records, else class 0
         return np.asarray(self.y == int(self.y.mean() <= 0.5))
 
     @cached_property
@@ -283,6 +289,7 @@ class _Labels:
 
     @cached_property
     def brier(self) -> Float64:
+        # over both of two classes the sum is twice the usual score of the second one
         squares = ((self.proba - np.eye(self.classes)[self.y]) ** 2).sum(1)
         return np.asarray(squares / (2 if self.classes == 2 else 1))
 
@@ -293,6 +300,7 @@ class _Labels:
     @cached_property
     def ranked(self) -> list[_Ranking]:
         """Rankings by the probability of each class; of two by that of the second alone."""
+        # the area of the first of two classes is the same as that of the second
         scored_classes = range(self.classes) if self.classes > 2 else range(1, self.classes)
         return [_Ranking(self.y == c, self.proba[:, c]) for c in scored_classes]
 
@@ -304,7 +312,10 @@ class _Sets:
 
     def __init__(self, y: Int64, proba: Float64, predicted: Int64) -> None:
         self.y, self.proba, self.predicted = y, proba, predicted
+        # METRICS asks for `cells.macro_f1`: of sets there is no confusion table, and this object
+        # answers
         self.classes, self.cells = proba.shape[1], self
+        # (n, classes): hits; and 2 hits + misses + false alarms, the denominator of F1
         self._right, self._involved = y * predicted, y + predicted
 
     @property
@@ -318,9 +329,11 @@ class _Sets:
         """Mean fraction of true classes among those down to each true one, by probability."""
         from scipy.stats import rankdata
 
+        # false classes get 1, behind every -proba; "max" counts ties as ranked above
         of_true = rankdata(np.where(self.y, -self.proba, 1), "max", axis=1)
         precision = (of_true / rankdata(-self.proba, "max", axis=1) * self.y).sum(1)
         count = self.y.sum(1)
+        # a record without a class has nothing to be ranked wrongly, as in scikit-learn
         return np.where(count > 0, precision / np.maximum(count, 1), 1.0)
 
     def micro_f1(self, weights: Float64) -> Float64:
@@ -342,10 +355,13 @@ class Entities:
     """
 
     def __init__(self, y: Int64, predicted: Int64, classes: Sequence[str], first: Bool) -> None:
+        # PER for both B-PER and I-PER, and an empty kind for O
         kinds = [name.partition("-")[2] for name in classes]
         self._kind = np.unique(kinds, return_inverse=True)[1]
         self._begins = np.array([name.startswith("B") for name in classes])
         self._inside, self._first = np.array([name != "O" for name in classes]), first
+        # (n,) masks of the words that begin an entity: metrics are sums over words, weighted as all
+        # others are
         self._true, true_end = self._spans(y)
         self._found, found_end = self._spans(predicted)
         same = (self._kind[y] == self._kind[predicted]) & (true_end == found_end)
@@ -362,8 +378,11 @@ class Entities:
     def _spans(self, tags: Int64) -> tuple[Bool, Int64]:
         """First words of entities as a mask, and the last word of the entity of each word."""
         inside, kind = self._inside[tags], self._kind[tags]
+        # an I opens an entity at the start of a text, behind an O, and behind another kind; -1 is
+        # no kind
         new = self._first | ~np.append(False, inside[:-1]) | (kind != np.append(-1, kind[:-1]))
         start = inside & (self._begins[tags] | new)
+        # a word is the last one unless the next word goes on inside of the same entity
         last = np.flatnonzero(~np.append((inside & ~start)[1:], False))
         return start, last[np.searchsorted(last, np.arange(len(tags)))]
 
@@ -380,7 +399,10 @@ class _Values:
 
     def __init__(self, y: Float64, predicted: Float64) -> None:
         self.y, self.predicted = y, predicted
+        # in units of the spread, so that values of any size (years, prices) keep their digits in
+        # sums
         self.unit = float(y.std()) or 1.0
+        # no weighting of these records has a larger RMSE or MAE: the worst end of their range
         self.largest = float(np.abs(y - predicted).max())
         self._squares = _mean(((y - predicted) / self.unit) ** 2)
         self._centred, self._shifted = _standardised(y), _standardised(predicted)
@@ -390,6 +412,7 @@ class _Values:
         return np.asarray(self.unit * np.sqrt(self._squares(weights)))
 
     def r2(self, weights: Float64) -> Float64:
+        # of the weighted records, not of all: R² compares with their own mean
         variance = _mean(self._centred**2)(weights) - _mean(self._centred)(weights) ** 2
         return np.asarray(1 - self._squares(weights) / np.maximum(variance, _SMALLEST))
 
@@ -414,7 +437,9 @@ def _mean(values: NDArray[Any]) -> Callable[[Float64], Float64]:
 def _calibration_error(y: Int64, proba: Float64) -> Callable[[Float64], Float64]:
     """Expected calibration error: mean distance of confidence and accuracy over bins."""
     confidence, right = proba.max(1), proba.argmax(1) == y
+    # a confidence of exactly 1 belongs to the last bin
     bins = np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
+    # (bins, n) sparse: a product with weights gives the signed gap of each bin, of many weightings
     gaps = _indicator(bins, _BINS) * (confidence - right)
     return lambda w: np.asarray(np.abs(gaps @ w.T).sum(0) / w.sum(1))
 
@@ -433,6 +458,8 @@ def _correlation(weights: Float64, a: Float64, b: Float64) -> Float64:
     a, b = (v - (weights * v).sum(1, keepdims=True) / total for v in (a, b))
     products = [(weights * u * v).sum(1) for u, v in ((a, b), (a, a), (b, b))]
     spread = products[1] * products[2]
+    # values are standardised, or ranks as fractions: what is left below this is rounding of a
+    # constant
     smallest = _SMALLEST * total[:, 0] ** 2
     correlation = np.full(len(spread), np.nan)
     np.divide(products[0], np.sqrt(spread), out=correlation, where=spread > smallest)
@@ -442,11 +469,13 @@ def _correlation(weights: Float64, a: Float64, b: Float64) -> Float64:
 def _ranks(values: Float64) -> Callable[[Float64], Float64]:
     """Weights ``(samples, n)`` → mean ranks of the records of each sample, up to a constant."""
     _, place = np.unique(values, return_inverse=True)
+    # sorted once for all weightings; a weighting only moves the cumulated weights
     order = np.argsort(place, kind="stable")
     ends = np.flatnonzero(np.append(np.diff(place[order]), 1))
 
     def ranks(weights: Float64) -> Float64:
         last = np.cumsum(np.take(weights, order, axis=1), axis=1)[:, ends]
+        # the mean rank of ties is halfway between the weight before them and through them
         middle = (last + np.concatenate([np.zeros((len(last), 1)), last[:, :-1]], axis=1)) / 2
         middle = middle / last[:, -1:]  # of a size that does not depend on the number of records
         return np.take(middle, place, axis=1)
@@ -489,6 +518,7 @@ class Threshold:
             return cls(None, None)
         is_beta = text.startswith("f")
         try:
+            # a bool is 0 or 1: the "f" of an F score is left out
             value = float(text[is_beta:])
         except ValueError:
             value = float("nan")
@@ -526,10 +556,13 @@ def best_threshold(y: Int64, positive: Float64, *, beta: float | None = None) ->
     """
     values, place = np.unique(-positive, return_inverse=True)
     values = -values  # distinct, from the highest down
+    # entry i is of the i records with the highest distinct probabilities predicted as class 1; 0 is
+    # nobody
     hits = np.append(0, np.cumsum(np.bincount(place, y == 1)))
     chosen = np.append(0, np.cumsum(np.bincount(place)))
     cells = np.stack([len(y) - hits[-1] - (chosen - hits), chosen - hits, hits[-1] - hits, hits])
     if beta is None:
+        # in reverse, true and predicted change places with their opposites: F1 of class 0
         score = (_f_beta(cells, 1.0) + _f_beta(cells[::-1], 1.0)) / 2
     else:
         score = _f_beta(cells, beta)
@@ -537,6 +570,7 @@ def best_threshold(y: Int64, positive: Float64, *, beta: float | None = None) ->
     middle = np.where(middle > values[1:], middle, values[:-1])  # neighbours in floating point
     nobody = (1 + values[0]) / 2 if values[0] < 1 else np.nextafter(1.0, 2.0)
     edges = np.concatenate([[nobody], middle, [values[-1] / 2]])
+    # equal scores differ by rounding, which must not choose among them
     best = np.flatnonzero(score >= score.max() - 1e-12)
     return float(edges[best[np.argmin(np.abs(edges[best] - 0.5))]])
 
@@ -557,6 +591,8 @@ def _kept(method: Callable[[Any, Float64], T]) -> Callable[[Any, Float64], T]:
     """A method whose last result is kept, since several metrics ask for the same weights."""
 
     def call(self: Any, weights: Float64) -> T:
+        # by identity: the weights are kept with the result, so that no new array can have their
+        # address
         if self.last is None or self.last[0] is not weights:
             self.last = weights, method(self, weights)
         return self.last[1]  # type: ignore[no-any-return]
@@ -571,6 +607,7 @@ class _Confusion:
 
     def __init__(self, y: Int64, predicted: Int64, classes: int) -> None:
         self._classes = classes
+        # (classes², n) sparse: a dense one has classes² numbers for each record
         self._cells = _indicator(y * classes + predicted, classes**2)
 
     @_kept
@@ -588,6 +625,8 @@ class _Confusion:
         """Mean of the F1 of every class that is true or predicted somewhere."""
         right, true, predicted = self._marginals(weights)
         involved = true + predicted
+        # as scikit-learn without labels=: a class that this sample lacks on both sides does not
+        # count
         return np.asarray(_ratio(2 * right, involved).sum(1) / (involved > 0).sum(1))
 
     def balanced_accuracy(self, weights: Float64) -> Float64:
@@ -601,6 +640,7 @@ class _Confusion:
         total = true.sum(1)
         covariance = right.sum(1) * total - (true * predicted).sum(1)
         spread = (total**2 - (true**2).sum(1)) * (total**2 - (predicted**2).sum(1))
+        # rounding may make the product of two variances slightly negative
         return _ratio(covariance, np.sqrt(np.maximum(spread, 0)))
 
     def weighted_kappa(self, weights: Float64) -> Float64:
@@ -634,6 +674,7 @@ class _Ranking:
     def __init__(self, positive: Bool, scores: Float64) -> None:
         self._order = np.argsort(-scores, kind="stable")
         self._positive = positive[self._order].astype(np.float64)
+        # the last record of each score: a threshold cannot divide ties
         self._ends = np.flatnonzero(np.append(np.diff(scores[self._order]), 1))
 
     @_kept
@@ -644,6 +685,7 @@ class _Ranking:
         """
         ordered = np.take(weights, self._order, axis=1)
         hits = np.cumsum(ordered * self._positive, axis=1)
+        # into the same memory, since hits are known: (samples, n) is the largest array here
         chosen = np.cumsum(ordered, axis=1, out=ordered)
         if len(self._ends) < len(self._order):
             hits, chosen = (np.take(w, self._ends, axis=1) for w in (hits, chosen))
@@ -654,7 +696,9 @@ class _Ranking:
         hits, chosen = self._sums(weights)
         missed, area = chosen - hits, np.full(len(weights), np.nan)
         pairs = hits[:, -1] * missed[:, -1]
+        # a product and a sum at once, without a matrix of products
         under = np.einsum("ij,ij->i", np.diff(missed, axis=1), hits[:, 1:] + hits[:, :-1])
+        # the first trapezoid starts at the origin
         under = (missed[:, 0] * hits[:, 0] + under) / 2
         np.divide(under, pairs, out=area, where=pairs > 0)
         return area

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
 _COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "fold": pa.string()}
 _ADVICE = "Make the run again."
+# probabilities that other tools write have few digits, and sum to 1 only so far
 ROUNDING = 1e-3
 _ARRAYS = ("row", "group", "fold", "y", "proba", "y_pred", "word")
 _MOST_FOLDS = 1 << 15  # splits hold int16
@@ -80,6 +81,7 @@ class Predictions:
         """
         word = units.word
         shape = (len(index), *target.y.shape[1:])
+        # a test set without labels is predicted all the same; -1 and NaN are never scored
         unknown = np.full(shape, -1) if target.classes else np.full(shape, np.nan)
         return cls(
             row=units.row[index],
@@ -109,6 +111,7 @@ class Predictions:
         )._ordered()
 
     def _ordered(self) -> Predictions:
+        # the last key is the first to sort by. A test set of its own numbers its rows from 0 too
         order = np.lexsort((self.keys, self.fold == TEST))
         return replace(self.take(order), inner=self.inner)
 
@@ -155,6 +158,8 @@ class Predictions:
 
     def folds(self) -> list[tuple[Int64, Int64]]:
         """Return train and test indices of every fold."""
+        # as the split, but of the predicted records alone: with one fold nothing is left to train
+        # on
         held_out = self.fold[self.out_of_fold]
         return [
             (np.flatnonzero((self.fold != TEST) & (self.fold != i)), np.flatnonzero(self.fold == i))
@@ -173,6 +178,8 @@ class Predictions:
         is the set with the best micro-F1.
         """
         proba, y_pred = np.empty(self.proba.shape), np.zeros_like(self.y_pred)
+        # the test set is guessed from the records of all folds, as the final model is fitted on
+        # them
         for train, test in [*self.folds(), (self.out_of_fold, self.test)]:
             if not len(test):
                 continue
@@ -184,6 +191,8 @@ class Predictions:
                 raise UsageError("one fold has a majority by tune=True, or validation= above 0.")
             proba[test] = class_prior(y, self.classes, len(test))
             if self.of_sets:
+                # predicting the k most frequent classes for every record has the micro-F1 2 Σ f /
+                # (k + Σ all f), f being the frequencies; the factor 2 does not move the best k
                 order = np.argsort(-y.mean(0))
                 gains = y.mean(0)[order].cumsum() / (np.arange(1, len(order) + 1) + y.mean(0).sum())
                 y_pred[np.ix_(test, order[: gains.argmax() + 1])] = 1
@@ -212,6 +221,7 @@ class TestSet:
     def further(cls, units: Units, training: Units, target: Target, *, name: str) -> Self:
         """Return a test set of its own, with the number of its texts that were trained on."""
         records = units.records
+        # by text, not by row: the file of the test set is another one
         seen = int(np.isin(records.key, training.records.key).sum())
         rejected = sum(units.rejected.values())
         return cls(
@@ -266,10 +276,12 @@ def _table(predictions: Predictions) -> pa.Table:
     if p.of_sets:
         columns |= {"y_true": _names(p.y, names), "y_pred": _names(p.y_pred, names)}
     elif names:
+        # class numbers are of this run; a file holds names, which anyone can read and join
         labels: Mapping[int, str | None] = dict(enumerate(names)) | {-1: None}
         columns["y_true"] = pa.array([labels[int(i)] for i in p.y], pa.string())
         columns["y_pred"] = [names[i] for i in p.y_pred]
     else:
+        # from_pandas: NaN, a value without a label, becomes null
         columns |= {"y_true": pa.array(p.y, from_pandas=True), "y_pred": p.proba}
     columns |= {f"proba_{label}": p.proba[:, i] for i, label in enumerate(names)}
     for view, values in p.views.items():
@@ -305,6 +317,7 @@ def read_predictions(
 def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Predictions:
     check_files(file.parent, [file.name], advice=_ADVICE)
     table = read_table(file, advice=_ADVICE)
+    # the type of the column says whether classes or sets of classes are predicted
     sets = "y_true" in table.column_names and table.schema.field("y_true").type == _SETS
     answers = (_SETS if sets else pa.string()) if classes else pa.float64()
     proba = [f"proba_{name}" for name in classes]
@@ -314,6 +327,7 @@ def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Pr
     if of_words:
         columns = {"row": pa.int64(), "word": pa.int32()} | columns
     check_columns(table, columns, file=file, nullable=["y_true"], advice=_ADVICE)
+    # a lookup of all numbers that can occur, so that a damaged one is a KeyError
     number = {"test": TEST} | {str(fold): fold for fold in range(min(len(table), _MOST_FOLDS) + 1)}
     try:
         y, y_pred = (_numbers(table[n], classes) for n in ("y_true", "y_pred"))
@@ -344,6 +358,7 @@ def _problem(p: Predictions) -> str:
         return "row is negative"
     if not p.classes:
         return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
+    # probabilities of sets are one for each class, and need not sum to 1
     tolerance = np.inf if p.of_sets else ROUNDING
     if problem := invalid_proba(p.row, p.proba, tolerance=tolerance):
         return problem

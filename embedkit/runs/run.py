@@ -179,6 +179,7 @@ class TrainRun(PredictionRun):
 
 UNTRAINED = "not trained to its end"
 
+# a loss that falls by less than this share in its last epoch counts as settled
 _STILL = 0.01
 _REPLACED = {"--model", "--split", "--folds", "--out", "--epochs", "--overwrite"}
 """Options that going on with a training gives anew or does without."""
@@ -223,6 +224,8 @@ class FinetuneRun(PredictionRun):
 
     def going_on(self, path: str) -> str:
         """Return the command that goes on with the training of a folder; empty if unknown."""
+        # both --name=value and --name value are left out; --overwrite is a flag and has no value
+        # behind it
         words, kept = shlex.split(self.command or ""), []
         while words:
             word = words.pop(0)

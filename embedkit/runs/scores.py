@@ -28,9 +28,12 @@ def metrics_of(
     ordinal = not p.of_sets and all(np.isfinite(float_of(name)) for name in p.classes)
     metrics = metrics_for(p.y, p.proba, p.y_pred, beta=beta, ordinal=ordinal)
     if baseline and len(p.classes) == 2:
+        # the majority class is mostly the first, whose F-beta of the second is 0: no baseline at
+        # all
         positive = metrics_for(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
         metrics |= {name: positive[name] for name in metrics if beta_of(name)}
     if p.of_words and Entities.known_by(p.classes):
+        # words are ordered by record, and an entity ends with its record
         first = np.diff(p.row, prepend=-1) != 0
         metrics["entity_f1"] = Metric(Entities(p.y, p.y_pred, p.classes, first).f1)
     return metrics
@@ -46,6 +49,7 @@ def headline_metric(runs: Sequence[PredictionRun], support: Sequence[int] | Int6
     if any(run.task == "multilabel" for run in runs):
         return "micro_f1"
     by_threshold = {run.threshold_metric for run in runs}
+    # a set with None alone says that no run chose a threshold
     if len(by_threshold) == 1 and (metric := by_threshold.pop()):
         return metric
     weighted = any(run.settings.get("class_weight") for run in runs)
@@ -60,6 +64,7 @@ def reported_scores(
 
     The seed is that of the blocks that many units are put together in.
     """
+    # before records are left out: its frequencies are of all training records
     baseline = predictions.majority()
     reported = {}
     for name, index in _scored_subsets(predictions).items():

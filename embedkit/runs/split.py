@@ -99,8 +99,11 @@ class Split(Shown):
         # of words it is that of their records: a word is never apart from its text
         if self.records is not None:
             return self.records.fingerprint
+        # of what is assigned, not of how: two splits with the same folds are one, whatever options
+        # made them
         digest = hashlib.sha256(json.dumps(self.settings.source).encode())
         for array in (self.row, self.folds):
+            # 64 bits, little-endian on every machine, however the arrays are stored
             digest.update(np.ascontiguousarray(array, "<i8").tobytes())
         return digest.hexdigest()
 
@@ -179,6 +182,7 @@ class Split(Shown):
 
 def write_split(split: Split, path: Path, *, overwrite: bool = False) -> None:
     """Write the folds of records durably; the same split gives the same bytes."""
+    # a word is never apart from its record, which is what the file is keyed by
     split = split if split.records is None else split.records
     folds = split.folds.astype(np.int16)
     table = pa.table({"row": split.row, "group": split.group, "fold": folds})
@@ -190,6 +194,7 @@ def read_split(path: Path) -> Split:
     """Read a split and compare it with its fingerprint."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist. Make it with embedkit split.")
+    # beside a corpus a split stands alone, with its fingerprint; in a run it has a checksum too
     if storage.is_sealed(path.parent):  # of a run
         storage.check_files(path.parent, [path.name])
     table = storage.read_table(path)
@@ -203,6 +208,7 @@ def read_split(path: Path) -> Split:
         row=storage.numbers(table["row"]),
         group=storage.numbers(table["group"]),
         folds=storage.numbers(table["fold"]).astype(np.int64),
+        # computed where it is asked for, and never copied from the file
         settings=replace(settings, fingerprint=""),
     )
     if split.fingerprint != settings.fingerprint:
@@ -257,6 +263,7 @@ def align_split(file: str | Path | Split, records: Units) -> Split:
     """Return a split of these records, which is of the same input and may have more of them."""
     split, name = file if isinstance(file, Split) else read_split(Path(file)), records.name
     advice = f"Make one for it: embedkit split {name} --out FILE."
+    # row numbers mean the same records only in the same input files
     if split.settings.source != records.source:
         raise MismatchError(
             f"{file} was made for other data than {name} (their input files differ). {advice}"
@@ -270,6 +277,7 @@ def align_split(file: str | Path | Split, records: Units) -> Split:
 
 
 _SMALLEST_TEST = 0.01
+# at most so many strata of a regression
 _BINS = 10
 _HOLDOUT = 5  # of one fold, a record of so many is held out
 
@@ -328,24 +336,31 @@ def make_split(
     """Assign records to folds; arguments and errors as for :func:`split`."""
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
         raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
+    # records without a label take no part, so that they do not make folds uneven
     labelled = records.labelled(sets=sets)
     taken, count = records.take(np.flatnonzero(labelled)), int(labelled.sum())
     if count < folds:
         raise UsageError(f"{count} records are too few for {folds} folds.")
     groups = same_text_groups(taken.key, taken.group, count)
+    # one fold is the first of five; the records of the others are trained on and never held out
     assigned_to = folds if folds > 1 else _HOLDOUT
     strata = _strata(taken, assigned_to, sets)
     in_test = np.zeros(count, bool)
     if test:
+        # the test set is some of many folds: 0.3 is 3 of 10. Small fractions are rounded to 1 of n
+        # where 20 folds are too coarse by more than a tenth
         part = Fraction(test).limit_denominator(20)
         if abs(part - test) > test / 10:
             part = Fraction(1, round(1 / test))
+        # another seed, so that test set and folds are not of the same shuffle; 7,919 is arbitrary,
+        # and files depend on it
         assigned = assign_folds(strata, groups, part.denominator, seed=seed + 7_919)
         in_test = assigned < part.numerator
     assigned = np.full(count, TEST)
     assigned[~in_test] = assign_folds(strata[~in_test], groups[~in_test], assigned_to, seed=seed)
     if folds == 1:
         assigned[assigned > 0] = TRAIN
+    # back from the labelled records to all of the input
     result, group = np.full(len(labelled), UNUSED), np.full(len(labelled), -1)
     result[labelled], group[labelled] = assigned, groups
     settings = SplitSettings(
@@ -374,6 +389,7 @@ def split_by_column(
         row = records.row[int(np.argmax(given == ""))]
         raise UsageError(f"split_column={column!r}: row {row} has no value there.")
     in_test = given == "test"
+    # records marked test may have no label: they are predicted, not scored
     used = ~in_test & records.labelled(sets=sets)
     names = np.unique(given[used])
     if not len(names):
@@ -385,6 +401,7 @@ def split_by_column(
         strata = _strata(records.take(np.flatnonzero(used)), folds, sets)
         result[used] = assign_folds(strata, groups[used], folds, seed=seed)
     else:
+        # numbered in the order of the sorted names, in which "10" is before "2"
         result[used] = np.searchsorted(names, given[used])
     _warn_of_leakage(result, groups, column)
     settings = SplitSettings(
@@ -402,6 +419,7 @@ def _warn_of_leakage(folds: Int64, groups: Int64, column: str) -> None:
     """Warn of records whose text is in several folds."""
     used = folds != UNUSED
     fold, group = folds[used], groups[used]
+    # distinct pairs of group and fold, then the number of folds of each group
     numbers, n_folds = np.unique(np.unique([group, fold], axis=1)[0], return_counts=True)
     if leaking := int(np.isin(group, numbers[n_folds > 1]).sum()):
         logger.warning(
@@ -421,11 +439,13 @@ def assign_folds(strata: Int64, groups: Int64, folds: int, *, seed: int) -> Int6
         raise UsageError(f"cannot make {folds} folds from {len(sizes)} distinct texts or groups.")
     if np.bincount(strata).max() < folds:  # nothing to spread; scikit-learn refuses
         strata = np.zeros_like(strata)
+    # StratifiedKFold cannot keep groups together; it is used where every record is its own
     if len(sizes) < len(groups):
         return _dealt(strata, group, sizes, folds, seed=seed)
     subsets = StratifiedKFold(folds, shuffle=True, random_state=seed).split(strata, strata)
     result = np.empty(len(strata), np.int64)
     with warnings.catch_warnings():
+        # split() is a generator, and warns only here
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         for number, (_, test) in enumerate(subsets):
             result[test] = number
@@ -443,17 +463,22 @@ def _dealt(strata: Int64, group: Int64, sizes: Int64, folds: int, *, seed: int) 
     random, total = np.random.default_rng(seed), np.bincount(strata).astype(np.float64)
     counts = np.zeros((folds, len(total)), np.int64)
     result = np.empty(len(strata), np.int64)
+    # the records of group g are records[ends[g] - sizes[g] : ends[g]]
     records, ends = np.argsort(group, kind="stable"), np.cumsum(sizes)
+    # shuffled, then sorted by size: groups of one size keep a random order
     several = random.permutation(np.flatnonzero(sizes > 1))
     for number in several[np.argsort(-sizes[several], kind="stable")]:
         mine = records[ends[number] - sizes[number] : ends[number]]
         classes, amounts = np.unique(strata[mine], return_counts=True)
+        # share of a class that the fold has, times share that the group brings: a rare class weighs
+        # as much as a frequent one. Of equally crowded folds the smallest takes it
         crowded = counts[:, classes] @ (amounts / total[classes] ** 2)
         fold = np.lexsort((counts.sum(axis=1), crowded))[0]
         result[mine] = fold
         counts[fold, classes] += amounts
     single = random.permutation(np.flatnonzero(sizes[group] == 1))
     single = single[np.argsort(strata[single], kind="stable")]
+    # starts[0] is 0, so that the first of the pieces that np.split makes is empty
     classes, starts = np.unique(strata[single], return_index=True)
     for number, mine in zip(classes, np.split(single, starts)[1:], strict=True):
         share = _filling(counts[:, number], counts.sum(axis=1), len(mine))
@@ -467,6 +492,8 @@ def _filling(counts: Int64, sizes: Int64, more: int) -> Int64:
 
     Those that are left over go to the smallest folds.
     """
+    # the level of water poured onto the counts: the i lowest folds can be raised to (their sum +
+    # more) / i, and the least of these is reached; no fold above it gets any
     level = int(((np.cumsum(np.sort(counts)) + more) // np.arange(1, len(counts) + 1)).min())
     share = np.maximum(level - counts, 0)
     low = np.flatnonzero(counts <= level)
@@ -497,6 +524,8 @@ def same_text_groups(
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
+    # an edge from each record to the first one with the same text, and to the first one with the
+    # same group; or to itself. The connected components are the groups
     to: list[int] = []
     for values in (keys, groups):
         first: dict[Any, int] = {}
@@ -519,6 +548,7 @@ def _records(
     if names_dataset(source):
         check_settled(source, reading.given)
         return Units.of_dataset(load(source), group=group, label=label)
+    # to the corpus the group is a column that is kept, and its errors say so; the user wrote group=
     options = replace(reading, label=label, keep=(group,) if group else ())
     if reading.sample is not None:
         options = replace(options, seed=seed)
@@ -537,12 +567,15 @@ def _strata(records: Units, folds: int, sets: bool) -> Int64:
     )
     if len(names) == 1:
         raise UsageError(f"all {len(classes)} records have the label {str(names[0])!r}.")
+    # classes, or numbers that are few enough to be balanced as they are, such as stars
     if counts.min() >= folds:
         return np.asarray(classes, np.int64)
     try:
         values = names.astype(np.float64)
     except ValueError:
         values = np.full(len(names), np.nan)
+    # the task is not known here: rare labels that are all numbers are taken for values of a
+    # regression
     if len(names) > 2 and np.isfinite(values).all():
         return _bins(values, counts, max(folds, len(classes) // _BINS))[classes]
     rare = str(names[np.argmin(counts)])
