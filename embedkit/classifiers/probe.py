@@ -57,8 +57,9 @@ from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, 
 from embedkit.units.target import SEPARATOR, Target, class_prior, growing_order
 from embedkit.units.units import Labels, Units, load_or_extract
 
+# fractions of the training records of a learning curve
 _CURVE = (0.1, 0.2, 0.4, 0.7, 1.0)
-_UNTRAINED = 3
+_UNTRAINED = 3  # encoders with random weights
 _MOST_VIEWS, _TRIED = 4, 3
 """Views side by side at most, and candidates that are fitted for each further one."""
 
@@ -135,6 +136,7 @@ def probe(
         >>> len(result.content.choices)  # of every fold
         2
     """
+    # names are checked, and the folder is, before a corpus is encoded
     metric = metric and named_metric(metric)
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     if control is not None:
@@ -149,6 +151,8 @@ def probe(
     chosen = split_for(units, split, folds=folds, seed=seed, sets=target.of_sets)
     chosen = chosen.labelled(target)
     chosen.check(target)
+    # records take their random label by group; words by their form, as a probe could learn it by
+    # heart
     words = data.text if level == "word" else None
     random_labels = control_task(target, chosen, seed, words=words)
     curve = _CURVE if learning_curve else ()
@@ -183,6 +187,7 @@ def probe(
             cost=fits.cost(),
             versions=versions(),
         )
+        # the predictions are those of the nested choice; what each view predicts stands beside them
         write_predictions(folder, replace(predictions, views=scorer.decided(names, fits)))
         _write(folder, chosen, content)
     return RunResult(out, content)
@@ -201,14 +206,18 @@ def geometry_of(
 
     The last layer that others are compared with is that of the same pooling.
     """
+    # equal texts have equal vectors, and would be each other's nearest neighbours in every layer;
+    # the uses of one word differ, so of words all may be taken
     first = np.unique(units.key, return_index=True)[1] if units.word is None else len(units)
     rows = np.random.default_rng(seed).permutation(first)[:_GEOMETRY_OF]
+    # of two points the rank is 1 and the CKA is 1 in every layer
     if len(rows) < 3:
         return {}
     curves = _curvatures(data, data.row[rows[:_CURVES_OF]])
     numbers: dict[str, dict[str, float]] = {}
     for name in method.names:
         pooling, layer = split_view(name)
+        # max over numbers of layers: a sum of layers, or a pooler, is -1
         last = max((n for n in method.names if split_view(n)[0] == pooling), key=_layer)
         X, end = method.vectors(name)[rows], method.vectors(last)[rows]
         numbers[name] = {
@@ -227,6 +236,7 @@ def _curvatures(data: VectorData, records: Int64) -> dict[str, float]:
         return {}
     curves = {}
     for name in data.manifest.columns_of("tokens"):
+        # one layer after the other: the tokens of all layers may not fit into memory
         tokens = load(data.path, split_view(name)[1], level="token")
         index = np.flatnonzero(np.isin(tokens.row, records))
         vectors = tokens.reader.vectors_at(index)
@@ -236,6 +246,8 @@ def _curvatures(data: VectorData, records: Int64) -> dict[str, float]:
 
 def _reader(data: VectorData) -> Callable[[str], Float32]:
     """Reads views by name; as many as fit into a gigabyte stay in memory."""
+    # a fit of every fold reads its views; without the cache each would be read from disk once a
+    # fold
     kept = max(2, _MOST_BYTES // (4 * len(data) * data.width))
     return lru_cache(maxsize=kept)(lambda name: load(data.path, name, level=data.level).X)
 
@@ -245,6 +257,8 @@ def _names(data: VectorData, view: str | Sequence[str] | None) -> list[str]:
     if view is None:
         return list(data.manifest.columns_of("sentences" if data.level == "sentence" else "words"))
     views = [view] if isinstance(view, str) else view
+    # views may be given in several spellings; load knows them, and refuses those that are not
+    # stored
     return [load(data.path, name, level=data.level).views[0] for name in views]
 
 
@@ -267,6 +281,7 @@ def combinations_of(
     """
     logistic = settings.estimator == "logreg" and settings.task == "classification"
     combinations = []
+    # each pooling once, in the order of the views
     for pooling in dict.fromkeys(split_view(name)[0] for name in names):
         layers = [n for n in names if split_view(n)[0] == pooling and _layer(n) >= 0]
         layers.sort(key=_layer)
@@ -278,6 +293,7 @@ def combinations_of(
             # none is missing in between, and it is not stored
             if last - first + 1 == len(span) and name not in names:
                 combinations.append(Candidate(name, tuple(span), "sum"))
+        # a mixture is fitted on all layers side by side, in one array
         if logistic and len(layers) > 1 and view_bytes * len(layers) <= _MOST_BYTES:
             combinations.append(Candidate(f"{pooling}_mixture", tuple(layers), "mixture"))
     return combinations
@@ -334,6 +350,8 @@ class Candidates:
         progress: ProgressCallback = no_progress,
     ) -> Fits:
         """Fit every candidate in every fold."""
+        # all candidates of all folds are independent fits, so they go through the threads together;
+        # the results of a candidate then stand side by side, fold after fold
         candidates = [*(Candidate(name, (name,)) for name in self.names), *self.combinations]
         folds = [_Fold(units, target, split, *subset) for subset in split.subsets()]
         fits = [partial(self._fold, fold, candidate) for candidate in candidates for fold in folds]
@@ -343,11 +361,13 @@ class Candidates:
         chosen = best_of_folds(by_name.values())
         seconds = sum(fit.fit_seconds for fit in done)
         if len(self.names) > 1:
+            # growing needs the best single view of the fold, so it is a second round
             single = best_of_folds(by_name[name] for name in self.names)
             growths = [
                 partial(self._grown, f, s.model.name) for f, s in zip(folds, single, strict=True)
             ]
             grown = side_by_side(growths, progress=progress)
+            # of equal scores the simpler candidate stays
             chosen = best_of_folds([chosen, grown])
             seconds += sum(fit.fit_seconds for fit in grown)
         return Fits(
@@ -366,6 +386,7 @@ class Candidates:
 
     def _fitted(self, fold: _Fold, candidate: Candidate, *, held_out: bool = False) -> Fitted:
         """A pipeline fitted on the vectors of a candidate."""
+        # vectors are put together for the records of this fit alone, never for all records
         units = replace(fold.units, inputs=partial(self.input, candidate))
         layers = len(candidate.views) if candidate.combination == "mixture" else 1
         settings = replace(self.settings, layers=layers)
@@ -379,6 +400,8 @@ class Candidates:
         trained, inputs = time.thread_time(), partial(self.input, candidate)
         proba = predict_proba(fitted.pipeline, inputs(held_out), target)
         predicted = time.thread_time()
+        # the control task and the learning curve are no cost of the method: they come after the
+        # clock
         before = fitted.pipeline[:-1]
         # the same probe: regularisation as for the task
         again = clone(fitted.pipeline[-1])
@@ -386,8 +409,10 @@ class Candidates:
         random = predict_proba(again, before.transform(inputs(held_out)), self.control)
         curve = list[Float64]()
         units = replace(fold.units, inputs=inputs)
+        # one of each class at least, and two values of a regression
         order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
+        # the last point is the fit on all training records, which is there
         fractions = self.curve[:-1] if candidate.name in self.names else ()
         for fraction in fractions:  # each set of training records lies within the next
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
@@ -405,9 +430,12 @@ class Candidates:
         """A single view, and others beside it as long as the inner score rises."""
         started, y = time.thread_time(), fold.target.y[fold.train]
         if fold.target.classes and not fold.target.of_sets:
+            # (n, classes), as the inner predictions are: y less these is how steeply the loss falls
+            # along the log-odds
             y = np.eye(len(fold.target.classes))[y]
 
         def fitted(*views: str) -> tuple[Candidate, Fitted]:
+            # the same set of views is the same candidate, in whatever order it has grown
             in_order = tuple(name for name in self.names if name in views)
             candidate = Candidate(" + ".join(in_order), in_order)
             return candidate, self._fitted(fold, candidate, held_out=True)
@@ -419,8 +447,10 @@ class Candidates:
             rest, errors = [n for n in self.names if n not in best.views], y - model.inner
             slopes = {name: self._slope(name, fold.train, errors) for name in rest}
             steepest = sorted(slopes, key=slopes.__getitem__, reverse=True)[:_TRIED]
+            # each of them is tuned as a single view is, so that the scores can be compared
             larger = [fitted(*best.views, name) for name in steepest]
             further = max(larger, key=lambda fit: fit[1].choice.score)
+            # also where a score is NaN
             if not further[1].choice.score > model.choice.score:
                 break
             best, model = further
@@ -428,19 +458,22 @@ class Candidates:
         proba = predict_proba(model.pipeline, self.input(best, fold.held_out), fold.target)
         return FoldFit(
             proba=proba,
-            model=_Probed(best.name, model.choice.score, proba[:0]),
+            model=_Probed(best.name, model.choice.score, proba[:0]),  # no control task
             fit_seconds=trained - started,
             predict_seconds=time.thread_time() - trained,
         )
 
     def _slope(self, name: str, train: Int64, errors: Float64) -> float:
         """How steeply the loss falls along the coefficients of a view, on the scale of a fit."""
+        # as the pipeline scales it, else views of longer vectors would seem steeper
         X = CommonScaler().fit_transform(normalize(self.vectors(name)[train]))
         return float(np.linalg.norm(X.T @ errors))
 
 
 def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
     """In each fold the fit with the highest inner score; of equal ones the first."""
+    # without inner folds all scores are NaN, none is greater than another, and the first candidate
+    # stays
     return [max(fits, key=lambda fit: fit.model.score) for fits in zip(*candidates, strict=True)]
 
 
@@ -472,6 +505,7 @@ class Scorer:
 
     def ordered(self, folds: Sequence[Float64]) -> Float64:
         """Outputs in the order of the input."""
+        # held_out has each unit once, so that its ranks put fold after fold into input order
         return np.concatenate(folds)[np.argsort(self.held_out)]
 
     def decided(self, names: Sequence[str], fits: Fits) -> dict[str, NDArray[Any]]:
@@ -509,11 +543,14 @@ class Scorer:
         last = [name for name in names if _layer(name) == highest]
         if highest < 0 or len(last) == len(names):
             return None
+        # the last layer has the same choice of pooling as all candidates have, or the gain would be
+        # too high
         baseline = best_of_folds(fits.final[name] for name in last)
         y, group = self.predictions.y, self.predictions.group
         chosen, last_layer = (
             self._metric([fold.proba for fold in folds], y) for folds in (fits.folds, baseline)
         )
+        # of both on the same units, so that the interval is that of a paired difference
         moved = influences({"chosen": chosen, "last": last_layer}, group, seed=self.seed)
         gain = chosen.value(len(y)) - last_layer.value(len(y))
         units = chosen.units(group)
@@ -529,9 +566,12 @@ class Scorer:
             (round(fraction * size), self.score([fold.model.curve[i] for fold in folds]))
             for i, fraction in enumerate(method.curve if name in method.names else ())
         )
+        # how often a view would be chosen among views, and a combination among combinations: among
+        # all of them single views might have none, though the table asks which layer is best
         kind = method.names if name in method.names else [c.name for c in method.combinations]
         first = best_of_folds(fits.final[other] for other in kind)
         chosen = sum(fold.model.name == name for fold in first)
+        # (layers,) of a mixture; empty for other candidates
         weights = np.mean([fold.model.weights for fold in folds], axis=0).tolist()
         selectivity = score.value - random
         return ViewScore(name, score, random, selectivity, chosen, curve, tuple(weights))
@@ -552,6 +592,7 @@ def _untrained(
         progress(Progress("encoding at random", 0, None, "texts"))
         views = encode_at_random(data, units, method.names, scorer.seed + number)
         for name, X in views.items():
+            # the same units, folds and tuning: the weights of the encoder alone differ
             some = replace(units, inputs=X.__getitem__)
             once = partial(_predicted, some, target, scorer.split, method.settings)
             folds = side_by_side([partial(once, *fold) for fold in scorer.split.subsets()])
@@ -572,10 +613,13 @@ def control_task(
     random = np.random.default_rng(seed)
     index = split.in_folds
     kinds = split.group if words is None else np.array(words, np.str_)
+    # of the units in folds alone: the test set has no control task
     _, first, group = np.unique(kinds[index], return_index=True, return_inverse=True)
+    # with one label for all there would be nothing to learn
     if words is not None and len(np.unique(target.y[index][first], axis=0)) < 2:
         return control_task(target, split, seed)
     y = target.y.copy()
+    # the labels of the groups are exchanged, so that their frequencies stay as they are
     y[index] = random.permutation(target.y[index][first])[group]
     return replace(target, y=y)
 
@@ -597,6 +641,8 @@ def encode_at_random(
         )
     texts = units.records.texts()
     checkpoint, vectors = data.manifest.names, data.manifest.vector_settings
+    # the plain module of transformers: other ways to run an encoder hold copies of its trained
+    # weights
     encoder = Encoder.load(
         checkpoint.model,
         revision=checkpoint.revision,
@@ -617,8 +663,12 @@ def randomize(module: Any, seed: int) -> None:
     """Replace every tensor of a transformers model by that of a newly initialised one."""
     import torch
 
+    # initialisation draws from torch's global generator
     torch.manual_seed(seed)
     fresh = type(module)(module.config).to(next(module.parameters()).dtype)
+    # strict=False lets go of what the fresh model has besides, such as a pooler; the other
+    # direction is an error, since a trained tensor in a "never trained" encoder would be seen in no
+    # score
     missing = module.load_state_dict(fresh.state_dict(), strict=False).missing_keys
     if missing:
         raise RuntimeError(f"{missing[0]} would keep its trained values")

@@ -79,10 +79,14 @@ class Frozen:
     ) -> Fits:
         """Fit and predict every fold, and fit the units of all folds."""
         subsets, cut = split.subsets(), None
+        # the model of all folds is one more fit, which holds nothing out; beside the others it
+        # costs no further time where cores are free
         everything = split.in_folds, split.in_folds[:0]
         fits = [partial(self._fold, units, target, split, *s) for s in (*subsets, everything)]
         *folds, last = side_by_side(fits, threads=self.threads, progress=progress)
         final, proba = last.model, None
+        # the threshold of the model of all folds is chosen on out-of-fold predictions, which no
+        # fold's own score uses: those have a threshold of their own inner folds
         if self.threshold is not None:
             y = target.y[np.concatenate([held_out for _, held_out in subsets])]
             cut = self.threshold.choose(y, np.concatenate([fold.proba for fold in folds])[:, 1])
@@ -102,7 +106,10 @@ class Frozen:
     ) -> FoldFit:
         threshold = self.threshold
         by_metric = threshold is not None and threshold.value is None
+        # the libraries compute in this very thread (side_by_side leaves them one), so that its
+        # clock has all of the fit and nothing else
         started = time.thread_time()  # others fit, and other programs run, at the same time
+        # inner predictions are kept for blends too, which are stacked on them
         held = self.tune or by_metric
         fitted = fit(units, target, split, train, self.settings, tune=self.tune, held_out=held)
         trained, proba = time.thread_time(), np.empty(0)
@@ -145,11 +152,14 @@ def side_by_side(
             return task()
 
     waiting, results = list(tasks), []
+    # BLAS is limited for the process, here; OpenMP for each thread, above
     with libraries.limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the inner score judges such a fit
         # filters are those of the process: one set by a thread ends when another thread's does
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         warnings.filterwarnings("ignore", "One or more of the test scores", UserWarning)
+        # threads, since the libraries release the lock while they compute, and vectors need no
+        # copy; results come in the order of the tasks, whichever ends first
         parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
         for result in parallel(delayed(run)(task) for task in waiting):
             results.append(result)
@@ -172,9 +182,11 @@ def _test_set(
     split.check_test(test)
     if names_dataset(test):
         other, name = load(test, list(data.views), level=data.level), str(test)
+        # vectors of another model, or of other settings, would be scored as if they were the same
         made, expected = dataset_content(other), dataset_content(data)
         check_alike(made, expected, name=name, vectors=vectors, level=data.level)
         column = units.reading["label"]
+        # a test set without the column of labels is predicted, not refused
         further = Units.of_dataset(other, label=column if column in other.columns else None)
     else:
         further = units.further(test)
@@ -184,6 +196,7 @@ def _test_set(
             logger.warning(f"{further.name} has no {lacking}: it is predicted, not scored")
         if vectors:
             further = further.encoded(encode_as(data.manifest, data.views, owner=str(data.path)))
+    # TF-IDF was fitted on texts of pairs joined by a space
     further = further if vectors else further.with_texts()
     return TestSet.further(further, units, target, name="the test set")
 
@@ -256,7 +269,10 @@ def train(
         >>> result.content.estimator, result.content.views
         ('logreg', ('cls_6',))
     """
+    # first: a peak before this call is not this run's
     peak_before = peak_memory_bytes()
+    # names, the folder and the threshold are checked before the corpus is encoded, which may take
+    # hours
     settings = EstimatorSettings.of(
         estimator, task=task, features=features, class_weight=class_weight, seed=seed
     )
@@ -273,6 +289,7 @@ def train(
         decision.check(len(target.classes), sets=target.of_sets)
     sets = target.of_sets
     chosen = split_for(units, split, column=split_column, folds=folds, seed=seed, sets=sets)
+    # words without a label are in no fold
     chosen = chosen.labelled(target)
     method = Frozen(settings, tune, decision)
     method.check(chosen)
@@ -282,6 +299,7 @@ def train(
             method, units, target, chosen, test=tested, progress=progress
         )
         pipeline = fits.final.pipeline
+        # of a linear model; other kinds have no number of parameters to compare
         weights = [np.size(getattr(pipeline[-1], n, ())) for n in ("coef_", "intercept_")]
         save_model(folder, pipeline)
         fitted = {"class_weight": class_weight, "seed": seed, "metric": settings.metric}

@@ -29,8 +29,10 @@ from embedkit.types import Float64, Int64
 from embedkit.units.target import Target
 from embedkit.units.units import Units
 
+# of few records inner folds should leave as many as they can to be trained on, and their fits are
+# short
 _INNER_FOLDS, _FEW, _INNER_FOLDS_OF_FEW = 3, 1_000, 5
-_STEEPEST = 4.0
+_STEEPEST = 4.0  # the highest slope
 _MOST_SQUARED = 4_000  # records, whose products take 128 MB
 _ABSENT = -30.0  # log-odds of a class that an inner fold has no training records of
 
@@ -68,32 +70,44 @@ def fit(
     """
     y, classes = target.y[train], len(target.classes)
     try:
+        # scaling or TF-IDF is fitted once for all inner folds, which takes most of the time of a
+        # fit on texts. Inner scores thereby know the words of all training records, but none of
+        # their labels
         *steps, (name, estimator) = build_pipeline(settings).steps
+        # a pipeline without steps is refused
         before = Pipeline(steps or [("nothing", "passthrough")])
         X = before.fit_transform(units.inputs(train))
         groups = split.group[train]
         count = _INNER_FOLDS_OF_FEW if len(train) < _FEW else _INNER_FOLDS
+        # no more folds than groups, which are never divided
         count = min(count, len(np.unique(groups)))
         folds: Folds = []  # none where all records are of one group
         if count > 1:
             folds = inner_folds(target.strata[train], groups, count, seed=settings.seed)
+        # where groups are few, an inner fold may have records of one class alone to be trained on
         tunable = tune and bool(folds)
         if classes:
             tunable = tunable and all(len(np.unique(y[rows])) > 1 for rows, _ in folds)
+        # without tuning the score is NaN
         choice, inner = Choice(), None
         if tunable and settings.estimator == "logreg" and settings.task == "classification":
             model, choice, inner = _logistic(estimator, X, y, folds, classes, settings)
         else:
+            # an estimator given by its class has no grid: it keeps its own values, and inner
+            # predictions only score it
             searches = tunable and bool(settings.row.grid)
             if searches:
                 estimator, choice = _search(estimator, X, y, folds, target, settings)
+            # inner folds fit the sigmoid too, where a classifier has no probabilities
             model = _fit_estimator(estimator, X, y, folds, settings)
             if held_out or (tunable and not searches):
                 inner = _predict_held_out(estimator, X, y, folds, target, settings)
                 if tunable and not searches:
                     choice = Choice(score=inner_score(y, inner, settings))
+        # such as an area where the held-out records are of one class: nothing could be chosen by it
         if tunable and np.isnan(choice.score):
             raise ValueError(f"an inner fold has no {settings.metric}; pass tune=False")
+    # our own message is about an option already
     except UsageError:
         raise
     except ValueError as error:  # scikit-learn's, about records that it cannot be fitted on
@@ -115,6 +129,7 @@ def _narrow(X: Any) -> Float64:
     """
     X = X.astype(np.float64)  # of products in float32 there may be no root
     products = (X @ X.T).toarray()
+    # 1e-9 on the diagonal: of equal rows the products alone have no root
     return np.asarray(np.linalg.cholesky(products + 1e-9 * np.eye(len(products))), np.float64)
 
 
@@ -130,12 +145,17 @@ def _logistic(
     from scipy.optimize import minimize_scalar
     from scipy.special import softmax
 
+    # all ones without class weights; with them inner losses count records as the fit does
     weight = compute_sample_weight(settings.class_weight, y)
     wide = X
+    # only where records are fewer than columns do the products make the problem smaller
     if settings.features == "tfidf" and len(y) < min(X.shape[1], _MOST_SQUARED):
         X = _narrow(wide)
     centre = weight @ X / weight.sum()
 
+    # gains are the log-odds of a record beyond those of a mean one, which the slope multiplies;
+    # priors are what it leaves as it is. Both are of every training record, by the fold that did
+    # not hold it
     def held_out(strength: float) -> tuple[float, float, float, Float64]:
         gains, priors = np.zeros((len(y), classes)), np.full((len(y), classes), _ABSENT)
         for train, test in folds:
@@ -143,24 +163,33 @@ def _logistic(
             coef, intercept = model.coef_, model.intercept_
             if len(model.classes_) == 2:  # scikit-learn keeps the log-odds of the second class
                 coef, intercept = (np.concatenate([0 * a, a]) for a in (coef, intercept))
+            # a class that this fold has not seen keeps the log-odds _ABSENT
             index = np.ix_(test, model.classes_)
             gains[index] = X[test] @ coef.T - coef @ centre
             priors[index] = intercept + coef @ centre
 
         def loss(slope: float) -> float:
+            # at least 1e-15: a probability of 0 would be an infinite loss, whatever the other
+            # records say
             proba = softmax(slope * gains + priors, axis=1)[np.arange(len(y)), y]
             return -float(np.average(np.log(np.maximum(proba, 1e-15)), weights=weight))
 
+        # the loss is convex in the slope, and no new fit is needed to try one
         slope = float(minimize_scalar(loss, bounds=(0, _STEEPEST), method="bounded").x)
         proba = softmax(slope * gains + priors, axis=1)
         return inner_score(y, proba, settings), strength, slope, proba
 
     grid = settings.row.grid["C"] if settings.features == "vectors" else (estimator.C,)
+    # by the score alone, since arrays cannot be compared; of equal ones the strongest penalty is
+    # kept
     score, strength, slope, proba = max(map(held_out, grid), key=itemgetter(0))
     model = clone(estimator).set_params(C=strength).fit(X, y)
+    # so that slope * coef * x + intercept is the same as before for x = centre; this line needs the
+    # coefficients as they were fitted
     model.intercept_ = model.intercept_ + (1 - slope) * (model.coef_ @ centre)
     model.coef_ = slope * model.coef_
     if X is not wide:
+        # from coefficients of the root's columns back to those of the words
         coef = solve_triangular(X, model.coef_.T, lower=True, trans="T").T @ wide
         model.coef_, model.n_features_in_ = coef.astype(wide.dtype), wide.shape[1]
     return model, Choice({"C": strength}, slope, score), proba
@@ -176,12 +205,15 @@ def _search(
 
     grid = dict(settings.row.grid)
     if "n_neighbors" in grid:
+        # scikit-learn refuses more neighbours than records
         fewest = min(len(train) for train, _ in folds)
         grid["n_neighbors"] = tuple(n for n in grid["n_neighbors"] if n <= fewest) or (1,)
     if settings.features == "tfidf" and "C" in grid:
         grid["C"] = (TFIDF_STRENGTH,)
     if settings.task == "multilabel":
+        # those of the classifier inside of OneVsRestClassifier
         grid = {f"estimator__{name}": values for name, values in grid.items()}
+    # the best one is fitted by the caller, with a sigmoid where it needs one
     search = GridSearchCV(estimator, grid, scoring=score, cv=folds, refit=False)
     search.fit(X, y)
     estimator.set_params(**search.best_params_)
@@ -196,12 +228,15 @@ def _fit_estimator(
 
     model = clone(estimator)
     for name, value in model.get_params().items():
+        # also "estimator__n_neighbors"; the grid was cut for inner folds alone, and there may be
+        # none
         if name.endswith("n_neighbors"):
             model.set_params(**{name: min(value, len(y))})
     if settings.task == "regression" or hasattr(model, "predict_proba"):
         return model.fit(X, y)
     weight = None
     if settings.class_weight is not None:  # which the sigmoid must know, too
+        # the weights of records stand for it, else they would count twice
         model.set_params(class_weight=None)
         weight = compute_sample_weight(settings.class_weight, y)
     calibrated = CalibratedClassifierCV(model, cv=folds, ensemble=False)
@@ -218,6 +253,8 @@ def _predict_held_out(
         rest = [
             (np.flatnonzero(np.isin(train, a)), np.flatnonzero(np.isin(train, b)))
             for a, b in folds
+            # the other folds, divided as before: the sigmoid of this model may not see the records
+            # that it predicts here; as positions in train
             if b is not test
         ]
         model = _fit_estimator(estimator, X[train], y[train], rest, settings)
@@ -230,6 +267,7 @@ def predict_proba(pipeline: Any, X: Any, target: Target) -> Float64:
     if not target.classes:
         return np.asarray(pipeline.predict(X), np.float64)
     proba = np.asarray(pipeline.predict_proba(X), np.float64)
+    # sets of classes are independent: their probabilities need not sum to 1
     if target.separator is not None:
         return proba
     proba /= proba.sum(1, keepdims=True)  # some add up to 1 in float32 only
@@ -245,8 +283,12 @@ def inner_score(y: NDArray[Any], output: Float64, settings: EstimatorSettings) -
 
     ``output`` are ``(n, classes)`` probabilities, or ``(n,)`` values.
     """
+    # log-loss and the squared error use all of a prediction: of accuracies many are equal in small
+    # folds
     metric = settings.metric or ("log_loss" if output.ndim > 1 else "rmse")
     beta, decided = beta_of(metric), None
+    # an F score is that of the best threshold, as a run with threshold= has it: at 0.5 rare classes
+    # would hardly be predicted, and all values would seem alike
     if beta is not None:
         decided = decide(output, threshold=best_threshold(y, output[:, 1], beta=beta))
     weight = compute_sample_weight(settings.class_weight, y) if y.ndim == 1 else np.ones(len(y))

@@ -35,12 +35,15 @@ from embedkit.corpus.values import NotText, text_of
 from embedkit.errors import CorpusError, did_you_mean
 from embedkit.storage import unreadable
 
+# rows that become Python objects at once: enough that calls of pyarrow cost little, few
+# enough that long texts do not fill the memory
 _BATCH = 4_096
 
 
 _ARROW_FILE = b"ARROW1"
 
 
+# a type of text, and the type that has the same buffers without the promise of UTF-8
 _BYTES_OF = {
     pa.string(): pa.binary(),
     pa.large_string(): pa.large_binary(),
@@ -75,6 +78,8 @@ class _ColumnarTable(Table):
         self.path = path
         self._done = self._skipped = 0
         try:
+            # opening reads the schema alone, so that a foreign
+            # file is refused before any row is read
             places = list(_nested(self._open()))
             self.columns = [".".join(place) for place, _ in places]
             self._fields = dict(zip(self.columns, places, strict=True))
@@ -96,14 +101,17 @@ class _ColumnarTable(Table):
 
     def seek(self, place: Place) -> bool:
         """As in :class:`~embedkit.corpus.sources.Table`."""
+        # no row is read here: batches drop this many of their first rows as they come
         self._done = self._skipped = place.file_row
         return True
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
+        # a column may have two roles, such as the label that is kept too; it is converted once
         unique = list(dict.fromkeys(names))
         try:
             places = {name: self._fields[name][0] for name in unique}
+            # fields of one struct share its column, which is read once
             for whole in self._batches(list(dict.fromkeys(top for top, *_ in places.values()))):
                 batch = whole.slice(min(self._skipped, whole.num_rows))
                 self._skipped -= whole.num_rows - batch.num_rows
@@ -117,8 +125,12 @@ class _ColumnarTable(Table):
 
     def check_column(self, name: str, *, role: str) -> None:
         _, field = self._fields[name]
+        # of a column that was left out the field is null, and
+        # its metadata tell the type that it had
         kind = (field.metadata or {}).get(LEFT_OUT, str(field.type).encode()).decode()
         inner = inner_type(field.type)
+        # a text must be a string (a number would be embedded as its digits), or be null throughout;
+        # a label, an id or a kept column may be anything that has a text
         needed = "a string" if role else "a string, a number, a date or a list"
         is_text = is_string(inner) or pa.types.is_null(inner) or (role == "text" and is_list(inner))
         if (role and not is_text) or has_bytes(inner) or kind != str(field.type):
@@ -147,6 +159,8 @@ class ParquetTable(_ColumnarTable):
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         metadata = self._file.metadata
         groups = list(range(metadata.num_row_groups))
+        # whole row groups are skipped by their sizes in the footer, without decompressing them; the
+        # rest of the skipped rows is sliced off in `rows`
         while groups and self._skipped >= (rows := metadata.row_group(groups[0]).num_rows):
             del groups[0]
             self._skipped -= rows
@@ -167,6 +181,7 @@ class ArrowTable(_ColumnarTable):
 
     def _reader(self, columns: Sequence[int] = ()) -> Any:
         self._file.seek(0)
+        # suffixes do not tell files and streams apart; the magic bytes do
         is_file = self._file.read(len(_ARROW_FILE)) == _ARROW_FILE
         self._file.seek(0)
         options = pa.ipc.IpcReadOptions(included_fields=list(columns))
@@ -178,9 +193,12 @@ class ArrowTable(_ColumnarTable):
         return float(self._file.tell() / self._file.size())
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        # columns are chosen when a reader is made, by numbers that only the schema of another knows
         reader = self._reader([self._reader().schema.get_field_index(name) for name in names])
+        # a file has numbered batches, a stream is iterated
         is_file = isinstance(reader, pa.ipc.RecordBatchFileReader)
         for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+            # before any offset is followed: nothing in the format notices that one points elsewhere
             for column in batch.columns:
                 _check_bounds(column)
             for start in range(0, batch.num_rows, _BATCH):
@@ -202,6 +220,7 @@ def _nested(
             yield from _nested(field.type, inner)
 
 
+# address space of the trial, which holds the interpreter and its libraries as well
 _SHEET_BYTES = 4 << 30
 
 
@@ -219,7 +238,10 @@ def _fits_memory(path: Path, sheet: str, *_state: int) -> bool:
     A sheet takes as many cells as the rectangle that holds all of them: one stray cell in the last
     corner makes 17 billion, of which the library ends the process. So another process goes first.
     """
+    # -P: no module in the current folder takes the place of a library
     words = [sys.executable, "-P", "-c", _TRIAL, str(path), str(_SHEET_BYTES), sheet]
+    # a negative code is a signal, such as that of an aborted allocation. Exceptions give a positive
+    # one: they come again below, where they are reported with the file
     return subprocess.run(words, capture_output=True, check=False).returncode >= 0
 
 
@@ -236,6 +258,8 @@ class SheetTable(Table):
         try:
             with path.open("rb") as file, python_calamine.load_workbook(file) as book:
                 name = self._sheet_of(book.sheet_names, dialect.delimiter)
+                # size, time and inode are part of the cache's key, so that a file
+                # that was saved again is tried again
                 status = path.stat()
                 state = status.st_size, status.st_mtime_ns, status.st_ino
                 if not _fits_memory(path, name, *state):
@@ -244,13 +268,16 @@ class SheetTable(Table):
                     raise CorpusError(f"{path}: {problem}.")
                 self._sheet = book.get_sheet_by_name(name)
         except (python_calamine.CalamineError, OSError) as error:
+            # a web page or another text with the suffix of a workbook is named as what it is
             check_kind(path)
             problem = f"is not a readable workbook: {error}. If it is text: format='tsv' or 'csv'"
             raise CorpusError(f"{path} {problem}.") from error
         rows = enumerate(self._sheet.iter_rows())
+        # the first row that is not empty names the columns; two below it tell whether it is a title
         filled = list(islice(((i, row) for i, row in rows if any(map(_sheet_cell, row))), 3))
         if not filled:
             raise CorpusError(f"{path}: its sheet {name!r} is empty.{self._others}")
+        # from 0, as all numbers of the library; rows are counted from 1, as the workbook shows them
         self._first = filled[0][0]
         self.columns, *below = [_sheet_names(row) for _, row in filled]
         check_title(path, [len(cells) for cells in (self.columns, *below)])
@@ -272,6 +299,7 @@ class SheetTable(Table):
     @property
     def fraction(self) -> float:
         """As in :class:`~embedkit.corpus.sources.Table`."""
+        # the last row of the sheet, which may be unknown
         return self._done / max((self._sheet.end or (0, 0))[0] + 1, self._done, 1)
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
@@ -295,6 +323,8 @@ def _sheet_names(row: Sequence[Any]) -> list[str]:
 
 def check_title(path: Path, widths: Sequence[int]) -> None:
     """Raise a :class:`CorpusError` if one cell stands above rows of several cells."""
+    # two rows of several cells are asked for: a file of one column has rows of one cell, and a
+    # single wider row may be a stray delimiter in a text
     if len(widths) > 2 and widths[0] == 1 and min(widths[1:]) > 1:
         raise CorpusError(
             f"{path}: its first line has one cell, and the next have {widths[1]}. Remove a title "
@@ -304,6 +334,7 @@ def check_title(path: Path, widths: Sequence[int]) -> None:
 
 def _sheet_cell(value: Any) -> Cell:
     """The text of a cell; an empty one is null."""
+    # the library gives empty cells as empty text, which a workbook does not tell from no value
     return text_of(value) or None
 
 
@@ -312,6 +343,7 @@ def _check_bounds(column: pa.Array) -> None:
     if pa.types.is_dictionary(column.type):
         _check_bounds(column.dictionary)  # its indices are checked when it is decoded
     else:
+        # as text, validation would fail for a whole batch if one string is not UTF-8
         as_bytes = _BYTES_OF.get(column.type)
         (column.view(as_bytes) if as_bytes else column).validate(full=True)
 
@@ -319,10 +351,12 @@ def _check_bounds(column: pa.Array) -> None:
 def _cells(column: pa.Array) -> list[bytes | NotText | None]:
     column = without_dictionary(column)
     if isinstance(column.type, pa.BaseExtensionType):
+        # an extension type, such as JSON, is read as what it stores
         column = column.storage
     if is_string(column.type):
         # as bytes: one undecodable value must cost one row and not the batch
         values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+        # a list of another type for the type checker: lists are invariant
         return list(values)
     if pa.types.is_floating(column.type):  # digits of its own precision; null is NaN
         return [_not_text(value) for value in column.to_numpy(zero_copy_only=False)]
@@ -336,9 +370,11 @@ def _not_text(value: Any) -> NotText | None:
 
 def _row(values: tuple[bytes | NotText | None, ...]) -> Row | BadRow:
     try:
+        # bytes are texts as yet undecoded; all other values have become NotText
         cells = tuple(v.decode("utf-8") if isinstance(v, bytes) else v for v in values)
     except UnicodeDecodeError as error:
         detail, raw = f"utf-8: {error.reason}", error.object[:200]
+        # a columnar file has neither lines nor offsets
         return BadRow(None, None, 0, "invalid_encoding", detail, raw)
     return Row(None, None, 0, cells)
 
@@ -361,6 +397,7 @@ def is_string(kind: pa.DataType) -> bool:
 def has_bytes(kind: pa.DataType) -> bool:
     """True if values of the type are or contain bytes."""
     if pa.types.is_nested(kind):
+        # lists, structs, maps and unions have the types inside as fields
         fields = map(kind.field, range(kind.num_fields))
         return any(has_bytes(inner_type(field.type)) for field in fields)
     return kind in _BYTES_OF.values() or pa.types.is_fixed_size_binary(kind)

@@ -35,13 +35,17 @@ from embedkit.corpus.sources import (
 from embedkit.corpus.values import NotText, list_of, text_of
 from embedkit.errors import CorpusError
 
+# of CoNLL-U; the numbers below are places in a line of them
 _COLUMNS = 10
 _OF_WORDS = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
 _MISC = 9
 _OF_SENTENCES = ("text", "id", "doc")
+# the longer name stands first, of which the shorter one is a beginning
 _COMMENT = re.compile(r"#\s*(text|sent_id|newdoc id|newdoc)\s*(?:=(.*))?")
 _ID = re.compile(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?")
+# an elided word, such as 8.1, has no place in the text
 _EMPTY_NODE = re.compile(r"[0-9]+\.[1-9][0-9]*")
+# lines that are looked at before reading begins
 _PEEK = 1_000
 
 
@@ -81,12 +85,14 @@ class ConlluTable(TextTable):
             if isinstance(decoded, BadRow):
                 yield decoded
                 continue
+            # the break below matters: `#` may also be a word
             comments: dict[str, str] = {}  # in front of the words
             for _, line in decoded:
                 if not line.startswith("#"):
                     break
                 if match := _COMMENT.fullmatch(line.strip()):
                     comments[match[1]] = (match[2] or "").strip()
+            # a document without an id ends the one before it, whose id its sentences do not have
             if "newdoc" in comments or "newdoc id" in comments:
                 doc = comments.get("newdoc id")
             try:
@@ -103,6 +109,7 @@ class ConlluTable(TextTable):
     def _decoded(self) -> Iterator[tuple[list[Line], list[tuple[int, str]] | BadRow]]:
         """Yield the lines of every sentence with their numbers and texts, or its reject."""
         for lines in self._sentences():
+            # the limit is one of records, of which each line may be short
             if sum(line.length for line in lines) > MAX_RECORD_BYTES:
                 yield lines, too_long(lines)
                 continue
@@ -118,6 +125,8 @@ class ConlluTable(TextTable):
         length = 0
         for line in self._lines:
             if line.data.strip():
+                # a file without blank lines is one sentence: its length is counted to the end, but
+                # memory holds no more than the limit and a line
                 if length <= MAX_RECORD_BYTES:
                     lines.append(line)
                 length += line.length
@@ -132,10 +141,13 @@ class ConlluTable(TextTable):
     def _read_columns(self) -> list[str]:
         peeked = list(islice(self._lines, _PEEK))
         self._lines.back(peeked)
+        # one line with ten columns is enough: others may be damaged, and are rejected one by one
         words = [line.data for line in peeked if line.data.strip() and line.data[:1] != b"#"]
         if words and not any(data.count(b"\t") == _COLUMNS - 1 for data in words):
             problem = f"no line of words has {_COLUMNS} columns separated by tabs"
             raise CorpusError(f"{self.path} is not CoNLL-U: {problem}. Set format=.")
+        # a column of ids that are all missing would be guessed to be the id, and every
+        # record would count as one without an id
         named = any(data.startswith(b"# sent_id") for data in map(attrgetter("data"), peeked))
         return [name for name in _OF_SENTENCES if named or name != "id"]
 
@@ -159,8 +171,10 @@ class ConllTable(ConlluTable):
                 yield decoded
                 continue
             words = [(number, _columns(line)) for number, line in decoded]
+            # `#` is also a word of tweets: a line of the right width is one
             words = [w for w in words if len(w[1]) == self._width or w[1][0][:1] != "#"]
             if not words or words[0][1][0] == _DOCUMENT:
+                # a boundary of documents is no sentence, and no reject either
                 self.blank += len(lines)
                 continue
             wrong = next((w for w in words if len(w[1]) != self._width), None)
@@ -168,6 +182,7 @@ class ConllTable(ConlluTable):
                 detail = f"expected {self._width} columns, got {len(wrong[1])}"
                 yield bad_row(lines, "wrong_columns", f"line {wrong[0]}: {detail}")
                 continue
+            # lines of words become columns: the forms first, then the labels
             values = list(zip(*(columns for _, columns in words), strict=True))
             text, spans = joined(values[0])
             lists = dict(zip(self.word_columns, map(text_of, values), strict=True))
@@ -176,13 +191,16 @@ class ConllTable(ConlluTable):
     def _read_columns(self) -> list[str]:
         peeked = list(islice(self._lines, _PEEK))
         self._lines.back(peeked)
+        # the most frequent width is the right one: single lines may be damaged or comments
         widths = Counter(
             len(_columns(line.data.decode(self._encoding, "replace"))) for line in peeked
         )
+        # 0 where no line has words
         self._width = max([0, *(width for width in widths if width)], key=lambda n: widths[n])
         if peeked and self._width < 2:
             raise CorpusError(f"{self.path} has no columns of words and labels. Set format=.")
         self.word_columns = _NAMES.get(self._width) or tuple(map(str, range(self._width)))
+        # the columns of words are no columns of records: `word_label` finds them
         return ["text"]
 
 
@@ -192,6 +210,7 @@ def _columns(line: str) -> list[str]:
 
 def joined(words: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
     """The text of words with a space between, and their spans."""
+    # one more than there are words: where the next one would begin
     starts = accumulate((len(word) + 1 for word in words), initial=0)
     return " ".join(words), tuple((at, at + len(word)) for at, word in zip(starts, words))  # noqa: B905 - one start more
 
@@ -200,21 +219,28 @@ def _sentence(
     lines: Sequence[tuple[int, str]], text: str | None
 ) -> tuple[str, tuple[Span, ...], list[list[str]]]:
     tokens = _tokens([(n, line) for n, line in lines if not line.startswith("#")])
+    # without the comment, or with an empty one, the tokens tell the text; the last space is of none
     if not text:
         text = "".join(token.form + token.space for token in tokens).rstrip(" ")
     spans: list[Span] = []
     words: list[list[str]] = []
+    # words are looked for in the order of the text, each from the end of the one before, so that a
+    # form that occurs twice finds its own place
     place = 0
     for token in tokens:
+        # the text decides about spaces, of any kind and number, not SpaceAfter
         while text[place : place + 1].isspace():
             place += 1
         if not text.startswith(token.form, place):
             detail = f"the form {token.form[:60]!r} is not at character {place} of the text"
             raise BadRecordError("form_not_in_text", f"line {token.line}: {detail}")
         parts = token.words
+        # words that are not parts of the token (`du`: `de`, `le`) have no spans of their own
         if len(parts) > 1 and "".join(word[1] for word in parts) != token.form:
             parts = [["+".join(values) for values in zip(*parts, strict=True)]]
+            # the span is that of the form, which the joined forms are not
             parts[0][1] = token.form
+        # the parts of a token follow each other without spaces
         for word in parts:
             spans.append((place, place + len(word[1])))
             words.append(word)
@@ -235,20 +261,25 @@ def _tokens(lines: Sequence[tuple[int, str]]) -> list[_Token]:
         if _EMPTY_NODE.fullmatch(columns[0]):
             continue
         match = _ID.fullmatch(columns[0])
+        # words of a multiword token are numbered on, up to the last one that it announced
         inside = bool(tokens) and count < tokens[-1].last
+        # a number left out or given twice is a damaged sentence; a token within a token is none
         if match is None or int(match[1]) != count + 1 or (match[2] and inside):
             detail = f"expected the number {count + 1}, got {columns[0][:60]!r}"
             raise BadRecordError("wrong_word_number", f"line {number}: {detail}")
         if not columns[1].strip():
             raise BadRecordError("empty_form", f"line {number}: the form is empty")
         if not inside:
+            # told of the token, not of the words in it
             space = "" if "SpaceAfter=No" in columns[_MISC].split("|") else " "
             tokens.append(_Token(number, columns[1], int(match[2] or match[1]), space))
+        # a line with a range is a token only; its words follow on lines of their own
         if not match[2]:
             tokens[-1].words.append(columns)
             count += 1
     if not count:
         raise BadRecordError("no_words", "the sentence has no words")
+    # the sentence ended within a token
     if count < tokens[-1].last:
         detail = f"line {tokens[-1].line}: words of the token are missing"
         raise BadRecordError("wrong_word_number", detail)
@@ -271,7 +302,10 @@ def words_of(row: Row, cell: Cell, text: str, *, labelled: bool) -> Words:
     if cell is None:
         raise BadRecordError("null_word_label", "the labels of the words are null or absent")
     several = list_of(cell) if isinstance(cell, NotText) else None
+    # a list has empty and missing labels too; a text of labels has only those that it shows
     labels = tuple(cell.split() if several is None else several)
+    # without spans, words are what white space divides, as
+    # labels were counted by whoever wrote them
     count = len(text.split()) if spans is None else len(spans)
     if len(labels) != count:
         raise BadRecordError("word_label_count", f"{len(labels)} labels for {count} words")

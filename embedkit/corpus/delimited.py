@@ -26,9 +26,13 @@ from embedkit.corpus.sources import (
 )
 from embedkit.errors import CorpusError
 
+# half of a surrogate pair, which no decoded text contains:
+# undecodable bytes become U+DC80 to U+DCFF
 _LONE_CR = "\ud800"  # replaces it for the csv module, which would end the record
 
 
+# by the number of its bytes: none at the end of a file, LF, CR
+# LF, and CR CR LF, which is read as CR LF
 _LINE_ENDS = ("", "\n", "\r\n", "\r\n")
 
 
@@ -60,31 +64,39 @@ class DelimitedTable(TextTable):
         if self._dialect.quoting == "csv":
             return _csv_records(self._lines, self._dialect.delimiter)
         mark, encoding = self._dialect.delimiter, self._lines.encoding
+        # splitting bytes and decoding chosen cells only is faster, and an undecodable
+        # cell that nobody wants costs nothing
         if mark == "\t":  # its byte is part of no other character in any encoding
             return _plain_records(self._lines, lambda data: data.split(b"\t"))
+        # other marks may be the second byte of a character, such as | of Shift JIS: decoded first
         return _plain_records(
             self._lines, lambda data: data.decode(encoding, "surrogateescape").split(mark)
         )
 
     def _row(self, parsed: _Parsed, indexes: list[int]) -> Row | BadRow:
         (lines, cells), width = parsed, len(self.columns)
+        # never padded or cut: one mark too many would shift labels into texts
         if len(cells) != width:
             reason = "too_few_cells" if len(cells) < width else "too_many_cells"
             return bad_row(lines, reason, f"expected {width} cells, got {len(cells)}")
         try:
             chosen = tuple(_decoded(cells[i], self._encoding) for i in indexes)
+        # a cell is encoded again to find its bad byte, which a
+        # codec that is not symmetrical refuses
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
             return bad_row(lines, "invalid_encoding", detail)
         return row(lines, chosen)
 
     def _read_columns(self) -> list[str]:
+        # a line such as sep=; is consumed if it says what the dialect has; else it is a record
         line = next(self._lines, None)
         if line is not None and separator_named_by(line.data) != self._dialect.delimiter:
             self._lines.back([line])
         for parsed in self._records():
             if isinstance(parsed, BadRow):
                 raise CorpusError(f"{self.path}: the first line cannot be read: {parsed.detail}.")
+            # blank lines above the header are skipped as they are below it
             if parsed is not None:
                 break
             self.blank += 1 + self._lines.skip_blank()
@@ -92,6 +104,7 @@ class DelimitedTable(TextTable):
             return self._names(0)
         lines, cells = parsed
         if not self._dialect.header:
+            # the first record was read for its width only; it is given back to be read as a record
             self._lines.back(lines)
             return self._names(len(cells))
         try:
@@ -147,15 +160,19 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
     quote costs one record and not the rest of the file. Line ends inside quotes stay as they are,
     and a lone carriage return is text, quoted or not.
     """
+    # the default of 128 KB would reject long texts. It is one setting of the process;
+    # lines are limited before they come here
     csv.field_size_limit(MAX_RECORD_BYTES + 1)
     while True:
         taken: list[Line] = []
+        # a new one for each record: after an error the old one would be in the middle of a quote
         reader = csv.reader(_fed(lines, taken), delimiter=delimiter, strict=True, quotechar='"')
         try:
             cells = next(reader)
         except StopIteration:
             return
         except _RunawayError:
+            # this is where a text with a single " at its beginning ends up
             advice = "a quote may stand alone: see quoting='none'"
             problem = "record_too_long", f"over {MAX_RECORD_BYTES} bytes; {advice}"
         except csv.Error as error:
@@ -163,6 +180,7 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
         except UnicodeDecodeError as error:
             problem = "invalid_encoding", f"{error.encoding}: {error.reason}"
         else:
+            # it was fed as an empty line, since its text was dropped
             if taken[0].too_long:
                 yield too_long(taken[:1])
             elif not cells:
@@ -170,6 +188,7 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
             else:
                 yield taken, [cell.replace(_LONE_CR, "\r") for cell in cells]
             continue
+        # all lines but the first are records of their own until shown otherwise
         lines.back(taken[1:])
         yield bad_row(taken[:1], *problem)
 
@@ -180,6 +199,7 @@ def _fed(lines: Source, taken: list[Line]) -> Iterator[str]:
         taken.append(line)
         total += line.length
         if total > MAX_RECORD_BYTES:
+            # one line over the limit: there is no runaway quote, only a long line
             if len(taken) == 1:
                 yield ""
                 return
@@ -197,6 +217,8 @@ class _RunawayError(Exception):
 def _decoded(cell: bytes | str, encoding: str) -> str:
     if isinstance(cell, bytes):
         return cell.decode(encoding)
+    # the frequent case; no need to encode it
     if not has_surrogate(cell):
         return cell
+    # back to the bytes of the file, so that the error names the bad byte and its place
     return cell.encode(encoding, "surrogateescape").decode(encoding)

@@ -98,6 +98,7 @@ class Encoder:
     ) -> None:
         check_choice(("auto", "transformers"), forward=forward)
         check_counts(batch_tokens=batch_tokens)
+        # what is cheap to refuse comes before the weights are read
         self.checkpoint = checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
         self.precision = choose_precision(precision, where)
@@ -105,19 +106,23 @@ class Encoder:
         self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
         plain = load_model(checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype)
+        # loading has shown which weights the class of transformers does not use
         self.checkpoint = checkpoint = plain.checkpoint
         self.model: Model = plain
         if self.precision == "int8":
             settings = TokenizerSettings(self.max_length, prefix=checkpoint.prefix)
             with threads_limited(1):  # ranges must not depend on the number of threads
+                # before fastest(), which makes int8 of the layers that have ranges by then
                 calibrate(plain, self.tokenizer.encode(CALIBRATION, settings=settings))
         if forward == "auto":
             self.model = fastest(plain)
+        # the plain forward would compute in fp32 and be recorded as int8
         if self.precision == "int8" and not isinstance(self.model, PackedModel):
             raise UsageError("precision='int8' needs the CPU and the padding-free forward.")
         kind = self.precision if self.precision in BATCH_TOKENS else where.type
         self.batch_tokens = batch_tokens or BATCH_TOKENS[kind]
         self.poolers = dict(POOLERS)
+        # else asking for the sentence vector raises the problem, in check_poolings
         if not checkpoint.definition.problem:
             self.poolers[Pooling.SENTENCE] = SentencePooler(checkpoint)
 
@@ -255,6 +260,7 @@ class Encoder:
                 name = "dims" if dims else "truncate_dim"
                 raise UsageError(f"{name}={size}: the vectors have {vectors.shape[1]} coordinates.")
             vectors = vectors[:, :size]
+            # first coordinates of a unit vector are no unit vector any more
             if dims or normalize_embeddings:
                 vectors = l2_normalize(vectors)
         result = torch.from_numpy(vectors).to(self.device) if convert_to_tensor else vectors
@@ -289,6 +295,7 @@ class Encoder:
             >>> encoder.similarity(X[:1], X).shape
             (1, 3)
         """
+        # tensors of a GPU are copied; a single vector is a matrix of one row
         rows = [np.atleast_2d(np.asarray(x.cpu() if torch.is_tensor(x) else x)) for x in (a, b)]
         kind = self.checkpoint.definition.similarity
         if (power := {"euclidean": 2.0, "manhattan": 1.0}.get(kind)) is not None:
@@ -327,6 +334,7 @@ class Encoder:
         strings = _strings("texts", texts)
         parsed = [parse_view(name, n_layers=self.n_layers) for name in views]
         check_counts(workers=workers)
+        # resolved here, since workers load the checkpoint by its folder, which may state no prefix
         prefix = self.checkpoint.prefix_or_own(prefix)
         settings: Any = {"batch_size": batch_size, "max_length": max_length, "prefix": prefix}
         if workers > 1:
@@ -348,6 +356,7 @@ class Encoder:
         names = ("precision", "max_length", "batch_tokens")
         load = {name: getattr(self, name) for name in names}
         load |= {"model": str(self.checkpoint.folder), "device": str(self.device)}
+        # at least one part, so that no texts give empty matrices of the right width
         starts = range(0, max(len(texts), 1), settings["batch_size"] or _ENCODE_ROWS)
         tasks = [(start, tuple(texts[start : start + starts.step])) for start in starts]
         threads = max(usable_cores() // workers, 1)
@@ -362,6 +371,7 @@ class Encoder:
                     )
                 parts[start] = part
                 advance(len(some))
+        # parts come back in any order
         return [parts[start] for start in starts]
 
     def encode_tokens(
@@ -433,6 +443,7 @@ class Encoder:
                 raise UsageError(f"words[{i}] holds {word!r:.60}; expected no whitespace in a word")
         strings = [" ".join(text) for text in lists] if texts is None else _strings("texts", texts)
         check_choice(SUBTOKENS, subtokens=subtokens)
+        # words are sliced from a group of segments, here of one
         sources = [[text] for text in strings]
         shards = self._shards(
             strings,
@@ -483,6 +494,7 @@ class Encoder:
     def is_causal(self) -> bool:
         """True if the vector of a first token does not depend on the second one."""
         states: list[torch.Tensor] = []
+        # two sequences that differ in their second token only
         for second in (1, 2):
             ids = torch.tensor([0, second], device=self.device)
             batch = PackedBatch.of(ids, torch.zeros_like(ids), [2])
@@ -535,6 +547,8 @@ class Encoder:
             for first, tokenized in zip(firsts, each(tokenized_from, firsts), strict=True):
                 shard = self.start_shard(tokenized, views=views, token_layers=token_layers)
                 started.append((first, tokenized, shard))
+                # one shard stays queued on the device while the next is tokenized; the last one is
+                # not kept
                 while len(started) > (first + rows < len(texts)):
                     start, part, pending = started.popleft()
                     yield start, part, pending.result()
@@ -589,6 +603,7 @@ def choose_precision(name: str | None, device: torch.device) -> str:
     On CUDA ``auto`` and ``None`` are bf16, or fp16 below compute capability 8.0; on CPU ``auto`` is
     bf16 if the processor has instructions for it, else fp32, as ``None`` is.
     """
+    # a stated precision is taken as it is, even where the device only emulates it
     if name not in (None, "auto"):
         check_choice(choices.PRECISIONS, precision=name)
         return str(name)

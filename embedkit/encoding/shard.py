@@ -106,7 +106,6 @@ class PendingShard:
             ) from error
         # how much of the device the shard holds until its result is fetched
         self.nbytes = sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
-        # a caller may want no vectors at all, only what the tokenizer found
         if request.layers:
             self._run_all(batch_tokens)
         self._launched: torch.cuda.Event | None = None

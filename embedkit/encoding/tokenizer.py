@@ -59,6 +59,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             f"{checkpoint.name}: {folder} holds no tokenizer (tokenizer.json, vocab.txt "
             "or a SentencePiece model)."
         )
+    # what sentence-transformers would pass to the loader; it wins over tokenizer_config.json
     options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
     stated = {**checkpoint.side_json("tokenizer_config.json"), **options}
     whole = bool(checkpoint.side_json("tokenizer.json"))  # raises a clear error if it is damaged
@@ -67,6 +68,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     from transformers import AutoTokenizer
 
     try:
+        # a panic of the Rust library is no Exception, and would end the process with a long trace
         with no_panic(folder):
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder),
@@ -76,6 +78,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
                 **{**casing, **options},
             )
             vocabulary, rows = tokenizer.get_vocab(), checkpoint.config.get("vocab_size")
+            # transformers also loads a damaged or foreign file, with nothing but special tokens in
+            # it
             if set(vocabulary) <= set(tokenizer.all_special_tokens):
                 raise DamagedModelError(
                     f"{checkpoint.name}: {file} holds no vocabulary for a {checkpoint.model_type} "
@@ -87,6 +91,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
                     f"{checkpoint.name}: {file} has ids up to {largest}, but the model only {rows} "
                     "embeddings. They do not belong together."
                 )
+            # only where nothing but tokenizer.json speaks of case; a stated option is transformers'
+            # to apply
             if whole and "do_lower_case" not in stated and "strip_accents" not in options:
                 restore_case(tokenizer, checkpoint, file)
             if checkpoint.sentence.get("do_lower_case") and tokenizer.is_fast:
@@ -105,6 +111,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
         raise DamagedModelError(
             f"{checkpoint.name}: no tokenizer can be loaded from {file} ({first_line(error)})."
         ) from error
+    # after the load, which decides the class that reads the vocabulary instead
     if "AutoTokenizer" in (stated.get("auto_map") or {}):
         logger.warning(
             f"{checkpoint.name} brings code for its tokenizer, which is not run; "
@@ -118,6 +125,7 @@ def _advice(checkpoint: Checkpoint, stated: dict[str, Any], file: Path, error: E
     import transformers
 
     named = str(stated.get("tokenizer_class") or checkpoint.config.get("tokenizer_class") or "")
+    # a family has a slow class, a fast one or both, and a checkpoint may name the other one
     known = {named, named.removesuffix("Fast"), f"{named}Fast"}
     if named and not any(hasattr(transformers, name) for name in known):
         return (
@@ -155,6 +163,7 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: i
         )
     if asked is not None:
         return asked
+    # model_max_length is 10**30 where nothing is stated; positions bound it
     stated = inventory.stated_length(checkpoint.sentence) or tokenizer.hf.model_max_length
     return int(min(stated, checkpoint.positions))
 
@@ -231,6 +240,7 @@ def tokenize(
         "start": starts,
         "end": ends,
         "word": tokens.word.tolist(),
+        # special tokens have segment -1 and spans of 0, so that they slice an empty text
         "text": [sources[s][a:b] for s, a, b in zip(tokens.segment, starts, ends, strict=True)],
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -264,6 +274,7 @@ def no_panic(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        # by name: the class is made inside of the library and cannot be imported
         if type(error).__name__ != "PanicException" and type(error) is not Exception:
             raise
         raise DamagedModelError(
@@ -286,8 +297,10 @@ class TextTokenizer:
         if self.is_fast:  # tokenizer.json may have limits: MiniLM's cuts at 128
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
+        # for one text and for two, in the order in which they are indexed by a flag
         self._templates = (self._template("one"), self._template("one", "two"))
         self._odd_first = self._odd_token()
+        # last, since it encodes with everything above
         self._check_against_own()
 
     def cased(self) -> TextTokenizer:
@@ -298,6 +311,7 @@ class TextTokenizer:
         cased = cased_normalizer(state.get("normalizer"))
         if cased == state.get("normalizer"):
             raise UsageError("the tokenizer keeps case.")
+        # the deep copy has a backend of its own, whose normalizer can be exchanged
         state["normalizer"], other = cased, copy.deepcopy(self)
         backend = Tokenizer.from_str(json.dumps(state))
         other.hf.backend_tokenizer.normalizer = backend.normalizer
@@ -338,6 +352,7 @@ class TextTokenizer:
         built = self._built(sides, sources, room, settings)
         if built.spans is None:
             return built
+        # of each text the words of its one or two segments
         lists = [tuple(map(word_spans, group)) for group in zip(*sources, strict=True)]
         if words is not None:
             lists = [(np.array(spans, np.int32).reshape(-1, 2),) for spans in words]
@@ -358,14 +373,20 @@ class TextTokenizer:
                 f"max_length={settings.max_length} leaves no room for text beside the "
                 f"{added} special tokens. Use {added + 2} or more."
             )
+        # called for its error alone: a stride as wide as a window would never advance. With pairs
+        # the window may shrink to what the repeated text leaves
         if settings.on_long == "window":
             window_starts(0, room - room // 2 if paired else room, settings.stride)
         return room
 
     def _side(self, texts: Sequence[str], prefix: str, *, offsets: bool) -> _Side:
+        # the prefix is joined to the string before tokenizing, as in sentence-transformers: a token
+        # may stand across the seam
         cut = [prefix + text[:MAX_CHARS] for text in texts]
         for text in cut:
             try:
+                # half surrogates would raise inside of the library, for the whole batch and without
+                # naming a text
                 text.encode()
             except UnicodeEncodeError as error:
                 raise UsageError(
@@ -376,6 +397,7 @@ class TextTokenizer:
         spans: Iterable[Sequence[tuple[int, int]]]
         if self.is_fast:
             backend = self.hf.backend_tokenizer
+            # encode_batch_fast computes no offsets, and takes less time
             encode = backend.encode_batch if offsets else backend.encode_batch_fast
             with no_panic(Path(self.hf.name_or_path)):
                 rows = encode(cut, add_special_tokens=False)
@@ -384,6 +406,7 @@ class TextTokenizer:
             rows, unknown = [self.hf.tokenize(text) for text in cut], self.hf.unk_token
             lists = map(self.hf.convert_tokens_to_ids, rows)
             spans = (align(row, text, unknown=unknown) for row, text in zip(rows, cut, strict=True))
+        # four bytes a token, where a list of Python integers takes many times as much for a shard
         ids = array("i")
         for numbers in lists:
             ids.fromlist(numbers)
@@ -391,6 +414,7 @@ class TextTokenizer:
         if offsets:
             ends = chain.from_iterable(chain.from_iterable(spans))
             flat = np.fromiter(ends, np.int32).reshape(-1, 2)
+            # characters of the text without its prefix, whose tokens get empty spans at 0
             flat = np.maximum(flat - np.int32(len(prefix)), 0)
         counts = np.fromiter(map(len, rows), np.int64, len(rows))
         return _Side(np.array(ids, np.int32), counts, flat)
@@ -418,9 +442,11 @@ class TextTokenizer:
         if windowed.any():  # over the longer text; the other one takes at most half of the room
             moving = np.arange(len(sides)) == counts.argmax(axis=1)[:, None]
             kept[windowed] = np.where(moving, counts, np.minimum(counts, room // 2))[windowed]
+        # lengths of what follows each other in a sequence: special, text, special (, text, special)
         pieces = np.empty((len(counts), 2 * len(sides) + 1), np.int64)
         pieces[:, ::2], pieces[:, 1::2] = [len(ids) for ids in template.special], kept
         ends = ends_of(pieces.sum(axis=1))
+        # where each piece begins among all tokens, (texts, pieces)
         places = ends_of(pieces.ravel())[:-1].reshape(pieces.shape)
         ids, types = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.int32)
         segment = np.full(ends[-1], -1, np.int8)
@@ -430,12 +456,14 @@ class TextTokenizer:
             ids[to], types[to] = own, template.special_types[number]
         for number, side in enumerate(sides):
             to = ranges(places[:, 2 * number + 1], kept[:, number])
+            # truncation on the left drops the beginning of the text instead of its end
             skipped = (side.counts - kept[:, number]) * self._left
             source = ranges(ends_of(side.counts)[:-1] + skipped, kept[:, number])
             ids[to], types[to], segment[to] = side.ids[source], template.text_types[number], number
             if spans is not None and side.spans is not None:
                 spans[to] = side.spans[source]
         long_texts = np.array([[len(text) > MAX_CHARS for text in side] for side in sources], bool)
+        # running counts: their differences at the ends of texts are counts by text
         unknown = ends_of(ids == self.unknown_id)
         return TokenizedTexts(
             ids=ids,
@@ -457,6 +485,7 @@ class TextTokenizer:
         ids, types = list(whole["input_ids"]), self._segments(whole)
         ends = [0]  # starts and ends of the texts
         for text in texts:
+            # the text is found by its own tokens: slow tokenizers have their template in code only
             part = list(self.hf(text, add_special_tokens=False)["input_ids"])
             starts = range(ends[-1], len(ids) - len(part) + 1)
             start = next((i for i in starts if part and ids[i : i + len(part)] == part), None)
@@ -492,6 +521,7 @@ class TextTokenizer:
             own = self.hf(*pair, truncation="longest_first", max_length=settings.max_length)
             if self.is_fast:  # the library keeps the limit
                 self.hf.backend_tokenizer.no_truncation()
+            # the loop sets the attribute that encode() reads; the caller sets the final answer
             for self._odd_first in ((True, True), (False, False)):
                 ids = self.encode([pair[0]], [pair[1]], settings=settings).ids
                 if ids.tolist() == list(own["input_ids"]):
@@ -505,6 +535,7 @@ class TextTokenizer:
         return chosen[0], chosen[1]
 
     def _check_against_own(self) -> None:
+        # nothing is cut here: truncation has been compared in _odd_token
         settings = TokenizerSettings(max_length=ENDLESS)
         for text, pair in (("Hello, 한국어 텍스트!", None), ("What is it?", "a 日本語 text")):
             ours = self.encode([text], None if pair is None else [pair], settings=settings)
@@ -547,6 +578,7 @@ def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float:
     Whitespace words of three or more letters are counted in 200 random texts; of fewer than 20
     words it is 0.
     """
+    # a fixed seed: the same corpus gives the same warning every time
     chosen = random.Random(0).sample(list(texts), min(len(texts), 200))
     chosen = [text[:_LOOKED_AT] for text in chosen]
     encoded = tokenizer.encode(chosen, settings=TokenizerSettings(max_length=512), offsets=True)
@@ -557,6 +589,7 @@ def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float:
             # Hangul syllables are decomposed into their two or three letters
             letters = [x for x in unicodedata.normalize("NFD", text[start:end]) if x.isalpha()]
             rows = np.flatnonzero(tokens.word == number)
+            # pieces of punctuation are no letters: "(ab)" would seem to be spelled out
             rows = rows[[any(map(str.isalpha, text[a:b])) for a, b in tokens.spans[rows]]]
             if len(letters) >= 3 and len(rows):
                 one_each = any(unicodedata.name(x, "").startswith(_ONE_EACH) for x in letters)

@@ -79,6 +79,7 @@ class TokenizedTexts:
         rows, windows = ranges(self.ends[texts], kept), ranges(self.text_windows[texts], per_text)
         sizes, ends = np.diff(self.window_ends)[windows], ends_of(kept)
         places = ranges(self.window_ends[windows], sizes)
+        # rows count from the first chosen text, so that seen has to move with its text
         moved = np.repeat(ends[:-1] - self.ends[texts], per_text)
         return TokenizedTexts(
             ids=self.ids[rows],
@@ -106,6 +107,7 @@ def ends_of(counts: NDArray[Any]) -> Int64:
 def ranges(starts: Int64, counts: Int64) -> Int64:
     """``counts[i]`` numbers from ``starts[i]`` on, range after range."""
     ends = ends_of(counts)
+    # one running count, from which every range is shifted to its own start; no loop over texts
     return np.asarray(np.arange(ends[-1]) + np.repeat(starts - ends[:-1], counts))
 
 
@@ -115,6 +117,7 @@ def window_starts(length: int, size: int, stride: int) -> list[int]:
         raise UsageError(
             f"stride={stride}: must be smaller than the {size} tokens of text in a window."
         )
+    # the last window ends with the text, hence it may share more than stride with the one before it
     last = max(length - size, 0)
     return [*range(0, last, size - stride), last]
 
@@ -128,11 +131,13 @@ def kept_tokens(counts: Int64, room: int, odd_first: tuple[bool, bool]) -> Int64
     if counts.shape[1] == 1:
         return np.minimum(counts, room)
     shorter = counts.min(axis=1)
+    # only then both are cut; else the shorter one stays whole and the longer takes the rest
     both_long = shorter > room // 2
     shorter = np.where(both_long, room // 2, shorter)
     longer = counts[:, 0] > counts[:, 1]
     more_first = np.where(both_long, np.where(longer, *odd_first), longer)
     first = np.where(more_first, room - shorter, shorter)
+    # computed for all texts and overruled here where nothing is to be cut
     fits = counts.sum(axis=1, keepdims=True) <= room
     return np.where(fits, counts, np.stack([first, room - first], axis=1))
 
@@ -142,12 +147,14 @@ def windows_of(
 ) -> dict[str, Any]:
     """The fields of :class:`TokenizedTexts` on windows."""
     every, count = np.arange(ends[-1]), np.arange(len(ends))
+    # the common case without a loop: every text is one window that owns all of its tokens
     if not windowed.any():
         whole = np.ones(ends[-1], bool)
         return {"seen": every, "owned": whole, "window_ends": ends, "text_windows": count}
     seen, owned, per_text = [], [], []
     for number in count[:-1]:
         own = every[ends[number] : ends[number + 1]]
+        # a text that fits stays whole beside others that have windows
         parts = [(every[: len(own)], np.ones(len(own), bool))]
         if windowed[number]:
             parts = list(_cut(segment[own], kept[number], room, stride))
@@ -166,15 +173,19 @@ def _cut(
     segment: NDArray[np.int8], kept: Int64, room: int, stride: int
 ) -> Iterator[tuple[Int64, Bool]]:
     """Tokens of each window of one text, and which of them are taken from it."""
+    # the longer text of a pair moves through the windows, the other one is repeated in each
     moving = int(np.argmax(kept))
     length = int(kept[moving])
     size = room - (int(kept.sum()) - length)
     starts = window_starts(length, size, stride)
+    # tokens in front of the moving text: special ones, and a first text that is repeated
     before = int(np.argmax(segment == moving))
     after = before + length
     owner = np.zeros(len(segment), np.int64)  # tokens before, and a repeated text: first window
     token, begins = np.arange(length), np.asarray(starts)[:, None]
+    # negative where the token is outside of the window, so that such a window is never chosen
     context = np.minimum(token - begins, begins + size - 1 - token)  # from the nearer edge
+    # argmax takes the first of equal ones, which is the earlier window
     owner[before:after] = np.argmax(context, axis=0)
     owner[after:][segment[after:] == -1] = len(starts) - 1
     for number, start in enumerate(starts):

@@ -53,8 +53,12 @@ def word_index(segment: NDArray[np.int8], spans: Ints, words: Sequence[Ints]) ->
     word = np.full(len(segment), -1, np.int32)
     base = 0
     for number, (starts, ends) in enumerate(spans_of.T for spans_of in words):
+        # the first word that ends behind the token's first character: either the token touches it
+        # or lies in the gap before it
         index = np.searchsorted(ends, spans[:, 0], side="right")
+        # a token behind the last word meets a start that nothing reaches
         touches = np.append(starts, ENDLESS)[index] < spans[:, 1]
+        # empty spans are tokens of the prefix or of nothing, and touch no word
         chosen = (segment == number) & touches & (spans[:, 1] > spans[:, 0])
         word[chosen] = index[chosen] + base
         base += len(ends)
@@ -68,9 +72,11 @@ def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tupl
     tokenizer does not matter. A token that is not found, such as the unknown token, gets the text
     up to the next token that is; several in a row share it, divided at whitespace.
     """
+    # character by character, so that every folded one can be traced back: ß becomes two
     pieces = [_folded(character) for character in text]
     folded = "".join(pieces)
     letters = [i for i, piece in enumerate(pieces) if piece]  # accents belong to the one before
+    # start and end in the text for each folded character; accents that follow belong to the span
     ends = [(a, b) for a, b in pairwise([*letters, len(text)]) for _ in pieces[a]]
     ends.append((len(text), len(text)))
     spans: list[tuple[int, int] | None] = []
@@ -78,10 +84,12 @@ def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tupl
     for token in tokens:
         surface = ""
         if token != unknown:
+            # marks of WordPiece, SentencePiece, and of the two styles of BPE
             bare = token.removeprefix("##").removeprefix("▁").removesuffix("</w>")
             surface = _folded(bare.removesuffix("@@"))
         at = folded.find(surface, cursor) if surface else -1
         # only whitespace and unknown tokens may be skipped
+        # an unknown token may stand for any characters, so that the next one may be further on
         after_unknown = bool(spans) and spans[-1] is None
         if at < 0 or (folded[cursor:at].strip() and not after_unknown):
             spans.append(None)
@@ -100,6 +108,7 @@ def _folded(text: str) -> str:
 def _filled(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tuple[int, int]]:
     """Divide the gaps between spans among the tokens without one: a word each, all to the last."""
     cursor, end, ends = 0, len(folded), list[int]()
+    # backwards, since a gap ends where the next known span begins
     for span in reversed(spans):  # where the next one with a span begins
         end = end if span is None else span[0]
         ends.append(end)
@@ -108,6 +117,7 @@ def _filled(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tu
             end = ends[-1 - index]
             words = (match.span() for match in _WORD.finditer(folded, cursor, end))
             first = last = next(words, (end, end))
+            # the last of several takes all words that are left
             if index + 1 == len(spans) or spans[index + 1] is not None:
                 last = max(words, default=first)  # the last of its words
             span = first[0], last[1]
