@@ -39,8 +39,11 @@ from embedkit.storage import storage_errors, unreadable, without_secrets
 
 logger = logging.getLogger(__name__)
 
+# one size whatever batches a library gives: the hash of the file must depend on its
+# records only, since a job is resumed by it
 _ROW_GROUP = 16_384
 _WITHOUT_ARROW = ("interval", "period")  # types of pandas whose values have a text only
+# entries that are tried as names of files: a list of paths given as text shows at its beginning
 _CHECKED = 1_000
 _EXPECTED = (
     "a path, a list of paths, a list or iterator of str or dict, a DataFrame, an Arrow table or a "
@@ -106,10 +109,12 @@ def paths_of(corpus: CorpusLike) -> list[Path] | None:
     """The files of a corpus; ``None`` if it is in memory, as a list of ``str`` always is."""
     if isinstance(corpus, str | os.PathLike):
         return [Path(corpus)]
+    # an iterator is not looked into: what is taken from it would be lost
     if not isinstance(corpus, list | tuple):
         return None
     if not corpus:
         raise UsageError("the corpus is an empty list. Example: embedkit extract corpus.tsv")
+    # a str in a list is a text; only a Path is a path
     n_paths = sum(isinstance(entry, os.PathLike) for entry in corpus)
     if n_paths and n_paths < len(corpus):
         raise UsageError("the corpus is a list of paths and of texts. Pass a list of one kind.")
@@ -135,8 +140,12 @@ def _described(path: Path, folder: Path) -> InputFile:
     name = address_of(path)
     if str(path) != "-" and not name:
         return InputFile.of(path)
+    # the name is kept, by whose suffix the format is recognised, without the query of a URL
     copy = folder / (PurePosixPath(name.partition("?")[0]).name or "stdin")
+    # one for each input: two addresses may end in the same name
     folder.mkdir()
+    # a copy on disk, since a corpus is read several times: for its
+    # columns, its hash, its sample and its records
     with storage_errors(copy), copy.open("wb") as target:
         if not name:
             shutil.copyfileobj(sys.stdin.buffer, target)
@@ -152,6 +161,7 @@ def _spool(corpus: Any, folder: Path) -> Path:
     kind = type(corpus).__name__
     if kind == "Series":  # of pandas and of Polars; a column without a table
         corpus = corpus.to_list()
+    # they can be iterated too, over their keys, numbers or lines, which nobody means
     if isinstance(corpus, Mapping | bytes | io.IOBase) or not (
         isinstance(corpus, Iterable) or hasattr(corpus, "__arrow_c_stream__")
     ):
@@ -168,6 +178,8 @@ def _spool(corpus: Any, folder: Path) -> Path:
         raise UsageError(f"the {kind} cannot be read as a table: {problem}") from error
     file = folder / f"{kind}.jsonl"
     with storage_errors(file):
+        # the disk alone is watched: an OSError that the iterator of
+        # the caller raises is not one of storage
         sink = file.open("wb")
     with sink:
         for number, record in enumerate(corpus):
@@ -183,6 +195,7 @@ def _spool(corpus: Any, folder: Path) -> Path:
 
 def _check_no_path(text: str, number: int) -> None:
     """Refuse the name of a file, which would be embedded as a text."""
+    # no names are longer than 255 bytes, and few have spaces: long texts cost no look at the disk
     named = len(text) < 256 and text.split() == [text]
     if named and (text == "-" or format_of_name(Path(text)) or os.path.isfile(text)):  # noqa: PTH113 - NUL is false
         raise UsageError(
@@ -191,6 +204,7 @@ def _check_no_path(text: str, number: int) -> None:
 
 
 def _json_line(record: Any, number: int) -> bytes:
+    # a missing text keeps its row, and is rejected by the reader
     if isinstance(record, str) or is_missing(record):
         record = {"text": record}
     if not isinstance(record, Mapping):
@@ -205,14 +219,20 @@ def _json_line(record: Any, number: int) -> bytes:
     try:
         return line.encode("utf-8") + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair, which the reader rejects
+        # escaped as \udc80, so that the line itself is valid
         return json.dumps(values).encode("ascii") + b"\n"
 
 
 def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | None:
     library = type(corpus).__module__.partition(".")[0]
+    # by the name of its module: no library is imported to ask whether an object is one of its own.
+    # pandas stands before the stream, since a frame has to be made readable first
     if library == "pandas":
         table = pa.Table.from_pandas(_readable(corpus), preserve_index=False)
         return table.schema, iter(table.to_batches())
+    # an IterableDataset has no number of rows, and yields dicts like any other iterator.
+    # A dataset that was selected from or shuffled has Arrow tables of other rows, so
+    # they are asked for through its iterator
     if library == "datasets" and hasattr(corpus, "num_rows"):
         tables = corpus.with_format("arrow").iter(_ROW_GROUP)
         batches = (batch for table in tables for batch in table.to_batches())
@@ -226,12 +246,16 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
 def _readable(frame: Any) -> Any:
     """A frame of pandas with its named index as columns, and text for intervals and periods."""
     names = [name for name in frame.index.names if name is not None]
+    # an index without a name is only the numbers of the rows
     if names and not {*names} & {*frame.columns}:
         frame = frame.reset_index(names)
     for place, kind in enumerate(frame.dtypes):
+        # of a category the type of its values; else that of the column itself, of no rows
         if str(getattr(kind, "categories", frame.iloc[:0, place]).dtype).startswith(_WITHOUT_ARROW):
             texts = [None if is_missing(value) else str(value) for value in frame.iloc[:, place]]
+            # the frame belongs to the caller
             frame = frame.copy(deep=False)
+            # by place, since two columns may have one name until that is refused
             frame.isetitem(place, texts)
     return frame
 
@@ -242,12 +266,14 @@ def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Pat
     target = pa.schema(
         pa.field(field.name, kind)
         if kind is not None
+        # nulls cost nothing, and the type is there for the message when the column is asked for
         else pa.field(field.name, pa.null(), metadata={LEFT_OUT: str(field.type)})
         for field, kind in zip(schema, kinds, strict=True)
     )
 
     def plain_table(batch: pa.RecordBatch) -> pa.Table:
         columns = [
+            # dictionaries are decoded: they may differ from batch to batch, and the file may not
             pa.nulls(len(batch)) if kind is None else without_dictionary(column).cast(kind)
             for column, kind in zip(batch.columns, kinds, strict=True)
         ]
@@ -262,6 +288,7 @@ def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Ta
     held = schema.empty_table()
     for table in tables:
         held = pa.concat_tables([held, table])
+        # one chunk for each group: pages, and so the bytes, would follow the batches else
         while held.num_rows >= _ROW_GROUP:
             yield held.slice(0, _ROW_GROUP).combine_chunks()
             held = held.slice(_ROW_GROUP)
@@ -272,6 +299,7 @@ def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Ta
 def _plain_type(kind: pa.DataType) -> pa.DataType | None:
     """The type in which a column is written; ``None`` if it is left out."""
     kind = inner_type(kind)
+    # images and audio of a Hugging Face Dataset are not copied; Parquet has no unions
     if has_bytes(kind) or pa.types.is_union(kind):
         return None
     if is_list(kind):
@@ -280,4 +308,5 @@ def _plain_type(kind: pa.DataType) -> pa.DataType | None:
     if pa.types.is_struct(kind):
         fields = [(field.name, _plain_type(field.type)) for field in kind.fields]
         return pa.struct(fields) if fields and all(inner for _, inner in fields) else None
+    # one type for all strings and lists, so that views and large ones give the same file
     return pa.large_string() if is_string(kind) else kind

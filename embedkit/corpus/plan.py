@@ -30,11 +30,16 @@ from embedkit.errors import CorpusError, UsageError, did_you_mean
 from embedkit.records import Count, Positive
 from embedkit.storage import file_sha256
 
+# an encoding must write each of them as its one ASCII byte, else lines
+# and cells are not to be found in the bytes
 _MARKS = '\t\r\n",;|'
+# characters of a list of columns in a message, and lines by which delimiters are judged
 _SHOWN, _SAMPLED_LINES = 500, 50
+# the order is that of preference, as of ids and labels below
 _TEXT_NAMES = ("text", "document", "sentence", "content", "review", "comment", "body", "title")
 _ID_NAMES = ("id", "doc_id", "document_id", "uid", "guid", "idx", "index")
 _WITH_LISTS = ("jsonl", "parquet", "arrow")
+# options whose columns have to be text
 _TEXTS = ("text_pair", "text")
 _WORD_NAMES = ("tokens", "words")
 """Of columns with lists, which are the words of a text."""
@@ -102,12 +107,14 @@ class CorpusOptions:
     def __post_init__(self) -> None:
         for name in ("text", "text_pair", "id", "label", "word_label"):
             if isinstance(value := getattr(self, name), int):
+                # a frozen dataclass is settled once, here; see also below
                 object.__setattr__(self, name, str(value))  # frames without names number theirs
         check_fields(self)
         if self.delimiter is not None:
             object.__setattr__(self, "delimiter", _DELIMITERS.get(self.delimiter, self.delimiter))
             if len(str(self.delimiter)) != 1 or str(self.delimiter) in '"\r\n':
                 raise UsageError(f"delimiter={self.delimiter!r}: expected one character, or tab.")
+        # tuples, so that options can be hashed
         object.__setattr__(self, "keep", tuple(self.keep))
         spans = (self.spans,) if isinstance(self.spans, str) else tuple(self.spans)
         object.__setattr__(self, "spans", spans)
@@ -164,6 +171,7 @@ def _settled_encoding(encoding: str) -> str:
     try:
         if codecs.lookup(encoding).name == "utf-8-sig":
             return "utf-8"  # a byte order mark is dropped at the start of every file anyway
+        # wide encodings are transcoded before lines are looked for, so that they may be anything
         if is_wide(encoding) or _MARKS.encode(encoding, "surrogateescape") == _MARKS.encode():
             return encoding
     except (LookupError, UnicodeError):
@@ -184,6 +192,8 @@ class CorpusPlan(CorpusSettings):
     @property
     def wanted(self) -> tuple[str, ...]:
         """Columns to read: text, pair, id, label, word label and kept ones."""
+        # rows have their cells in this order, on which `records`
+        # counts: the text first, kept columns last
         optional = (self.text_pair, self.id, self.label, self.word_label)
         return (self.text, *(name for name in optional if name is not None), *self.keep)
 
@@ -204,25 +214,33 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     dialects, tables, notices = list[Dialect](), list[Table](), list[str]()
     for file in files:
         dialect, said = _dialect(file, options)
+        # the first file speaks for all; others are named, and only where they are read otherwise
         named = f"{file.name}: " if dialects and said else ""
         if not dialects or dialect != dialects[0]:
             notices += [named + one for one in said]
+        # closed at once: a corpus may have more files than a process may open.
+        # What was learnt of the columns stays
         with closing(READERS[dialect.format].open(file.path, dialect)) as table:
             tables.append(table)
             dialects.append(dialect)
             notices += table.notices
     _check_formats(files, dialects)
     dialect = dialects[0]
+    # JSON has its keys in any order; rows of cells are told by their place
     same = len({one.format for one in dialects}) == 1 and READERS[dialect.format].same_columns
     columns = _common_columns(files, tables, same=same)
     guess = _Guess(columns, files[0].name, notices, tables)
     text = guess.text(options.text)
     text_pair = guess.given("text_pair", options.text_pair)
     spans = tuple(options.spans)
+    # a column that is really called so is meant before the rule
     if spans != SENTENCES or SENTENCES[0] in columns:
         spans = tuple(str(guess.given("spans", name)) for name in spans)
+    # columns of spans are read as kept columns
     used, kept = {text, text_pair}, (*options.keep, *(s for s in spans if s in columns))
     if any(table.is_list(text) for table in tables):
+        # a list of words is remembered as the space between them, so that it is part of the
+        # settings that a dataset stores and a resumed job compares
         dialect = dataclasses.replace(dialect, delimiter=" ")
     plan = CorpusPlan(
         **dataclasses.asdict(dialect),
@@ -239,12 +257,15 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
         min_chars=options.min_chars,
         limit=options.limit,
         sample=options.sample,
+        # a seed that nothing is drawn by must not make two plans different
         seed=options.seed if options.sample is not None else None,
         notices=tuple(notices),
     )
     if plan.divided and (plan.text_pair or plan.spans):
         raise CorpusError(f"text={text!r}: its lists are the words of single texts, without spans.")
+    # of a column with several roles the strictest one remains, which stands last
     options_of = {getattr(plan, name): name for name in ("word_label", "label", "id", *_TEXTS)}
+    # types are checked for every file before the first record is read
     for file, table in zip(files, tables, strict=True):
         for name in plan.wanted:
             option = options_of.get(name, "keep")
@@ -298,6 +319,8 @@ class _Guess:
             problem = f"in {self._file} each word has a value; use word_label={name!r}"
             raise CorpusError(f"{option}={name!r}: {problem}.")
         near = did_you_mean(name, self._columns)
+        # keys may first occur after the records that were peeked at; a name like one
+        # that is there is rather a typing error
         if option != "text" and not near and any(table.open_ended for table in self._tables):
             problem = f"none of the first records of {self._file} has it; where it is, it is read"
             self._notices.append(f"{option}={name!r}: {problem}")
@@ -316,6 +339,7 @@ class _Guess:
         """The named column, else an unused one with a usual name, else ``None``."""
         if name is not None:
             return self.given(option, name)
+        # reversed: of names that differ by case only, the first column stays
         by_lower = {column.lower(): column for column in reversed(self._columns)}
         if option == "label":  # whose fields are not meant together
             for name in self._columns:
@@ -323,6 +347,8 @@ class _Guess:
         column = next((by_lower[known] for known in usual if known in by_lower), None)
         if column is None or column in used:
             return None
+        # a guess may not stop a command: a column of bytes called id is left
+        # alone. Labels of any type have a text
         problems = [_problem_of(table, column) for table in self._tables if option == "id"]
         if problem := next(filter(None, problems), ""):
             self._notices.append(f"{option} column: none, as {problem.rstrip('.')}")
@@ -336,6 +362,7 @@ class _Guess:
             raise UsageError(f"word_label={name!r}: words of pairs of texts have no labels.")
         if name is None or name in self._word_columns:
             return name
+        # a format with columns of words marks its words itself: no column of records can label them
         if self._word_columns:
             raise self._lacks("word_label", name, self._word_columns)
         return self.given("word_label", name)
@@ -344,9 +371,12 @@ class _Guess:
         """The text column: named, the only one, or with a usual name."""
         if name is None and len(self._columns) == 1:
             (only,) = self._columns
+            # 0 is the name that a column without a header has
             if only.lower() not in (*_TEXT_NAMES, "0"):
                 self._notices.append(f"text column: the only one, {only[:60]!r}{_ADVICE}")
             return only
+        # a column of words is a text only if it is a list; last,
+        # since a text beside it is meant first
         usual = [*_TEXT_NAMES, *(n for n in _WORD_NAMES if self._tables[0].is_list(n))]
         column = self.found("text", name, usual)
         if column is None:
@@ -362,6 +392,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
     name, encoding, header = options.format, options.encoding, options.header
     if name == "auto":
         name = format_of_name(file.path)
+    # CoNLL is often called .txt or .tsv, and would be read as a table
     if not name or (name == "tsv" and format_of_content(file.path, encoding) == "conll"):
         name = format_of_content(file.path, encoding)
         notices.append(f"format: {name} (recognised by its first bytes; set it with format=)")
@@ -375,20 +406,26 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
         if name != "sheet" and compression_of(first_bytes(file.path), file.path):
             problem = f"a compressed {name.capitalize()} file must be unpacked first"
             raise CorpusError(f"{file.name}: {problem}.")
+        # the name of the sheet takes the place of the delimiter, which a workbook has not
         return Dialect(name, delimiter=options.sheet or "\t"), notices
     if not kind.quoting:
         return Dialect(name, encoding), notices
     with closing(Source(file.path, encoding=encoding)) as source:
         lines = list(islice(_filled(source), _SAMPLED_LINES))
+        # undecodable bytes stay as some character: here only marks are counted
         texts = [line.decode(source.encoding, "replace") for line in lines]
     named = separator_named_by(lines[0]) if lines else ""
+    # sep=; is no line of the table
     texts = texts[1:] if named else texts
     first, guessing, quoting = texts[0] if texts else "", options.format == "auto", options.quoting
     if guessing and suffix_of(file.path) == ".txt" and header and "\t" not in first and not given:
+        # a first line such as `text` is a header, any other is a text
         name, header = "lines", first.strip().lower() in _TEXT_NAMES
         notices.append("one text per line (the first line has no tab; set it with format=)")
     elif not kind.header:
         header = False
+    # a .tsv or a nameless table that in truth has commas; judged with the quotes
+    # of CSV, within which commas do not count
     elif (
         guessing
         and name == "tsv"
@@ -400,7 +437,9 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
         notices.append(f"format: csv (each line has as many {mark!r}; set it with format=)")
     quoting = kind.quoting if quoting == "auto" else quoting
     usual = kind.delimiters[0] if kind.delimiters else "\t"
+    # a mark that the first line lacks does not divide it
     marks = [mark for mark in kind.delimiters if mark in first]
+    # what the user says, what the file says, what its lines say
     delimiter = given or named or _agreed(texts, marks, quoting=quoting)
     if not delimiter:
         delimiter = marks[0] if marks else usual
@@ -408,6 +447,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
             notices.append(f"delimiter: {delimiter!r}, on which the first lines do not agree")
     if delimiter != usual and not given:
         notices.append(f"delimiter: {delimiter!r} (choose another with delimiter=)")
+    # a first line without any mark above lines with them is a title, not a header
     if header and not marks and not given:
         for mark in kind.delimiters:
             check_title(file.path, _widths(texts, mark, quoting=quoting))
@@ -416,11 +456,14 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
 
 def _agreed(lines: Sequence[str], marks: Sequence[str], *, quoting: str) -> str:
     """The mark that divides all of these lines into the same number of cells, the larger one."""
+    # a mark that leaves each line in one piece does not win over none
     agreed = {"": 1}
     for mark in marks:
         widths = set(_widths(lines, mark, quoting=quoting))
+        # one line agrees with itself about any mark
         if len(widths) == 1 and len(lines) > 1:
             agreed[mark] = widths.pop()
+    # of equal ones the first, as the format lists them
     return max(agreed, key=lambda mark: agreed[mark])
 
 
@@ -432,11 +475,13 @@ def _widths(lines: Sequence[str], mark: str, *, quoting: str) -> list[int]:
         widths = [len(cells) for cells in csv.reader(lines, delimiter=mark)]
     except csv.Error:
         return []
+    # two lines are kept, without which nothing could agree
     return widths[: max(2, len(widths) - 1)]
 
 
 def _check_formats(files: Sequence[InputFile], dialects: Sequence[Dialect]) -> None:
     """Raise a :class:`CorpusError` if words are marked in some of the files only."""
+    # a corpus has words for all of its records or for none, as its table of words has
     marks = [READERS[dialect.format].marks_words for dialect in dialects]
     if len({*marks}) > 1:
         other = files[marks.index(not marks[0])].name
@@ -451,6 +496,7 @@ def _common_columns(
         raise CorpusError(f"{files[0].name} has no records.")
     first, columns = named[0]
     for file, names in named:
+        # rows of cells need the same columns in the same order, records with keys the same keys
         if names != columns and (same or _top(names) != _top(columns)):
             first_has = f"{first.name} has {_listed(columns)}"
             raise CorpusError(f"{file.name} has the columns {_listed(names)}, but {first_has}.")

@@ -39,8 +39,11 @@ from embedkit.corpus.sources import (
 from embedkit.corpus.values import NotText, number_text, text_of
 from embedkit.errors import CorpusError
 
+# records that tell the columns, unless they are long: these
+# bytes are the most that is held meanwhile
 _PEEK = 1_000
 _PEEK_BYTES = 16 << 20
+# [ before anything else but { or ] may begin a line of JSON, a list, but no array of records
 _ARRAY = re.compile(rb"\s*\[\s*[{\]]")
 
 
@@ -52,8 +55,10 @@ class JsonTable(TextTable):
 
     def seek(self, place: Place) -> bool:
         """As in :class:`~embedkit.corpus.sources.Table`."""
+        # the elements of an array are found from its beginning only
         if self._is_array or not super().seek(place):
             return False
+        # without the records that were peeked at, which stand before the place
         self._items = chain(self._lines)
         return True
 
@@ -84,9 +89,12 @@ class JsonTable(TextTable):
         try:
             record = json.loads(
                 line.data.decode(self._encoding),
+                # numbers are not parsed, to be printed again otherwise: 1e400
+                # and twenty digits stay as they are
                 parse_int=NotText,
                 parse_float=number_text,
                 parse_constant=_CONSTANTS.get,
+                # json keeps the last of equal keys silently; which one was meant nobody knows
                 object_pairs_hook=_unique_keys,
             )
         except UnicodeDecodeError as error:
@@ -99,6 +107,7 @@ class JsonTable(TextTable):
 
     def _read_columns(self) -> list[str]:
         self._is_array = _ARRAY.match(self._lines.head()) is not None
+        # so it is transcoded, and read again from the beginning; offsets are those of UTF-8 then
         if self._is_array and self._encoding != "utf-8":  # other characters have bytes of its marks
             self._lines.close()
             self._lines = Source(self.path, encoding=self._encoding, transcode=True)
@@ -109,10 +118,13 @@ class JsonTable(TextTable):
         held = 0  # bytes in memory
         for line in islice(items, _PEEK):
             peeked.append(line)
+            # of lines over the limit only an excerpt is held, and counted
             held += len(line.data)
             if held > _PEEK_BYTES:
                 break
+        # what was peeked at is read as records too
         self._items = chain(peeked, items)
+        # all keys are known if the file ended before the peek did
         self.open_ended = len(peeked) == _PEEK or held > _PEEK_BYTES
         filled = [line for line in peeked if line.data.strip()]
         self._kinds: dict[str, Any] = {}  # the first value of each key that is not null
@@ -122,11 +134,13 @@ class JsonTable(TextTable):
                 record = self._parse(line)
                 objects += 1
                 for name, value in _items(record):
+                    # a null tells no type; a later value does
                     if self._kinds.get(name) is None:
                         self._kinds[name] = value
             except (RecursionError, BadRecordError) as error:
                 undecodable += getattr(error, "reason", "") == "invalid_encoding"
         check_encoding(self.path, self._encoding, undecodable, len(filled))
+        # a lone { opens an object over several lines: a document, not records
         if filled and (not objects or filled[0].data.strip() == b"{"):
             raise CorpusError(
                 f"{self.path} holds neither JSON objects, one per line, nor an array of them. Pass "
@@ -154,6 +168,8 @@ def _items(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _is_frame(record: Mapping[str, Any]) -> bool:
     """True for an object as ``to_json`` of pandas writes a frame without ``orient``."""
+    # such a frame is one object: {"text": {"0": …, "1": …}}, or by rows {"0":
+    # {"text": …}}, or split into columns and data
     columns = [value for value in record.values() if isinstance(value, dict)]
     by_column = bool(columns) and all(map(str.isdecimal, chain.from_iterable(columns)))
     by_row = bool(columns) and all(map(str.isdecimal, record))
@@ -162,6 +178,7 @@ def _is_frame(record: Mapping[str, Any]) -> bool:
 
 
 def _value(record: Any, name: str) -> Any:
+    # a key that itself has a dot comes before the path through objects
     if name in record:
         return record[name]
     for part in name.split("."):
@@ -174,6 +191,7 @@ _CONSTANTS = {"Infinity": NotText("inf"), "-Infinity": NotText("-inf")}
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # the frequent case costs one comparison of lengths; names are searched only if one is missing
     record = dict(pairs)
     if len(record) != len(pairs):
         names = [name for name, _ in pairs]
@@ -212,6 +230,7 @@ READERS: Mapping[str, Format] = {
         quoting="csv",
         header=True,
     ),
+    # without suffixes: .txt is tsv until its first line shows no tab
     "lines": Format(open=LinesTable, quoting="none"),
     "jsonl": Format(
         open=JsonTable, suffixes=(".jsonl", ".ndjson", ".json"), magic=(b"{",), same_columns=False
@@ -222,9 +241,11 @@ READERS: Mapping[str, Format] = {
     "arrow": Format(
         open=ArrowTable,
         suffixes=(".arrow", ".feather", ".ipc"),
+        # of a file, and of a stream, which begins with the marker of a message
         magic=(b"ARROW1", b"\xff\xff\xff\xff"),
         text=False,
     ),
+    # without magic bytes: workbooks are zip or OLE files like many others
     "sheet": Format(
         open=SheetTable, suffixes=(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), text=False
     ),
@@ -252,6 +273,7 @@ def format_of_name(path: Path) -> str:
 def suffix_of(path: Path) -> str:
     """Suffix of a file in lower case, without that of a compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
+    # corpus.tsv.gz is a TSV file; corpus.gz has no suffix that tells
     while suffixes and suffixes[-1] in PACKED_SUFFIXES:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""
@@ -259,6 +281,8 @@ def suffix_of(path: Path) -> str:
 
 def format_of_content(path: Path, encoding: str) -> str:
     """The format by the first bytes of a file; text without a tab is ``lines``."""
+    # on disk, for formats that are not text; those of text are
+    # looked for after decompression and decoding
     if name := _by_magic(first_bytes(path), text=False):
         return name
     with closing(Source(path, encoding=encoding)) as source:

@@ -33,8 +33,10 @@ from embedkit.display import count_text
 
 logger = logging.getLogger(__name__)
 
+# so many records judge the encoding of a file: a wrong one would reject nearly all of them
 _TRIAL = 1_000
 _EXCERPT = 200
+# 8 MB of hashes; later ids are not compared
 _COMPARED_IDS = 1_000_000
 
 
@@ -134,6 +136,7 @@ class CorpusReader:
         total = sum(file.size for file in self.plan.files)
         if not total:
             return 1.0
+        # files are weighed by their bytes on disk, since nobody knows how many records are in them
         done = sum(file.size for file in self.plan.files[: self.file_number])
         if self._table is not None:
             done += int(self.plan.files[self.file_number].size * self._table.fraction)
@@ -141,6 +144,7 @@ class CorpusReader:
 
     def records(self) -> list[Record]:
         """All records of files that did not change meanwhile; warns if the quoting looks wrong."""
+        # only after the last record is it known that all of them are of one state of the files
         records = [item for item in self if isinstance(item, Record)]
         for file in self.plan.files:
             file.check_unchanged()
@@ -151,6 +155,7 @@ class CorpusReader:
     def __iter__(self) -> Iterator[Record | Reject]:
         counts, start = self.counts, self._start
         for number, file in enumerate(self.plan.files):
+            # a resumed job does not open the files that are done
             if start is not None and number < start.file:
                 continue
             self._dialect = self.plan.dialects[number]
@@ -159,8 +164,12 @@ class CorpusReader:
                 self.file_number, self._table = number, table
                 undecodable = in_file = 0
                 if start is not None and number == start.file:
+                    # a packed file or an array is read again from its beginning;
+                    # the caller leaves out what it has
                     self.from_start = not table.seek(start)
                     in_file = 0 if self.from_start else start.file_row
+                    # rows are numbered through the whole input, so the number of the first one of
+                    # this file is where reading begins
                     counts.records = start.row - start.file_row + in_file
                 self.first_row = counts.records - in_file
                 for raw in table.rows(self.plan.wanted):
@@ -168,8 +177,10 @@ class CorpusReader:
                     counts.records += 1
                     in_file += 1
                     undecodable += isinstance(raw, BadRow) and raw.reason == "invalid_encoding"
+                    # once, in the midst of a file; below of a file that has fewer records
                     if in_file == _TRIAL and kind.text:
                         check_encoding(file.path, encoding, undecodable, in_file)
+                    # reading goes on: what was left out is counted, and rejects have their rows
                     if self.plan.limit is not None and row >= self.plan.limit:
                         counts.left_out["limit"] += 1
                         continue
@@ -179,7 +190,9 @@ class CorpusReader:
                 counts.blank_lines += table.blank
                 if in_file < _TRIAL and kind.text:
                     check_encoding(file.path, encoding, undecodable, in_file)
+                # before the next file is open, so that `fraction` never asks a closed one
                 self.file_number, self._table = number + 1, None
+        # sorted once at the end: a set of as many hashes takes several times the memory
         counts.repeated_ids += len(self._ids) - len(np.unique(self._ids))
 
     def _with_spans(self, raw: Row, text: str) -> Row:
@@ -189,14 +202,17 @@ class CorpusReader:
             return replace(raw, spans=sentence_spans(text))
         if not plan.spans:
             return raw
+        # kept columns are the last cells of a row
         cells = [str(raw.cells[plan.keep.index(name) - len(plan.keep)]) for name in plan.spans]
         try:
             listed: Any = list_of(cells[0])  # None is not iterable
+            # two columns are the start and the end of one span
             pairs: Any = [cells] if len(cells) == 2 else [list_of(str(pair)) for pair in listed]
             spans = tuple((int(str(start)), int(str(end))) for start, end in pairs)
         except (TypeError, ValueError):
             detail = f"{' to '.join(cells)[:_EXCERPT]} is neither a span nor a list of them"
             raise BadRecordError("bad_span", detail) from None
+        # spans are the words of the text: in its order, visible, and none in another
         last = 0
         for start, end in spans:
             if not 0 <= start < end <= len(text) or not text[start:end].strip():
@@ -209,11 +225,13 @@ class CorpusReader:
         return replace(raw, spans=spans)
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
+        # first, as it may reject, and all that follows is about a text
         if isinstance(raw, Row) and self.plan.divided:
             raw = _joined(raw)
         if isinstance(raw, Row):
             self._count_quotes(raw.cells)
             self._count_headers(raw.cells)
+            # rejected before it is left out: a bad record is counted as bad, however short it is
             problem = _problem(raw.cells, paired=self.plan.text_pair is not None)
             if problem is None:
                 text = str(raw.cells[0])
@@ -226,11 +244,13 @@ class CorpusReader:
                     except BadRecordError as error:
                         problem = error.reason, error.detail
             if problem is not None:
+                # half of a surrogate pair may be what is wrong with it
                 excerpt = (raw.cells[0] or "").encode("utf-8", "surrogatepass")[:_EXCERPT]
                 raw = BadRow(raw.line, raw.offset, raw.length, *problem, excerpt)
         if isinstance(raw, BadRow):
             self.counts.rejected[raw.reason] += 1
             return Reject(**asdict(raw), row=row, file=self.plan.files[number].name)
+        # before the sample, which is drawn from the texts that are long enough
         if self.plan.min_chars > len(text):
             self.counts.left_out["min_chars"] += 1
             return None
@@ -238,11 +258,14 @@ class CorpusReader:
             self.counts.left_out["sample"] += 1
             return None
         self.counts.accepted += 1
+        # cells stand in the order of `wanted`, and what follows the five options are
+        # the kept ones; str() takes off NotText
         plan, cells = self.plan, iter([None if cell is None else str(cell) for cell in raw.cells])
         _, pair, identifier, label, _ = (
             None if name is None else next(cells)
             for name in (plan.text, plan.text_pair, plan.id, plan.label, plan.word_label)
         )
+        # a name with a word in it, since a bare number might be the id of another record
         if plan.id is not None and not identifier:
             self.counts.missing_ids += 1
             identifier = f"row {row}"
@@ -264,6 +287,8 @@ class CorpusReader:
     def _count_headers(self, cells: Sequence[str | None]) -> None:
         headed = self._dialect.header and READERS[self._dialect.format].header
         names = self.plan.wanted if headed else ()
+        # a single column may well have its own name as a text; a quick
+        # look at one cell before all are compared
         if len(names) > 1 and names[0] in str(cells[0]):  # the mark of another file may precede it
             same = [str(cell).removeprefix("\ufeff") for cell in cells] == [*names]
             self.counts.repeated_headers += same
@@ -282,6 +307,7 @@ class CorpusReader:
 def _joined(raw: Row) -> Row | BadRow:
     """A row whose text is a list of words: these with a space between, and their spans."""
     first = raw.cells[0]
+    # a text in such a column is words with spaces; null stays for the check of all texts
     words = list_of(first) if isinstance(first, NotText) else first and first.split()
     if words is None:
         return raw
@@ -294,6 +320,7 @@ def _joined(raw: Row) -> Row | BadRow:
 
 
 def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | None:
+    # of any other column null is a value
     for name, cell in zip(("text", "text_pair"), cells[: 2 if paired else 1], strict=False):
         if cell is None:
             return f"null_{name}", f"the {name} is null or absent"
@@ -302,6 +329,7 @@ def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | 
         if not cell.strip():
             return f"empty_{name}", f"the {name} is empty" + (" space" if cell else "")
     for cell in cells:
+        # in no column: Parquet stores UTF-8, which has no halves
         if cell is not None and has_surrogate(cell):
             return "lone_surrogate", "half of a surrogate pair cannot be stored as text"
     return None
@@ -309,8 +337,10 @@ def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | 
 
 @lru_cache(maxsize=1)  # for readers of single shards
 def _sampled(plan: CorpusPlan, size: int) -> set[int]:
+    # a pass of its own, since how many records can be chosen is known at the end only
     everything = CorpusReader(replace(plan, sample=None))
     rows = np.fromiter((r.row for r in everything if isinstance(r, Record)), dtype=np.int64)
+    # by the rows that were accepted, so that rejects take no place in the sample
     if len(rows) > size:
         rows = np.random.default_rng(plan.seed).choice(rows, size, replace=False)
     return set(rows.tolist())

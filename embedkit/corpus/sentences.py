@@ -14,7 +14,10 @@ import re
 
 from embedkit.corpus.conllu import Span
 
+# three kinds of end: a stop with its closing marks before white space; a full stop of Chinese or
+# Japanese; a line end with the space around it
 _END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’）]*|\s*\n\s*")
+# initials ("J.", "e.g.", "U.S.") and titles, only as words of their own
 _SHORT = re.compile(
     r"(?:^|[\s(\"'])(?:[a-z](?:\.[a-z])*|mrs?|ms|dr|prof|st|vs|cf|etc|vol|fig|bzw|ca|nr|vgl)\.$",
     re.IGNORECASE,
@@ -31,6 +34,8 @@ def sentence_spans(text: str) -> tuple[Span, ...]:
     >>> [text[start:end] for start, end in sentence_spans(text)]
     ['Dr. Lee said no.', 'Why?', '(He was late.)', '정말요?', 'はい。', 'そう。']
     """
+    # spans begin at the last end, and lose their outer white space by a search within them, so that
+    # they are places in the text itself
     ends = [match.end() for match in _END.finditer(text) if not _goes_on(text, match.end())]
     parts = zip([0, *ends], [*ends, len(text)], strict=True)
     found = [_VISIBLE.search(text, start, end) for start, end in parts]
@@ -44,4 +49,5 @@ def _goes_on(text: str, end: int) -> bool:
     following = _NEXT.search(text, end)
     if following is not None and following[0].islower():
         return True
+    # a window, so that the time does not grow with the square of the text
     return _SHORT.search(text[max(0, end - _NEAR) : end]) is not None

@@ -24,7 +24,10 @@ PACKED_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd", ".bz2")
 """Suffixes of compressed files; the first bytes tell which compression it is."""
 
 _EXCERPT = 200
+# what changes the depth in JSON, or ends an element; in a string only its end
+# counts, and a backslash hides the next byte
 _MARK, _IN_STRING = re.compile(rb'["{}\[\],]'), re.compile(rb'\\.|"', re.DOTALL)
+# bytes that are read at once, and by which the kind of a file is judged
 _HEAD = 1 << 16
 _MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -64,6 +67,7 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes, str]] = (
 Without a position the signature stands at the beginning of the text, in any case, after a byte
 order mark and white space.
 """
+# UTF-32 stands first: its little-endian mark begins with that of UTF-16
 _WIDE_BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -96,6 +100,7 @@ def first_bytes(path: Path) -> bytes:
 def compression_of(head: bytes, path: Path) -> str | None:
     """Name of the compression by the first bytes, ``None`` for plain files."""
     kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+    # a zip may hold many files, and pyarrow has no xz
     if kind in ("zip", "xz"):
         advice = "; if it is a workbook, read it with format='sheet'" if kind == "zip" else ""
         read = f"gzip, zstd and bzip2 are read{advice}"
@@ -111,6 +116,7 @@ def check_kind(path: Path, head: bytes = b"", *, text: bool = True) -> None:
     if not head:
         with _opened(path) as stream:
             head = stream.read(_EXCERPT) or b""
+    # in lower case, as tags of HTML are written either way
     start = head[:_HEAD].replace(codecs.BOM_UTF8, b"").lstrip()[:_EXCERPT].lower()
     for kind, at, mark, advice in _FOREIGN:
         if start.startswith(mark) if at is None else text and head.startswith(mark, at):
@@ -130,6 +136,7 @@ class Source:
     def __init__(self, path: Path, *, encoding: str = "utf-8", transcode: bool = False) -> None:
         self.path = path
         self._transcode = transcode or is_wide(encoding)
+        # what lines are decoded with, whatever the file has
         self.encoding = "utf-8" if self._transcode else encoding
         self._given = encoding
         self._number = self._offset = 0
@@ -139,14 +146,18 @@ class Source:
         self.size = path.stat().st_size
         try:
             raw: Any = self._file
+            # by its bytes: a suffix is lost or wrong as soon as a file is renamed
             compression = compression_of(raw.read(8) or b"", path)
             raw.seek(0)
             if compression:  # pyarrow reports a truncated archive; python-zstandard does not
                 raw = pa.CompressedInputStream(pa.PythonFile(raw), compression)
             if self._transcode:
+                # a decompressing stream is one of pyarrow already
                 if raw is self._file:
                     raw = pa.PythonFile(raw)
                 raw = pa.transcoding_input_stream(raw, encoding, "utf-8")
+            # buffered above everything: it has the `peek` by which
+            # blank lines and heads are looked at
             self._stream = io.BufferedReader(raw, _HEAD)
             self._check_head()
         except BaseException:
@@ -170,16 +181,21 @@ class Source:
     def __next__(self) -> Line:
         if self._returned:
             return self._returned.popleft()
+        # one byte more than the limit, to tell a line of just that length from a longer one; memory
+        # is bounded whatever the file has
         data = self._guarded(self._stream.readline, MAX_RECORD_BYTES + 1)
         if not data:
             raise StopIteration
         self._number += 1
         offset, length = self._offset, len(data)
+        # one endless line with carriage returns is a file of an old
+        # Macintosh; it would be a single record
         if self._number == 1 and not data.endswith(b"\n") and b"\r" in data:
             problem = "has lines that end in a carriage return alone"
             raise CorpusError(f"{self.path} {problem}. Convert it: tr '\\r' '\\n' < old > new.")
         if too_long := length > MAX_RECORD_BYTES:
             rest = data
+            # the rest is read to be counted and thrown away: offsets stay right
             while rest and not rest.endswith(b"\n"):
                 rest = self._guarded(self._stream.readline, MAX_RECORD_BYTES)
                 length += len(rest)
@@ -187,36 +203,48 @@ class Source:
         if too_long:
             data = data[:_EXCERPT]
         elif data.endswith(b"\n"):
+            # only what the file uses as line end: other carriage
+            # returns at the end belong to the text
             data = data[:-1].removesuffix(self._line_end)
         return Line(self._number, offset, length, data, too_long)
 
     def array_items(self) -> Iterator[Line]:
         """The elements of a JSON array instead of the lines; one of them is in memory."""
+        # elements are found by brackets, quotes and commas alone, without parsing: an element that
+        # is broken inside costs one record. `at` is up to where the buffer was searched
         buffer, at, depth, in_string = bytearray(), 0, 0, False
         number, dropped, ends = 1, 0, 0  # bytes and line ends of a long element that were dropped
         while chunk := self._guarded(self._stream.read1, _HEAD):
             buffer += chunk
             while match := (_IN_STRING if in_string else _MARK).search(buffer, at):
                 at, mark = match.end(), match[0]
+                # an escaped byte within a string leaves it a string
                 if in_string or mark == b'"':
                     in_string = not in_string or mark != b'"'
                     continue
                 depth += (mark in b"[{") - (mark in b"]}")
                 ends_item = (mark == b"," and depth == 1) or (mark == b"]" and depth == 0)
+                # an element ends at a comma between elements, or at the end of the array; at its
+                # opening bracket what stood before it is dropped
                 if not ends_item and (mark != b"[" or depth != 1):
                     continue
                 raw = bytes(buffer[: at - 1])
                 lead, data = len(raw) - len(raw.lstrip()), raw.strip()
+                # nothing before the closing bracket is an empty array,
+                # nothing before a comma is a bad element
                 if ends_item and (data or mark == b","):
                     length, line = len(data) + dropped, number + raw.count(b"\n", 0, lead)
                     long = length > MAX_RECORD_BYTES
                     data = data[:_EXCERPT] if long else data
                     yield Line(line, self._offset + lead, length, data, long)
                 number += buffer.count(b"\n", 0, at) + ends
+                # as if nothing had been dropped: place and line are those of the file
                 self._offset += at + dropped
                 del buffer[:at]
                 at = dropped = ends = 0
+            # a backslash at the end of the chunk waits for the byte that it hides
             at = max(at, len(buffer) - buffer.endswith(b"\\"))
+            # a long element keeps its beginning, for the excerpt of its reject
             if at > MAX_RECORD_BYTES:
                 ends += buffer.count(b"\n", _EXCERPT, at)
                 dropped += at - _EXCERPT
@@ -228,8 +256,10 @@ class Source:
 
     def seek(self, number: int, offset: int) -> bool:
         """Continue with the line that begins at a byte; ``False`` for a packed or wide file."""
+        # an offset is one of the stream; only here is it a place of the file too
         if not isinstance(self._stream.raw, io.FileIO):
             return False
+        # lines that were given back stand before the place
         self._returned.clear()
         self._stream.seek(offset)
         self._number, self._offset = number - 1, offset
@@ -241,6 +271,7 @@ class Source:
         A packed file of a few kilobytes may hold hundreds of millions: they are skipped in blocks.
         """
         count = 0
+        # only the stream has blocks; a line that was given back comes first
         while not self._returned and (
             run := _EMPTY_LINES.match(self._guarded(self._stream.peek, 1))
         ):
@@ -252,6 +283,7 @@ class Source:
 
     def back(self, lines: Sequence[Line]) -> None:
         """Yield these lines again, before all others."""
+        # extendleft turns the order
         self._returned.extendleft(reversed(lines))
 
     def head(self) -> bytes:
@@ -261,6 +293,7 @@ class Source:
     def _guarded(self, read: Callable[[int], bytes], size: int) -> bytes:
         try:
             return read(size)
+        # of transcoding; other encodings are decoded where records are
         except UnicodeError as error:
             problem = f"is not valid {self._given}: {error}. Pass the right encoding=."
             raise CorpusError(f"{self.path} {problem}") from error
@@ -271,15 +304,20 @@ class Source:
     def _check_head(self) -> None:
         head = self.head()
         check_kind(self.path, head)
+        # most of the line ends, since a few may stand in texts
         if head.count(b"\r\r\n") * 2 > head.count(b"\n"):
             self._line_end = b"\r\r"  # text mode of Windows around a writer of line ends
+        # several, where marked files were joined or a writer added its own
         while head.startswith(codecs.BOM_UTF8, self._offset):
             self._stream.read(len(codecs.BOM_UTF8))
             self._offset += len(codecs.BOM_UTF8)
+        # a mark of UTF-8 says that it is text of no wide encoding
         if self._offset:
             return
         if wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
             raise CorpusError(f"{self.path} looks like {wide.upper()}. Use encoding={wide!r}.")
+        # in UTF-16 of Latin letters it is half of the bytes; a
+        # stray NUL in a text is none of its kind
         if head.count(0) > len(head) / 100:
             problem = "holds NUL bytes: it is not text, or UTF-16 without a mark"
             raise CorpusError(f"{self.path} {problem} (encoding='utf-16-le' or 'utf-16-be').")
@@ -427,6 +465,7 @@ class TextTable(Table):
 
 def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
     """Raise a :class:`CorpusError` if most of the first records are in another encoding."""
+    # half of them: a few bad rows are rejects, most of them a wrong option
     if bad * 2 > seen:
         raise CorpusError(
             f"{path}: {bad} of the first {seen} records are not {encoding}. Pass its encoding, "
@@ -436,6 +475,7 @@ def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
 
 def has_surrogate(text: str) -> bool:
     """True if a text holds half of a surrogate pair, which cannot be written as UTF-8."""
+    # cheap, and true for most cells of numbers, ids and English
     if text.isascii():
         return False
     try:
@@ -466,6 +506,8 @@ def too_long(lines: Sequence[Line]) -> BadRow:
 
 def check_names(names: Sequence[str], path: Path) -> None:
     """``CorpusError`` if a column has no name or two have the same."""
+    # first position of each name, as the last one to be put in stays; linear,
+    # as files may have thousands of columns
     first = dict(zip(names[::-1], range(len(names), 0, -1), strict=True))
     for position, name in enumerate(names, 1):
         if first[name] < position:

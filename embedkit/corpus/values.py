@@ -40,6 +40,7 @@ def is_missing(value: object) -> bool:
     if value is None:
         return True
     try:
+        # NaN and NaT differ from themselves in every library
         return bool(value != value)
     except (TypeError, ValueError):  # NA of pandas has no truth value, nor have arrays
         return type(value).__name__ == "NAType"
@@ -65,6 +66,7 @@ def plain(value: Any) -> Any:
 
     A ``TypeError`` is raised for a value that has no text, such as bytes.
     """
+    # bool and int are JSON's own; NumPy's are neither, and follow below
     if isinstance(value, str | bool | int) or is_missing(value):
         return None if is_missing(value) else value
     if isinstance(value, Mapping):
@@ -84,6 +86,7 @@ def plain(value: Any) -> Any:
 
 def number_text(literal: str) -> NotText:
     """The text of a number as JSON writes it: of a whole float without its decimals."""
+    # 1.0 and 1.00 become 1; with an exponent the literal stays as it is written
     whole, point, decimals = literal.partition(".")
     return NotText(whole if point and not decimals.strip("0") else literal)
 
@@ -98,9 +101,12 @@ def list_of(text: str) -> list[str | None] | None:
     if not text.startswith("[") or not text.endswith("]"):
         return None
     try:
+        # numbers keep their digits, as those of JSON files do
         values = json.loads(text, parse_int=NotText, parse_float=number_text)
     except ValueError:
         try:
+            # as str() of a list writes it: CSV files of pandas have such cells.
+            # Only literals are read, no code is run
             values = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             return None
@@ -111,12 +117,15 @@ def list_of(text: str) -> list[str | None] | None:
 
 def _is_list(value: object) -> bool:
     kinds = (list, tuple, set, frozenset)
+    # an array without dimensions is a number
     return isinstance(value, kinds) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def _scalar(value: Any) -> str:
     if isinstance(value, np.datetime64):
+        # nanoseconds would become an int, not a datetime
         value = value.astype("datetime64[us]").item()
+    # a date in a column of times has midnight; with a zone midnight is a time that somebody gave
     if isinstance(value, datetime) and value.time() == time.min and value.tzinfo is None:
         value = value.date()
     if isinstance(value, date | time):
@@ -131,11 +140,14 @@ def _json(value: Any) -> str:
         pairs = (f"{json.dumps(str(k), ensure_ascii=False)}: {_json(v)}" for k, v in value.items())
         return f"{{{', '.join(pairs)}}}"
     if _is_list(value):
+        # a set has another order in each process
         ordered: Iterable[Any] = sorted(value) if isinstance(value, set | frozenset) else value
         return f"[{', '.join(map(_json, ordered))}]"
+    # numbers stand without quotes, by the rules above; json.dumps would print 1.0
     if isinstance(value, NotText) or (isinstance(value, float | np.floating) and value == value):
         return str(text_of(value))
     if isinstance(value, bool | int | np.bool_ | np.integer):
+        # true and false of JSON; numbers have no letters
         return str(value).lower()
     text = text_of(value)
     return "null" if text is None else json.dumps(text, ensure_ascii=False)

@@ -51,15 +51,19 @@ class Target:
         sets = task == "multilabel"
         if not separator:
             raise UsageError(f"label_separator={separator!r}: expected a text.")
+        # an empty text is a missing label of one class, and a set without classes
         known = [label for label in labels if (label is not None if sets else has_label(label))]
         each = [parts_of(label, separator) for label in known] if sets else [known]
+        # sorted, so that classes have the same numbers in whatever order the records come
         names = np.unique(np.array(list(chain.from_iterable(each)), np.str_))
         if not len(names):
             raise UsageError(f"{name} has no labelled records.")
         if len(names) == 1:
             raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
+        # most likely another separator is meant; it may still be right
         if sets and max(map(len, each)) == 1:
             logger.warning(f"{name}: no record has two classes by label_separator={separator!r}")
+        # a list of several classes: as a name it would be one more class, which few records have
         lists = [] if sets else [label for label in known if len(list_of(str(label)) or "0") != 1]
         if lists:
             problem = f"the label {lists[0]:.60} is a list of classes"
@@ -68,6 +72,7 @@ class Target:
         _warn_of_twins(names, name)
         if task == "classification":
             classes = _classes(names, name)
+        # the labels become numbers in a second step, the one that further labels take too
         target = cls(rows[:0], classes, separator if sets else None)._filled(labels, rows, name)
         if missing := len(labels) - len(known):
             logger.warning(f"{name}: {missing:,} of {len(labels):,} records have no label")
@@ -78,6 +83,7 @@ class Target:
         if labels is None or not any(map(has_label, labels)):
             return replace(self, y=self.y[:0])
         for label, row in zip(labels, rows, strict=True):
+            # half of the labels would score half of the records under the name of all
             if label is None or not (self.separator or has_label(label)):
                 raise UsageError(
                     f"{name}: row {row} has no label while others have one. Label all or none."
@@ -102,11 +108,13 @@ class Target:
     @property
     def strata(self) -> Int64:
         """Classes to balance folds by; all zero for a regression and for sets of classes."""
+        # combinations of classes are too many and too rare to balance folds by
         return self.y if self.classes and not self.of_sets else np.zeros(len(self.y), np.int64)
 
     @property
     def unknown(self) -> Bool:
         """True for units without a label."""
+        # a set without a label has -1 for every class, see _filled
         missing = self.y < 0 if self.classes else np.isnan(self.y)
         return np.asarray(missing.any(1) if self.of_sets else missing)
 
@@ -129,6 +137,7 @@ def _warn_of_twins(names: NDArray[np.str_], name: str) -> None:
     """Say that two classes look the same: spaces around one, or letters composed and decomposed."""
     seen: dict[str, str] = {}
     for label in names.tolist():
+        # they stay two classes: nothing here may change a label, and the difference may be meant
         twin = seen.setdefault(unicodedata.normalize("NFC", label).strip(), label)
         if twin != label:
             logger.warning(
@@ -143,6 +152,8 @@ def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
     values = np.array([float_of(label) for label in names])
     # numbers by value, then everything else by name
     classes = tuple(names[np.argsort(values, kind="stable")].tolist())
+    # class numbers are whole, however many they are; NaN sorts behind all numbers, so that names of
+    # classes keep their order among each other
     whole = [float(value).is_integer() for value in values]
     if len(classes) > _MANY_CLASSES and not np.isnan(values).any() and not all(whole):
         raise UsageError(
@@ -159,12 +170,14 @@ def parts_of(label: str | None, separator: str) -> list[str]:
     (['a', 'b'], ['a|b', 'c'])
     """
     text = label or ""
+    # a list needs no separator, so that its names may contain it
     listed = list_of(text)
     parts = text.split(separator) if listed is None else [part or "" for part in listed]
     return [name for part in parts if (name := part.strip())]
 
 
 def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
+    # a missing label is None, whose text is no number: it becomes NaN, and is not wrong
     values = np.array([float_of(str(label)) for label in labels])
     wrong = ~np.isfinite(values) & [has_label(label) for label in labels]
     if wrong.any():
@@ -187,6 +200,7 @@ def float_of(label: str | None) -> float:
 def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
     """Return ``(count, classes)`` class frequencies, or the mean ``(count,)`` of a regression."""
     if not classes or y.ndim > 1:
+        # a regression has one mean; sets have the frequency of each class
         return np.tile(y.mean(0), (count,) + (1,) * (y.ndim - 1))
     return np.tile(np.bincount(y, minlength=len(classes)) / len(y), (count, 1))
 
@@ -201,6 +215,8 @@ def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
         return order
     y = target.y[order]
     by_class = np.argsort(y, kind="stable")
+    # of each record, the fraction of its class that comes before it. Sorted by that, classes take
+    # turns in proportion to their sizes; the first of every class has 0
     counts = np.unique(y, return_counts=True)[1]
     before = np.concatenate([np.arange(count) / count for count in counts])
     return np.asarray(order[by_class[np.argsort(before, kind="stable")]], np.int64)

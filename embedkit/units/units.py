@@ -54,6 +54,8 @@ Labels = str | Iterable[Any] | None
 """A column of labels by its name, or the labels themselves, one for each row of the input."""
 
 _COLUMNS = ("text", "text_pair", "spans", "id", "label", "word_label")
+# which records were taken, and how the file is parsed. A further file, such as a test set, has the
+# columns of this one, a choice of its own, and another dialect if it needs one
 _CHOICE = ("min_chars", "limit", "sample", "seed")
 _DIALECT = ("format", "encoding", "quoting", "header")
 _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
@@ -100,7 +102,9 @@ class Units:
         records, place = None, None
         name, labels = _labels_of(data, label)
         if words:
+            # folds, equal texts and intervals are those of records, so that words need theirs
             records = replace(cls.of_dataset(load(data.path)), label=None)  # which words have not
+            # rows ascend, and every word has its record: this is its position
             place = np.searchsorted(records.row, data.row)
         return cls(
             name=str(data.path),
@@ -110,11 +114,14 @@ class Units:
             key=text_keys(data) if records is None else records.key[place],
             label=labels,
             group=data.column(group) if group else None,
+            # read from disk when it is first asked for, once
             column=cache(data.column),
+            # data.X is a cached property: vectors are read when a method first asks for some
             inputs=lambda index: data.X[index],
             pairs=settings.text_pair is not None,
             reading=reading_of(settings) | {"label": name},
             rejected=totals.rejected_by_reason,
+            # vectors of fold models may be split by the folds of their run alone, see split_for
             run=None if folds is None else Path(data.manifest.names.model),
             word=data.word if words else None,
             span=np.stack([data.start, data.end], axis=1).astype(np.int32) if words else None,
@@ -146,6 +153,7 @@ class Units:
 
         A file in another dialect, such as a ``.csv`` beside a ``.tsv``, is read in its own.
         """
+        # a seed without a sample changes nothing, and would be refused of a dataset as an option
         seed = 0 if sample is None else seed
         reading = CorpusOptions(sample=sample, min_chars=min_chars, seed=seed)
         if names_dataset(source):
@@ -162,11 +170,15 @@ class Units:
             try:
                 plan = plan_corpus(files, replace(reading, **dialect))
             except CorpusError:
+                # columns by number need the dialect as it is
                 if not dialect["header"]:
                     raise
                 plan = plan_corpus(files, replace(reading, encoding=dialect["encoding"]))
+            # labels of words come from the marks of a corpus such as CoNLL-U, or from a column,
+            # which a test file need not have
             of_words = before["word_label"] if self.level == "word" else None
             marked = plan.marks_words and not plan.spans
+            # a test file may lack both: it is predicted under its row numbers, and not scored
             id_, label = (c if c in plan.columns else None for c in (before["id"], before["label"]))
             word_label = of_words if marked or of_words in plan.columns else None
             plan = replace(plan, id=id_, label=label, word_label=word_label)
@@ -174,6 +186,8 @@ class Units:
 
     @classmethod
     def _planned(cls, plan: CorpusPlan, *, level: str) -> Units:
+        # the files are read once for their checksums, which say later whether a split belongs to
+        # them
         plan = hash_inputs(plan)
         reader = CorpusReader(plan)
         records = reader.records()
@@ -197,6 +211,7 @@ class Units:
         cls, path: AnyPath, reading: CorpusOptions, *, level: str, prefix: str = ""
     ) -> Units:
         data = load(path, level=level)
+        # a label may still be chosen: it is a kept column of the dataset
         check_settled(path, replace(reading, label=None).given, prefix=prefix)
         # what was rejected was counted when the dataset was made, and nothing reads its vectors
         units = cls.of_dataset(data, label=reading.label)
@@ -223,6 +238,7 @@ class Units:
         about: dict[str, Any] = {"row": row, "ids": row, "column": columns.__getitem__, **fields}
         whole = list(texts)
         if seconds is not None:
+            # TF-IDF reads a pair as one text, without a mark between its two
             whole = [whole_text(*both, separator=" ") for both in zip(texts, seconds, strict=True)]
         about |= {"key": keys_of_texts(texts, seconds or [None] * len(texts))}
         return cls(**about, pairs=pairs is not None, inputs=lambda index: _some(whole, index))
@@ -231,6 +247,7 @@ class Units:
         self, spans: Sequence[Any], labels: Sequence[Sequence[str | None]] | None = None
     ) -> Units:
         """Return the words of these records: ``(words, 2)`` characters of each text, and labels."""
+        # words of each record; zero is allowed
         counts, texts = np.array([len(some) for some in spans], np.int64), self.column("text")
         record, flat = np.repeat(np.arange(len(self)), counts), list(chain.from_iterable(spans))
         pairs = zip(record.tolist(), flat, strict=True)
@@ -241,8 +258,10 @@ class Units:
             ids=_some(self.ids, record),
             key=self.key[record],
             label=None if labels is None else list(chain.from_iterable(labels)),
+            # groups are those of the records
             group=None,
             column={"text": forms}.__getitem__,
+            # 0, 1, 2 … anew in each record
             word=ranges(np.zeros_like(counts), counts),
             span=np.array(flat, np.int32).reshape(-1, 2),
             record=record,
@@ -262,6 +281,7 @@ class Units:
         labels = [
             words.labels for words in marked if words is not None and words.labels is not None
         ]
+        # labels of all records or of none: the list has one for each word, after each other
         return self.words(spans, labels if len(labels) == len(self) else None)
 
     @property
@@ -284,6 +304,7 @@ class Units:
         """Characters of the words of each record, ``(words, 2)``."""
         assert self.span is not None
         count = len(self.records)
+        # without any record np.split still gives one part
         return by_record(self.place, np.arange(count), self.span)[:count]
 
     @property
@@ -309,6 +330,8 @@ class Units:
             label=_some(self.label, index),
             group=_some(self.group, index),
             column=lambda name: _some(self.column(name), index),
+            # positions among the taken ones become positions among all: nothing is copied or read
+            # yet
             inputs=lambda positions: self.inputs(index[positions]),
             word=_some(self.word, index),
             span=_some(self.span, index),
@@ -323,20 +346,25 @@ class Units:
             if self.word is None:
                 yield records
             else:
+                # the words of these records, whose positions are counted from the first of them
                 words = self.take(np.flatnonzero(np.isin(self.place, index)))
                 yield replace(words, record=words.place - start, _records=records)
 
     def at(self, place: Int64, number: NDArray[Any]) -> Units:
         """Return the words with these numbers among those of their records."""
+        # the first word of a record, and then so many on: words of a record stand together, in
+        # order
         return self.take(np.searchsorted(self.place, place) + number)
 
     def within(self, records: Units) -> Units:
         """Return words whose inputs are those of their records, each of which is taken once."""
+        # several words share a record: its tokens are read once, in ascending order
         inputs, place = records.inputs, self.place
         return replace(self, _records=records, inputs=lambda i: inputs(np.unique(place[i])))
 
     def with_texts(self) -> Units:
         """Return the same units with their texts as inputs, as TF-IDF reads them."""
+        # now, not at each call: every fold asks for some of them
         texts = self.texts(separator=" ")
         return replace(self, inputs=lambda index: _some(texts, index))
 
@@ -346,6 +374,7 @@ class Units:
         if self.word is None:
             X = encode(texts, self.column("text_pair") if self.pairs else None)
             return replace(self, inputs=X.__getitem__)
+        # the encoder says which words it has seen; the others have no vector, and are left out
         words = encode.words(texts, spans=self.spans)
         return replace(self.at(words.row, words.word), inputs=words.X.__getitem__)
 
@@ -356,6 +385,7 @@ class Units:
         """
         labels = self.label or ()
         known = np.array([label is not None if sets else has_label(label) for label in labels])
+        # where no record has a label, none can be left out for lacking it
         return known if known.any() else np.ones(len(self), bool)
 
     def check_labelled(self) -> None:
@@ -389,6 +419,7 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
         return label, [text_of(value) for value in data.column(label)]
     if not isinstance(label, Iterable):
         raise UsageError(f"label={label!r}: expected a column, or a label for each record.")
+    # labels are given for all records of the input; the rejected among them are skipped here
     labels, count = [text_of(value) for value in label], data.manifest.totals.records
     if len(labels) != count:
         raise UsageError(
@@ -400,6 +431,7 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
 
 def _some(values: Any, index: Int64) -> Any:
     """Values by position."""
+    # lists cannot be indexed by an array
     if values is None or isinstance(values, np.ndarray):
         return None if values is None else values[index]
     return [values[i] for i in index.tolist()]
@@ -407,6 +439,7 @@ def _some(values: Any, index: Int64) -> Any:
 
 def unit_keys(row: Int64, word: NDArray[Any] | None) -> Int64:
     """Return ``(n,)`` numbers that are equal for the same record, or word of a record."""
+    # a record is its row with 0, and its words 1, 2 …: no key of a record is one of a word
     return np.asarray(row * _MOST_WORDS + (0 if word is None else word.astype(np.int64) + 1))
 
 
@@ -418,6 +451,7 @@ def match(keys: Int64, among: Int64) -> Int64:
     """
     if not len(among):
         return np.full(len(keys), -1)
+    # a key above all others would be found behind the end
     place = np.minimum(np.searchsorted(among, keys), len(among) - 1)
     return np.where(among[place] == keys, place, -1)
 
@@ -451,8 +485,10 @@ def load_or_extract(
     if names_dataset(source):
         check_settled(source, options)
         return load(source, view, level=level)
+    # a dataset does not need what extraction imports
     from embedkit.dataset.extract import extract
 
+    # an option that is given has the last word
     words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
     words |= {"label": label} if isinstance(label, str) else {}
     out = extract(source, progress=progress, **{**words, **options}).out
