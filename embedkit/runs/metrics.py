@@ -556,8 +556,7 @@ def best_threshold(y: Int64, positive: Float64, *, beta: float | None = None) ->
     """
     values, place = np.unique(-positive, return_inverse=True)
     values = -values  # distinct, from the highest down
-    # entry i is of the i records with the highest distinct probabilities predicted as class 1; 0 is
-    # nobody
+    # entry i: class 1 is predicted for the records with the i highest distinct probabilities
     hits = np.append(0, np.cumsum(np.bincount(place, y == 1)))
     chosen = np.append(0, np.cumsum(np.bincount(place)))
     cells = np.stack([len(y) - hits[-1] - (chosen - hits), chosen - hits, hits[-1] - hits, hits])
