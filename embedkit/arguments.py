@@ -51,29 +51,36 @@ def accepts(*records: type) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
+        # ** options give way to the fields that they stand for
         shown = {n: p for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
         own = set(shown)
         for record in records:
             for name, parameter in inspect.signature(record).parameters.items():
+                # a parameter of the function itself comes before a field of the same name
                 shown.setdefault(name, parameter)
 
         @wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
+            # refused here, since the function would take it among its ** options
             for name in options.keys() - shown.keys():
                 problem = f"{function.__name__}() got an unexpected keyword argument {name!r}."
                 raise TypeError(problem + did_you_mean(name, shown))
             named = {name: options.pop(name) for name in own & options.keys()}
             bound = signature.bind_partial(*args, **named)
+            # at the call, not at the import: resolving annotations would slow down every import
             hints = _hints_of(function)
             for name, value in bound.arguments.items():
                 if name in hints:
                     bound.arguments[name] = checked_value(name, value, hints[name])
             return function(*bound.args, **bound.kwargs, **options)
 
+        # the reference in docs/ looks for the names of types in these modules
         vars(checked)["__records__"] = tuple(record.__module__ for record in records)
         vars(checked)["__signature__"] = signature.replace(parameters=[*shown.values()])
+        # a record that extends another one: the options of the base come first
         kinds = [kind for record in records for kind in reversed(record.__mro__)]
         described = "\n".join(filter(None, map(_described, kinds)))
+        # a function, since a replacement text would have its backslashes read
         text = _OPTIONS.sub(lambda _: described, function.__doc__ or "")
         checked.__doc__ = listed(text, quote="``")
         return checked  # type: ignore[return-value]
@@ -95,6 +102,7 @@ def check_fields(record: Any) -> None:
     for name, hint in _fields_of(type(record)):  # type: ignore[arg-type]  # a class is hashable
         value = getattr(record, name)
         if (settled := checked_value(name, value, hint)) is not value:
+            # the dataclass is frozen; it is still under construction here
             object.__setattr__(record, name, settled)
 
 
@@ -122,6 +130,7 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     if _is_one_of(settled, kinds):
         _check_limits(name, settled, hint)
         return settled
+    # it is none of the kinds that can be judged, but may be one that cannot
     if not all(map(_is_known, kinds)):
         return value
     expected = " or ".join(_name(kind) for kind in kinds if kind is not NoneType)
@@ -132,6 +141,7 @@ def plain(value: Any) -> Any:
     """Return a value without NumPy's scalars and arrays, also inside of lists and dictionaries."""
     if hasattr(value, "tolist"):  # of NumPy, pandas and torch
         return value.tolist()
+    # exactly these: a named tuple takes its values one by one
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     if type(value) is dict:
@@ -151,6 +161,7 @@ def _check_limits(name: str, value: Any, hint: Any) -> None:
     """Check what ``Annotated`` says of a type: one of some texts, or the least number."""
     for part in (hint, *get_args(hint)):
         for limit in getattr(part, "__metadata__", ()):
+            # choices of texts are kept in the Meta of msgspec, beside the limits of numbers
             if limit.extra and value is not None:
                 check_choice(limit.extra["choices"], **{name: value})
             least = limit.ge if limit.gt is None else limit.gt + 1
@@ -188,10 +199,12 @@ def _is_of(value: Any, kind: Any) -> bool:
         return isinstance(value, str | os.PathLike)
     if origin in _LISTS:
         parts = _kinds(get_args(kind)[0])
+        # a text is a sequence of texts, which nobody means
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         return is_list and all(_is_one_of(item, parts) for item in value)
     if kind in _SIMPLE:
         try:
+            # by the rules of the files: True is no whole number, and 1 is a number
             msgspec.convert(value, kind)
         except msgspec.ValidationError:
             return False
@@ -223,6 +236,8 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     hints = {}
     for name, hint in inspect.get_annotations(function).items():
         try:
+            # annotations are texts here; get_type_hints would fail for all of them if one name is
+            # missing
             hints[name] = eval(hint, function.__globals__)
         except NameError:
             continue

@@ -37,6 +37,7 @@ from embedkit.storage import MAKE_AGAIN, unreadable
 T = TypeVar("T")
 
 
+# whole numbers end where int64 does: larger ones fit into no column
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -67,6 +68,7 @@ def parse_json(
     """Parse the JSON of a file; arguments and errors as for :func:`read_json`."""
 
     def refuse(name: str) -> float:
+        # NaN and Infinity, which Python's parser takes otherwise
         raise ValueError(f"{name} is not valid JSON")
 
     try:  # not by msgspec, which refuses the names of files that are not UTF-8
@@ -86,6 +88,7 @@ def from_json(kind: type[T], value: Any, *, file: Path, advice: str = MAKE_AGAIN
     fields contradict each other.
     """
     try:
+        # types and limits first, then what only the record itself can judge
         record = msgspec.convert(_with_nan(kind, value), kind)
         problem = record.problem() if hasattr(record, "problem") else ""
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -102,25 +105,31 @@ def to_json(record: Any, *, indent: int | None = 1) -> bytes:
     not written: a :class:`UsageError` names the field.
     """
     value, kind = without_nan(plain(dataclasses.asdict(record))), type(record)
+    # without indentation it is metadata of Parquet, in ASCII; else a file for people
     text = json.dumps(value, ensure_ascii=indent is None, sort_keys=True, indent=indent)
     try:
+        # read back before it is written: what no later command accepts is refused now
         from_json(kind, json.loads(text), file=Path(kind.__name__))
     except DamagedError as error:
         raise UsageError(f"{first_line(error)} cannot be written") from error
+    # a surrogate becomes \udcff, which is how JSON spells it
     return text.encode("utf-8", "backslashreplace")  # file names that are not UTF-8
 
 
 def _with_nan(kind: Any, value: Any) -> Any:
     """Parsed JSON with NaN for ``null`` where a float is expected."""
     origin, arguments = get_origin(kind), [a for a in get_args(kind) if a is not NoneType]
+    # infinity in the JSON, such as 1e999, is no number of embedkit
     if kind is float:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{value} is out of range")
         return math.nan if value is None else value
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = _hints(kind)
+        # fields of a later version stay as they are, and are ignored by msgspec
         return {k: _with_nan(hints[k], v) if k in hints else v for k, v in value.items()}
     if origin is tuple and isinstance(value, list):
+        # tuple[X, ...] is any number of one kind
         kinds = arguments[:1] * len(value) if ... in arguments else arguments
         return [_with_nan(kind, item) for kind, item in zip(kinds, value, strict=True)]
     if origin is dict and isinstance(value, dict):
@@ -130,6 +139,7 @@ def _with_nan(kind: Any, value: Any) -> Any:
     return value
 
 
+# annotations are texts, and costly to resolve for each of thousands of records
 _hints = cache(get_type_hints)
 
 

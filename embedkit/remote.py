@@ -29,9 +29,11 @@ PROTOCOLS = ("https", "http", "s3", "gs", "az", "hf")
 """Protocols of addresses, by the packages of fsspec."""
 
 
+# one slash or more: pathlib makes s3:/bucket of s3://bucket
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 
 
+# an ETag that can be computed here: an MD5, or that of parts with their number behind it
 _TAG = re.compile(r"[0-9a-f]{32}(-[1-9][0-9]{0,4})?")
 
 
@@ -56,6 +58,7 @@ def address_of(path: AnyPath) -> str:
     if match[1] not in PROTOCOLS or "::" in address:  # fsspec has more, and chains of them
         known = ", ".join(f"{name}://" for name in PROTOCOLS)
         raise UsageError(f"{shown}: expected a path, or an address of {known}.")
+    # both spellings lead to what may be shown: messages name whichever they had
     spelled.update({address: shown, os.fspath(path): shown})
     return address
 
@@ -67,6 +70,7 @@ spelled: dict[str, str] = {}
 def as_given(text: str) -> str:
     """A text with the addresses of object stores as they were given, without their secrets."""
     for path, address in spelled.items():
+        # the folder of work is local, and is named by its local path after all
         text = text.replace(path, address).replace(f"{address}.incomplete", f"{path}.incomplete")
     return text
 
@@ -85,6 +89,8 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
             """Write a file where there is none; else return the one that is there."""
             content, place = (folder / name).read_bytes(), f"{root}/{name}"
             try:
+                # of two uploads to one address one gets an error here, and compares itself with the
+                # other
                 store.pipe_file(place, content, mode="create")
             except FileExistsError:
                 existing = bytes(store.cat_file(place))
@@ -100,6 +106,7 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
 
         def stays(name: str) -> bool:
             """True if this content is there, by the checksum of the store, else by reading it."""
+            # the size is in the listing, and tells most differences without reading a byte
             if name not in there or there[name]["size"] != (folder / name).stat().st_size:
                 return False
             tag = str(there[name].get("ETag") or "").strip('"')
@@ -107,25 +114,31 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
                 _has_tag(folder / name, tag) or stored_sha256(store, f"{root}/{name}") == sums[name]
             )
 
+        # nothing of this dataset was there: what other files are there is not worth a comparison
         kept = {first} if existing is None else {n for n in sums if not replace and stays(n)}
         todo = [name for name in sums if name not in kept]
+        # as long as files are replaced the address is no dataset: nobody reads half of each
         if last in there and any(name in there for name in todo if name not in (first, last)):
             store.rm_file(f"{root}/{last}")
+        # the sums after the files that they list, the manifest after both
         for name in [*(n for n in todo if n != last), SUMS]:
             store.put_file(str(folder / name), f"{root}/{name}")
         if create(last) is not None:
             store.put_file(str(folder / last), f"{root}/{last}")
+        # files of an earlier dataset, last: until then nothing is lost if the upload fails
         for name in there.keys() - {*sums, SUMS}:
             store.rm_file(f"{root}/{name}")
 
 
 def _has_tag(file: Path, tag: str) -> bool:
     """True if a file has this ETag of S3: its MD5, or that of the MD5 of its parts."""
+    # -1: not such a tag; 0: one MD5 of the whole file
     parts = int(tag.partition("-")[2] or 0) if _TAG.fullmatch(tag) else -1
     if parts < 0:
         return False
     digests = []
     with file.open("rb") as stream:
+        # parts of another size give another tag, and the file is read from the store instead
         while part := stream.read(_TAGGED_BYTES if parts else -1):
             digests.append(hashlib.md5(part, usedforsecurity=False))
     if parts:
@@ -153,6 +166,7 @@ def store_of(
     shown = without_secrets(address)
     try:
         store, root = fsspec.url_to_fs(address)
+        # fsspec keeps file systems and their listings: other processes may have written meanwhile
         store.invalidate_cache()
         yield store, root.rstrip("/")
     except ImportError as problem:  # its message says what to install

@@ -42,6 +42,8 @@ _of_worker: list[Any] = []  # in a worker: what its tasks share
 def one_ahead(function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
     """Yield results in the order of the items; a thread works on the next one meanwhile."""
     with ThreadPoolExecutor(1, thread_name_prefix="embedkit-ahead") as thread:
+        # a generator: pairwise asks for the next future, which submits it, before it gives out the
+        # pair with the one before. The empty future ends the last pair and is never waited for
         futures = (thread.submit(function, item) for item in items)
         for future, _ in pairwise(chain(futures, [Future[R]()])):
             yield future.result()
@@ -76,6 +78,8 @@ def run_locally(
                     begin()  # the caller may take its time with the result
                 try:
                     yield task, future.result()
+                # the process was killed, by the system for lack of memory as a rule: a new one
+                # takes its place, and the task is tried again, after all others
                 except BrokenProcessPool:
                     pools[place].shutdown(wait=False)
                     pools[place] = _worker(shared[place], threads)
@@ -88,6 +92,8 @@ def run_locally(
             pool.shutdown()
     finally:
         for pool in pools:
+            # after an error, or if the caller stops: a running task cannot be cancelled, so that
+            # its process is ended; shutdown alone would wait for it
             for process in list((pool._processes or {}).values()):
                 process.terminate()
             pool.shutdown(cancel_futures=True)
@@ -95,6 +101,7 @@ def run_locally(
 
 def _worker(shared: Any, threads: int) -> ProcessPoolExecutor:
     """A pool of one process, so that it is known which task ended it."""
+    # spawn: a fork would copy threads of torch that no longer run, and CUDA does not survive one
     spawn = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=(shared, threads))
 
@@ -109,11 +116,13 @@ def _begin(shared: Any, threads: int) -> None:
     torch.set_num_threads(threads)
     parent = multiprocessing.parent_process()
     if parent is not None:
+        # a parent that is killed cannot end its workers: each waits for that by itself
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: Any) -> None:
     parent.join()
+    # sys.exit would end this thread alone
     os._exit(1)
 
 
@@ -153,22 +162,26 @@ def run_on_ray(
         import ray
     except ImportError as error:
         raise UsageError("engine='ray' needs Ray: pip install 'ray>=2.40'") from error
+    # a cluster that the caller has joined stays joined
     started = not ray.is_initialized()
     if started:
         _check_reached(address or os.environ.get("RAY_ADDRESS", ""))
         terminated = signal.getsignal(signal.SIGTERM)
         ray.init(address, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        # signals can be set in the main thread alone; None: the handler was not set from Python
         if threading.current_thread() is threading.main_thread() and terminated is not None:
             signal.signal(signal.SIGTERM, terminated)  # Ray's handler ends with another exit code
     running: dict[Any, T] = {}
     try:
         options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_calls": 0}
+        # clusters may grow: what is missing now is waited for, but not in silence
         needed = {"CPU": threads, "GPU": gpus}
         nodes = [node["Resources"] for node in ray.nodes()]  # type: ignore[no-untyped-call]
         if not any(all(node.get(k, 0) >= n for k, n in needed.items()) for node in nodes):
             logger.warning(f"no machine of the Ray cluster has {needed} yet; waiting for one")
         # Ray itself would repeat a task without end that was killed for lack of memory
         begin: Any = ray.remote(max_retries=0, **options)(_on_ray)
+        # sent once to each machine, not with every task
         value, todo, ends = ray.put(shared), deque(tasks), Counter[T]()
         while todo or running:
             while todo and len(running) < workers:
@@ -180,6 +193,7 @@ def run_on_ray(
                 try:
                     yield task, ray.get(reference)
                 except ray.exceptions.RayTaskError as error:
+                    # the exception as the task raised it, without Ray's wrapping
                     raise error.cause from error
                 except ray.exceptions.RaySystemError:
                     raise
@@ -198,6 +212,7 @@ def run_on_ray(
 
 def _check_reached(address: str) -> None:
     """Raise if nothing listens at ``HOST:PORT``, for which Ray would wait for minutes."""
+    # without ray:// in front, and without the brackets of an IPv6 address below
     host, _, port = address.rpartition("/")[2].rpartition(":")
     try:
         if port.isdecimal():

@@ -35,6 +35,7 @@ from embedkit.storage import differing_files, file_sums, is_sealed, read_table, 
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
 _AT_ONCE = 8  # files of an object store that are read
+# largest relative L2 distance that the rounding of a precision explains
 _TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3, "int8": 2e-2}
 
 
@@ -115,11 +116,13 @@ def verify(
         return result
     if not is_dataset(folder) and not is_sealed(folder):
         read_manifest(folder)  # raises an error that says what is there instead
+    # local_dataset has made the copy whole; the store itself is compared with the sums of the copy
     if address := address_of(path):
         result.problems += _differing_in_store(address, file_sums(folder))
     indexes = sorted(filter(is_sealed, Layout(folder).index.glob("*")))
     for part in (folder, *indexes):
         _check_sums(part, result)
+    # only where the bytes are those that were written: else each damaged file would be told twice
     for part in (folder, *indexes) if result.ok else ():
         _check_json(part, result)
     if not is_dataset(folder) or not result.ok:
@@ -129,6 +132,7 @@ def verify(
     if result.ok and recompute:
         if not manifest.job.storage.text:
             raise UsageError(f"{folder} stores no texts, so nothing can be recomputed.")
+        # words are made by the same forward pass, so that they are checked too; tokens are not
         words = manifest.columns_of("words") if manifest.job.vectors.words else ()
         views = [*manifest.views, *words]
         encoder = encode_as(manifest, views, owner=str(folder), device=device, model=model)
@@ -148,6 +152,7 @@ def _differing_in_store(address: str, sums: Mapping[str, str]) -> list[str]:
                 return f"{address}/{name} is missing"
             return f"{address}/{name} is damaged"
 
+        # the network is what takes time
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return [text for text in pool.map(problem, sums) if text]
 
@@ -163,6 +168,7 @@ def _check_sums(folder: Path, result: Verification) -> None:
     result.problems += differing_files(folder, sums).values()
     for table in TABLES:
         names = [f"{table}/{name}" for name in Layout(folder).content(table)]
+        # other readers take every Parquet file in the folder for a shard
         result.problems += [f"{name} is not in SHA256SUMS" for name in names if name not in sums]
 
 
@@ -182,6 +188,7 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
     layout, totals = Layout(folder), manifest.totals
     tables = [name for name in TABLES if layout.content(name)]
     try:
+        # no views: only the scalar column is read, its page checksums compared
         columns = (TableReader(folder, manifest, name, ()).column("row") for name in tables)
         accepted, *others = (column.to_numpy() for column in columns)
         with layout.rejects.open(encoding="utf-8") as lines:
@@ -191,11 +198,13 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         failure = unreadable(layout.rejects, error, advice="")
+        # not damage: the file may not be read, or the disk fails
         if isinstance(failure, StorageError):
             raise failure from error
         result.problems.append(str(failure).rstrip("."))
         return
     result.rows = len(accepted)
+    # strictly ascending, so that no record is there twice
     if (np.diff(accepted) <= 0).any():
         result.problems.append("the rows of the sentences are not in ascending order")
     if len(both := np.intersect1d(accepted, rejected)):
@@ -229,6 +238,7 @@ def _recompute(
     parts = layout.shard_files("sentences")
     starts = np.cumsum([0, *(manifest.files[f"sentences/{part.name}"].rows for part in parts)])
     total = int(starts[-1])
+    # by random numbers over all rows, then shard by shard, so that each file is read once
     chosen = np.random.default_rng(seed).choice(total, min(count, total), replace=False)
     shard_of = np.searchsorted(starts, chosen := np.sort(chosen), side="right") - 1
     result.recomputed_shards = np.unique(shard_of).tolist()
@@ -239,6 +249,7 @@ def _recompute(
         result.recomputed_texts += len(table)
         pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
         texts = table["text"].to_pylist()
+        # the texts of a shard are encoded together, words included where the dataset has them
         if encoder.settings.words is None:
             views = encoder.views(texts, pairs)
         else:
@@ -246,9 +257,13 @@ def _recompute(
             rows, spans = table["row"].to_numpy(), None
             words = words.filter(pa.array(np.isin(words["row"].to_numpy(), rows)))
             own, start, end = (words[name].to_numpy() for name in ("row", "start", "end"))
+            # spans that were marked in the corpus cannot be found again in the text; of pairs there
+            # are none
             if pairs is None:
                 spans = by_record(own, rows, np.stack([start, end], axis=1))
             views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
+            # infinite: words at other places cannot be compared, and that is a difference beyond
+            # any limit
             place, worst = np.stack([np.searchsorted(rows, own), start, end]), np.inf
             if np.array_equal(np.stack([fresh.row, fresh.start, fresh.end]), place):
                 layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
@@ -263,6 +278,7 @@ def _recompute(
         from embedkit.dataset.shards import environment_of  # which loads torch
 
         now = environment_of(encoder.encoder)
+        # shards may be of several environments: the first one that differs is shown
         found = [difference(one.environment, now) for one in manifest.environments]
         result.elsewhere = next(filter(None, found), "")
 
@@ -272,7 +288,9 @@ def _compare(table: pa.Table, fresh: Mapping[str, Float32], result: Verification
     same, worst = np.ones(len(table), bool), 0.0
     for name, vectors in fresh.items():
         stored = matrix_of(table, name).astype(np.float32)
+        # a row is identical if all of its views are
         same &= (stored == vectors).all(axis=1)
+        # relative to the length of the vector; 1e-12 keeps a vector of zeros from dividing by 0
         scale = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
         distances = np.linalg.norm(stored - vectors, axis=1) / scale
         worst = max(worst, float(distances.max(initial=0.0)))
