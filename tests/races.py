@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ["TOKENIZERS_PARALLELISM"] = "false"  # whose threads do not live in a child
+os.environ["OMP_NUM_THREADS"] = "1"  # a child waits forever for the threads of its parent
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import torch
 

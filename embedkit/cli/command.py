@@ -24,6 +24,8 @@ from embedkit.types import no_progress
 if TYPE_CHECKING:
     from embedkit.corpus.plan import CorpusOptions
 
+# read when this module is imported, which is early: times that are shown include the imports that
+# commands do, as the user waits for them
 STARTED = time.monotonic()
 _OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]*")
 _LOGGER = logging.getLogger("embedkit")
@@ -72,6 +74,8 @@ class Commands(click.Group):
         """
         stdout = sys.stdout
         try:
+            # click would print errors itself, and exit: here a stage of `embedkit run` may fail,
+            # and the caller decides
             code = self.main(list(words), standalone_mode=False, obj=started)
             return code if isinstance(code, int) else 0
         except SystemExit:
@@ -81,11 +85,14 @@ class Commands(click.Group):
         except EmbedkitError as error:
             message, code = str(error), error.exit_code
         except click.ClickException as error:
+            # the context of the group itself has no parent: then it is embedkit --help
             context = getattr(error, "ctx", None)
             name = f" {context.info_name}" if context and context.parent else ""
             message, code = error.format_message(), error.exit_code
             message += f"{'.' * (message[-1] not in '.?')} See embedkit{name} --help."
         except OSError as error:
+            # an error of the disk that no module has worded: one line all the same, and no
+            # traceback
             message = f"{error.filename or 'input/output'}: {error.strerror or error}."
             code = StorageError.exit_code
         complain(message)
@@ -93,8 +100,11 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the named command."""
+        # every command starts with new notes, also the stages of one process: a note that an
+        # earlier stage has shown is news to the next
         kept = [handler for handler in _LOGGER.handlers if not isinstance(handler, _Notes)]
         _LOGGER.handlers[:] = [*kept, _Notes()]
+        # a handler of the root logger, as libraries install it, would print notes twice
         _LOGGER.propagate = False
         _LOGGER.setLevel(logging.INFO)
         ctx.obj = time.monotonic() if ctx.obj is None else ctx.obj
@@ -103,12 +113,15 @@ class Commands(click.Group):
         except EmbedkitError as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             if command is not None and error.args:
+                # the command's own options come last, so that they win where several have the name;
+                # one of another command is named if a corpus lacks what only extract reads
                 others = [p for one in self.commands.values() for p in one.params]
                 message = in_options(str(error), [*others, *command.params])
                 known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
                 lacking = [name for name in _OPTION.findall(message) if name not in known]
                 if isinstance(error, CorpusError) and lacking:
                     message += f" {lacking[0]} is an option of embedkit extract: run that first."
+                # the same error is raised on: its type decides the exit code
                 error.args = (message, *error.args[1:])
             raise
 
@@ -126,11 +139,14 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
     if sys.stdin.isatty():
         say(f"note: type a {what} and Enter; Ctrl-D ends", err=True)
     try:
+        # UTF-8 whatever the locale, and a broken byte is no end of a process that has loaded a
+        # model to stay
         for line in TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace"):
             try:
                 answer(line.rstrip("\r\n"))
             except UsageError as error:
                 complain(str(error))
+            # the program at the other end of a pipe waits for this answer before it asks again
             sys.stdout.flush()
     except KeyboardInterrupt:
         say("", err=True)
@@ -158,12 +174,14 @@ def in_options(message: str, params: Iterable[click.Parameter]) -> str:
     options = {p.name: p for p in params if isinstance(p, click.Option) and p.name}
     if not options:
         return message
+    # alternatives match from left to right: text_pair before text
     names = "|".join(sorted(options, key=len, reverse=True))
     pattern = re.compile(rf"(?<![\w.-])({names})=('[^']*'|\"[^\"]*\"|[\w./+-]*\w)?")
     return pattern.sub(lambda match: _as_option(options[match[1]], match[2] or ""), message)
 
 
 def _as_option(option: click.Option, value: str) -> str:
+    # --quiet rather than -q
     positive = max(option.opts, key=len)
     if value == "False" and option.secondary_opts:
         return option.secondary_opts[0]
@@ -226,6 +244,7 @@ def command(
 
     def make(function: Callable[..., Result | int]) -> click.Command:
         parameters = inspect.signature(function).parameters
+        # what a function prints by itself would break a bar around it; predict opens one of its own
         prints = not parameters.keys().isdisjoint(("as_json", "quiet"))
 
         @wraps(function)
@@ -240,6 +259,7 @@ def command(
                 return result
             if as_json:
                 click.echo(json_text(result.data))
+            # after the JSON, which describes the damage that this reports as an error
             result.check()
             if not as_json and (result.asked_for or not quiet):
                 say(result.text(), finding=True)
@@ -256,6 +276,7 @@ def command(
         ]
         made.params += [
             click.Option(option, is_flag=True, help=text, callback=callback)
+            # a bool is 0 or 1: --all, the first, is left out
             for option, text, callback in flags[not more :]
         ]
         return made
@@ -269,6 +290,7 @@ def _reading_of(
     """The options of a corpus, except for a command's own parameters, and all other values."""
     from embedkit.corpus.plan import CorpusOptions
 
+    # `label` of split is its own, and does not get into the options of the corpus
     names = {field.name for field in fields(CorpusOptions)} - set(own)
     chosen = {name: value for name, value in values.items() if name in names}
     for name in {"keep", "spans"} & chosen.keys():

@@ -99,6 +99,7 @@ def compare(
     if (answers or submission) and write_blend is None:
         given = "--answers are" if answers else "--submission is"
         raise UsageError(f"{given} blended into a file; name it with --write-blend.")
+    # before anything is computed: a slip in an option should not cost a minute
     columns = parse_submission(submission)
     compared = calculate(runs, progress=progress, **settings)
     written: list[str] = []
@@ -148,6 +149,8 @@ def _methods_text(compared: Compared, advice: Recommendation, others: list[str])
     from embedkit.comparison.recommendation import cost_text, fit_text
 
     metric, width = compared.metric, terminal_width()
+    # what the other columns take: scores with intervals, which are longer where metrics have three
+    # digits
     room = max(width - (62 if is_percent(metric) else 66), 8)
     lines: dict[str, dict[str, str]] = {}
     tested = any(row.test for row in compared.rows)
@@ -169,10 +172,12 @@ def _methods_text(compared: Compared, advice: Recommendation, others: list[str])
     guess = score_text(compared.row("majority").scores[metric], metric)
     lines["majority"] = dict.fromkeys(next(iter(lines.values())), "–")
     lines["majority"] |= {"  method": "  majority", _score_heading(metric): guess}
+    # the answer is to fit a small terminal, 15 lines with the one that counts the rest
     room = 14 - sum(len(fitted(line)) for line in others)
     if asked_for_all() or len(lines) <= room:
         return table_text(list(lines.values()))
     first = [name for name in (advice.method.name, compared.baseline) if name in lines]
+    # the method to use and the baseline stay, whatever their rank; rows keep their order
     kept = set(list(dict.fromkeys([*first, *lines]))[: max(room - 1, 3)])
     more = f"  … {len(lines) - len(kept)} more (--all)"
     return f"{table_text([cells for name, cells in lines.items() if name in kept])}\n{more}"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# tokens of a text of full length, for --batch-size without --max-length: the library counts the
+# tokens of a batch, not its texts
 _USUAL_LENGTH = 512
 
 
@@ -148,6 +150,8 @@ def extract(
     command again to resume an interrupted job, or to make damaged files of a dataset again, and
     with --overwrite --reuse DATASET when the corpus has changed.
     """
+    # here and in all commands: what loads torch is imported when it runs, so that --help answers at
+    # once
     from embedkit.dataset.extract import estimate, run_plan
     from embedkit.dataset.job import existing_output
     from embedkit.dataset.planning import plan_extract
@@ -193,6 +197,7 @@ def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
         f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts, "
         f"{100 * cost.truncated:.1f} % of them longer than {plan.vectors.max_length})",
     ]
+    # views of one size in one line: all layers have the same width
     sizes: dict[str, list[str]] = {}
     for name, size in cost.bytes_per_view.items():
         sizes.setdefault(bytes_text(size), []).append(name)
@@ -204,6 +209,7 @@ def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
         f"  time       about {duration_text(cost.seconds)} "
         f"({cost.tokens_per_second:,.0f} tokens/s measured here)",
     ]
+    # a margin for an estimate that is measured on some of the texts
     if cost.bytes_total * 1.1 > cost.free_bytes:
         lines.append("  WARNING: this will not fit. Use fewer --layers or --storage compact.")
     lines += [f"  note: {note}" for note in (*cost.notices, there) if note]
@@ -405,6 +411,7 @@ def _inventory_lines(effects: dict[str, str], *, everything: bool) -> list[str]:
     by_effect: dict[str, list[str]] = {}
     for name, effect in effects.items():
         by_effect.setdefault(effect, []).append(name)
+    # what is applied, or does not matter, is what everyone expects; the rest may change vectors
     shown = [effect for effect in by_effect if effect not in ("applied", "harmless")]
     return [f"  {effect:<10} {_some(by_effect[effect])}" for effect in sorted(shown)]
 

@@ -303,6 +303,7 @@ def predict(
 
     names = parse_label_names(label_names)
     model: dict[str, Any] = {"label_names": names, "device": device, "head": head}
+    # a bar while the model is loaded, and none when lines are typed and answered
     with progress_bar() as progress:
         if corpus not in (None, "-"):
             done, rejected = predict_file(
@@ -311,6 +312,8 @@ def predict(
         elif given := [f"--{name}" for name, value in output.items() if value]:
             raise UsageError(f"{given[0]} is for a corpus; redirect other output with >.")
         else:
+            # a single --text is answered as soon as the model is there; for lines it is warmed up,
+            # so that the first answer is as quick as the others
             lines = corpus == "-" or reading.text is None
             predictor = Predictor(run, **model, warm=lines)
     if corpus in (None, "-"):
@@ -343,6 +346,7 @@ def _show_text(predictor: Predictor, text: str, *, as_json: bool) -> None:
         tail = "  ".join(f"{name} {percent(p)}" for name, p in ordered[:_SHOWN])
         if rest := [p for _, p in ordered[_SHOWN:]]:
             tail += f"  {count_text(len(rest), 'other')} {percent(sum(rest))}"
+        # the word before its label; of a whole text `place` is empty, and there is no such cell
         cells = [place["text"] for _ in place][:1] + [prediction.label] + [tail] * bool(tail)
         say("\t".join(map(visible, cells)))
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 100
+# all that str.splitlines, and readers built on it, take for the end of a line
 _BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 
 
@@ -87,6 +88,7 @@ def search(
         settings["finder"] = open_index(load(dataset, settings["view"]), kind=kind, **shared)
     text: Callable[[Sequence[Answer]], str] = _answers_text
     if as_tsv:
+        # answers to lines are one stream, which would have a header in its middle
         text = partial(_answers_tsv, header=bool(given))
     searcher = Searcher(dataset, progress=progress, warm=not given, **settings)
     if not given:
@@ -107,6 +109,8 @@ def search(
 def _read_queries(path: Path) -> list[str]:
     """Lines of a UTF-8 text file."""
     try:
+        # editors on Windows begin files with a BOM, which would be part of the first query; the
+        # last line end opens no further query
         return path.read_text("utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         advice = "Give a UTF-8 text file as --queries."

@@ -75,7 +75,9 @@ def run(
 
     group = context.find_root().command
     assert isinstance(group, Commands)
+    # a recipe that runs itself would never end
     commands = {n: c for n, c in group.commands.items() if n != "run"}
+    # a dry run executes nothing, so that it may show what would need --trust
     stages = read_recipe(recipe, commands, settings, trust=trust or dry_run)
     for stage in stages:
         for need in stage.needs_trust:
@@ -89,6 +91,7 @@ def run(
         if not quiet:
             say(line, err=True)
 
+    # through the same door as a command that was typed: notes, errors and exit codes are alike
     results = run_recipe(stages, group.call, quiet=quiet or as_json, progress=progress)
     codes, failed = [one["exit_code"] for one in results], results[-1]["status"] == "failed"
     if as_json:
@@ -96,6 +99,7 @@ def run(
     elif not failed:
         for name in results[-1]["outputs"]:
             progress(f"made {name}")
+    # rejected records do not stop the stages, but are not forgotten either
     return codes[-1] if failed else EXIT_REJECTS if EXIT_REJECTS in codes else 0
 
 

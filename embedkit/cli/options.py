@@ -90,6 +90,8 @@ def option(*names: str, help: str, **settings: Any) -> Option:
 POSITIVE = click.IntRange(min=1)
 FLAG: Mapping[str, Any] = {"is_flag": True}
 _COUNT: Mapping[str, Any] = {"type": int, "metavar": "N"}
+# options without a default are None when they are not given, so that the library chooses by
+# checkpoint, device or file; their help says how in brackets
 _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     # the corpus
     ("--text", "Column of the text. [inferred from the header]", {}),
@@ -181,6 +183,8 @@ def options(*given: str | Option) -> Option:
     """Give a command options in this order: names of shared options, or its own."""
 
     def decorate(function: Any) -> Any:
+        # decorators apply from the last to the first, and click shows options in that order
+        # reversed
         for item in reversed(given):
             function = (_SHARED[item] if isinstance(item, str) else item)(function)
         return function
@@ -210,6 +214,7 @@ def progress_bar() -> Iterator[ProgressCallback]:
     console = Console(stderr=True)
     bar = Bar(
         TextColumn("{task.description}", markup=False),
+        # 55 columns are for description, count and time
         BarColumn(min(40, max(console.width - 55, 5))),
         TextColumn("{task.fields[count]}", markup=False),
         TimeRemainingColumn(),
@@ -237,9 +242,11 @@ def progress_bar() -> Iterator[ProgressCallback]:
     def print_above(text: str) -> None:
         console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
+    # the thread of the timer must not keep a process alive
     timer = threading.Timer(_PATIENCE, bar.start)
     timer.daemon = True
     timer.start()
+    # notes and results would be written into the bar: they are printed above it while it is there
     above_bar.append(print_above)
     try:
         yield report

@@ -31,6 +31,7 @@ from embedkit.runs.metrics import is_percent
 from embedkit.storage import without_secrets
 
 Rows = Sequence[Mapping[str, Any]]
+# least columns of a text that can be wrapped, and of the names in the first column
 _TEXT, _NAME = 24, 20
 _NUMERIC = frozenset(f"0123456789+-±{MINUS}")
 
@@ -44,13 +45,17 @@ def say(text: str, *, err: bool = False, finding: bool = False) -> None:
     shows = (sys.stderr if err else sys.stdout).isatty()
     styled = finding and shows and not os.environ.get("NO_COLOR")
     lines = []
+    # messages quote addresses, which may be signed; results are what was asked for, and stay as
+    # they are
     text = without_secrets(as_given(text)) if err else as_given(text)
     for number, line in enumerate(visible(text, keep=HARMLESS).split("\n")):
         warns = line.startswith("warning:")
+        # divided before it is coloured: escape sequences have no width on the terminal, but letters
         part = "\n".join(fitted(line))
         if styled and (number == 0 or warns):
             part = click.style(part, bold=True, fg="yellow" if warns else None)
         lines.append(part)
+    # output that goes to a file does not meet the bar
     if above_bar and shows:
         above_bar[-1]("\n".join(lines))
     else:
@@ -80,6 +85,7 @@ def fitted(line: str) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     words, end = _BREAK.split(line), ""
     if command:
+        # only between quoted words: a command that is shown can be pasted in pieces
         words, end = _WORDS.findall(command["command"]), " \\"
         words[0] = command["before"] + words[0]
     lines = [words[0]]
@@ -98,6 +104,7 @@ def json_text(value: object) -> str:
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = dataclasses.asdict(value)
+        # whatever else json.dumps does not know (paths, enums) is its text
         return without_nan(value) if isinstance(value, dict | list | tuple) else str(value)
 
     return as_given(json_line(plain(value), indent=1, default=plain))
@@ -114,6 +121,7 @@ def table_text(rows: Rows, *, gap: int = 2) -> str:
     first, *others = (
         [visible(name), *(visible(str(row[name])) for row in rows)] for name in rows[0]
     )
+    # rows are indented by two
     room = terminal_width() - 2
     if _is_text(first):
         beside = sum(_width(cells) + gap for cells in others)
@@ -121,6 +129,7 @@ def table_text(rows: Rows, *, gap: int = 2) -> str:
     least = max(map(columns, first))
     blocks, used = [[first]], least
     for cells in others:
+        # a block has at least one column beside the first, however wide
         if used + gap + _width(cells) > room and len(blocks[-1]) > 1:
             blocks.append([first])
             used = least
@@ -144,6 +153,7 @@ def _drawn(table: Sequence[Sequence[str]], room: int, gap: int) -> list[str]:
     for row in zip(*(cells[1:] for cells in table), strict=True):
         drawn.add_row(*map(Text, row))
     written = io.StringIO()
+    # rich wraps and measures East Asian letters; colours are for whoever prints the text
     Console(file=written, width=room, color_system=None).print(drawn)
     return written.getvalue().splitlines()
 

@@ -37,6 +37,8 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions, decide, fold_names
 from embedkit.types import Float64, Int64
 
+# the least probability whose logarithm is pooled: a run that is certain and wrong must not outvote
+# all others by a log of 0
 _TINY = 1e-6
 
 _Apply = Callable[[Sequence[Float64]], Float64]
@@ -73,22 +75,29 @@ def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None
         return [run.proba[index] for run in runs]
 
     folds = records.folds()
+    # an intercept cannot be fitted to one class alone, as it may be among few validation records
     has_inner = all(run.inner is not None for run in runs) and all(
         len(np.unique(_inner(runs, test)[1])) > 1 for _, test in folds
     )
+    # a mean learns nothing, so that it cannot leak whatever it is applied to
     cross_fitted = has_inner or fit is _mean
+    # NaN is what no blend has predicted: write_blend and compare leave these records out
     proba = np.full(records.proba.shape, np.nan)
     y_pred = decide(proba)
     for train, test in folds if cross_fitted else ():
+        # without inner predictions this is the mean, of which the threshold alone is learnt
         known, y = _inner(runs, test) if has_inner else (outputs(train), records.y[train])
         apply = fit(known, y, records.classes)
         proba[test] = apply(outputs(test))
         chosen = threshold.choose(y, apply(known)[:, 1]) if threshold else None
         y_pred[test] = decide(proba[test], threshold=chosen)
+    # for new records all out-of-fold predictions may be used: no model behind them has seen its
+    # record, and the new ones are in no fold
     index, test = records.out_of_fold, records.test
     apply = fit(outputs(index), records.y[index], records.classes)
     final = None
     if threshold is not None:
+        # the threshold is chosen on blended probabilities that are as honest as those it will meet
         positive = proba[index] if cross_fitted else apply(outputs(index))
         final = threshold.choose(records.y[index], positive[:, 1])
     if len(test):
@@ -103,7 +112,10 @@ def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDA
     fold = runs[0].fold[test[0]]
     inner = [run.inner for run in runs if run.inner is not None]
     inner = [p.take(np.flatnonzero(p.fold == fold)) for p in inner]
+    # runs may have inner predictions for other records: all of a tuned estimator, the validation
+    # records of a fine-tuned one
     keys = reduce(np.intersect1d, [p.keys for p in inner])
+    # predictions are ordered by key, also those of one fold, so that places can be searched
     inner = [p.take(np.searchsorted(p.keys, keys)) for p in inner]
     return [p.proba for p in inner], inner[0].y
 
@@ -129,12 +141,15 @@ def _stacked(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) 
     from scipy.special import log_softmax
 
     runs, records = len(proba), np.arange(len(y))
+    # here the pool is the geometric mean; the penalty is the distance to it, so that few records
+    # stay near
     start = np.concatenate([np.full(runs, 1 / runs), np.zeros(len(classes))])
 
     def logs(given: Sequence[Float64]) -> Float64:
         return np.asarray(np.log(np.clip(np.stack(given), _TINY, 1)), np.float64)
 
     def pooled(parameters: Float64, logs: Float64) -> Float64:
+        # (runs) × (runs, n, classes) → (n, classes), a shift of each class added
         scores = np.tensordot(parameters[:runs], logs, axes=1) + parameters[runs:]
         return np.asarray(log_softmax(scores, axis=1), np.float64)
 
@@ -142,6 +157,7 @@ def _stacked(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) 
 
     def penalised(parameters: Float64) -> tuple[float, Float64]:
         log_proba, away = pooled(parameters, known), parameters - start
+        # the gradient of log-loss by the scores is p - 1 at the true class, p elsewhere
         residual = np.exp(log_proba)
         residual[records, y] -= 1
         gradient = np.concatenate([np.tensordot(known, residual, axes=2), residual.sum(axis=0)])

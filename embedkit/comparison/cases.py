@@ -30,8 +30,11 @@ from embedkit.units.units import Units, match, unit_keys
 
 _LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
 MOST_SUSPICIONS = 20
+# unsure: less than this between the two likeliest classes; sure: the probability that contradicts a
+# label
 _UNSURE, _SURE = 0.1, 0.9
 _RIGHT_OFTEN = 0.5
+# what a page can hold: columns of methods, and records with neighbours
 _MOST_METHODS, _MOST_QUERIES = 12, 5_000
 _NEAREST = 3
 _TINY = 1e-12
@@ -72,6 +75,8 @@ def cases_of(
     baseline = compared.baseline
     known = [row.name for row in compared.rows if row.kind != "majority"]
     runs = [run.name for run in compared.runs]
+    # the method that the page is about and the baseline come first, so that they survive the cut
+    # below
     names = [n for n in dict.fromkeys([shown, baseline, *runs, *known]) if n in known]
     index = compared.records.out_of_fold
     by_name = {name: compared.predictions[name].take(index) for name in names}
@@ -79,11 +84,14 @@ def cases_of(
     by_name = as_single(by_name) if of_sets else by_name
     records, asked = by_name[shown], [by_name[name] for name in runs]
     other = by_name.get(baseline) if baseline != shown else None
+    # what all agree on is asked of the runs alone: blends are made of them, and would agree
     lists = _lists(records, other, asked)
     if len(asked) < 2:
         del lists["all_wrong"]  # of a single run it is the list of its own errors
     if cut is not None:
+        # wrong predictions (0) before right ones
         lists["cut"] = _first(cut, is_right(records).astype(np.float64))
+    # cut texts can be most of a corpus, and would use up the queries for neighbours
     listed = [i for name, one in lists.items() if name != "cut" for i in one.tolist()]
     view: str = ""
     near: dict[int, list[tuple[int, float]]] = {}
@@ -106,14 +114,18 @@ def as_single(predictions: Mapping[str, Predictions]) -> dict[str, Predictions]:
     The probability of a set is that of its classes and of the absence of all others, as if they
     were independent.
     """
+    # sets that any method predicts need a number, too, so that all share one list of classes
     every = [sets for p in predictions.values() for sets in (p.y, p.y_pred)]
     sets, numbers = np.unique(np.concatenate(every), axis=0, return_inverse=True)
+    # numpy 2.0 alone returns the inverse of rows as a column
     parts = iter(np.split(numbers.ravel(), len(every)))
     single = {}
     for name, p in predictions.items():
         names = [" + ".join(np.array(p.classes)[one == 1].tolist()) or "(none)" for one in sets]
         logs, rest = (np.log(np.clip(q, _TINY, 1)) for q in (p.proba, 1 - p.proba))
+        # logarithms, for a product of hundreds of probabilities underflows
         proba = np.exp(logs @ sets.T + rest @ (1 - sets.T))
+        # taken in the order in which `every` was made: y, then y_pred
         changes = {"y": next(parts), "y_pred": next(parts), "proba": proba, "views": {}}
         single[name] = replace(p, classes=tuple(names), **changes)
     return single
@@ -126,6 +138,7 @@ def _lists(
     mine, orders = _order(p), [_order(one) for one in asked]
     wrong = ~is_right(p)
     all_wrong = np.logical_and.reduce([~is_right(one) for one in asked])
+    # values: orders are negative errors, so that their maximum is the error of the best method
     every = np.mean(orders, axis=0) if p.classes else np.max(orders, axis=0)
     lists = {"all_wrong": _first(all_wrong, every), "wrong": _first(wrong, mine)}
     if p.classes:
@@ -178,6 +191,7 @@ def label_suspicions(predictions: Sequence[Predictions]) -> Bool:
         return np.zeros(len(y), np.bool_)
     counts = np.bincount(y, minlength=proba.shape[1])
     own = np.bincount(y, proba[np.arange(len(y)), y], minlength=proba.shape[1])
+    # a class that no record has cannot be reached
     limit = np.full(proba.shape[1], np.inf)
     np.divide(own, counts, out=limit, where=counts > 0)
     reached = np.where(proba >= limit, proba, -1.0)
@@ -195,10 +209,13 @@ def _nearest(
         data = load(dataset.path, list(views) or None, level=level)
     except UsageError:  # a view of another dataset
         data = load(dataset.path, level=level)
+    # (rows of the dataset) → position among the records, -1 for the test set and others
     place = match(unit_keys(data.row, data.word if level == "word" else None), records.keys)
     here = np.flatnonzero(np.isin(place, list(dict.fromkeys(listed))[:_MOST_QUERIES]))
     if not len(here) or len(data) < 2:
         return "", {}
+    # one more than is shown, since a record is its own nearest neighbour; records that have no
+    # place here cannot be linked to
     near = nearest(data, data.X[here], k=_NEAREST + 1, chosen=place >= 0)
     of = {}
     for query, around, scores in zip(here, near.indices, near.scores, strict=True):
@@ -256,6 +273,8 @@ def find_texts(
     They are from the dataset or corpus file if one is ``given``.
     """
     source = runs[0].content.split.source
+    # a corpus is read as it was read for the first dataset or run: with another quoting or format
+    # its rows would be other records
     inputs = [asdict(dataset.manifest.job.input) for dataset in datasets]
     inputs += [r | r["dialect"] for run in runs if (r := run.content.dataset.reading)]
     names = ("text", "text_pair", "format", "encoding", "quoting", "header")
@@ -264,6 +283,7 @@ def find_texts(
         path, whole = Path(given), is_dataset(Path(given))
         if not whole and not path.is_file():
             raise UsageError(f"texts={str(path)!r} does not exist. Give a dataset or corpus.")
+        # rows are joined by number, so that the bytes have to be the same
         if (load(path).manifest.source if whole else (file_sha256(path),)) != source:
             raise MismatchError(f"texts={str(path)!r} is not the corpus of these runs.")
         return _stored(path, rows) if whole else _of_corpus(path, rows, reading)

@@ -70,7 +70,9 @@ def read_runs(
 
     All have the same records, folds and true labels; ``progress`` is called after every run.
     """
+    # a str is a sequence of paths with one letter each
     paths = [paths] if isinstance(paths, str) else paths
+    # runs/a, runs/a/ and a link to it are one run, which would be tested against itself
     resolved = [Path(path).resolve() for path in paths]
     if repeated := [path.name for path, n in Counter(resolved).items() if n > 1]:
         raise UsageError(f"{repeated[0]} is given twice. Give every run once.")
@@ -78,11 +80,13 @@ def read_runs(
         raise UsageError("runs= is empty. Give folders of embedkit train, finetune or probe.")
     runs: list[LoadedRun] = []
     step = steps(progress, "reading", len(paths), "runs")
+    # names are as short as they can be while they differ
     count = Counter(path.name for path in resolved)
     named = {
         Path(path): folder.name if count[folder.name] == 1 else str(path)
         for path, folder in zip(paths, resolved, strict=True)
     }
+    # folders first: files of other tools are aligned with the records of the first run
     for path in [path for path in named if not path.is_file()]:
         content, name = read_run(path), named[path]
         if not isinstance(content, PredictionRun):
@@ -91,6 +95,7 @@ def read_runs(
         predictions = read_predictions(path, content.classes, views)
         runs.append(LoadedRun(name, path, content, predictions))
         step()
+    # a stable sort: the first run stands for the records, and one with a model knows the test set
     runs.sort(key=lambda run: isinstance(run.content, ProbeRun))
     if not runs:
         raise UsageError("give a run too, whose records and labels the predictions belong to.")
@@ -99,6 +104,7 @@ def read_runs(
         runs.append(_foreign(path, named[path], first))
         step()
     for run in runs[1:]:
+        # the level first: a split of words has the fingerprint of their records
         if run.content.level != first.content.level:
             raise MismatchError(
                 f"{run.path} is of level {run.content.level}, {first.path} of level "
@@ -109,6 +115,7 @@ def read_runs(
                 f"{run.path} was made under another split than {first.path}. Make one split "
                 "(embedkit split) and give it to both with --split."
             )
+    # None for runs without a test set of their own
     tests = {r.content.test_set and r.content.test_set.source for r in with_models(runs)}
     if len(tests) > 1:
         logger.warning(
@@ -116,6 +123,7 @@ def read_runs(
             "on the records of the folds alone"
         )
         runs = [
+            # take() drops inner predictions, which blends still need
             replace(run, predictions=replace(p.take(p.out_of_fold), inner=p.inner))
             for run, p in ((run, run.predictions) for run in runs)
         ]
@@ -153,6 +161,7 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
             estimator=name,
             task=content.task,
             settings={},
+            # neither dataset nor time of encoding are those of the other tool
             dataset=replace(content.dataset, fingerprint="", path="", reading=None),
             split=content.split,
             features="text",
@@ -169,6 +178,8 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
     """The columns of a file of predictions, in the order of the records."""
     known = ("fold", "y_pred", *(f"proba_{label}" for label in records.classes))
     with input_files(path) as files:
+        # the ids are read as the texts of a corpus, so that all formats, quotings and encodings
+        # work; the first plan is to see which of the other columns exist
         columns = plan_corpus(files, CorpusOptions(text="id")).columns
         keep = [column for column in known if column in columns]
         plan = plan_corpus(files, CorpusOptions(text="id", keep=keep))
@@ -232,6 +243,7 @@ def _predicted(
         f"{path} has no probabilities: log-loss, Brier score and ROC-AUC take its decisions for "
         "certain"
     )
+    # one-hot rows: certain of what was decided
     return records.with_proba(np.eye(len(classes))[y_pred], y_pred)
 
 
@@ -244,6 +256,8 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
     for tested in (False, True):  # a probe has no test set
         subsets = [(run.predictions.fold == TEST) == tested for run in runs]
         every = zip(runs, subsets, strict=True)
+        # keys of folds and test set may be equal, as a test set of its own counts from 0; hence one
+        # after the other
         keys = [np.unique(run.predictions.keys[subset]) for run, subset in every if subset.any()]
         if keys:
             common[tested] = reduce(np.intersect1d, keys)
@@ -266,6 +280,7 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
 
 def _check_same(first: LoadedRun, run: LoadedRun) -> None:
     expected, predictions = first.predictions, run.predictions
+    # a probe, or a file of another tool, says nothing of the test set that the others have
     if not with_models([run]) and not len(predictions.test):
         expected = expected.take(expected.out_of_fold)
     if predictions.classes != expected.classes:
@@ -274,6 +289,7 @@ def _check_same(first: LoadedRun, run: LoadedRun) -> None:
             "Compare runs on the same label column."
         )
     for name in ("keys", "fold", "y"):
+        # NaN stands for the label of a test record that has none
         values = getattr(predictions, name)
         if not np.array_equal(values, getattr(expected, name), equal_nan=values.dtype.kind == "f"):
             different = "other true labels" if name == "y" else "other records"
@@ -348,6 +364,7 @@ def find_datasets(runs: Sequence[LoadedRun]) -> tuple[Dataset, ...]:
         if not named.path or not is_dataset(path):
             continue
         manifest = read_manifest(path)
+        # another dataset may have taken the place since
         if manifest.fingerprint == named.fingerprint:
             found.setdefault(manifest.fingerprint, (path, manifest, []))[2].append(run.name)
     words = runs[0].content.level == "word"
@@ -363,6 +380,7 @@ def _encode_seconds(path: Path, manifest: Manifest, words: bool) -> float | None
         rows = sum(one.rows for name, one in manifest.files.items() if name.startswith("words/"))
     try:
         lines = Layout(path).log.read_text("utf-8").splitlines()
+        # the log of the job: a resumed one timed only the shards that it made
         finished = [e for e in map(json.loads, lines) if e["event"] == "finished"]
         whole = [float(e["seconds"]) for e in finished if not e["shards_found"]]
     except (OSError, ValueError, KeyError, TypeError):

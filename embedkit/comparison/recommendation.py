@@ -22,6 +22,7 @@ from embedkit.encoding.views import split_view, view_ranges, view_text
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.run import UNTRAINED, FinetuneRun, PredictionRun, ProbeRun, ViewScore
 
+# a smaller share of cut texts is not worth a warning
 _CUT = 0.005
 _ESTIMATORS = {
     "logreg": "logistic regression",
@@ -62,6 +63,7 @@ def recommend(compared: Compared) -> Recommendation:
     """Return the method to use, in words; :func:`~embedkit.comparison.table.compare` chose it."""
     selection, chosen, baseline = compared.selection, compared.winner, compared.baseline
     methods = tuple(row for row in compared.rows if row.kind != "majority")
+    # a method has no difference to itself
     against = baseline if baseline != chosen.name else MAJORITY
     gain = compared.differences[chosen.name, against]
     if selection.useful:
@@ -169,6 +171,7 @@ def _reason(compared: Compared, chosen: Row) -> str:
         (f"predicts a {unit} in", cost_text(chosen), cost_text(best), ", in a batch"),
         ("trains in", fit_text(chosen), fit_text(best), ""),
     ):
+        # as shown: 1.2 ms instead of 1.2 ms would be no reason
         if mine and theirs and mine != theirs:
             return f"{said}; this one {verb} {mine} instead of {theirs}{how}."
     return f"{said}."
@@ -177,6 +180,7 @@ def _reason(compared: Compared, chosen: Row) -> str:
 def _failed(compared: Compared) -> str:
     """Name the method with the best score of those that the test set rules out, if it was ahead."""
     failed = [row for row in compared.rows if row.name in compared.selection.failed]
+    # a method behind the winner explains nothing: it would not have been taken anyway
     if not failed or compared.rows.index(failed[0]) > compared.rows.index(compared.winner):
         return ""
     name, metric = failed[0].name, compared.metric
@@ -212,6 +216,7 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
     blends = [row for row in rows if row.kind == "blend"]
     if blends:
         models = f"{len(compared.models)} models to keep"
+        # rows are sorted, so that this is the best single method
         single = next(row for row in rows if row.kind != "blend")
         yield _effect(compared, "Blend", blends[0], single, models)
     tuned = [row for row in runs if row.kind == "finetuned"]
@@ -307,6 +312,8 @@ def _curve(content: ProbeRun) -> Iterator[Decision]:
     if len(points) < 2:
         return
     (fewer, few), (more, many) = points[-2:]
+    # the two scores are of the same held-out records, but their covariance is not stored; a missing
+    # interval adds nothing
     half = math.hypot(*(h for p in (few, many) if math.isfinite(h := (p.high - p.low) / 2)))
     value = many.value - few.value
     gap = Difference(value, value - half, value + half)  # too wide: of independent samples
@@ -321,6 +328,8 @@ def _curve(content: ProbeRun) -> Iterator[Decision]:
 
 def _command(compared: Compared, command: str, *options: str) -> str:
     """A command on the dataset and split of the runs; empty if the dataset is gone."""
+    # vectors of fold models belong to a run, and cannot be probed or trained on under another
+    # split; then the dataset that most runs share
     datasets = sorted(
         compared.datasets, key=lambda d: (d.manifest.job.folds is not None, -len(d.runs))
     )
@@ -361,6 +370,7 @@ def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str
     content = None if chosen.kind == "blend" else _content(compared, chosen)
     wanted = [one.command for one in decisions]
     if isinstance(content, ProbeRun):
+        # a probe keeps no model: to use its view it has to be trained on
         wanted.insert(0, _command(compared, "train", "--view", content.chosen.name))
     if command := next(filter(None, wanted), ""):
         return command

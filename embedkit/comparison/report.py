@@ -71,6 +71,7 @@ from embedkit.runs.split import UNITS
 from embedkit.storage import write_files
 from embedkit.types import AnyPath, Int64, ProgressCallback, no_progress, steps
 
+# of all texts in the page, which are shortened until they fit
 _MOST_BYTES = 5_000_000
 _FIRST_CLASSES, _FIRST_METHODS = 15, 8
 _LISTS = {
@@ -111,20 +112,26 @@ def write_report(
     page = page_file(out, overwrite=overwrite, name="report")
     if figures is not None:
         check_choice(FIGURE_FORMATS, figures=figures)
+    # the texts, lengths and lists of records; then charts; the page is rendered last, since it
+    # holds all of them
     names = with_names(compared.records.classes, label_names or {})
     step = steps(progress, "report", 3, "steps")
     chosen, rows = compared.selection.name, compared.records.row[compared.records.out_of_fold]
     by_row, note = find_texts(set(rows.tolist()), compared.runs, compared.datasets, texts)
     content = next((run.content for run in compared.runs if run.name == chosen), None)
+    # a fine-tuned encoder has cut texts at its own length, not at that of the dataset
     limit = content.tokens.max_length if isinstance(content, FinetuneRun) else None
     lengths, cut = find_lengths(rows, compared.datasets, limit)
     step()
     views = () if content is None or isinstance(content, ProbeRun) else content.views
     if not views and compared.probes:
+        # a method without vectors (TF-IDF) has no view to find neighbours in; a probe knows a good
+        # one
         views = (compared.probes[0][1].chosen.name,)
     cases = cases_of(compared, chosen, cut=cut, views=views)
     step()
     listed = dict.fromkeys([chosen, compared.baseline])
+    # charts of records show two methods: more lines would hide what the page is about
     methods = {name: cases.methods[name] for name in listed if name != MAJORITY}
     charts = dict(charts_of(compared, cases, methods))
     classes = cases.records.classes if cases.of_sets else names
@@ -146,6 +153,7 @@ def write_report(
         for name, scene in charts.items()
         if figures is not None
     }
+    # the page is last: it is what makes the figures count, see write_files
     write_files(files | {page: html.encode()}, overwrite=overwrite)
     return folder if files else None
 
@@ -170,6 +178,7 @@ def _content(
 ) -> dict[str, Any]:
     """What the page shows beside charts and records."""
     chosen, index, runs = compared.selection.name, compared.records.out_of_fold, compared.runs
+    # a confusion or a confidence belongs to one class, not to a set
     single = classes if not cases.of_sets else ()
     bins = reliability_bins(cases.records) if single else ()
     own = {name: compared.predictions[name].take(index) for name in methods}
@@ -207,6 +216,7 @@ def _content(
 class CompareResult(Compared):
     """A comparison that shows itself: one line, a table in a notebook, and a page."""
 
+    # without it instances would have a __dict__ beside the slots of the base
     __slots__ = ()
 
     def __repr__(self) -> str:
@@ -319,6 +329,8 @@ def _tiles(
     yield what, cost_text(method) or "unknown", f"{fit} to train" if fit else "", ""
     if bins:
         count = sum(b.count for b in bins)
+        # by bins of equal count as in the figure, not by the 15 equal widths of the calibration
+        # error
         error = sum(b.count * abs(b.confidence - b.right) for b in bins) / count
         trust = "Yes" if error <= 0.05 else "Roughly" if error <= 0.1 else "No"
         off = f"off by {error * 100:.1f} points on average"
@@ -342,6 +354,8 @@ def _legend(compared: Compared, methods: Mapping[str, Predictions]) -> Iterator[
         scene = Scene(14, 14, title="")
         scene.mark(7, 7, styles[name], radius=5)
         drawn = str(as_svg(scene, name="x"))
+        # only what is drawn: the outer element is written here, and hidden from screen readers,
+        # which say the name beside it
         body = Markup(drawn[drawn.index("</title>") + len("</title>") :])
         yield Markup('<svg viewBox="0 0 14 14" aria-hidden="true">') + body, name
 
@@ -364,6 +378,7 @@ def _payload(
     """The records as base64 of gzipped JSON; the same records give the same bytes."""
 
     def numbers(values: Any) -> list[Any]:
+        # four digits: JSON would write 17 of each value
         return [int(v) if classes else float(f"{v:.4g}") for v in values]
 
     records, methods = cases.records, cases.methods.values()
@@ -383,6 +398,7 @@ def _payload(
             "fold": fold_names(records.fold),
             "y": numbers(records.y),
             "predicted": [numbers(p.y_pred) for p in methods],
+            # in thousandths, as integers, which are short in JSON
             "confidence": [np.rint(confidence_of(p) * 1_000).astype(int).tolist() for p in methods]
             if classes
             else [],
@@ -405,6 +421,7 @@ def _payload(
 
 def _command(command: str) -> str:
     """A command as it was typed, without the folders of this machine."""
+    # the group keeps the separators, so that the command stays as it was typed but for its paths
     parts = re.split(r"(\s+|=)", command)
     return "".join(
         shlex.quote(portable(part.strip("'\""))) if Path(part.strip("'\"")).is_absolute() else part
@@ -441,6 +458,7 @@ def charts_of(
     known = [row for row in rows if row.to_baseline and math.isfinite(row.to_baseline.low)]
     first = known[:_FIRST_METHODS]
     if first and compared.winner in known and compared.winner not in first:
+        # the method that the page recommends is drawn even if others gain more
         first[-1] = compared.winner
     if first:
         yield "forest", forest(compared, first, styles)
@@ -490,6 +508,7 @@ def forest(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -
     scene.line((x(0), top), (x(0), bottom), colour="soft")
     for tick in ticks(min(ends), max(ends), 4):
         label = metric_text(tick, metric, signed=True) if tick else shorten(baseline, 10)
+        # the tick at 0 is the name of the baseline, which needs room
         if not tick or abs(x(tick) - x(0)) > 60:
             scene.note(x(tick), bottom + 18, label.removesuffix(".0"))
     for number, (row, gain) in enumerate(zip(rows, gains, strict=True)):
@@ -529,6 +548,7 @@ def cost(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -> 
         log=True,
     )
     places = [plot.at(time, one.value) for time, one in zip(times, scores, strict=True)]
+    # the frontier as stairs; y counts downwards in SVG, so that less is better
     front: list[tuple[float, float]] = []
     for here in sorted(places):  # the quickest first, of equals the best
         if not front or here[1] < front[-1][1]:

@@ -67,6 +67,7 @@ def judge(difference: Difference, metric: str, margin: float) -> str:
     The methods are equivalent if the whole interval lies within the ``margin``, the smallest
     difference that matters; otherwise the one is better or worse if the corrected p is below 0.05.
     """
+    # asked first: with many records a difference that does not matter is significant, too
     if max(-difference.low, difference.high) <= margin:
         return "equivalent"
     if difference.p_corrected is None or difference.p_corrected >= 0.05:
@@ -251,11 +252,13 @@ def compare(
     datasets = find_datasets(opened)
     folds = {name: p.take(p.out_of_fold) for name, p in predictions.items()}
     tested = {name: p.take(p.scored_test) for name, p in predictions.items() if len(p.scored_test)}
+    # the folds rank and choose; the test set has tests of its own, and may have no labels
     scores, differences = scores_and_differences(folds, metric, progress)
     test, on_test = scores_and_differences(tested, metric, progress)
     values = {name: found[metric].value for name, found in scores.items()}
     margin = _margin(metric, values[chosen], max(values.values()), min_difference)
     sign = 1 if metric in LOWER_IS_BETTER else -1
+    # undefined scores last: NaN compares as False with everything, which breaks a sort
     names = sorted(scores, key=lambda name: (np.isnan(values[name]), sign * values[name]))
     costs = _costs(opened, datasets, blends)
     by_name = {run.name: run for run in opened}
@@ -286,6 +289,7 @@ def compare(
         gap = differences[best.name, one.name]
         return -gap.low if metric in LOWER_IS_BETTER else gap.high
 
+    # nothing is below -∞: the best is taken whatever it costs
     acceptable = margin if prefer == "cost" else -math.inf
     return Compared(
         metric=metric,
@@ -312,16 +316,21 @@ def _choose(
     """
 
     def cheapest(known: Sequence[Row]) -> tuple[Row, list[Row]]:
+        # rows are sorted, so that this is the best of the candidates
         best = known[0]
         equal = [best, *(r for r in known[1:] if verdict(r, best.name) != "worse")]
         return min([best, *(r for r in equal[1:] if is_enough(r, best))], key=price), equal
 
     methods = [row for row in rows if row.kind != "majority"]
+    # the folds say which methods are of use; the test set may only rule some of them out, since
+    # choosing by its scores would spoil them
     better = [row for row in methods if verdict(row, MAJORITY) == "better"]
     others = [row.name for row in better or methods] + [MAJORITY]
     failed = [r for r in methods if any(verdict(r, o, test=True) == "worse" for o in others)]
     useful = [row for row in better if row not in failed]
+    # where nothing is proven, something has to be named all the same
     chosen, equal = cheapest(useful or [r for r in methods if r not in failed] or methods)
+    # probes and other tools have no model that predict could open
     with_model, _ = cheapest(
         [row for row in useful if row.kind not in ("probe", FOREIGN)]
         or [row for row in methods if row.kind not in ("probe", FOREIGN)]
@@ -339,6 +348,7 @@ def _choose(
 def price(row: Row) -> tuple[float, ...]:
     """Return what a method costs, for sorting: the time of a text, of equals that to train."""
     times = (row.cost.milliseconds, row.cost.fit_seconds) if row.cost else (None, None)
+    # two digits, for clocks differ by more from run to run; unknown times are the dearest
     return tuple(math.inf if time is None else float(f"{time:.2g}") for time in times)
 
 
@@ -380,6 +390,8 @@ def _predictions(
         threshold = _blend_threshold(metric, models)
         given = [run.predictions for run in models]
         blends = {kind: blend(kind, given, threshold=threshold) for kind in BLENDS}
+    # a blend without predictions for the folds can still predict new records, but has nothing to be
+    # compared
     blended = {b.name: b.predictions for b in blends.values() if b.cross_fitted}
     if {*blended, MAJORITY} & set(by_run):
         raise UsageError(
@@ -407,6 +419,8 @@ def scores_and_differences(
             for m, one in metrics.items()
             if m == metric or ((row := row_of(m)) is not None and row.compared)
         }
+        # all methods have the same units and the default seed, so that their blocks are the same:
+        # this is what pairs them
         moved = influences(shown, taken.group)
         scores[name] = {}
         for m, one in shown.items():
@@ -415,6 +429,7 @@ def scores_and_differences(
         influence.append(moved[metric])
         step()
     values = np.array([found[metric].value for found in scores.values()])
+    # always the class frequencies: right on average by construction, so that 0 would be no merit
     if metric != "calibration_error" and "calibration_error" in scores.get(MAJORITY, {}):
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
     pairs = list(combinations(range(len(scores)), 2))
@@ -461,6 +476,7 @@ def _blend_threshold(metric: str, runs: Sequence[LoadedRun]) -> Threshold | None
 def _baseline(asked: str | None, runs: Sequence[LoadedRun]) -> str:
     names = [*(run.name for run in runs), MAJORITY]
     if asked is None:
+        # what an encoder costs should be judged against what needs none
         tfidf = [run.name for run in runs if run.content.features == "tfidf"]
         return tfidf[0] if tfidf else MAJORITY
     if asked in names:
@@ -498,26 +514,31 @@ def _costs(
     methods on an encoder share the shortest. A fine-tuned run reads a text with the models of all
     folds, whose mean it predicts.
     """
+    # what each run measured: the time from features to predictions, and that of its encoder
     made = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
     predicting: dict[str, float | None] = {}
     measured: dict[str | None, float] = {}
     for run in runs:
         content, predict = run.content, run.content.cost.predict_seconds
         if predict is not None:
+            # seconds per 1,000 records, which are milliseconds per record
             predict = predict / len(run.predictions.out_of_fold) * 1_000
         encode = made.get(content.dataset.fingerprint) if content.views else None
         if isinstance(content, FinetuneRun):
             predict, encode = predict and 0.0, predict  # the head takes none
         predicting[run.name] = predict
         if encode is not None:
+            # noise of a clock only adds time, so that the least is nearest to the truth
             measured[_encoder(run)] = min(encode, measured.get(_encoder(run), math.inf))
     encoding = {
+        # the shortest time of one encoder, for as many as the method runs
         run.name: None if once is None else once * _models(run)
         for run, once in ((run, measured.get(_encoder(run))) for run in runs)
     }
     costs = {}
     for run in runs:
         content, predict, encode = run.content, predicting[run.name], encoding[run.name]
+        # TF-IDF has no encoder whose time could be missing
         known = predict is not None and (encode is not None or _encoder(run) is None)
         costs[run.name] = MethodCost(
             **asdict(replace(content.cost, predict_seconds=predict)),
@@ -525,6 +546,7 @@ def _costs(
             milliseconds=(predict or 0.0) + (encode or 0.0) if known else None,
             size_bytes=None if content.kind == FOREIGN else storage.tree_bytes(run.path / "model"),
         )
+    # blends need all that their runs need, but no vectors twice
     if blends:
         models = with_models(runs)
         each = [costs[run.name] for run in models]
@@ -565,5 +587,6 @@ def trained(compared: Compared) -> Iterator[tuple[str, FinetuneRun]]:
 def styles_of(compared: Compared) -> dict[str, int]:
     """Return the style of each method: 0 is what the page is about, 1 the baseline."""
     rows = (row.name for row in compared.rows)
+    # dict.fromkeys keeps the first of equal names, so that each has one number
     order = [compared.selection.name, compared.baseline, *rows]
     return {name: style for style, name in enumerate(dict.fromkeys(order))}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # these import torch
     from embedkit.encoding.words import Spans
 
 
+# bounds the memory of tokens and vectors, as the records of a shard do
 _TEXTS_AT_ONCE = 4_096
 
 
@@ -77,6 +78,7 @@ class DatasetEncoder:
         if isinstance(texts, str) or isinstance(pairs, str):
             raise TypeError("a single string was given; expected a list of texts.")
         width = sum(self.encoder.width_of(view) for view in self._views)
+        # no texts give a matrix too, of no rows and the right width
         parts = [np.zeros((0, width), np.float32)]
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
             some = slice(start, start + _TEXTS_AT_ONCE)
@@ -96,6 +98,7 @@ class DatasetEncoder:
         from embedkit.encoding.tables import joined  # which loads torch
 
         parts = []
+        # once also without texts, so that there is a table to return
         for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
             some = slice(start, start + _TEXTS_AT_ONCE)
             inside = None if spans is None else spans[some]
@@ -120,6 +123,8 @@ class DatasetEncoder:
             sources = [list(both) for both in zip(texts, pairs, strict=True)]
         layers = {one.name: shard.tokens[one.name] for one in self._layers}
         words = word_vectors(tokenized, sources, layers, self.settings.words)
+        # rounded as for storage and read back as float32, so that bits can be compared with stored
+        # ones
         rounded = {
             name: cast_for_storage(vectors, self.settings.storage, name=name, rows=words.row)
             for name, vectors in words.vectors.items()
@@ -134,6 +139,8 @@ class DatasetEncoder:
         pairs: Sequence[str] | None,
         **layers: Any,
     ) -> ShardVectors:
+        # a text that is in a fold of the run goes to the model that has not seen it, as when the
+        # dataset was made
         if self._seen is not None:
             layers["folds"] = self._seen.folds_of(
                 keys_of_texts(texts, pairs or [None] * len(texts))
@@ -176,6 +183,7 @@ def encode_as(
     :class:`MismatchError`. Another ``precision`` gives vectors that are near to its own.
     """
     settings, name = made.vector_settings, model or made.names.model
+    # another place of the checkpoint has other revisions; its files are compared below
     revision = None if model else made.names.revision
     seen = find_fold_models(name)
     encoder = load_encoder(

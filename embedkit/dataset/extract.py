@@ -52,10 +52,13 @@ from embedkit.types import AnyPath, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
+# an estimate tokenizes so many texts, and encodes tokens for so many seconds, from texts of about
+# so many tokens
 _SAMPLE = 1_000
 _LEAST_SECONDS = 2.0
 _TIMED_TOKENS = 8_192
 _REPORTED = 5_000
+# given-up shards in a row after which the fault is not theirs
 _LOST_IN_A_ROW = 5
 
 
@@ -154,6 +157,7 @@ def run_plan(
 ) -> ExtractResult:
     """Carry out a plan; arguments and errors as for :func:`extract`."""
     repair = existing_dataset(plan.out, plan.job, overwrite=overwrite)
+    # complete, undamaged, of these settings: nothing to do, but an interrupted upload goes on below
     if repair is not None and not repair.damaged:
         result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     else:
@@ -162,6 +166,7 @@ def run_plan(
         plan = replace(plan, any_environment=allow_env_change, reuse=tuple(sources))
         result = _make(plan, repair, progress, overwrite=overwrite)
     if plan.address:
+        # job.json comes first and claims the place, the manifest last and makes it a dataset
         upload(
             result.out, plan.address, first="_embedkit/job.json", last=MANIFEST, replace=overwrite
         )
@@ -183,6 +188,7 @@ def _make(
         shared=options.num_shards is not None,
         repair=repair,
     ) as folder:
+        # the plan is read or made, and what earlier attempts finished is subtracted
         shards = folder.plan(plan.corpus, progress)
         _log(folder.layout, "started")
         receipts = folder.receipts()
@@ -190,11 +196,13 @@ def _make(
         todo = [shard for shard in shards.ranges if shard.number not in done]
         if options.num_shards is not None:
             todo = [s for s in todo if s.number % options.num_shards == options.shard_index]
+        # on the first shard only, so that a corpus is warned of once, not by every part and attempt
         if todo and todo[0].number == 0:
             texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
             note_if_spelled_out(plan.encoder.checkpoint, plan.encoder.tokenizer, texts)
         meter = _Meter(shards, receipts, progress)
         try:
+            # one worker is this process: no second copy of the model
             if options.engine == "local" and options.n_workers == 1:
                 receipts += run_shards(ShardMaker(plan, folder), todo, meter.start, meter.tokens)
             else:
@@ -206,10 +214,12 @@ def _make(
                 kept = f"{count} finished shards of {rows:,} records are kept"
             logger.warning(kept)
             raise
+        # once more after the last shard, before anything is published
         for file in plan.corpus.files:
             file.check_unchanged()
         seconds = time.monotonic() - started
         _log(folder.layout, "finished", seconds, len(done), meter.fresh)
+        # parts leave the folder as it is: the call without num_shards finds their receipts
         if options.num_shards is None:
             totals = shards.totals(receipts)
             _warn(shards, totals)
@@ -220,6 +230,7 @@ def _make(
                 model_source=checkpoint.source,
                 revision=checkpoint.revision,
             )
+            # workers end in any order; the manifest does not tell which
             receipts.sort(key=lambda receipt: receipt.shard)
             folder.finish(receipts, plan.out, totals=totals, names=names, overwrite=overwrite)
     missing = len(shards.ranges) - len(receipts)
@@ -243,8 +254,11 @@ def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) ->
     else:
         results = run_locally(run_shard, workers, ranges, threads=plan.threads)
     receipts, lost, in_a_row = list[Receipt](), list[str](), 0
+    # ends the workers if this loop is left early
     with closing(results):
         for number, receipt in results:
+            # a bad shard is left out; several in a row suggest that none will fit into memory, and
+            # each would cost all of its attempts
             in_a_row = in_a_row + 1 if receipt is None else 0
             if receipt is None:
                 shard = ranges[number]
@@ -288,6 +302,7 @@ class _Meter:
 
     def tokens(self, count: int) -> None:
         """Report that so many tokens were encoded."""
+        # windows overlap, so that more tokens may be encoded than texts have
         self._done = min(self._done + count, self._seen)
         self.fresh += count
         self._report()
@@ -298,6 +313,7 @@ class _Meter:
         self.tokens(receipt.ledger["tokens_kept"])
 
     def _report(self) -> None:
+        # records are known since the plan, tokens only of the shards that were begun
         total = self._seen * self._accepted // self._rows if self._rows else None
         self._progress(Progress(self._stage, self._done, total, "tokens", self.fresh))
 
@@ -358,6 +374,7 @@ def estimate(
     """
     sources = [OpenSource(Source.of(path, plan.job), plan.job.settings) for path in reuse]
     reader = CorpusReader(plan.corpus)
+    # the same sample, and the same estimate, each time
     random = Random(0)
 
     def accepted() -> Iterator[Record]:
@@ -373,20 +390,26 @@ def estimate(
             cells += [record.text, record.text_pair]
         return sum(len(cell.encode()) for cell in cells if cell is not None) + 32
 
+    # the records with the largest random numbers: an even sample of a stream of unknown length in
+    # one pass, holding 1,000 of them. It comes in random order
     sample = heapq.nlargest(_SAMPLE, accepted(), key=lambda _: random.random())
     texts = plan.tokenized(sample, plan.encoder.tokenizer)
     n = max(len(sample), 1)
     known = known_texts(sources, sample, plan.folds_of(sample))
+    # of the texts that have to be encoded
     share = 1 - sum(len(found.texts) for found in known) / n
     counts = reader.counts
     kept = len(texts.ids)
     tokens = round(kept / n * counts.accepted)
     progress(Progress("timing the model", 0))
+    # since the order is random, every n-th text is a sample again, of all lengths
     every = max(kept // _TIMED_TOKENS, 1)
     speed = _speed(plan, sample[::every], texts[::every]) if texts else float("inf")
+    # words that have a token, as in the table
     words = sum(len(set(t.word[t.word >= 0].tolist())) for t in texts if t.word is not None)
     sizes = _sizes(plan, counts.accepted, tokens, round(words / n * counts.accepted))
     scalars = sum(map(scalar_bytes, sample)) / n * counts.accepted
+    # about 12 bytes for the other columns of a token
     scalars += tokens * 12 * plan.vectors.tokens
     return Estimate(
         records=counts.records,
@@ -421,6 +444,7 @@ def _speed(plan: ExtractPlan, records: Sequence[Record], texts: TokenizedTexts) 
 
 def _sizes(plan: ExtractPlan, rows: int, tokens: int, words: int) -> dict[str, int]:
     vectors = plan.vectors
+    # bytes on disk; compact takes about 0.43 of float32
     per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75, "int8": 1.0}[vectors.storage]
     sizes = {name: round(rows * width * per_float) for name, width in vectors.views.items()}
     for table, count in (("words", words), ("tokens", tokens)):

@@ -99,12 +99,15 @@ class SeenRecords:
 
         Then their fold cannot be determined. ``source`` is the SHA-256 of the corpus's files.
         """
+        # another corpus: its texts are found by their keys alone
         if set(source).isdisjoint(self.models.source):
             return
         keys = keys_of(records)
         row = np.array([r.row for r in records], np.int64)
+        # rows behind the last one of the run would lead out of the array; the comparison drops them
         index = np.minimum(np.searchsorted(self.row, row), len(self.row) - 1)
         differs = (self.row[index] == row) & (self.text_key[index] != keys)
+        # only some of the files, or in another order: row numbers are others then
         if tuple(source) != self.models.source or differs.any():
             raise UsageError(
                 f"model={str(self.run)!r}: the run was trained on other texts or files of this "
@@ -113,8 +116,10 @@ class SeenRecords:
 
     def check_unseen(self, model: str, records: Sequence[Record]) -> None:
         """Raise a :class:`UsageError` if a model was trained on the text of a record."""
+        # a model of all folds has no fold of its own: it was trained on every one
         named = _NAME.match(model)
         own = int(named[1]) if named else ALL_FOLDS
+        # all folds but its own; no model has seen the test set
         trained = self.text_key[(self.fold != own) & (self.fold != ALL_FOLDS)]
         if seen := int(np.isin(keys_of(records), trained).sum()):
             raise UsageError(
@@ -126,6 +131,7 @@ class SeenRecords:
     def _fold_of_key(self) -> dict[int, int]:
         fold_of: dict[int, int] = {}
         for key, fold in zip(self.text_key.tolist(), self.fold.tolist(), strict=True):
+            # several folds of one text: no model can be said not to have seen it
             fold_of[key] = fold if fold_of.get(key, fold) == fold else _SEVERAL
         return fold_of
 
@@ -147,6 +153,7 @@ def keys_of_texts(texts: Sequence[str], pairs: Sequence[str | None]) -> Int64:
 def find_fold_models(model: str | Path) -> SeenRecords | None:
     """The records of a fine-tuned run; ``None`` if ``model`` is anything else."""
     run = Path(model)
+    # both files: run.json means a complete run, the other one that it was fine-tuned
     if not (run / "run.json").is_file() or not (run / "model/fold-0/config.json").is_file():
         return None
     return _read(run)
@@ -163,6 +170,7 @@ def find_run_of(model: str | Path) -> SeenRecords | None:
 def _read(run: Path) -> SeenRecords:
     file = _file(run)
     advice = "Make the run again."
+    # before it is believed: a changed fold would give a text to a model that was trained on it
     storage.check_files(run, [f"model/{_FILE}"], advice=advice)
     table = storage.read_table(file, advice=advice)
     names = ("row", "text_key", "fold")
@@ -189,6 +197,7 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
         return Encoder.load(model, **settings)
     if settings.pop("revision", None):
         raise UsageError(f"revision=: {model} is a run, which has no revisions.")
+    # the length that it was trained with
     if settings.get("max_length") is None:
         settings["max_length"] = seen.models.max_length
     storage.check_files(Path(model), ["model"], advice="Make the run again.")

@@ -18,6 +18,7 @@ from embedkit.encoding.views import view_ranges
 from embedkit.types import Float32
 
 _HEALTH_ROWS = 20_000
+# mean cosine from which centring is recommended
 _CENTER = 0.7
 BATCH_INVARIANT = "Batch-invariant: a text has the same bits alone, in any batch and in any order"
 USELESS = 0.995
@@ -65,6 +66,8 @@ def describe_dataset(path: Path) -> DatasetInfo:
     keys = text_keys(load(path))
     duplicates = len(keys) - len(np.unique(keys))
     blocks = load(path).reader.blocks  # evenly spaced row groups of them are read
+    # whole row groups, since a reader cannot read less; linspace spreads them over the corpus,
+    # which may be sorted
     count = -(-_HEALTH_ROWS // max([1, *(block.rows for block in blocks)]))
     chosen = np.unique(np.linspace(0, len(blocks) - 1, min(count, len(blocks))).astype(int))
     parts = [np.arange(blocks[i].start, blocks[i].stop) for i in chosen.tolist()]
@@ -82,6 +85,7 @@ def health_findings(health: Sequence[ViewHealth]) -> list[str]:
     ...                  ViewHealth("mean_0", anisotropy=0.42, **one)])[1]
     'mean_0: cosine 0.42: suitable for search'
     """
+    # the same sentence for twelve layers is said once, with their range
     by_finding: dict[str, list[ViewHealth]] = {}
     for view in health:
         by_finding.setdefault(_finding(view), []).append(view)
@@ -168,6 +172,8 @@ def card_of(manifest: Manifest) -> str:
     columns = {table: view_ranges(list(manifest.columns_of(table))) for table in stored}
     configs = [
         f"- config_name: {table}\n  data_files: {table}/*.parquet{default}"
+        # sentences come first and are the default; strict=False: there may be fewer tables than
+        # three
         for table, default in zip(stored, ["\n  default: true", "", ""], strict=False)
     ]
     note = f" {BATCH_INVARIANT}." * batch_invariant(manifest)
@@ -208,7 +214,9 @@ def atlas_line(path: Path, manifest: Manifest) -> str:
 
 
 def _health(name: str, width: int, vectors: Float32) -> ViewHealth:
+    # float64, since the difference below is small where vectors point in all directions
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    # vectors of zeros have no direction
     filled = norms > 0
     n = int(filled.sum())
     anisotropy = float("nan")

@@ -25,12 +25,14 @@ from embedkit.encoding.views import l2_normalize
 from embedkit.errors import EncodeError
 from embedkit.types import Float32
 
+# what a reader holds in memory at a time: 12 MB of a float32 view of width 384
 ROW_GROUP_ROWS = 8_192
 
 
 _FOOTER_BYTES = 1 << 16  # read at once, enough for most
 
 
+# columns of few different values
 _DICTIONARY = ("label", "token")
 
 
@@ -61,6 +63,7 @@ def vector_column(vectors: NDArray[Any]) -> pa.Array:
     """``(n, width)`` numbers as an Arrow array of fixed-size lists, without copying."""
     kind = pa.from_numpy_dtype(vectors.dtype)
     element = pa.field("element", kind, nullable=False)
+    # a view may be part of a wider matrix, whose rows are not contiguous: only then is it copied
     flat = pa.array(np.ascontiguousarray(vectors).reshape(-1), kind)
     return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(element, vectors.shape[1]))
 
@@ -68,6 +71,7 @@ def vector_column(vectors: NDArray[Any]) -> pa.Array:
 def matrix_of(table: pa.Table, name: str) -> NDArray[Any]:
     """Return a vector column of a shard as ``(n, width)`` floats."""
     whole, field = table.column(name).combine_chunks(), table.schema.field(name)
+    # flatten minds the offset of a slice, which .values does not
     flat = np.asarray(whole.flatten().to_numpy(zero_copy_only=False))
     matrix = flat.reshape(-1, field.type.list_size)
     if matrix.dtype == np.int8:
@@ -80,6 +84,8 @@ def scaled(vectors: Float32) -> tuple[NDArray[np.int8], Float32]:
 
     The largest number of each dimension becomes 127: a shard depends on no other one.
     """
+    # initial=0 for a shard without rows; where a dimension is zero throughout, any factor but 0
+    # does
     scale = np.abs(vectors).max(axis=0, initial=0) / np.float32(127)
     scale[scale == 0] = 1
     return np.rint(vectors / scale).clip(-127, 127).astype(np.int8), scale
@@ -95,9 +101,12 @@ def kept_neighbours(views: Iterable[Float32]) -> dict[str, int]:
         small, scale = scaled(vectors)
         nearest = []
         for rows in (vectors, small * scale):
+            # float64, so that rounding to nine digits hides the order in which sums are made
             unit = l2_normalize(rows).astype(np.float64)
             cosine = (unit[:200] @ unit.T).round(9)  # the same with any number of threads
+            # below any cosine: a text is no neighbour of itself
             np.fill_diagonal(cosine, -2)
+            # stable: of equal cosines the first row wins, in every run
             order = np.argsort(-cosine, axis=1, kind="stable")
             nearest.append(order[:, : min(10, max(len(rows) - 1, 0))])
         counts["neighbours"] += nearest[0].size
@@ -116,15 +125,18 @@ def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) ->
     """
     result: NDArray[Any] = vectors
     if storage in ("float16", "compact"):
+        # an overflow becomes infinite, which is refused below with the rows that have it
         with np.errstate(over="ignore"):
             result = vectors.astype(np.float16)
     if not np.isfinite(result).all():
         bad = np.flatnonzero(~np.isfinite(result).all(axis=1))
         reason = "NaN or infinite values"
         if np.isfinite(vectors).all():
+            # finite before, so that only the rounding is to blame
             reason = "values beyond float16 (over 65504); use storage='float32'"
         listed = ", ".join(str(rows[i]) for i in bad[:5])
         raise EncodeError(f"{name}: {reason} in {len(bad)} vectors (rows {listed}).")
+    # the low bits are zero now, which byte stream split gathers and zstd takes away
     return result.astype(np.float32) if storage == "compact" else result
 
 
@@ -141,6 +153,7 @@ def shard_bytes(
     ``vectors`` are ``(n, width)`` arrays as :func:`cast_for_storage` returned them.
     """
     of_tokens = "token_id" in scalars and "id" not in scalars  # a kept column may be called so
+    # columns that embedkit fills itself, and that cannot be null
     filled = ("token",) if of_tokens else ("id", "text", "text_pair")
     columns = list(scalars.values())
     fields = [
@@ -161,6 +174,7 @@ def shard_bytes(
     }
     schema = pa.schema(fields, metadata=facts)
     table = pa.Table.from_arrays(columns, schema=schema)
+    # how Parquet names the numbers inside of a list
     leaves = [f"{name}.list.element" for name in vectors]
     compression = dict.fromkeys(scalars, "zstd")
     compression |= dict.fromkeys(leaves, "zstd" if storage == "compact" else "none")
@@ -168,6 +182,9 @@ def shard_bytes(
     # a growing buffer would be copied each time it doubles
     room = pa.allocate_buffer(2 * table.nbytes + (4 << 20))
     sink = pa.FixedSizeBufferWriter(room)
+    # format, pages and row groups are given, since defaults of pyarrow may change and bytes with
+    # them. Version 1 of pages: the header that embedkit.dataset.tables reads. No statistics of
+    # vectors: least and largest number of a list are of no use
     pq.write_table(
         table,
         sink,
@@ -208,10 +225,12 @@ def footer_sha256(descriptor: int) -> str:
     whose they are, has none in Parquet. A ``ValueError`` if the file has no footer.
     """
     size = os.fstat(descriptor).st_size
+    # a Parquet file ends with the footer, its length in four bytes, and PAR1
     end = os.pread(descriptor, _FOOTER_BYTES, max(size - _FOOTER_BYTES, 0))
     length = int.from_bytes(end[-8:-4], "little") + 8
     if not end.endswith(b"PAR1") or length > size:
         raise ValueError("it does not end as a Parquet file does")
+    # many columns, or long job settings: a second read of the exact length
     if length > len(end):
         end = os.pread(descriptor, length, size - length)
     return hashlib.sha256(end[-length:]).hexdigest()

@@ -51,15 +51,18 @@ from embedkit.scale import threads_limited
 logger = logging.getLogger(__name__)
 
 
+# options that say how bytes become records, which a corpus in memory has behind it
 _IN_FILES = {"format", "encoding", "quoting", "header", "delimiter", "sheet"}
 
 
+# aims of _shard_rows
 _SHARD_BYTES = 256 << 20
 
 
 _SHARD_ROWS = 4_096, 16_384
 
 
+# a guess instead of a count, since shards may depend on the settings alone
 _TYPICAL_TOKENS = 64
 
 
@@ -86,6 +89,7 @@ def plan_extract(
         raise UsageError(
             f"{name}={getattr(reading, name)!r} is for files; the corpus is in memory."
         )
+    # marked spans are words, and useless without their vectors
     if reading.spans and settings.words is None:
         settings = replace(settings, words="mean")
     if reading.word_label is not None and settings.words is None:
@@ -97,6 +101,7 @@ def plan_extract(
         shown = storage.without_secrets(address)
         raise UsageError(f"out={shown!r}: several machines need a folder that all of them see.")
     if address:
+        # the job works in a local copy, which is uploaded when it is complete
         out = local_dataset(address, new=True)
     target = _out_folder(out, paths, type(corpus).__name__)
     storage.check_place(target)
@@ -105,6 +110,7 @@ def plan_extract(
         _check_kept(plan.keep, RESERVED)
         for notice in plan.notices:
             logger.info(notice)
+        # without the sample, which would read all of a corpus to draw it
         if next(iter(CorpusReader(replace(plan, sample=None))), None) is None:
             raise CorpusError(f"{files[0].name} has no records, only a header or nothing at all.")
         yield replace(_with_model(plan, target, settings), address=address)
@@ -125,6 +131,7 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
         environment = environment_of(encoder)
     if settings.precision is None:
         note_faster_precision(encoder)
+    # what auto has chosen here by timing, the workers are told
     load["precision"] = encoder.precision
     checkpoint = encoder.checkpoint
     specs = parse_layers(settings.layers, n_layers=encoder.n_layers)
@@ -134,8 +141,11 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
     poolings, normalize = _own_poolings(checkpoint, specs, settings)
     encoder.check_poolings(poolings)
     views = views_of(specs, poolings, n_layers=encoder.n_layers)
+    # a kept column must not have the name of a view either, known only now
     _check_kept(corpus.keep, {view.name for view in views})
+    # late, since it reads all bytes: mistakes above are found before
     corpus = hash_inputs(corpus)
+    # after the hashes, by which it sees whether this is the corpus of the run
     seen = _seen_records(settings.model, corpus)
     token_layers = specs if settings.tokens or settings.words else ()
     stride = encoder.max_length // 4 if settings.stride is None else settings.stride
@@ -148,12 +158,14 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
         token_layers={spec.name: spec.width(encoder.width) for spec in token_layers},
         max_length=encoder.max_length,
         on_long=str(settings.on_long),
+        # 0 where it has no effect, so that it does not make two jobs of one
         stride=stride if settings.on_long == "window" else 0,
         normalize=normalize,
         prefix=prefix,
         precision=encoder.precision,
         batch_tokens=encoder.batch_tokens,
     )
+    # called for its error alone: too few tokens for a text, or a stride as wide as a window
     encoder.tokenizer.room(tokenizer_settings(vectors), paired=corpus.text_pair is not None)
     job = Job(_job_settings(corpus, checkpoint, vectors, settings, seen), environment)
     return ExtractPlan(
@@ -220,6 +232,7 @@ def _own_poolings(
     """Poolings, and whether vectors are normalized: as given, else as the checkpoint defines."""
     if settings.pooling is not None:
         return parse_poolings(settings.pooling), bool(settings.normalize)
+    # what a checkpoint declares is about its last layer alone
     last = [spec.layers for spec in layers] == [(checkpoint.n_layers,)]
     pooling, normalize = checkpoint.own_view(last_layer=last)
     if settings.normalize is not None:
@@ -236,6 +249,7 @@ def _with_long_texts(settings: ExtractOptions, seen: SeenRecords | None) -> Extr
     on_long, stride = settings.on_long, settings.stride
     if on_long is None:
         on_long = "truncate" if seen is None else seen.models.on_long
+        # the stride of the run fits its max_length; with another one the default is a part of that
         if seen is not None and on_long == "window" and settings.max_length is None:
             stride = seen.models.stride if stride is None else stride
     if stride is not None and on_long != "window":
@@ -255,6 +269,7 @@ def _seen_records(model: str, corpus: CorpusPlan) -> SeenRecords | None:
         _check_kept(corpus.keep, ("fold",))
     source = [file.sha256 for file in corpus.files]
     records = (item for item in CorpusReader(corpus) if isinstance(item, Record))
+    # in parts, so that the corpus need not fit into memory
     while chunk := list(islice(records, _CHECKED_AT_ONCE)):
         if seen is not None:
             seen.check_source(source, chunk)
@@ -275,6 +290,7 @@ def _shard_rows(vectors: VectorSettings, storage: str) -> int:
     floats += sum(vectors.token_layers.values()) * _TYPICAL_TOKENS * tables
     bytes_per_row = max(floats * (2 if storage == "float16" else 4), 1)
     least, most = _SHARD_ROWS
+    # 64 at least, however large the vectors of a record are
     rows = max(_SHARD_BYTES // bytes_per_row, 64)
     if least * bytes_per_row < 2 * _SHARD_BYTES:
         rows = max(rows, least)
@@ -291,6 +307,7 @@ def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str)
         raise UsageError("standard input has no name to derive the output from. Pass out=.")
     else:
         name = Path(storage.without_secrets(str(paths[0]))).name
+        # corpus.tsv.gz has two endings
         for suffix in PACKED_SUFFIXES:
             name = name.removesuffix(suffix)
         folder = Path(Path(name).stem + ".vectors")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+# no leading zero, since 007 is a name rather than a number, and at most 18 digits, which int64
+# holds
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
@@ -56,6 +58,8 @@ def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") 
 
 def by_record(words: Int64, rows: Int64, values: NDArray[Any]) -> list[NDArray[Any]]:
     """Divide values of words, whose records have the numbers ``words``, among records ``rows``."""
+    # the words are in the order of the records, so that each record has a slice; without rows[0],
+    # since the first part begins at 0
     return np.split(values, np.searchsorted(words, rows[1:]))
 
 
@@ -69,22 +73,28 @@ def _batches(
 ) -> Iterator[_Batch]:
     """The batches of a worker, which has an equal part of all rows, row group by row group."""
     blocks, (number, count) = data.reader.blocks, worker
+    # row groups in the order of this epoch; all workers shuffle them alike, by the same seed
     order = np.arange(len(blocks))
     if seed is not None:
         np.random.default_rng(seed).shuffle(order)
     edges = np.cumsum([0, *(blocks[i].rows for i in order)]).tolist()
+    # whole numbers: parts differ by one row at most, and none is lost or read twice
     first, last = edges[-1] * number // count, edges[-1] * (number + 1) // count
+    # the rows of each row group that are this worker's, of most row groups none
     pieces = [
         (blocks[i], np.arange(max(first - start, 0), min(last, stop) - start))
         for i, (start, stop) in zip(order, pairwise(edges), strict=True)
     ]
     pieces = [piece for piece in pieces if len(piece[1])]
+    # without a seed one row group at a time suffices, since rows keep their order
     together, rest = 1 if seed is None else _BLOCKS_SHUFFLED, _Batch()
     for turn in range(0, len(pieces), together):
         rows = _joined([_read(data, *piece, columns) for piece in pieces[turn : turn + together]])
         if seed is not None:
+            # the seed with worker and turn: independent permutations that are the same again
             mixed = np.random.default_rng((seed, number, turn)).permutation(len(rows["row"]))
             rows = {name: values[mixed] for name, values in rows.items()}
+        # batches run across row groups, so that only the last one is smaller
         rows = _joined([rest, rows]) if rest else rows
         whole = len(rows["row"]) // size * size
         for start in range(0, whole, size):
@@ -99,6 +109,7 @@ def _read(data: VectorData, block: Block, mine: Int64, columns: Sequence[str]) -
     vectors = data.reader.vectors_of(block)
     table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *columns]))).take(mine)
     batch = {"X": vectors[mine], "row": storage.numbers(table.column("row"))}
+    # labels of words are in their own table, those of tokens come from the records
     if "label" in data.columns or data.manifest.job.input.label is not None:
         batch["y"] = data.y[block.start + mine]
     return batch | {name: _plain(table.column(name)) for name in columns if name != "row"}
@@ -114,6 +125,7 @@ def _number_kind(label: str) -> type | None:
 
 def _plain(column: pa.ChunkedArray) -> NDArray[Any]:
     if pa.types.is_string(column.type):
+        # NumPy's strings have no null
         return np.array([value or "" for value in column.to_pylist()], np.str_)
     return storage.numbers(column)
 
@@ -238,8 +250,11 @@ class VectorData(Shown):
         A missing label among numbers is NaN. See :attr:`labels`.
         """
         kinds = {_number_kind(label) for label in np.unique(self.labels).tolist()}
+        # one label that is not a number makes all of them names; a missing one is None and decides
+        # nothing
         if not kinds & {int, float} or str in kinds:
             return self.labels
+        # with a label missing, or a fraction among them, they are floats: an integer cannot be NaN
         if kinds == {int}:
             return self.labels.astype(np.int64)
         return np.array([float(label or "nan") for label in self.labels], np.float64)
@@ -350,6 +365,7 @@ class VectorData(Shown):
         for name in columns:
             if name not in self.columns:
                 raise UsageError(f"columns={name!r}: {self.path} has {', '.join(self.columns)}.")
+        # not a generator itself: arguments are judged at the call, not at the first batch
         return _batches(self, batch_size, columns, shuffle_seed, worker)
 
     def export(self, out: str | Path | None = None, *, to: str, overwrite: bool = False) -> Path:
@@ -379,10 +395,12 @@ class VectorData(Shown):
         def free() -> None:
             storage.refuse_existing(target, overwrite=overwrite)
 
+        # before the work, and again by new_file under the lock
         free()
         storage.check_place(target)
         with (
             storage.new_file(target, free=free) as work,
+            # RuntimeError: what faiss raises where it cannot write
             storage.storage_errors(work, RuntimeError, pa.ArrowException),
         ):
             _EXPORT[to](self, work)
@@ -403,6 +421,7 @@ class VectorData(Shown):
         if self.level == "sentence":
             return values
         rows = np.asarray(storage.numbers(self._sentences.column("row")), np.int64)
+        # rows of the sentences are ascending and hold those of every word and token
         return values[np.searchsorted(rows, self.row)]
 
 
@@ -415,6 +434,7 @@ def _with_columns(data: VectorData) -> Iterator[tuple[pa.Table, Float32]]:
 def _arrow_reader(data: VectorData) -> pa.RecordBatchReader:
     """The columns, and the vectors as a column for each view, as an Arrow stream."""
     fields = [data.reader.schema.field(name) for name in data.columns]
+    # without rows, for the types of the vector columns alone
     none = data.reader.divided(np.empty((0, data.width), np.float32))
     fields += [pa.field(name, vector_column(vectors).type) for name, vectors in none.items()]
     schema = pa.schema(fields)
@@ -431,6 +451,7 @@ def _to_npy(data: VectorData, out: Path) -> None:
     shape = (len(data), data.width)
     header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     with out.open("wb") as sink:  # in order: a map over holes dies or loses pages on a full disk
+        # the matrix is written row group by row group, so that it need not fit into memory
         np.lib.format.write_array_header_1_0(sink, header)
         for block in data.reader.blocks:
             sink.write(data.reader.vectors_of(block).data)
@@ -446,6 +467,7 @@ def _to_csv(data: VectorData, out: Path) -> None:
 
 def _to_faiss(data: VectorData, out: Path) -> None:
     with faiss_with_threads(usable_cores()) as faiss:
+        # 2: vectors can be had back by their ids
         index = faiss.IndexIDMap2(faiss.IndexFlatIP(data.width))
         for table, vectors in _with_columns(data):
             index.add_with_ids(vectors, table.column("row").to_numpy())
@@ -462,6 +484,7 @@ def _stored_view(name: str, stored: list[str], manifest: Manifest, folder: Path,
         return resolved
     try:
         if level == "sentence":
+            # other spellings, such as mean_-1, become the name of the column
             resolved = parse_view(resolved, n_layers=manifest.job.model.n_layers).name
         else:
             specs = parse_layers(resolved, n_layers=manifest.job.model.n_layers)

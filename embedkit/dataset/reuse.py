@@ -51,12 +51,14 @@ class Source:
         path = local_dataset(dataset).absolute()
         manifest, settings = read_manifest(path), job.settings
         made, wanted = manifest.job, settings.vectors
+        # a key of 64 bits finds a text, but does not prove it
         if not made.storage.text:
             raise UsageError(f"reuse={path}: it stores no texts, by which vectors are found.")
         if settings.storage.profile == "int8":
             raise UsageError(
                 f"reuse={path}: storage='int8' rounds all vectors of a shard together."
             )
+        # the dataset may have more columns than the job, but not fewer
         columns = {*wanted.views, *(f"layer {name}" for name in wanted.token_layers)}
         columns -= {*made.vectors.views, *(f"layer {name}" for name in made.vectors.token_layers)}
         differing = made.vector_settings.differences(settings.vector_settings)
@@ -65,6 +67,7 @@ class Source:
             ("folds", made.folds, settings.folds),
             ("text_pair", bool(made.input.text_pair), bool(settings.input.text_pair)),
         ]
+        # what the dataset has besides is no matter, so only what the job wants is compared
         pairs += [("tokens", made.vectors.tokens, True)] * wanted.tokens
         if wanted.words is not None:
             pairs.append(("words", made.vectors.words, wanted.words))
@@ -82,6 +85,7 @@ class Source:
                     f"reuse={path}: it was made in another environment, whose bits could differ. "
                     f"Leave it out, or pass allow_env_change=True in Python. Differences:\n{other}"
                 )
+        # by which each process that opens the dataset later knows that it is still the same
         return cls(path, manifest.fingerprint)
 
 
@@ -107,6 +111,7 @@ class Known:
             return None
         count, reader = len(self.places), self.dataset.tables["sentences"]
         stored = reader.table_at(self.places, [name for name in names if name in reader.columns])
+        # has_lengths says that there are no windows but one each, and no spelled special tokens
         lengths: Lengths = {"windows": np.ones(count, np.int64), "spells": np.zeros(count, bool)}
         return lengths | {name: stored[name].to_numpy() for name in stored.column_names}
 
@@ -133,10 +138,12 @@ class OpenSource:
         self.tables = {n: TableReader(source.path, manifest, n, c) for n, c in columns.items()}
         self._row = {n: storage.numbers(t.column("row")) for n, t in self.tables.items()}
         keys = storage.numbers(self.tables["sentences"].column("text_key"))
+        # stable: of records with one key the first one is found
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]
         self._names = ["text", *["text_pair"] * bool(settings.input.text_pair)]
         spelled = manifest.totals.ledger.get("records_spelling_special_tokens", 0)
+        # for the whole dataset, since its ledger does not tell which texts spell special tokens
         self.has_lengths = vectors.on_long != "window" and not spelled
         self.has_lengths &= "n_unknown" in self.tables["sentences"].columns
         self._marked = vectors.words is not None and settings.input.marks_words
@@ -144,6 +151,8 @@ class OpenSource:
     def extent(self, table: str, places: Int64) -> tuple[Int64, Int64]:
         """First row and number of rows of records in the table of words or tokens."""
         rows, records = self._row[table], self._row["sentences"][places]
+        # rows of words and tokens are ascending by record, so that a record has one range, maybe an
+        # empty one
         begins = np.searchsorted(rows, records)
         return begins, np.searchsorted(rows, records, side="right") - begins
 
@@ -151,18 +160,24 @@ class OpenSource:
         """Those of some ``texts``, numbers of records, that this dataset has."""
         some = [records[i] for i in texts]
         keys = np.array([text_key(whole_text(r.text, r.text_pair)) for r in some], np.int64)
+        # a key beyond the last one gets the place after the end: 0 is appended to be read there,
+        # and such places are dropped in the next line
         at = np.searchsorted(self._keys, keys)
         found = np.flatnonzero(np.append(self._keys, 0)[at] == keys)
         found = found[at[found] < len(self._keys)]
         places = self._order[at[found]]
         names = [*self._names, *["fold"] * (folds is not None)]
         stored = self.tables["sentences"].pick(places, names)
+        # equal keys may be of texts that differ in case or white space, which have other vectors; a
+        # text behind the first of its key is not found, and encoded again
         same = np.ones(len(found), bool)
         for number, i in enumerate(found.tolist()):
             record = some[i]
             cells = [record.text, *[record.text_pair] * ("text_pair" in names)]
+            # the models of another fold give another vector
             cells += [] if folds is None else [int(folds[texts[i]])]
             same[number] = cells == [stored[name][number] for name in names]
+        # the same sentence may be divided into other words
         if self._marked:
             same[same] = self._same_words([some[i] for i in found[same]], places[same])
         return Known(texts[found[same]], places[same], self)
@@ -186,6 +201,7 @@ def known_texts(
     new, known = np.arange(len(records)), list[Known]()
     for source in sources:
         known.append(source.find(records, new, folds))
+        # the next dataset is asked for what is still missing
         new = np.setdiff1d(new, known[-1].texts)
     return tuple(found for found in known if len(found.texts))
 
@@ -193,4 +209,5 @@ def known_texts(
 def new_texts(count: int, known: Sequence[Known]) -> Int64:
     """Return the numbers of the texts among ``count`` that no dataset has."""
     numbers = np.arange(count)
+    # numbers[:0]: concatenate needs one array at least
     return np.delete(numbers, np.concatenate([numbers[:0], *(found.texts for found in known)]))

@@ -123,6 +123,7 @@ class ExtractOptions(VectorOptions):
     def __post_init__(self) -> None:
         check_fields(self)
         index, count = self.shard_index, self.num_shards
+        # both or neither; count or 0: an index without a count is refused too
         if (index, count) != (None, None) and (index is None or not 0 <= index < (count or 0)):
             raise UsageError(f"shard_index={index}: expected one from 0 to num_shards= minus 1.")
 
@@ -163,6 +164,7 @@ class VectorSettings(VectorOptions):
     normalize: bool
     prefix: str
     precision: Precision
+    # batches change no bit on the CPU, and on a GPU no more than rounding
     batch_tokens: Count = field(metadata=_MAY_DIFFER)
 
     def columns(self, level: str) -> set[str]:
@@ -192,6 +194,8 @@ class VectorIdentity(VectorSettings):
         :class:`EncodeError` if a value is NaN or infinite after the rounding.
         """
         if self.normalize or self.dims is not None:
+            # cut first: the shortened vector has length 1. Before the rounding, which is the last
+            # step
             vectors = l2_normalize(vectors[:, : self.dims])
         return cast_for_storage(vectors, self.storage, name=name, rows=rows)
 
@@ -202,6 +206,7 @@ class VectorIdentity(VectorSettings):
             for f in fields(self)
             if not f.metadata.get("may_differ") and getattr(self, f.name) != getattr(other, f.name)
         ]
+        # of another kind of model all files differ, and a list of them would say less
         if self.model.type != other.model.type:
             phrases.append(f"the model is a {self.model.type}, expected a {other.model.type}")
         elif files := different_files(self.model.sha256, other.model.sha256):
@@ -228,6 +233,7 @@ class FoldRecord:
 
     def problem(self) -> str:
         """Return a message if models and folds contradict each other, else an empty string."""
+        # the names become paths, so that none may lead out of the folder
         plain = all(re.fullmatch(r"[\w-]+", name) for name in self.models)
         same = len(self.models) == len(self.fold_of_model) > 0
         return "" if plain and same else "models: expected one fold for each folder in model/"

@@ -108,12 +108,15 @@ class ExtractPlan:
         """The plan as a worker gets it: without the encoder, its own device, absolute paths."""
         devices, model = self.options.devices, Path(self.load["model"])
         load = self.load | {"device": devices[number % len(devices)]}
+        # another process may work in another folder; a hub id leads nowhere here, and stays as it
+        # is
         if model.exists():
             load["model"] = str(model.absolute())
         files = tuple(replace(file, path=file.path.absolute()) for file in self.corpus.files)
         return replace(
             self,
             corpus=replace(self.corpus, files=files),
+            # each worker loads its own, on its own device
             encoder=cast("Encoder", None),
             out=self.out.absolute(),
             load=load,
@@ -207,11 +210,15 @@ class ShardMaker:
         vectors, job = pending.result(), self._folder.job
         storage = self._vectors.storage
         ledger = ledger_of(shard.lengths, limit=self._vectors.max_length)
+        # -1: the footer of a shard without rows
         rows = [record.row for record in shard.records] or [-1]
+        # counted on the vectors as they would be stored without the rounding that is judged; before
+        # the views are let go below
         if storage == "int8":
             stored_as, views = self._vectors.as_stored, vectors.views.items()
             ledger |= kept_neighbours(stored_as(v, name=name, rows=rows) for name, v in views)
         files: dict[str, pa.Buffer] = {}
+        # one table after the other, so that memory holds the arrays of one, besides finished files
         for folder, scalars, stored in self._tables(shard, vectors):  # the sentences come last
             footer = Footer(
                 fingerprint=job.settings.fingerprint,
@@ -241,9 +248,12 @@ class ShardMaker:
         )
         rows = numbers(columns["row"])
         views = {
+            # popped: a view is let go once it is rounded, or a shard with all layers would be in
+            # memory twice
             name: settings.as_stored(vectors.views.pop(name), name=name, rows=rows[shard.new])
             for name in list(vectors.views)
         }
+        # vectors come as new ones, then those of each dataset; places say which row each belongs to
         places = np.concatenate([shard.new, *(known.texts for known in shard.known)])
         yield "sentences", columns, _joined(views, [k.views() for k in shard.known], places)
 
@@ -252,7 +262,9 @@ class ShardMaker:
         settings, storage = self._folder.job.settings, self._vectors.storage
         columns = layer_columns(table, settings)
         more = [known.rows(name, list(columns)) for known in shard.known]
+        # the record of each row: those of new texts first, then dataset by dataset
         owner = np.concatenate([shard.new[table.row], *(texts for texts, _, _ in more)])
+        # stable: the words of one record keep their order
         order = np.argsort(owner, kind="stable")
         rows = np.array([record.row for record in shard.records], np.int64)
         layers = {
@@ -264,8 +276,10 @@ class ShardMaker:
         if more:
             first = pa.table(columns)
             whole = pa.concat_tables([first, *(cells.cast(first.schema) for _, cells, _ in more)])
+            # columns are taken by the order, vectors are put by its inverse
             columns = {n: whole[n].take(order).combine_chunks() for n in columns}
             layers = _joined(layers, [vectors for _, _, vectors in more], np.argsort(order))
+        # from numbers in the shard to numbers in the corpus
         columns = {"row": pa.array(rows[owner[order]], pa.int64())} | columns
         if name == "words" and settings.input.word_label is not None:
             labels = [() if r.words is None else r.words.labels or () for r in shard.records]
@@ -300,14 +314,19 @@ def run_shards(
     limit = _BYTES_WAITING[maker.plan.encoder.device.type]
     receipts: list[Receipt] = []
     waiting = deque[tuple[int, Future[Receipt]]]()
+    # two at least: one may wait for the disk while the other compresses
     threads = min(4, max(2, (os.cpu_count() or 2) // 2))
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="embedkit-write") as writers,
+        # closed also after an error: it may have begun processes that read
         closing(_read_ahead(maker, todo)) as shards,
     ):
         for shard in shards:
             on_start(shard.number, int(shard.lengths["n_kept"].sum()), len(shard.records))
+            # on a GPU this queues the batches and returns; the writing thread waits for them
             pending = maker.start(shard, on_tokens)
+            # the oldest shard is waited for, and its error raised, before another one takes memory;
+            # one that is larger than the limit alone still goes through
             while waiting and (
                 waiting[0][1].done() or sum(size for size, _ in waiting) + pending.nbytes > limit
             ):
@@ -326,9 +345,11 @@ def _read_ahead(maker: ShardMaker, todo: Sequence[ShardRange]) -> Generator[Shar
     """
     plan = maker.plan
     readers = min(_READERS[plan.encoder.device.type], usable_cores() // _CORES_PER_READER)
+    # reuse: open datasets are shared with the thread, and are not sent to processes
     if not readers or len(todo) < _SHARDS_FOR_READERS or plan.reuse:
         yield from one_ahead(maker.read, todo)
         return
+    # without the model, so that starting a reader needs neither its memory nor the device
     shared = [(plan.of_worker(0), plan.encoder.tokenizer)] * readers
     for shard_range, shard in run_locally(_read, shared, todo, threads=_CORES_PER_READER):
         if shard is None:
@@ -346,6 +367,7 @@ _READING: dict[int, ShardReader] = {}
 def _read(shared: tuple[ExtractPlan, TextTokenizer], shard: ShardRange) -> Shard:
     """Read and tokenize a shard in a process that has no model."""
     plan, tokenizer = shared
+    # a process gets its plan once and keeps it, so that the id stays its own
     if id(plan) not in _READING:
         _READING[id(plan)] = ShardReader(plan.corpus)
     return _read_shard(plan, tokenizer, shard.number, _READING[id(plan)].read(shard))
@@ -369,8 +391,11 @@ def _read_shard(
     if known:
         parts = [lengths]
         for one in known:
+            # tokenizing is cheap beside encoding, and needed only where the dataset does not tell
+            # enough
             there = one.lengths(lengths)
             parts.append(there or lengths_of(tokenized(one.texts), tokenizer))
+        # every record is in one part, so that this is the inverse of their concatenation
         order = np.argsort(np.concatenate([new, *(one.texts for one in known)]))
         lengths = {name: np.concatenate([p[name] for p in parts])[order] for name in lengths}
     return Shard(number, records, texts, lengths, known)
@@ -384,9 +409,11 @@ def run_shard(plan: ExtractPlan, number: int) -> Receipt:
     """Make one shard of a job, in any process that sees the corpus and the folder of the job."""
     key = plan.out, plan.job.settings.fingerprint
     if key not in _MAKERS:
+        # one model at a time: a second one may not fit into memory
         _MAKERS.clear()
         encoder = load_encoder(**plan.load)
         job = replace(plan.job, environment=environment_of(encoder))
+        # the environment is looked at here again: on another machine it may be another one
         if not plan.any_environment:
             check_environment(plan.out, plan.job.environment, job.environment)
         folder = JobFolder(Layout(incomplete(plan.out)), job)
@@ -419,8 +446,10 @@ def arithmetic_of(encoder: Encoder) -> str:
     Which instructions a library uses, and whether its sums depend on the number of threads, cannot
     be asked; what comes out can. One layer suffices, since all are computed by the same kernels.
     """
+    # long, short and equal sequences meet in one batch: products of many shapes take part
     texts = ["a " * words for words in (250, 126, 60, 43, 15, 15, 3, 1)]
     digest = hashlib.sha256()
+    # apart, since a last layer of which only first tokens are read is computed in another way
     for views in (["mean_1"], [] if encoder.is_causal else ["cls_1"]):
         for vectors in encoder.encode_views(texts, views).values():
             digest.update(vectors.tobytes())
@@ -443,6 +472,7 @@ def sentence_columns(
         columns["label"] = text_column([r.label for r in records])
     for position, name in enumerate(settings.input.keep):
         columns[name] = text_column([r.kept[position] for r in records])
+    # always, also without the texts: splits keep equal texts together by it
     keys = [text_key(whole_text(r.text, r.text_pair)) for r in records]
     if folds is not None:
         columns["fold"] = pa.array(folds, pa.int16())
@@ -459,11 +489,13 @@ def sentence_columns(
 
 def layer_columns(table: WordVectors | TokenVectors, settings: JobSettings) -> dict[str, pa.Array]:
     """Columns of the word or token table that the text alone decides, one row per word or token."""
+    # "row" is added by the caller, who knows the numbers in the corpus
     left_out = {"vectors", "row"} | (set() if settings.storage.text else _SPELLING)
     if settings.input.text_pair is None:
         left_out.add("segment")
     values = {f.name: getattr(table, f.name) for f in fields(table) if f.name not in left_out}
     if isinstance(table, TokenVectors):
+        # a property of the table, and so not among its fields
         values["special"] = table.special
     return {
         name: pa.array(column, pa.string() if column.dtype == object else None)
@@ -474,7 +506,10 @@ def layer_columns(table: WordVectors | TokenVectors, settings: JobSettings) -> d
 def lengths_of(texts: TokenizedTexts, tokenizer: TextTokenizer) -> Lengths:
     """Counts of tokens and windows of each text, and whether it spells out special tokens."""
     special = np.zeros(len(tokenizer.hf), bool)
+    # unknown tokens are special to tokenizers, but no text spells them out on purpose
     special[list({*tokenizer.hf.all_special_ids} - {tokenizer.unknown_id})] = True
+    # a special id that the tokenizer did not add itself stood in the text; counted by text as the
+    # difference of running sums
     spelled = ends_of(special[texts.ids] & ~texts.special)[texts.ends]
     return {
         "n_tokens": texts.n_tokens,

@@ -41,14 +41,20 @@ if TYPE_CHECKING:
     pass
 
 
+# 0x15: an i32 field whose id is one more than that of the field before; then a number of up to five
+# bytes, of which all but the last have the highest bit
 _VARINT = rb"\x15([\x80-\xff]{0,4}[\x00-\x7f])"
 
 
 _HEADER = re.compile(  # a data page: both sizes, CRC; values, plain, with both levels run-length
+    # in order: type (0: data page), sizes raw and compressed, CRC; 0x1c begins the data page's own
+    # header: number of values, encoding (0: plain), encodings of both levels (3, as a zigzag 6);
+    # both structures end
     rb"\x15\x00" + 3 * _VARINT + rb"\x1c" + _VARINT + rb"\x15\x00\x15\x06\x15\x06\x00\x00"
 )
 
 
+# one read gets a whole header: the longest of this form has 35 bytes
 _HEADER_BYTES = 64
 
 
@@ -62,6 +68,7 @@ def copy_vectors(
     ``ValueError``.
     """
     chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
+    # a damaged footer: one name for two columns would silently read the wrong one
     if len(chunks) < group.num_columns:
         raise ValueError("a column occurs twice in its footer")
     return all(
@@ -71,6 +78,7 @@ def copy_vectors(
 
 
 def _copy_column(descriptor: int, chunk: pq.ColumnChunkMetaData | None, matrix: Float32) -> bool:
+    # float16, int8 and compact columns go through pyarrow
     if chunk is None or (chunk.physical_type, chunk.compression) != ("FLOAT", "UNCOMPRESSED"):
         return False
     at, start, width = chunk.data_page_offset, 0, matrix.shape[1]
@@ -82,9 +90,12 @@ def _copy_column(descriptor: int, chunk: pq.ColumnChunkMetaData | None, matrix: 
         _, size, crc, values = map(_integer, header.groups())
         at += header.end()
         stop = start + values // width
+        # a header is read before any checksum: whatever it says must stay inside of the chunk and
+        # the matrix. Writers may end a page within a vector; such a page is left to pyarrow
         fits = 0 < 4 * values <= size <= end - at and stop <= len(matrix)
         if not fits or values % width:
             return False
+        # CRC is a signed number in Thrift
         _copy_page(descriptor, at, size, crc & 0xFFFFFFFF, matrix[start:stop])
         at, start = at + size, stop
     return start == len(matrix)
@@ -92,11 +103,17 @@ def _copy_column(descriptor: int, chunk: pq.ColumnChunkMetaData | None, matrix: 
 
 def _copy_page(descriptor: int, at: int, size: int, crc: int, rows: Float32) -> None:
     """Read the values of a page to where they belong, and check all of its body."""
+    # one view is read straight into its place; of several side by side each row is a piece, which a
+    # read cannot fill, so that these take one copy more
     target = rows if rows.flags.c_contiguous else np.empty(rows.shape, np.float32)
+    # what stands before the values, definition and repetition levels, says nothing here: no nulls,
+    # and lists of one length. The checksum covers it
     levels = bytearray(size - target.nbytes)
     values = target.reshape(-1).view(np.uint8).data
+    # pread has no position that threads would share; one call fills both buffers
     if os.preadv(descriptor, [levels, values], at) != size:
         raise ValueError("the file ends inside a page")
+    # the same checksum as zlib's, computed faster
     if isal_zlib.crc32(values, isal_zlib.crc32(levels)) != crc:
         raise ValueError("a page does not match its checksum")
     if target is not rows:
@@ -143,7 +160,9 @@ class TableReader:
     def fill(self, matrix: Float32) -> None:
         """Read all vectors into ``(n, width)`` float32, several row groups at a time."""
         with ThreadPoolExecutor(min(8, usable_cores())) as pool:
+            # files are read without the interpreter's lock
             read = pool.map(lambda b: self.read_block(b, matrix[b.start : b.stop]), self.blocks)
+            # asked for each result, since an error of a thread is raised here alone
             for _ in read:
                 pass
 
@@ -167,6 +186,7 @@ class TableReader:
         with self._opened(block.shard) as file:
             group = block.metadata.row_group(block.group)
             if not copy_vectors(file.fileno(), group, columns):
+                # a file of another form; pyarrow reads what this reader does not
                 table = self.scalars_of(block, self._views)
                 for name, matrix in columns.items():
                     matrix[:] = matrix_of(table, name)
@@ -181,6 +201,8 @@ class TableReader:
         """Columns of one row group."""
         with self._opened(block.shard) as file:
             shard = pq.ParquetFile(file, metadata=block.metadata, page_checksum_verification=True)
+            # use_threads=False: several row groups are read at a time already one type for all
+            # parts: the schema of the first shard, such as plain strings for a dictionary
             table = shard.read_row_group(block.group, columns=list(names), use_threads=False)
             return _complete(table, block.rows)
 
@@ -232,8 +254,10 @@ class TableReader:
         for block, mine in self._by_block(indices):
             here = storage.places(indices[mine] - block.start)
             table = self.scalars_of(block, names).take(here)
+            # one schema for all parts, so that they can be put together
             parts.append(table.cast(schema))
             numbers.append(mine)
+        # the parts are in the order of row groups; this puts them into that of the indices
         order = storage.places(np.argsort(np.concatenate(numbers)))
         return pa.concat_tables(parts).take(order)
 
@@ -245,6 +269,7 @@ class TableReader:
         """``(m, width)`` float32 at ``(m,)`` positions; memory holds one row group beside them."""
         vectors = np.empty((len(indices), self.width), np.float32)
         for block, mine in self._by_block(indices):
+            # scattered rows are read by row groups too: a page can be checked only as a whole
             vectors[mine] = self.vectors_of(block)[indices[mine] - block.start]
         return vectors
 
@@ -276,15 +301,19 @@ class TableReader:
                 if footer_sha256(file.fileno()) != entry.footer:
                     raise ValueError("its footer is not that of this shard of this dataset")
                 yield file
+        # errors of the block that say what is wrong already
         except (UsageError, DamagedError):
             raise
         except (ValueError, KeyError, pa.ArrowException, OSError) as error:  # a column is missing
+            # before damage is claimed: the file may be that of another dataset, which has replaced
+            # this one
             self._check_same()
             copied = str(self._layout.root) in spelled  # from an object store
             advice = "It is damaged: run its command again."
             if copied:
                 advice = "The next command fetches this copy again."
             problem = storage.unreadable(part, error, advice=advice)
+            # without a manifest the copy is no dataset, and is fetched again
             if copied and isinstance(problem, DamagedError):
                 storage.remove_file(self._layout.manifest)
             raise problem from error
@@ -292,6 +321,7 @@ class TableReader:
     def _check_same(self) -> None:
         """Raise a :class:`LockedError` if the dataset is no longer the one that was opened."""
         root = self._layout.root
+        # a manifest that is damaged itself decides nothing: the error of the shard is reported
         with suppress(DamagedError):
             if not is_dataset(root) or read_manifest(root) != self._manifest:
                 raise LockedError(f"{root} was replaced while it was read. Run this command again.")

@@ -18,16 +18,20 @@ def casing_of(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]
         return {}
     options = {
         key: bool(source[key])
+        # the later one wins: tokenizer_config.json over config.json
         for source in (checkpoint.config, stated)
         for key in ("do_lower_case", "strip_accents")
         if source.get(key) is not None
     }
+    # without a statement transformers lower-cases, which spoils the words of a cased model
     if "do_lower_case" not in options:
+        # special entries such as [CLS] are upper-case in every vocabulary and left out
         lines = entries.read_text("utf-8", errors="replace").split("\n")
         words = [e for e in lines if not (e.startswith("[") and e.endswith("]"))]
         # a tokenizer that lower-cases never produces upper-case entries
         options["do_lower_case"] = all(e == e.lower() for e in words)
         if options["do_lower_case"]:  # one that strips accents decomposes Hangul and kana
+            # composed syllables, or kana with its mark, are entries only where accents stay
             whole = any("가" <= c <= "힣" or c in "がパ" for e in words for c in e)
             options.setdefault("strip_accents", not whole)
         why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
@@ -41,6 +45,7 @@ def restore_case(tokenizer: Any, checkpoint: Checkpoint, file: Path) -> None:
     from tokenizers.normalizers import BertNormalizer
 
     backend = tokenizer.backend_tokenizer
+    # the normalizer of BERT, which transformers makes anew from its own defaults
     if type(backend.normalizer) is BertNormalizer:
         own = Tokenizer.from_file(str(file)).normalizer
         if str(own) != str(backend.normalizer):
@@ -54,7 +59,9 @@ def lower_case(tokenizer: Any, checkpoint: Checkpoint) -> None:
     from tokenizers import normalizers
 
     backend = tokenizer.backend_tokenizer
+    # a sequence of one or none, so that both can be tried in the same way
     own = normalizers.Sequence([backend.normalizer] if backend.normalizer else [])
+    # tried, not read: many kinds of normalizers lower-case
     if own.normalize_str("A") == "A":
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), own])
         logger.info(f"{checkpoint.name}: texts are lower-cased (sentence_bert_config.json)")

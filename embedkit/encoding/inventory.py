@@ -120,6 +120,7 @@ def _met(requirements: Any) -> bool:
     stated = _section({"": requirements}, "").get("transformers", "")
     stated = stated.get("specifier", "") if isinstance(stated, Mapping) else stated
     try:
+        # an installed pre-release may meet the requirement too
         return SpecifierSet(str(stated), prereleases=True).contains(version("transformers"))
     except InvalidSpecifier:  # which sentence-transformers passes over
         return True
@@ -161,6 +162,8 @@ MODULES: dict[str, Rules] = {
 def config_rules(family: str) -> Rules:
     """Keys of ``config.json`` that transformers does not give to the class of a family."""
     return {
+        # refused if the model itself is code and transformers has no class made from it; of code of
+        # a tokenizer load_tokenizer warns
         "auto_map": lambda code: family in _PORTED or "AutoModel" not in (code or ()),
         "position_embedding_type": (None, "absolute", *POSITIONS.get(family, ())),
         "pruned_heads": (None, {}),
@@ -196,12 +199,14 @@ def statements(
 ) -> Iterator[Statement]:
     """What becomes of each key of a file by its rules; ``before`` is the path to the content."""
     for key, value in content.items():
+        # what no table knows counts as not computed
         rule = rules.get(key, REFUSED)
         if isinstance(rule, Mapping) and isinstance(value, Mapping):
             yield from statements(file, value, rule, before=f"{before}{key}.")
         elif isinstance(rule, str):
             yield Statement(file, before + key, value, rule)
         else:
+            # rules for inner keys met something that has none; only nothing at all is harmless
             values = (None,) if isinstance(rule, Mapping) else rule
             harmless = rule(value) if callable(rule) else value in values
             yield Statement(file, before + key, value, HARMLESS if harmless else REFUSED)
@@ -216,6 +221,7 @@ def _section(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def stated_length(sentence: Mapping[str, Any]) -> int | None:
     """Tokens per text by the settings of the transformer, as sentence-transformers reads them."""
     calls = _section(sentence, "processing_kwargs")
+    # the order in which sentence-transformers lets one setting override another
     for source, key in (
         (_section(calls, "common"), "max_length"),
         (_section(calls, "text"), "max_length"),
@@ -246,9 +252,11 @@ def unread_weights(names: Iterable[str], parts: Iterable[str], base: str, depth:
     own = tuple(parts)
     found = []
     for name in sorted(names):
+        # a model with a head saves its encoder under the name of the base
         path = name.removeprefix(f"{base}.")
         first, *inner = path.split(".")
         inside = path != name or any(first == part or first.startswith(f"{part}_") for part in own)
+        # the first number in a name is that of the layer
         above = int(next(filter(str.isdigit, inner), 0)) >= depth
         buffer = inner and inner[-1] in (
             "position_ids",

