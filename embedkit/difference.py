@@ -58,12 +58,17 @@ logger = logging.getLogger(__name__)
 ROUNDING = 1e-5
 """Relative L2 up to which vectors are equal but for the order of sums: engines differ by 1e-6."""
 
+# records of CKA and of neighbours, and those whose neighbours are
+# compared: time grows with the product of both
 _TOGETHER, _QUERIES = 10_000, 1_000
 _FARTHEST, _TRIED = 16, 48  # texts that are encoded again
+# records that are shown
 _MOVED = 20
 _HALF = 0.5  # of the distance: what a setting has to take away to be named
 _NEAR, _NEAR_HALF = 1e-2, 0.05  # as far as a rounding of vectors, or half precision, leads
+# what other tools usually cut at, beside the longest that the model takes
 _LENGTHS = (64, 128, 256, 512)
+# those of E5, which others use too; the checkpoint's own are added
 _PROMPTS = ("", "query: ", "passage: ")
 _QUANTILES = {"least": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5}
 
@@ -182,17 +187,21 @@ def diff(
     else:
         other = load(second, names[-1])
         y, join, settings = other.X, _joined_datasets(data, other), _settings(data, other)
+    # from here on positions are those of the joined records, in the order of A
     both = _Both(data, join.a, data.X[join.a], y[join.b])
     random = np.random.default_rng(seed)
+    # samples are drawn in a fixed order, so that a seed gives the same result
     some = both.distinct(random)
     queries = np.sort(random.permutation(len(some))[:_QUERIES])
     kept = np.zeros(0)
     if len(some) > 1:
+        # a number of neighbours, not a fraction
         kept = NEIGHBOURS * kept_neighbours(both.x[some], both.y[some], rows=queries)
     distance, cosine = both.distances, both.cosines
     result = Diff(
         records=len(join.a),
         joined=join.by,
+        # records of other texts are in both, and in neither number
         only_a=len(data) - len(join.a) - join.other_texts,
         only_b=len(y) - len(join.a) - join.other_texts,
         other_texts=join.other_texts,
@@ -206,9 +215,11 @@ def diff(
         moved=both.moved(some[queries], kept),
     )
     result = _with_decisions(result, both, some, seed, progress)
+    # two datasets say themselves how they were made, and equal vectors need no explanation
     if not foreign or result.same:
         return result
     about: dict[str, Any] = {"owner": str(data.path), "device": device, "model": model}
+    # one checkpoint for each precision; every other setting is changed on what was loaded
     load_encoder = cache(partial(encode_as, data.manifest, data.views, **about))
     try:
         before, tried = _explained(both, join.by, random, load_encoder, progress)
@@ -229,6 +240,7 @@ def _foreign(source: Any, column: str | None) -> tuple[Float32, list[str] | None
     if isinstance(source, str | os.PathLike):
         path, as_text = Path(source), {"id": str}  # which keeps 007
         readers: dict[str, Callable[[Path], Any]] = {
+            # a pickle would run code
             ".npy": partial(np.load, allow_pickle=False),
             ".parquet": pd.read_parquet,
             ".csv": partial(pd.read_csv, dtype=as_text),
@@ -245,6 +257,7 @@ def _foreign(source: Any, column: str | None) -> tuple[Float32, list[str] | None
         except (ValueError, OSError, TypeError) as error:
             raise unreadable(path, error, error=UsageError, advice=_ADVICE) from error
     vectors = np.asarray(source)
+    # whole numbers too: int8 is a usual format of vectors
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not vectors.size:
         shape = f"{vectors.dtype} of shape {vectors.shape}"
         raise UsageError(f"{name} holds {shape}; expected numbers, a row for each record.")
@@ -258,6 +271,7 @@ def _vectors_of(frame: Any, column: str | None) -> NDArray[Any]:
     first = {name: frame[name].iloc[0] for name in frame.columns} if len(frame) else {}
     lists = [n for n, cell in first.items() if np.ndim(cell) or str(cell).startswith("[")]
     chosen = [column] if column in lists else lists
+    # columns with a number at the end of their name: an id or a label may be a number too
     if not lists:
         return np.asarray(frame.select_dtypes("number").filter(regex=r"\d$"))
     if len(chosen) > 1:
@@ -289,6 +303,7 @@ def _joined(data: VectorData, name: str, ids: Sequence[str] | None, count: int) 
                 f"{len(twice):,} ids of {place} occur more than once, such as {str(twice[0])!r}. "
                 "Make ids unique, or give rows in the order of the dataset, without ids."
             )
+    # sorted by id; the order of A is restored below
     _, first, second = np.intersect1d(data.ids, ids, assume_unique=True, return_indices=True)
     if not len(first):
         shown = f"{str(ids[0])!r} against {str(data.ids[0])!r}"
@@ -302,10 +317,12 @@ def _joined_datasets(a: VectorData, b: VectorData) -> _Join:
 
     Without a column of ids these are row numbers, which mean something else in another corpus.
     """
+    # the same files by their hashes: rows mean the same records, whatever the ids are
     if a.manifest.source == b.manifest.source:
         join = _Join(*np.intersect1d(a.row, b.row, return_indices=True)[1:], "row")
     else:
         join = _joined(a, str(b.path), b.ids.tolist(), len(b))
+    # equal ids of another text are not the same record
     same = text_keys(a)[join.a] == text_keys(b)[join.b]
     if not same.any():
         problem = f"{len(same):,} have the same {join.by}, and all of these another text"
@@ -315,6 +332,7 @@ def _joined_datasets(a: VectorData, b: VectorData) -> _Join:
 
 def _settings(a: VectorData, b: VectorData) -> tuple[str, ...]:
     """Settings in which two datasets differ."""
+    # phrases are made for errors, in which one of both is expected
     phrases = a.manifest.vector_settings.differences(b.manifest.vector_settings)
     views = ["+".join(one.views) for one in (a, b)]
     phrases += [f"view is {views[0]}, expected {views[1]}"] * (views[0] != views[1])
@@ -354,8 +372,11 @@ class _Both(NamedTuple):
         """The records that moved most: by cosine in one space, by neighbours in two."""
         cosine, of_query = self.cosines, dict(zip(queries.tolist(), kept.tolist(), strict=True))
         order = queries[np.argsort(kept, kind="stable")[:_MOVED]]
+        # two models have spaces of their own, in which cosines between them are
+        # about zero; False for NaN of two widths
         if np.median(cosine) > 0.5:
             order = np.argsort(cosine, kind="stable")[:_MOVED]
+            # what only rounding moved is not shown
             order = order[cosine[order] < 1 - ROUNDING]
         names = [name for name in ("row", "id", "text") if name in self.data.columns]
         cells = self.data.reader.pick(self.places[order], names)
@@ -368,6 +389,7 @@ class _Both(NamedTuple):
 def _distances(x: Float32, y: Float32) -> Float64:
     """L2 distances of the rows by the longer vector, ``(n,)``: that of noise is 1, however long."""
     a, b = x.astype(np.float64), y.astype(np.float64)
+    # by the longer one, so that the distance does not depend on which is A
     lengths = np.maximum(*(np.linalg.norm(one, axis=1) for one in (a, b)))
     return np.asarray(np.linalg.norm(a - b, axis=1) / np.maximum(lengths, 1e-12))
 
@@ -376,15 +398,18 @@ def _with_decisions(
     result: Diff, both: _Both, some: Int64, seed: int, progress: ProgressCallback
 ) -> Diff:
     """The result, with that of a classifier that is trained on both, if there are classes."""
+    # numbers as labels have no decisions that could change
     if "label" not in both.data.columns or both.data.y.dtype.kind == "f":
         return result
     units = Units.of_dataset(both.data).take(both.places[some])
+    # untuned: the question is what the vectors change, and tuning would add noise of its own
     method = Frozen(EstimatorSettings.of(None, task="classification", seed=seed), tune=False)
     held_out = {}
     try:
         target = units.target()
         split = split_for(units, folds=5, seed=seed).labelled(target)
         for name, vectors in (("a", both.x[some]), ("b", both.y[some])):
+            # the same units, target and folds, with other vectors
             inputs = replace(units, inputs=vectors.__getitem__)
             held_out[name], _ = cross_validate(method, inputs, target, split, progress=progress)
     except UsageError as error:
@@ -420,44 +445,56 @@ def _explained(
     _, places, x, y = both
     chosen, before = random.permutation(len(x))[:_TRIED], np.inf
     if both.of_one_width:
+        # those that moved most show best what moved them, such as a cut; the random ones keep a
+        # setting from being named that explains only these
         farthest = np.argsort(-both.distances, kind="stable")[:_FARTHEST]
         chosen = np.unique(np.concatenate([farthest, chosen[: _TRIED - len(farthest)]]))
         before = float(_distances(x[chosen], y[chosen]).mean())
+        # looked for first, since no setting of the encoder can explain it
         if joined == "order" and (order := _order(x, y, chosen)):
             return before, [order]
     laboratory = _Laboratory(both.data, places[chosen], y[chosen], load_encoder)
+    # without a change of the input: layer, pooling, scale and rounding follow from the same pass
     best = laboratory.nearest({})
     found = [best]
+    # each round keeps one setting, and ends early if it explains everything
     while best.largest > ROUNDING:
+        # what the next passes have in common; layers and poolings are free again in each of them
         inputs = {name: value for name, value in best.settings.items() if name in _OF_INPUT}
         tried = [best]
         for variant in laboratory.variants(near=best.distance < _NEAR_HALF):
             progress(Progress("trying settings", len(found) + len(tried), None, "settings"))
             # a precision may not be to be had here, nor a length for windows with their stride
             with suppress(EmbedkitError):
+                # a setting that was kept is not changed again
                 if not variant.keys() & inputs.keys():
                     tried.append(laboratory.nearest({**inputs, **variant}))
             if tried[-1].largest <= ROUNDING:
                 break
         found += tried[1:]
         nearest = _simplest(tried)
+        # a setting that helps less is noise
         if nearest.distance >= _HALF * best.distance:
             break
         best = nearest
+    # the one kept is first even where another is a rounding nearer, with more settings
     return before, sorted(found, key=lambda one: (one is not best, one.distance))
 
 
 def _simplest(found: Sequence[Explanation]) -> Explanation:
     """Of those that are as near as the nearest one, the one with the fewest settings."""
     least = min(one.distance for one in found)
+    # within a factor of two, or within rounding, fewer settings are the better explanation
     near = [one for one in found if one.distance <= max(least / _HALF, ROUNDING / 10)]
     return min(near, key=lambda one: (len(one.settings), one.distance))
 
 
 def _order(x: Float32, y: Float32, chosen: Int64) -> Explanation | None:
     """The order of rows, if those of B are vectors of A that belong to other records."""
+    # the sample against all rows of A
     nearest = (unit_vectors(y[chosen]) @ unit_vectors(x).T).argmax(axis=1)
     far = _distances(x[nearest], y[chosen])
+    # all of them have to be found, and half of them elsewhere
     if far.max() > _NEAR or (x[nearest] == x[chosen]).all(axis=1).mean() > _HALF:
         return None
     text = f"row {chosen[0]} of B is row {nearest[0]} of A"
@@ -486,6 +523,7 @@ class _Laboratory:
             with suppress(EmbedkitError):
                 self._base.encoder.check_poolings([pooling])
                 poolings.append(pooling)
+        # one forward pass has all layers with all poolings that the checkpoint can have
         every = parse_layers("all", n_layers=layers)
         self._views = [view.name for view in views_of(every, poolings, n_layers=layers)]
 
@@ -500,10 +538,13 @@ class _Laboratory:
             "max_length": [n for n in (*_LENGTHS, longest) if n <= longest],
             "on_long": ["truncate"],
             "special_tokens": [True, False],
+            # a cased model may have been given lower-cased text; a tokenizer that
+            # lower-cases may have been kept from it
             "case": ["lower-cased", "not lower-cased"],
             "precision": ["fp32", "int8", *["bf16", "fp16"] * near],
         }
         for name, values in kinds.items():
+            # prompts of the checkpoint may be among the usual ones
             for value in dict.fromkeys(values):
                 if value != getattr(self._base.settings, name, None):
                     yield {name: value}
@@ -511,12 +552,15 @@ class _Laboratory:
     def nearest(self, inputs: Mapping[str, Any]) -> Explanation:
         """The view, scale and rounding by which the sample comes nearest to that of the tool."""
         found, width = [], self._y.shape[1]
+        # int8: each coordinate has a scale of its own that is not in the file
         whole = bool((self._y == np.round(self._y)).all())
         roundings = ["int8"] if whole else ["float32", "float16", "bfloat16"]
         for name, vectors in self._encoded(**inputs).items():
             for unit, rounding in product(
                 (True, False), roundings if vectors.shape[1] >= width else ()
             ):
+                # a prefix of the coordinates, as Matryoshka models are
+                # shortened; scaled to length 1 after that
                 x, y = vectors[:, :width], self._y
                 if unit or (name == Pooling.SENTENCE and "Normalize" in self._modules):
                     x, y = l2_normalize(x), y if unit else l2_normalize(y)
@@ -534,9 +578,11 @@ class _Laboratory:
     ) -> dict[str, Float32]:
         """All views of the texts; those of A, if they are several, side by side too."""
         encode = self._load(precision=precision)
+        # shallow: the cached encoder keeps its tokenizer, and the weights are shared
         encoder = copy.copy(encode.encoder)
         if case == "not lower-cased":
             encoder.tokenizer = encoder.tokenizer.cased()
+        # scale, dims and rounding are tried on the vectors, without another pass
         plain: dict[str, Any] = {"normalize": False, "dims": None, "storage": "float32"}
         encode = encode.changed(encoder, self._views, **plain, **inputs)
         lower = str.lower if case == "lower-cased" else str
@@ -553,6 +599,7 @@ class _Laboratory:
             changes |= {"pooling": pooling} if pooling != before else {}
             changes |= {"layers": layer} if layer != (its or str(self._checkpoint.n_layers)) else {}
             changes |= {"dense": "left out"} if of_makers and "Dense" in self._modules else {}
+        # shortened vectors are scaled to length 1 by the dataset as well
         scaled = settings.normalize or settings.dims is not None
         scaled = scaled or (of_makers and "Normalize" in self._modules)
         changes |= {"normalize": unit} if unit != scaled else {}

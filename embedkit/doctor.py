@@ -19,6 +19,8 @@ from embedkit.machine import __version__, usable_cores
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
 
+# scripts that tokenizers treat differently, one text of a single token, and a long one,
+# so that batches have texts of many lengths
 _TEXTS = (
     "The film was good.",
     "배를 타고 여행을 간다.",
@@ -47,6 +49,7 @@ def diagnose() -> Diagnosis:
     from embedkit.encoding.checkpoint import find_checkpoint
 
     problems: list[str] = []
+    # before the check itself makes load
     load, cores = os.getloadavg()[0], usable_cores()
     busy = f"other programs are busy (load {load:.1f}): the speed is too low"
     notes = [busy] if load > cores else []
@@ -59,6 +62,7 @@ def diagnose() -> Diagnosis:
             devices[f"cuda:{index}"] = {"name": torch.cuda.get_device_name(index)}
         for device, about in devices.items():
             about |= _extract(device)
+    # the first problem ends the trial, and everything else is reported all the same
     except EmbedkitError as error:
         problems, code = [str(error)], error.exit_code
     except Exception as error:  # a broken installation raises anything
@@ -66,6 +70,7 @@ def diagnose() -> Diagnosis:
     models = []
     for model in (DEFAULT_MODEL, MULTILINGUAL):
         with suppress(EmbedkitError):
+            # looked for, not loaded: whether a first run needs the network is all that is asked
             find_checkpoint(model, offline=True)
             models.append(model)
     if MULTILINGUAL not in models:
@@ -89,6 +94,7 @@ def _extract(device: str) -> dict[str, Any]:
     from embedkit.encoding.windows import TokenizerSettings
     from embedkit.verification import require_ok, verify
 
+    # with a number each, so that no two are equal
     texts = [f"{i} {text}" for i in range(5) for text in _TEXTS]
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="embedkit-doctor-") as scratch:
@@ -96,6 +102,7 @@ def _extract(device: str) -> dict[str, Any]:
         precision = "fp32" if device == "cpu" else "auto"  # the default, without a note on others
         extract(texts, out=out, offline=True, layers="all", device=device, precision=precision)
         require_ok(verify(out), out)
+    # includes loading; the speed of the model is measured on its own below
     seconds = time.perf_counter() - started
     encoder = Encoder.load(offline=True, device=device)
     settings = TokenizerSettings(encoder.max_length)
@@ -134,6 +141,7 @@ def _same_bits(encoder: Encoder, texts: list[str]) -> dict[str, int]:
         with threads_limited(1):
             found["on one thread"] = Encoder.load(offline=True, device="cpu").encode(texts)
     same = {how: int((found[how] == together).all(axis=1).sum()) for how in found}
+    # on a GPU kernels may depend on the shape of a batch; there the count is only reported
     if cpu and (least := min(same["alone"], same["in another order"])) < len(texts):
         raise EncodeError(
             f"{len(texts) - least} of {len(texts)} texts have other bits in other company: the "
@@ -147,5 +155,6 @@ def _versions(extra: str) -> dict[str, str | None]:
     from packaging.requirements import Requirement
 
     needs = map(Requirement, requires("embedkit") or ())
+    # markers decide by extra and by system; without a marker a package is always needed
     here = [n for n in needs if (n.marker.evaluate({"extra": extra}) if n.marker else not extra)]
     return {n.name: next((d.version for d in distributions(name=n.name)), None) for n in here}

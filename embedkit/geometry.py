@@ -56,6 +56,8 @@ def mean_cosine(X: NDArray[Any]) -> float:
     """Return the mean cosine of two different rows, also called anisotropy; NaN of one row."""
     unit = unit_vectors(X)
     pairs = len(unit) * (len(unit) - 1)
+    # the squared length of the sum of unit vectors is the sum of all their cosines, from which
+    # those of rows with themselves are taken: n·width operations instead of n²·width
     return float(((unit.sum(0) ** 2).sum() - (unit**2).sum()) / pairs) if pairs else float("nan")
 
 
@@ -66,6 +68,7 @@ def gram_entropy(X: NDArray[Any]) -> float:
     number and width: 0 if all rows have one direction, 1 if they have all directions alike.
     """
     unit = unit_vectors(X)
+    # there are at most so many eigenvalues other than 0
     most = np.log(min(unit.shape))
     return float(_entropy(np.linalg.eigvalsh(unit.T @ unit)) / most) if most > 0 else float("nan")
 
@@ -86,11 +89,15 @@ def curvature(tokens: NDArray[Any], record: Int64) -> float:
     """
     steps = unit_vectors(np.diff(np.asarray(tokens, np.float64), axis=0))
     angles = np.degrees(np.arccos(np.clip((steps[1:] * steps[:-1]).sum(1), -1, 1)))
+    # a step between records is none, and one that stays where it is has no direction: both are
+    # marked, and no angle with them counts
     moves = (np.abs(steps).max(1, initial=0) > 0) & (record[1:] == record[:-1])
+    # an angle has two steps and so three tokens, of which record[2:] is that of the last one
     inside = moves[1:] & moves[:-1]
     _, place = np.unique(record[2:][inside], return_inverse=True)
     if not len(place):
         return float("nan")
+    # first the mean of each record, so that long texts weigh no more than short ones
     return float((np.bincount(place, angles[inside]) / np.bincount(place)).mean())
 
 
@@ -163,7 +170,9 @@ def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = N
     for start in range(0, len(rows), step):
         these = rows[start : start + step]
         cosines = unit[these] @ unit.T
+        # a record is not its own neighbour
         cosines[np.arange(len(these)), these] = -np.inf
+        # the k best in linear time; only these are sorted
         best = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
         order = np.argsort(-np.take_along_axis(cosines, best, 1), axis=1, kind="stable")
         near[start : start + step] = np.take_along_axis(best, order, 1)
@@ -179,6 +188,7 @@ def unit_vectors(X: NDArray[Any]) -> Float64:
 
 def _entropy(values: NDArray[Any]) -> float:
     """The entropy of values from 0 on as parts of their sum, in nats."""
+    # rounding leaves eigenvalues just below 0, and 0·log 0 is 0
     values = values[values > 0]
     parts = values / values.sum()
     return float(-(parts * np.log(parts)).sum())
@@ -188,6 +198,7 @@ def _centred(X: NDArray[Any]) -> Float64:
     """Columns with mean 0, all divided by the largest absolute value."""
     X = np.asarray(X, np.float64)
     X = X - X.mean(0)
+    # by 1 where all vectors are equal
     return X / (np.abs(X).max(initial=0) or 1)
 
 

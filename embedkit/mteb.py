@@ -63,6 +63,7 @@ class Model:
         """Encode by several views from now on, and return their names; the first one is shown."""
         count = self.encoder.n_layers
         self.views = tuple(parse_view(view, n_layers=count).name for view in views)
+        # vectors by prefix and text, each of all views; forgotten when the views change
         self.view, self._kept = self.views[0], dict[tuple[str | None, str], dict[str, Float32]]()
         return self.views
 
@@ -83,11 +84,13 @@ class Model:
         """
         from mteb.models.abs_encoder import get_prompt_name
 
+        # the batches of MTEB are taken apart: the encoder makes its own
         texts = [text for batch in inputs for text in batch["text"]]
         prompts = dict(self.encoder.checkpoint.definition.prompts)
         prefix = prompts.get(get_prompt_name(prompts, task_metadata, prompt_type))
         if task_metadata.name != self.task:  # a task repeats its texts, tasks seldom share them
             self.task, self._kept = task_metadata.name, {}
+        # the second view of `by_layer` finds all of its texts here
         new = [text for text in dict.fromkeys(texts) if (prefix, text) not in self._kept]
         if new:
             _, unit = self.encoder.checkpoint.own_view(last_layer=True)
@@ -113,6 +116,7 @@ class Model:
 
         checkpoint, name = self.encoder.checkpoint, self.encoder.checkpoint.name
         known = {
+            # MTEB asks for owner/name, which a folder has not
             "name": name if name.count("/") == 1 else f"local/{Path(name).name}",
             "revision": checkpoint.revision or "local",
             "embed_dim": self.encoder.width,
@@ -151,12 +155,15 @@ def by_layer(
     shared = Model(model)
     encoder = shared.encoder
     pooling = encoder.checkpoint.definition.pooling
+    # layer 0 are the embeddings before the first block, so there is one more than blocks
     names = shared.encode_by(views or [f"{pooling}_{i}" for i in range(encoder.n_layers + 1)])
     scores: dict[str, dict[str, float]] = {}
+    # tasks outside, views inside: only the vectors of one task are kept
     for task in tasks:
         scores[task.metadata.name] = {}
         for view in names:
             shared.view = view
+            # without its cache, which would answer with results of earlier runs
             found = mteb.evaluate(
                 shared, task, cache=None, co2_tracker=False, show_progress_bar=False
             )

@@ -54,6 +54,8 @@ LARGEST = 1 << 36
 _IMPORTED = (*all_suffixes(), ".pth")
 
 _PLACE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
+# tomllib gives no line numbers, so tables are looked for in the
+# text; what is not found is reported at line 1
 _HEADER = re.compile(r"^[ \t]*\[([\w.-]+)\]", re.MULTILINE)
 
 
@@ -97,21 +99,26 @@ def read_recipe(
 
     tables: dict[str, dict[str, Any]] = {}
     for name, table in content.items():
+        # for people
         if name in ("title", "description"):
             continue
         if not isinstance(table, dict) or name not in (*commands, "set"):
             near = did_you_mean(name, [*commands, "set"])
             fail(name, f"is not a table with the name of a command.{near}")
+        # [probe] with [probe.a] and [probe.b] below it are two stages with these options in common
         shared = {key: value for key, value in table.items() if not isinstance(value, dict)}
         several = {f"{name}.{k}": shared | v for k, v in table.items() if isinstance(v, dict)}
         tables |= {name: shared} if name == "set" or not several else several
     given = tables.pop("set", {})
     if not tables:
         fail("extract", "is missing, as is every other stage.")
+    # stages run as they are written down; TOML puts subtables together, wherever they stand
     tables = {n: tables[n] for n in sorted(tables, key=lambda name: lines.get(name, 1))}
+    # before names are filled in, so that a new value of [set] reaches all that use it
     for setting in settings:
         _override(setting, tables, given)
     known: dict[str, Any] = {}
+    # in order: a value may name those above it, so that no circle can be made
     for name, value in given.items():
         known[name] = _filled(value, known, partial(fail, "set"))
     stages = []
@@ -122,9 +129,12 @@ def read_recipe(
         parameters = {n.lstrip("-"): p for p in commands[command].params for n in p.opts}
         stages.append(_stage(name, options, path.resolve().parent, parameters))
         try:
+            # the command's own parser judges every option before the
+            # first stage runs, which may take hours
             context = commands[command].make_context(command, list(stages[-1].line[1:]))
         except click.UsageError as error:
             fail(name, error.format_message())
+        # at once: nothing is run in it
         context.close()
         try:
             needs = tuple(_needs_trust(context, stages[-1], _values(settings)))
@@ -153,14 +163,18 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
     for text in dict.fromkeys([*outputs, *stage.outputs]):
         if address := address_of(text):  # of which click has removed a slash
             inside = any(f"{address}/".startswith(f"{v}/") for v in callers if "://" in v)
+            # an address is no path that could be resolved; one that
+            # goes up leaves what the caller named
             allowed = inside and ".." not in address.split("/")
         else:
             here = stage.folder
+            # below the recipe, or below what the caller named by --set
             allowed = any(_is_below(here / text, here / root) for root in ("", *callers))
         if not allowed:
             yield f"writes to {storage.without_secrets(text)}"
     for name, what in _CODE.items():
         text = str(given.get(name) or "")
+        # names without a colon are those of embedkit's own
         if ":" in text and text not in callers:
             yield what.format(text)
 
@@ -171,6 +185,7 @@ def _is_below(path: Path, folder: Path) -> bool:
     Hidden files, such as those of a shell, of git and of a virtual environment, are run by others,
     and so are the modules of Python.
     """
+    # links followed first: a link in the folder may lead out of it
     place, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     inner = place.relative_to(root).parts if place.is_relative_to(root) else (".",)
     return not any(part.startswith(".") or part.endswith(_IMPORTED) for part in inner)
@@ -180,6 +195,7 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
     """Apply one ``--set KEY=VALUE`` to a stage or to ``[set]``."""
     key, equals, text = setting.partition("=")
     name, _, option = key.strip().rpartition(".")
+    # only what is there can be set: a misspelt key would change nothing, silently
     known, wanted = (tables, name) if name else (values, option)
     if not equals or wanted not in known:
         raise UsageError(
@@ -190,6 +206,7 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
     with suppress(tomllib.TOMLDecodeError):  # numbers, truth values and lists as in TOML
         value = tomllib.loads(f"value = {text}")["value"]
     chosen = tables[name] if name else values
+    # a date or a table in TOML was meant as text
     chosen[option] = value if isinstance(value, str | int | float | list) else text
 
 
@@ -202,6 +219,7 @@ def _filled(value: Any, known: Mapping[str, Any], fail: Callable[[str], NoReturn
     for name in _PLACE.findall(value):
         if name not in known:
             fail(f"{{{name}}} is not in [set] above.{did_you_mean(name, known)}")
+    # so that limit = "{n}" is a number, and "runs/{n}" a text
     whole = _PLACE.fullmatch(value)
     return known[whole[1]] if whole else _PLACE.sub(lambda m: str(known[m[1]]), value)
 
@@ -215,6 +233,7 @@ def _stage(
     files: dict[bool, list[str]] = {True: [], False: []}
     for option, value in options.items():
         items = [str(item) for item in (value if isinstance(value, list) else [value])]
+        # an empty value leaves the option out, so that --set can take it away
         if items in ([""], []):
             continue
         files[option in OUTPUTS] += items
@@ -224,9 +243,12 @@ def _stage(
             arguments += items
         elif value is True:
             words.append(dashed)
+        # `makes` is for the recipe only: outputs of commands that have no option for them
         elif option != "makes" and (value is not False or parameter is None):  # click names these
+            # options that may be repeated get a word for each item, others a list with commas
             several = parameter is not None and parameter.multiple
             for text in items if several else [",".join(items)]:
+                # with an equals sign, so that a value that begins with a dash is no option
                 words += [dashed, text] if len(option) == 1 else [f"{dashed}={text}"]
     can_overwrite = "overwrite" in parameters and "--overwrite" not in words
     line = (name.partition(".")[0], *arguments, *words)
@@ -252,8 +274,10 @@ def run_recipe(
     results: list[dict[str, Any]] = []
     for number, stage in enumerate(stages, 1):
         about = f"[{number}/{len(stages)}] {stage.name}"
+        # an option may list several files with commas; what is no file is dropped by `_hashes`
         names = {part for value in stage.inputs for part in (value, *value.split(","))}
         state = {
+            # the file lies beside results, and is passed on with them
             "settings": [storage.without_secrets(word) for word in stage.line],
             "inputs": _hashes(stage, sorted(names)),
             "version": __version__,
@@ -261,7 +285,10 @@ def run_recipe(
         }
         before = _read_state(stage)
         changed = [name for name in state if before and before.get(name) != state[name]]
+        # `outputs` is among them: a result that was changed or deleted is made again
         status = f"its {changed[0]} changed" if changed else "up to date"
+        # written only when a stage is done; the state before
+        # that says whose unfinished output it is
         if "exit_code" not in before:
             status = "was not finished" if before else ""
         progress(f"{about} … {status}".rstrip())
@@ -277,6 +304,8 @@ def run_recipe(
                 code = call(words)
             status = "done" if code in (0, EXIT_REJECTS) else "failed"
             if status == "done":
+                # inputs are those from before the run: if one changed meanwhile, the
+                # stage is not up to date next time
                 made = {"outputs": _hashes(stage, stage.outputs), "exit_code": code}
                 _write_state(stage, state | made)
         seconds = time.monotonic() - started
@@ -294,6 +323,7 @@ def run_recipe(
 @contextmanager
 def _typed(words: Sequence[str], folder: Path) -> Iterator[None]:
     """Folder and arguments of a process in which a command was typed, which runs record."""
+    # both are of the process, and put back even if a command fails
     arguments = sys.argv
     TYPED_IN.append(Path.cwd())
     try:
@@ -307,6 +337,7 @@ def _typed(words: Sequence[str], folder: Path) -> Iterator[None]:
 
 def content_hash(path: Path) -> str:
     """SHA-256 of a file, of the checksums of a folder, or of the files of a folder without them."""
+    # checksums stand for the files of a dataset or run, which need not be read again
     for file in (path, path / "SHA256SUMS"):
         if file.is_file():
             return storage.file_sha256(file)
@@ -324,6 +355,8 @@ def _hashes(stage: Stage, names: Sequence[str]) -> dict[str, str]:
 
 def _state_file(stage: Stage) -> Path:
     first = stage.folder / stage.outputs[0]
+    # hidden and beside the output, not in it: the output may be a
+    # file, and a folder is replaced as a whole
     return first.with_name(f".{first.name}.stage.json")
 
 
@@ -349,6 +382,7 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
         raise UsageError(f"sha256={sha256!r}: expected 64 hex digits.")
     if not re.match(r"https?://([^/\[\]]|\[[^/\]]+\])", url):
         raise UsageError(f"{shown}: expected an address that begins with https:// or http://.")
+    # urllib would take them for a part of the host's name, and they would be shown in errors
     if re.match(r"[a-z]+://[^/?#]*@", url):
         raise UsageError(f"{shown}: user and password of an address are not sent; leave them out.")
     if target.is_dir():
@@ -356,11 +390,13 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     if target.is_file():
         if storage.file_sha256(target) == expected:
             return False
+        # not replaced: it may be somebody's own file
         raise MismatchError(f"{target} exists with another hash. Move it away.")
     address = quote(url, safe="%/:=&?~#+!$,;'@()*[]")  # letters beyond ASCII; the rest stays
     request = Request(address, headers={"User-Agent": f"embedkit/{__version__}"})
     try:
         with (
+            # under another name until its hash is right, so that `out` is complete or not there
             storage.new_file(target, free=lambda: None) as work,
             urlopen(request, timeout=30) as source,
             work.open("wb") as copy,
@@ -379,10 +415,12 @@ def _copy_checked(source: Any, target: Any, sha256: str, name: str) -> None:
     digest, size = hashlib.sha256(), 0
     while block := source.read(1 << 20):
         size += len(block)
+        # counted while it is read, since a server may announce any length
         if size > LARGEST:
             raise OSError(f"it has more than {LARGEST:,} bytes")
         digest.update(block)
         target.write(block)
+    # read() with a size does not raise if the connection ends before the announced length
     if source.length:
         raise OSError(f"the connection ended {source.length:,} bytes too early")
     if digest.hexdigest() != sha256:

@@ -61,6 +61,8 @@ class StoredVectors(_Vectors):
     def __init__(
         self, dataset: str | Path, view: str | Sequence[str] | None = None, by: str = "id"
     ) -> None:
+        # parameters stay as they were given and are checked in `fit`, as `clone` and
+        # `set_params` of scikit-learn require
         self.dataset = dataset
         self.view = view
         self.by = by
@@ -84,10 +86,13 @@ class StoredVectors(_Vectors):
             UsageError: the dataset has no such id or row, or it has an id twice.
         """
         check_is_fitted(self, "n_features_out_")
+        # a tuple, since the cache hashes it
         view = self.view if self.view is None or isinstance(self.view, str) else tuple(self.view)
+        # part of the cache's key: a dataset that was replaced is read again
         fingerprint = load(self.dataset).manifest.fingerprint
         data, index_of = _stored(str(self.dataset), view, self.by, fingerprint)
         values = _column(X)
+        # pandas reads ids such as 7 as numbers
         keys = [str(x) for x in values] if self.by == "id" else [_row(x) for x in values]
         try:
             index = [index_of[key] for key in keys]
@@ -96,6 +101,7 @@ class StoredVectors(_Vectors):
                 f"{self.dataset} has no {self.by} {error.args[0]!r}. Texts that were rejected or "
                 "left out have no vectors."
             ) from error
+        # only ids that are asked for must be unique
         if -1 in index:
             twice = keys[index.index(-1)]
             raise UsageError(f"{self.dataset} has id {twice!r} more than once; use by='row'.")
@@ -137,6 +143,7 @@ class TextEncoder(_Vectors):
         normalize: bool | None = None,
         cache: str | Path | None = "memory",
     ) -> None:
+        # as given, for `clone`; see above
         self.model = model
         self.view = view
         self.revision = revision
@@ -152,6 +159,8 @@ class TextEncoder(_Vectors):
         from embedkit.encoding.views import parse_view
 
         encoder, name, unit = self._encoder(), self.view, False
+        # the makers' vector is that of the last layer, and may be normalised; of a view that was
+        # asked for nothing is known, so it stays as it is
         if name is None:
             pooling, unit = encoder.checkpoint.own_view(last_layer=True)
             name = f"{pooling}_-1" if pooling.has_layer else str(pooling)
@@ -171,16 +180,21 @@ class TextEncoder(_Vectors):
             return self._encode(texts)
         if self.cache == "memory":
             database, lock = _in_memory(self._key())
+            # one connection for all threads
             with lock:
                 vectors = self._through_cache(texts, database)
+                # emptied as a whole, after the answer: vectors of one call
+                # are together whatever their number
                 if database.execute("SELECT count(*) FROM v").fetchone()[0] > _MOST_IN_MEMORY:
                     database.execute("DELETE FROM v")
             return vectors
         storage.make_folder(Path(self.cache))
         file = Path(self.cache, f"{self._key()}.sqlite")
         try:
+            # processes of joblib share the file; the writer of many vectors is waited for
             with closing(sqlite3.connect(file, timeout=60)) as database:
                 return self._through_cache(texts, database)
+        # the more special class first: a locked or unwritable file is not damaged
         except sqlite3.OperationalError as error:
             raise StorageError(f"the cache {file} cannot be used: {error}.") from error
         except sqlite3.DatabaseError as error:
@@ -188,6 +202,7 @@ class TextEncoder(_Vectors):
             raise DamagedError(f"the cache {file} is damaged: {error}. {advice}") from error
 
     def __sklearn_tags__(self) -> Any:
+        # texts, not a table of numbers: scikit-learn's checks skip what does not apply
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
@@ -203,6 +218,7 @@ class TextEncoder(_Vectors):
         return np.asarray(next(iter(views.values())))
 
     def _through_cache(self, texts: list[str], database: sqlite3.Connection) -> Float32:
+        # of a fixed size, however long the texts are; half of a surrogate pair must not stop here
         keys = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
         database.execute("CREATE TABLE IF NOT EXISTS v (k BLOB PRIMARY KEY, x BLOB)")
         cached = {
@@ -210,19 +226,24 @@ class TextEncoder(_Vectors):
             for key in set(keys)
             if (row := database.execute("SELECT x FROM v WHERE k = ?", [key]).fetchone())
         }
+        # by key, so that a text which occurs twice is encoded once
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in cached}
         if missing:
             encoded = self._encode(list(missing.values()))
             new = {key: vector.tobytes() for key, vector in zip(missing, encoded, strict=True)}
+            # one transaction: committed as a whole or not at all
             with database:
                 database.executemany("INSERT OR REPLACE INTO v VALUES (?, ?)", new.items())
             cached |= new
         joined = b"".join(cached[key] for key in keys)
+        # the buffer of bytes is read-only; estimators may write into their input
         return np.frombuffer(joined, np.float32).reshape(len(texts), -1).copy()
 
     def _key(self) -> str:
         """Hash of everything that shapes a vector, except for the text."""
         encoder = self._encoder()
+        # weights by their hashes, not by a name that may come to mean others; the device
+        # too, since its sums have other last bits
         shaping = [
             sorted(encoder.checkpoint.sha256.items()),
             self._view_name,
@@ -261,6 +282,7 @@ def _stored(
     data = load(dataset, list(view) if isinstance(view, tuple) else view)
     index_of: dict[Any, int] = {}
     for i, key in enumerate((data.ids if by == "id" else data.row).tolist()):
+        # -1 marks an id that occurs more than once
         index_of[key] = -1 if key in index_of else i
     return data, index_of
 
@@ -283,6 +305,7 @@ def _text(value: Any, i: int) -> str:
 
 def _column(X: Any) -> list[Any]:
     """A list, array, series or frame of one column as a list."""
+    # as objects: NumPy would turn texts and None into texts of one width
     values = np.asarray(X, dtype=object)
     if values.ndim > 2 or values.shape[1:] not in ((), (1,)):
         raise ValueError(f"X has shape {values.shape}; expected one column.")

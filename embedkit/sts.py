@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# pairs whose vectors are in memory at once, at all layers and poolings
 _CHUNK = 1_024
 
 
@@ -108,9 +109,12 @@ def similarity(
     from embedkit.encoding.encoder import Encoder
 
     if out is not None:
+        # before texts are encoded, which may take hours
         check_free(Path(out), overwrite=overwrite)
+    # the gold score is read as the label of a record
     reading = replace(reading or CorpusOptions(), text=text, text_pair=text_pair, label=score)
     reader, records = _read_pairs(corpus, reading)
+    # before the model is loaded: a score that is no number stops at once
     gold = None if score is None else _gold(records, name=f"score={score!r}")
     kinds = parse_poolings(pooling)
     encoder = Encoder.load(model, device=device, max_length=max_length)
@@ -124,6 +128,7 @@ def similarity(
         for view, values in cosines.items():
             metrics = metrics_for(gold, values)
             both = {name: metrics[name] for name in ("spearman", "pearson")}
+            # each pair is a group of its own for the interval
             agreement[view] = scored(both, np.arange(len(records)))
     pairs = PairSimilarity(
         records=tuple(records),
@@ -167,6 +172,7 @@ def _read_pairs(corpus: CorpusLike, reading: CorpusOptions) -> tuple[CorpusReade
         reader = CorpusReader(plan)
         records = reader.records()
     for notice in plan.notices:
+        # a label that was guessed has no meaning here, and is not mentioned
         if reading.label is not None or not notice.startswith("label"):
             logger.info(notice)
     if not records:
@@ -213,6 +219,7 @@ def _cosines(
     parts, truncated = [], 0
     for start in range(0, len(records), _CHUNK):
         some = records[start : start + _CHUNK]
+        # first texts, then second ones: np.split halves them again below
         texts = [r.text for r in some] + [str(r.text_pair) for r in some]
         tokenized = encoder.tokenizer.encode(texts, settings=settings)
         truncated += int(tokenized.cut.sum())

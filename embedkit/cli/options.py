@@ -242,7 +242,7 @@ def progress_bar() -> Iterator[ProgressCallback]:
     def print_above(text: str) -> None:
         console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
-    # a daemon, so that a command that fails at once does not wait for its own bar
+    # the thread of the timer must not keep a process alive
     timer = threading.Timer(_PATIENCE, bar.start)
     timer.daemon = True
     timer.start()

@@ -70,6 +70,7 @@ def run_info_text(path: Path, content: Run) -> str:
     lines += [f"  {name:9}  {text}" for name, text in _facts(path, content)]
     if (path / "model").is_dir():
         lines.append(f"use it: embedkit predict {folder} new.tsv --out labels.tsv")
+    # of runs with predictions, and of similarity
     for name in ("predictions.parquet", "pairs.parquet"):
         if (path / name).is_file():
             lines.append(f"open it: df = pandas.read_parquet({str(path / name)!r})")
@@ -79,11 +80,13 @@ def run_info_text(path: Path, content: Run) -> str:
 
 
 def _prediction_finding(content: PredictionRun) -> str:
+    # the test set, where there is one: nothing was chosen by it
     subset = "test" if "test" in content.scores else "cross_validation"
     count = content.records["test"] if subset == "test" else content.records["folds"]
     support = [one.support for one in content.per_class.get(subset, ())]
     metric = "accuracy" if content.classes else "r2"
     if support:
+        # as compare judges it, so that both speak of one number
         metric = headline_metric([content], support)
     if metric not in content.scores.get(subset, {}):
         return f"{count:,} {content.noun}s with one label only: there is no {metric}"
@@ -137,6 +140,7 @@ def _against(content: PredictionRun, metric: str, majority: float, score: Score)
     names = {"regression": "the mean", "multilabel": "the best constant set"}
     name = names.get(content.task, "the majority class")
     baseline = f"{name} ({metric_text(majority, metric, unit=True)})"
+    # a baseline within the interval is no proven difference, on either side
     if math.isnan(score.value) or math.isnan(score.low) or score.low <= majority <= score.high:
         return f"no proven gain over {baseline}"
     better = (score.value < majority) == (metric in LOWER_IS_BETTER)
@@ -183,14 +187,18 @@ def _scores(content: PredictionRun) -> Iterator[str]:
         finding = _prediction_finding(content)
         for subset, scores in reversed(content.scores.items()):
             shown = [_score(name, scores[name]) for name in _FIRST if name in scores]
+            # what the first line has said is not said again
             shown = [text for text in shown if not finding.startswith(text)]
             size = content.records[subset.replace("cross_validation", "folds")]
             yield f"  {size:,} {_SUBSETS[subset]} {content.noun}s: {', '.join(shown) or finding}"
     loss = "log_loss" if content.classes else "rmse"
     for subset, scores in content.scores.items():
         one = scores.get(loss)
+        # a model can be right more often than the majority and still be sure of its errors, which
+        # only these losses show
         if one and one.value > one.majority:
             found, guess = metric_text(one.value, loss), metric_text(one.majority, loss)
+            # as shown: equal to the last digit would be a riddle
             if found != guess:
                 yield (
                     f"warning: {loss} is worse than a constant guess ({found} against {guess}, "
@@ -275,6 +283,7 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
         source = path / content.dataset.path
         if content.dataset.path and is_dataset(source):
             manifest = read_manifest(source)
+            # the path is where the dataset was: another one may have been written there
             if content.dataset.fingerprint != manifest.fingerprint:
                 now = f"{manifest.totals.accepted:,} records"
                 yield "dataset", f"another one has its place now, of {now}"

@@ -84,6 +84,7 @@ def cases_of(
     by_name = as_single(by_name) if of_sets else by_name
     records, asked = by_name[shown], [by_name[name] for name in runs]
     other = by_name.get(baseline) if baseline != shown else None
+    # what all agree on is asked of the runs alone: blends are made of them, and would agree
     lists = _lists(records, other, asked)
     if len(asked) < 2:
         del lists["all_wrong"]  # of a single run it is the list of its own errors

@@ -80,11 +80,13 @@ def read_runs(
         raise UsageError("runs= is empty. Give folders of embedkit train, finetune or probe.")
     runs: list[LoadedRun] = []
     step = steps(progress, "reading", len(paths), "runs")
+    # names are as short as they can be while they differ
     count = Counter(path.name for path in resolved)
     named = {
         Path(path): folder.name if count[folder.name] == 1 else str(path)
         for path, folder in zip(paths, resolved, strict=True)
     }
+    # folders first: files of other tools are aligned with the records of the first run
     for path in [path for path in named if not path.is_file()]:
         content, name = read_run(path), named[path]
         if not isinstance(content, PredictionRun):
@@ -102,6 +104,7 @@ def read_runs(
         runs.append(_foreign(path, named[path], first))
         step()
     for run in runs[1:]:
+        # the level first: a split of words has the fingerprint of their records
         if run.content.level != first.content.level:
             raise MismatchError(
                 f"{run.path} is of level {run.content.level}, {first.path} of level "

@@ -112,6 +112,8 @@ def write_report(
     page = page_file(out, overwrite=overwrite, name="report")
     if figures is not None:
         check_choice(FIGURE_FORMATS, figures=figures)
+    # the texts, lengths and lists of records; then charts; the page is rendered last, since it
+    # holds all of them
     names = with_names(compared.records.classes, label_names or {})
     step = steps(progress, "report", 3, "steps")
     chosen, rows = compared.selection.name, compared.records.row[compared.records.out_of_fold]
@@ -129,6 +131,7 @@ def write_report(
     cases = cases_of(compared, chosen, cut=cut, views=views)
     step()
     listed = dict.fromkeys([chosen, compared.baseline])
+    # charts of records show two methods: more lines would hide what the page is about
     methods = {name: cases.methods[name] for name in listed if name != MAJORITY}
     charts = dict(charts_of(compared, cases, methods))
     classes = cases.records.classes if cases.of_sets else names

@@ -252,6 +252,7 @@ def compare(
     datasets = find_datasets(opened)
     folds = {name: p.take(p.out_of_fold) for name, p in predictions.items()}
     tested = {name: p.take(p.scored_test) for name, p in predictions.items() if len(p.scored_test)}
+    # the folds rank and choose; the test set has tests of its own, and may have no labels
     scores, differences = scores_and_differences(folds, metric, progress)
     test, on_test = scores_and_differences(tested, metric, progress)
     values = {name: found[metric].value for name, found in scores.items()}
@@ -513,6 +514,7 @@ def _costs(
     methods on an encoder share the shortest. A fine-tuned run reads a text with the models of all
     folds, whose mean it predicts.
     """
+    # what each run measured: the time from features to predictions, and that of its encoder
     made = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
     predicting: dict[str, float | None] = {}
     measured: dict[str | None, float] = {}
@@ -529,6 +531,7 @@ def _costs(
             # noise of a clock only adds time, so that the least is nearest to the truth
             measured[_encoder(run)] = min(encode, measured.get(_encoder(run), math.inf))
     encoding = {
+        # the shortest time of one encoder, for as many as the method runs
         run.name: None if once is None else once * _models(run)
         for run, once in ((run, measured.get(_encoder(run))) for run in runs)
     }
@@ -543,6 +546,7 @@ def _costs(
             milliseconds=(predict or 0.0) + (encode or 0.0) if known else None,
             size_bytes=None if content.kind == FOREIGN else storage.tree_bytes(run.path / "model"),
         )
+    # blends need all that their runs need, but no vectors twice
     if blends:
         models = with_models(runs)
         each = [costs[run.name] for run in models]

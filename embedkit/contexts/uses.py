@@ -37,12 +37,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+# longer particles stand first, as a regular expression takes the first
+# alternative; a second one may follow, such as 에서는
 _PARTICLES = (
     "(?:(?:에게서|에서|에게|한테|으로|부터|까지|처럼|보다|마다|밖에|이랑|이나|이며|이고|라고|조차"
     "|마저|을|를|이|가|은|는|의|에|와|과|로|도|만|랑|나|고|며)"
     "(?:는|은|도|만|의|서|부터|까지)?)?"
 )
+# syllables only: particles are not looked for after words of another script
 _HANGUL = re.compile(r"[가-힣]+")
+# kana and Chinese characters, between which \w has no boundary
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _GOES_ON = "(?![\u0300-\u036f\u11a8-\u11ff])"  # an accent or final consonant, decomposed
 
@@ -66,6 +70,8 @@ def find_word(text: str, word: str, *, match: str = "word") -> list[tuple[int, i
 
 @lru_cache(maxsize=16)
 def _pattern(word: str, match: str) -> re.Pattern[str]:
+    # texts are searched as they are, in either form, so that spans are places in them; both
+    # spellings are alternatives of the pattern
     composed = unicodedata.normalize("NFC", word)
     pattern = re.escape(composed) + _GOES_ON
     if match != "anywhere" and not _UNSPACED.search(word):
@@ -112,6 +118,7 @@ def words(
 
         encoder = Encoder.load(model, device=device)
         n_layers = encoder.n_layers
+        # only the layers that are asked for are kept of the forward pass
         parsed = parse_layers(layer or "all", n_layers=n_layers)
         uses = uses_in_texts(encoder, list(map(str, source)), word, parsed, match=match)
     chosen = None if layer is None else parse_layers(layer, n_layers=n_layers)[0]
@@ -148,6 +155,7 @@ class UseVectors:
 def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseVectors:
     """Find the uses of a word in a dataset with word or token vectors; of many uses a sample."""
     data = load(dataset)
+    # tokens first: words of a dataset may be joined with particles, or be sentences
     kind = next((k for k in ("tokens", "words") if Layout(data.path).shard_files(k)), None)
     if kind is None:
         raise UsageError(
@@ -161,6 +169,7 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
     if len(found) > MOST_USES:
         logger.info("a random sample of %d of %d uses", MOST_USES, len(found))
         drawn = np.random.default_rng(0).choice(len(found), MOST_USES, replace=False)
+        # in the order of the dataset, as they were found
         found = [found[int(i)] for i in np.sort(drawn)]
     tables = layer_tables(data, kind, rows=np.unique([use.row for use in found]))
     none = f"{word!r} occurs only where the texts of {data.path} were cut."
@@ -182,6 +191,8 @@ def uses_in_texts(
 
     def tables() -> Iterator[LayerTable]:
         for start in range(0, len(rows), _TEXTS_AT_ONCE):
+            # each text once, however often it has the word; the vectors of
+            # tokens of a few hundred are in memory
             some = rows[start : start + _TEXTS_AT_ONCE]
             tokens = encoder.encode_tokens([texts[row] for row in some], layers=names)
             spans = np.stack([tokens.start, tokens.end], axis=1).astype(np.int64)
@@ -219,7 +230,9 @@ def _means(
     sums: dict[str, Float32] = {}
     counts = np.zeros(len(rows), np.int64)
     for table in tables:
+        # uses of this table only
         for number in np.flatnonzero(np.isin(rows, table.row)).tolist():
+            # lines of a record stand together, as rows ascend
             first, last = np.searchsorted(table.row, (rows[number], rows[number] + 1))
             use, (left, right) = uses[number], table.spans[first:last].T
             # special tokens are nowhere: from 0 to 0
@@ -228,7 +241,9 @@ def _means(
             counts[number] += len(lines)
             for name, matrix in table.layers.items():
                 total = sums.setdefault(name, np.zeros((len(rows), matrix.shape[1]), np.float32))
+                # sums and counts, not means: the rest of the record may be in the next table
                 total[number] += matrix[lines].sum(axis=0)
+    # a use after the cut of its text has no line
     there = counts > 0
     if not there.any():
         raise UsageError(none)
@@ -249,6 +264,7 @@ class LayerTable:
 def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[LayerTable]:
     """Read ``words`` or ``tokens`` by row groups, without special tokens and second texts."""
     widths = data.manifest.columns_of(kind)
+    # the layers of a table stand side by side in one matrix, which is divided at these columns
     names, edges = list(widths), np.cumsum([*widths.values()])[:-1]
     table = load(data.path, names, level=kind.removesuffix("s"))
     wanted = [n for n in ("row", "start", "end", "segment", "special") if n in table.columns]
@@ -259,6 +275,7 @@ def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[LayerT
             chosen &= columns.column("segment").to_numpy() == 0
         if "special" in wanted:
             chosen &= ~columns.column("special").to_numpy()
+        # before the vectors of the row group are read
         if not chosen.any():
             continue
         columns = columns.filter(pa.array(chosen))
@@ -303,12 +320,15 @@ def describe_uses(found: UseVectors, word: str, *, layer: LayerSpec | None = Non
     """
     vectors = dict(found.vectors)
     chosen = list(vectors)[-1] if layer is None else layer.name
+    # a combination that was not stored is made of its layers
     parts = [chosen] if layer is None or chosen in vectors else [str(i) for i in layer.layers]
     if not vectors.keys() >= set(parts):
         raise UsageError(f"layer={chosen!r}: expected one of {', '.join(vectors)}.")
     vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
+    # any two words can be compared where the words were stored; tokens are no words
     data = found.data if found.data and Layout(found.data.path).shard_files("words") else None
     any_two = {} if data is None else _mean_cosines(data)
+    # a use and itself have cosine 1, which says nothing
     different = ~np.eye(len(found.uses), dtype=bool)
     cosines = {name: (unit := unit_rows(values)) @ unit.T for name, values in vectors.items()}
     return WordReport(
@@ -345,6 +365,7 @@ def _mean_cosines(data: VectorData) -> dict[str, float]:
     if "segment" in words.columns:  # of pairs the first texts
         chosen = np.array(words.column("segment")) == 0
     index = np.random.default_rng(0).permutation(np.flatnonzero(chosen))[:_SAMPLED_WORDS]
+    # read in the order of the files
     index.sort()
     for column in data.manifest.columns_of("words"):
         layer = column.removeprefix("layer_")

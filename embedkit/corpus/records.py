@@ -180,7 +180,7 @@ class CorpusReader:
                     # once, in the midst of a file; below of a file that has fewer records
                     if in_file == _TRIAL and kind.text:
                         check_encoding(file.path, encoding, undecodable, in_file)
-                    # reading goes on: what was left out is counted, and rejects have their rows
+                    # reading goes on to the end, since what was left out is counted
                     if self.plan.limit is not None and row >= self.plan.limit:
                         counts.left_out["limit"] += 1
                         continue

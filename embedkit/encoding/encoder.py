@@ -338,6 +338,7 @@ class Encoder:
         prefix = self.checkpoint.prefix_or_own(prefix)
         settings: Any = {"batch_size": batch_size, "max_length": max_length, "prefix": prefix}
         if workers > 1:
+            # by name: a worker reads them for its own encoder
             settings |= {"views": [view.name for view in parsed]}
             parts = self._by_workers(strings, workers, settings, show=show_progress_bar)
         else:
@@ -359,7 +360,9 @@ class Encoder:
         # at least one part, so that no texts give empty matrices of the right width
         starts = range(0, max(len(texts), 1), settings["batch_size"] or _ENCODE_ROWS)
         tasks = [(start, tuple(texts[start : start + starts.step])) for start in starts]
+        # workers share the cores; each would take all of them
         threads = max(usable_cores() // workers, 1)
+        # no more processes than parts: each costs a load of the model
         shared = [(load, settings)] * min(workers, len(tasks))
         parts: dict[int, dict[str, Float32]] = {}
         with _progress_bar(len(texts), show=show) as advance:

@@ -201,7 +201,7 @@ class _GeluProduct(nn.Module):
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        # a transposed view, as cuBLASLt takes weights, without a copy
+        # a transposed view, as addmm takes its second matrix, without a copy
         self._weight, self._bias = layer.weight.detach().t(), layer.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class PendingShard:
         texts, lengths = self._texts, np.diff(self._texts.window_ends)
         unique = np.unique(self._first)
         unique = unique[lengths[unique] > 0]  # decoders have no special tokens
-        # longest first: the first batch needs the most memory, and fails at once or never
+        # longest first: little padding, equal lengths side by side, and lack of memory shows early
         order = unique[np.argsort(-lengths[unique], kind="stable")]
         self._lengths = lengths[order]
         self._begins = ends_of(self._lengths)
@@ -238,8 +238,7 @@ class PendingShard:
                     if kept.stop - kept.start < len(states):
                         states = states.index_select(0, owned[kept] - begin)
                     self._tokens[spec.name].index_copy_(0, places[kept], states)
-            # frees a layer as soon as no combination waits for it: all of them would not fit on a
-            # GPU
+            # a layer is freed as soon as no combination waits for it
             for unused in [i for i in held if request.last_use[i] <= layer]:
                 del held[unused]
 

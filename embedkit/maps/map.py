@@ -33,6 +33,7 @@ from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCall
 
 logger = logging.getLogger(__name__)
 
+# different values up to which even numbers and dates, such as stars, are taken for labels
 _FEW = 8
 _MISSING = "(none)"
 _EPOCH, _DAY = datetime(1970, 1, 1, tzinfo=UTC), timedelta(days=1)
@@ -71,16 +72,20 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
 
     given = [v for v in values if v is not None and v != ""]
     if len(set(given)) > _FEW and not isinstance(given[0], bool):
+        # an empty text is a missing value, not a reason to take numbers for labels
         column = pd.Series([None if v == "" else v for v in values], dtype=object)
         with suppress(TypeError, ValueError):
             numbers = pd.to_numeric(column).to_numpy(np.float64)
+            # a scale of colours cannot end at infinity
             if not np.isinf(numbers).any():
                 return Column(name, "number", (), (), np.empty(0, np.int64), numbers)
         with suppress(TypeError, ValueError):
+            # after the numbers, since a year alone is both
             dates = pd.to_datetime(column, format="ISO8601", utc=True)
             days = ((dates - _EPOCH) / _DAY).to_numpy(np.float64)
             return Column(name, "date", (), (), np.empty(0, np.int64), days)
     texts = [_MISSING if v is None or v == "" else str(v) for v in values]
+    # by name among equally frequent ones, so that the same dataset has the same colours
     counts = sorted(Counter(texts).items(), key=lambda pair: (-pair[1], pair[0]))
     number = {text: i for i, (text, _) in enumerate(counts)}
     return Column(
@@ -96,7 +101,9 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
 
 ATTRACTING, _PERPLEXITY = 15, 10
 """Number of neighbours that attract a point; further ones count less."""
+# points up to which all are compared with all
 _EXACT = 20_000
+# points whose true neighbours measure the recall of the faster search, and lists of it
 _PROBED, _CELLS = 1_000, 512
 _TREE = 5_000  # points up to which openTSNE's tree is faster than its grid
 _EARLY, _FIRST, _NEXT, _ROUND = 250, 500, 250, 50  # iterations
@@ -129,6 +136,7 @@ def nearest_points(unit: Float32, k: int, *, seed: int = 0) -> Near:
     with faiss_with_threads(usable_cores()) as faiss:
         index = faiss.IndexFlatIP(width)
         index.add(unit)
+        # one more than k, since each point finds itself
         if n <= _EXACT:
             near = _others(index.search(unit, k + 1), probed)
             return Near(*near, probed, near[0])
@@ -138,9 +146,12 @@ def nearest_points(unit: Float32, k: int, *, seed: int = 0) -> Near:
         quick = faiss.index_factory(width, f"IVF{_CELLS},SQ8,RFlat", faiss.METRIC_L2)
         quick.train(unit)
         quick.add(unit)
+        # four times as many candidates by their 8 bits, of which
+        # full vectors choose; 64 of 512 lists
         quick.k_factor = 4
         faiss.extract_index_ivf(quick.base_index).nprobe = 64
         squares, indices = quick.search(unit, k + 1)
+        # the cosine of unit vectors by their squared distance
         return Near(*_others((1 - squares / 2, indices), probed), chosen, exact)
 
 
@@ -148,6 +159,7 @@ def _others(found: tuple[Float32, Int64], points: Int64) -> tuple[Int64, Float32
     """Neighbours without the point itself, which copies of it may have crowded out."""
     cosines, indices = found
     self_ = indices == points[:, None]
+    # each row must lose one neighbour: the farthest, if it does not have itself
     self_[~self_.any(axis=1), -1] = True
     shape = (len(points), indices.shape[1] - 1)
     return indices[~self_].reshape(shape), cosines[~self_].reshape(shape)
@@ -185,6 +197,8 @@ def lay_out(
     check_choice(LAYOUT_METHODS, method=method)
     if method == "tsne" and len(unit) > ATTRACTING + 1:
         start = first_axes(unit) if before is None else before
+        # from the principal axes, not from random points: the same data give the same map,
+        # and far groups stay apart as they are
         points = _tsne(near, start, first=before is None, seed=seed, after=after)
     else:  # t-SNE of a few points, of which each has all others as neighbours, is their axes
         points = first_axes(unit)
@@ -201,6 +215,7 @@ def _tsne(
 
     indices, cosines = near.indices[:, :ATTRACTING], near.cosines[:, :ATTRACTING]
     threads = usable_cores()
+    # the same neighbours that the page lists are those that attract
     known = PrecomputedNeighbors(indices, 1 - cosines)
     # a small start without exaggeration would tear apart what lies together
     size = 1e-4 / max(float(init.std(axis=0).max()), 1e-12) if first else 1.0
@@ -213,6 +228,8 @@ def _tsne(
         callbacks=lambda *_: after(),
         callbacks_every_iters=_ROUND,
     )
+    # exaggeration pulls clusters together at the beginning;
+    # later layers have their clusters already
     if first:
         embedding.optimize(_EARLY, exaggeration=12, momentum=0.5, inplace=True)
     embedding.optimize(_FIRST if first else _NEXT, momentum=0.8, inplace=True)
@@ -224,6 +241,7 @@ def first_axes(unit: Float32) -> Float32:
     from sklearn.decomposition import PCA
 
     if unit.shape[1] == 1:
+        # a single coordinate has no second axis
         unit = np.column_stack([unit, np.zeros(len(unit), np.float32)])
     with np.errstate(invalid="ignore"):  # equal vectors have no variance to take fractions of
         points = PCA(2, svd_solver="covariance_eigh").fit_transform(unit)
@@ -239,13 +257,17 @@ def aligned(points: Float32, before: Float32) -> Float32:
     """
     middle = before.mean(axis=0)
     centred = points - points.mean(axis=0)
+    # the best rotation or reflection is the product of the singular
+    # vectors; no scale, as the layout has its own
     left, _, right = np.linalg.svd(centred.T.astype(np.float64) @ (before - middle))
     return np.asarray(centred @ (left @ right) + middle, np.float32)
 
 
 _MANY = 20_000
 _KEPT_OF = 10
+# neighbours that the page lists, which are most of its bytes if there are many points
 _LISTED, _LISTED_OF_MANY = 10, 5
+# of all texts together
 _MOST_BYTES = 16_000_000
 _NO_COLOURS = ("row", "id", "text", "text_pair", "text_key")
 
@@ -308,10 +330,12 @@ def explore(
         logger.info("the page shows a random sample of %d of %d records", limit, len(data))
         random = np.random.default_rng(seed)
         indices = np.sort(random.choice(len(data), limit, replace=False))
+    # two points have no map
     if len(indices) < 3:
         raise UsageError(f"{data.path}: {len(indices)} records are too few; expected 3 or more.")
     columns = _columns(data, indices, color, label_names or {})
     label = next((c for c in columns if c.name == "label" and c.kind == "label"), None)
+    # the chosen view is laid out first and freely; all others follow from it
     start = views.index(data.views[0])
     ordered = _drawn(dataset, views, start, indices, method, label, seed, progress)
     chance = _chance(label)
@@ -358,13 +382,16 @@ def _drawn(
 
     Each begins where its neighbour ended, so that points move no further than the layers do.
     """
+    # callbacks of t-SNE; every other method calls once for each view
     rounds = (_EARLY + _FIRST + _NEXT * (len(views) - 1)) // _ROUND
     total = rounds if method == "tsne" and len(indices) > ATTRACTING + 1 else len(views)
     steps = count(1)
     drawn: dict[int, _Drawn] = {}
+    # a view begins from its neighbour on the side of the first one, which is laid out already
     earlier = [(i, i + 1) for i in range(start - 1, -1, -1)]
     later = [(i, i - 1) for i in range(start + 1, len(views))]
     for number, previous in [(start, None), *earlier, *later]:
+        # the vectors of one view at a time are in memory
         unit = unit_rows(load(dataset, views[number]).reader.vectors_at(indices))
         near = nearest_points(unit, ATTRACTING, seed=seed)
         points = lay_out(
@@ -388,6 +415,7 @@ def _views(data: VectorData, layers: str) -> list[str]:
     stored = list(data.manifest.columns_of("sentences"))
     pooling = split_view(data.views[0])[0]
     mine = [name for name in stored if split_view(name)[0] == pooling]
+    # the slider moves by depth
     mine.sort(key=lambda name: layer_rank(split_view(name)[1]))
     if layers == "all":
         return mine
@@ -412,8 +440,10 @@ def _columns(
             near = did_you_mean(color, data.columns)
             raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.{near}")
         names.append(color)
+    # stable: the others stay in the order of the table
     names.sort(key=lambda name: name != "label")
     values = data.reader.pick(indices, names)
+    # no text was cut, so both colour alike
     if values["n_kept"] == values["n_tokens"] and color != "n_kept":
         names.remove("n_kept")
     columns = [
@@ -437,6 +467,7 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
     layer = split_view(view)[1]
     title = f"Layer {layer}" if layer.isdigit() else view
     mine, theirs = near.probed[:, None], near.exact[:, :_KEPT_OF]
+    # points without a label agree with nobody and disagree with nobody
     both = label.known[mine] & label.known[theirs] if label else np.zeros(1, np.bool_)
     if label is None or not both.any():
         return math.nan, f"{title}: {len(near.indices):,} texts"
@@ -444,6 +475,7 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
     known = sum(n for number, n in enumerate(label.counts) if number != label.missing)
     ways: dict[str, float] = {}
     for number, (name, n) in enumerate(zip(label.names, label.counts, strict=True)):
+        # chance: how many of its neighbours would have the label if they were any points
         own, chance = label.codes[near.probed] == number, (n - 1) / max(known - 1, 1)
         if number != label.missing and both[own].any() and chance < 1:
             ways[shorten(name, 24)] = (same[own].sum() / both[own].sum() - chance) / (1 - chance)
@@ -481,6 +513,8 @@ def _chance(label: Column | None) -> float:
 
 def _curve(points: Float32) -> Int64:
     """An order in which points that follow each other lie together, so that they pack well."""
+    # Z-order: the bits of x and y of a point are interleaved, first spread to every second bit,
+    # then joined. Neighbours on the curve have small differences, which compress
     cells = (_in_square(points) * 65_535).astype(np.uint64)
     for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
         cells = (cells | (cells << np.uint64(shift))) & np.uint64(mask)
@@ -490,6 +524,7 @@ def _curve(points: Float32) -> Int64:
 def _in_square(points: Float32) -> Float32:
     """Points moved to the middle of the unit square, and as large as it is."""
     low, high = points.min(axis=0), points.max(axis=0)
+    # one factor for both axes keeps the angles
     size = max(float((high - low).max()), 1e-12)
     return np.asarray((points - (low + high) / 2) / size + 0.5, np.float32)
 
@@ -503,18 +538,24 @@ def _page(
 ) -> str:
     """The page; points stand in it in the order of a curve through the first layout."""
     order = _curve(drawn[content["start"]].points)
+    # the inverse of `order`: where a record stands on the page
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     blocks = {}
     squares = [_in_square(one.points[order]) for one in drawn]
+    # common to all views, so that the picture does not jump while the slider moves
     content["bounds"] = [v for end in (np.min, np.max) for v in end(squares, (0, 1)).tolist()]
     content["views"] = []
     for number, (one, points) in enumerate(zip(drawn, squares, strict=True)):
+        # 16 bits are finer than any screen; all x first, then all y
         cells = np.rint(points * 65_535).astype(np.uint16)
         blocks[f"points-{number}"] = packed(_planes(cells.ravel(order="F"), 2))
+        # how far on the curve a neighbour is; with the sign in the lowest bit (zigzag) small
+        # differences have small numbers, whose upper bytes are zeros
         apart = place[one.near[order]] - np.arange(len(order))[:, None]
         blocks[f"near-{number}"] = packed(_planes((apart << 1) ^ (apart >> 63), 3))
         least, most = float(one.cosines.min()), float(one.cosines.max())
+        # one byte for each cosine, between the least and the most of the view
         step = max(most - least, 1e-9) / 255
         steps = np.rint((one.cosines[order] - least) / step).astype(np.uint8)
         blocks[f"cosines-{number}"] = packed(steps.tobytes())
@@ -543,5 +584,6 @@ def _page(
 def _planes(values: NDArray[Any], width: int) -> bytes:
     """The lowest ``width`` bytes of numbers: all first ones, all second ones, and so on."""
     numbers = values.astype(np.uint64).ravel()
+    # bytes of one significance together compress better than whole numbers
     planes = [(numbers >> np.uint64(8 * i)).astype(np.uint8).tobytes() for i in range(width)]
     return b"".join(planes)

@@ -397,6 +397,7 @@ def training(lines: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Sc
     points = [p for group in lines.values() for line in group for p in line]
     names = [name for name, group in lines.items() if group]
     plot = Plot(
+        # from 0, so that a loss that hardly falls looks so
         (min(0.0, *(x for x, _ in points)), max(x for x, _ in points)),
         (min(0.0, *(y for _, y in points)), max(y for _, y in points) or 1.0),
         title=", ".join(names),

@@ -153,6 +153,8 @@ def resumable_run(
         try:
             yield work
         except (UsageError, EncodeError):  # their advice is another job, which may begin here
+            # nothing but the settings was written: left behind, they would refuse the corrected
+            # call
             if [path for path in work.rglob("*") if path.is_file()] == [job]:
                 storage.remove_tree(work)
             raise

@@ -233,8 +233,10 @@ class FinetuneRun(PredictionRun):
                 kept.append(word)
             elif name == word and name != "--overwrite":
                 words = words[1:]
+        # a run that Python made has no command
         if kept[1:2] != ["finetune"]:
             return ""
+        # the same split, without which models would be tested on records that they were trained on
         new = {"--model": path, "--split": f"{path}/split.parquet", "--out": f"{path}-longer"}
         return shlex.join([*kept, *(word for pair in new.items() for word in pair)])
 

@@ -88,6 +88,7 @@ def scores_by_class(p: Predictions) -> tuple[ClassScore, ...]:
     """Return precision, recall, F1 and support of every class, in the order of the classes."""
     from sklearn.metrics import precision_recall_fscore_support
 
+    # all classes, also those that these records lack: rows are joined by place
     columns = precision_recall_fscore_support(
         p.y, p.y_pred, labels=range(len(p.classes)), zero_division=0
     )

@@ -176,6 +176,7 @@ class Split(Shown):
     def subsets(self) -> list[tuple[Int64, Int64]]:
         """Return train and test indices of every fold."""
         fitted = ~np.isin(self.folds, (TEST, UNUSED))
+        # records of TRAIN are no fold, and so are in every training subset
         held_out = [self.folds == number for number in range(self.n_folds)]
         return [(np.flatnonzero(fitted & ~test), np.flatnonzero(test)) for test in held_out]
 

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 _INDEX = "embedkit_index"
+# records that a whitening is fitted to, and the share of their variance that it keeps
 _FITTED, _VARIANCE = 50_000, 0.99
 _TILE = 1 << 21  # scores that a thread holds at once: 8 MB
 _BLOCKS = 4  # row groups that a thread works on before the results are merged
@@ -52,6 +53,8 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
     import duckdb
 
     columns = data.columns
+    # a column is read if all words of its name occur in the condition: too many
+    # are harmless, parsing SQL is not needed
     words = {word.casefold() for word in re.findall(r"\w+", condition)}
     named = [name for name in columns if set(re.findall(r"\w+", name.casefold())) <= words]
     chosen = np.zeros(len(data), bool)
@@ -59,7 +62,9 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
     # a condition is an expression of the user's, not a way to other files
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as database:
         for shard in range(data.manifest.n_shards):
+            # a condition without columns, such as `1 = 1`, still needs the number of rows
             table = data.reader.scalars(named or columns[:1], shard)
+            # a filter keeps no row numbers, so they travel with the rows
             indices = pa.array(np.arange(start, start + table.num_rows))
             table = table.append_column(_INDEX, indices)
             try:
@@ -100,6 +105,7 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
         raise UsageError(
             f"{data.path} has {count_text(len(data), 'record')}; whitening={kind!r} needs 2."
         )
+    # in float64: a sum of millions of float32 loses the digits that the mean has
     total = np.zeros(data.width)
     for block in data.reader.blocks:
         total += data.reader.vectors_of(block).sum(axis=0, dtype=np.float64)
@@ -107,9 +113,13 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
     if kind == "center":
         return Whitening(mean, None)
     random = np.random.default_rng(0)
+    # sorted, so that each row group is read once and in order
     sample = np.sort(random.choice(len(data), min(len(data), _FITTED), replace=False))
     vectors = data.reader.vectors_at(sample).astype(np.float64)
+    # the width stays: components that are dropped are columns of zeros, which
+    # add nothing to any product or distance
     matrix = np.zeros((data.width, data.width), np.float32)
+    # equal vectors have no components, and a variance of zero would be divided by
     if (vectors != vectors[0]).any():
         pca = PCA(_VARIANCE, svd_solver="covariance_eigh").fit(vectors)
         matrix[:, : pca.n_components_] = pca.components_.T * pca.explained_variance_**-0.5
@@ -158,6 +168,8 @@ def nearest(
     if metric == "cosine":
         queries = unit_rows(queries)
 
+    # each task reads, selects and multiplies one row group; what it returns is k results for each
+    # query, however large the group is
     def best(block: Block) -> tuple[Float32, Int64]:
         rows, indices = of_block(block), np.arange(block.start, block.stop)
         if chosen is not None:
@@ -165,15 +177,22 @@ def nearest(
             rows, indices = Rows(*(part[inside] for part in rows)), indices[inside]
         return _best(queries, rows, indices, k, metric)
 
+    # row groups without a chosen record are not read
     blocks = [b for b in data.reader.blocks if chosen is None or chosen[b.start : b.stop].any()]
     threads = max(1, min(threads or usable_cores(), len(blocks)))
     with (
+        # one thread of BLAS and of OpenMP in each of ours, so that row groups are read and decoded
+        # beside products
         faiss_with_threads(1) as faiss,
         _blas().limit(limits=1, user_api="blas"),
         # together the threads use the cores that one product would
         ThreadPoolExecutor(threads, initializer=partial(faiss.omp_set_num_threads, 1)) as pool,
     ):
+        # results are merged in the order of the blocks, whichever thread is first: with equal
+        # scores the order of arrival decides
         heap = faiss.ResultHeap(len(queries), k)
+        # a pool takes all tasks at once; in portions, as many results
+        # are in memory as there are tasks in one
         for start in range(0, len(blocks), _BLOCKS * threads):
             some = blocks[start : start + _BLOCKS * threads]
             for block, (values, indices) in zip(some, pool.map(best, some), strict=True):
@@ -183,6 +202,7 @@ def nearest(
     scores = np.sqrt(heap.D) if metric == "euclid" else -heap.D
     if metric == "cosine":  # rounding can lead beyond 1
         scores = np.clip(scores, -1, 1)
+    # fewer than k records: the heap's own filling would look like a score
     scores[heap.I < 0] = np.inf if metric == "euclid" else -np.inf
     return Neighbours(scores, heap.I)
 
@@ -207,6 +227,8 @@ def rows_of(data: VectorData, block: Block, *, metric: str, whitening: Whitening
     vectors = data.reader.vectors_of(block)
     vectors = vectors if whitening is None else whitening.apply(vectors)
     cosine = metric == "cosine"
+    # negated here once, as the heap keeps the smallest values. Vectors stay as they were stored:
+    # the factor costs one number a row, unit vectors would cost a copy
     return Rows(vectors, -_inverse_norms(vectors) if cosine else -np.ones(len(vectors), np.float32))
 
 
@@ -220,6 +242,7 @@ def unit_rows(vectors: Float32) -> Float32:
 
 
 def _inverse_norms(vectors: Float32) -> Float32:
+    # without the temporary squares of np.linalg.norm
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
     return np.asarray(np.divide(1, norms, out=np.zeros_like(norms), where=norms > 0))
 
@@ -240,6 +263,7 @@ def _best(
 
     vectors, factor = rows
     heap = faiss.ResultHeap(len(queries), min(k, len(vectors)))
+    # at least one query, even if a row group has more rows than a tile
     step = max(1, _TILE // len(vectors))
     for first in range(0, len(queries), step):
         some = queries[first : first + step]
@@ -343,6 +367,7 @@ class Searcher:
         self._chosen = None if where is None else chosen_records(self.data, where)
         if self._chosen is not None and not self._chosen.any():
             raise UsageError(f"where={where!r}: no record of {dataset} matches.")
+        # only exact search can be asked for any number of records
         self._is_exact = finder is None
         held = warm and 4 * len(self.data) * self.data.width <= _HELD
         if finder is None:
@@ -353,6 +378,7 @@ class Searcher:
             finder = partial(nearest, self.data, metric=metric, whitening=fitted, read=read)
             finder = partial(finder, chosen=self._chosen, progress=progress)
         self._find = finder
+        # 8 bytes a record: what a text is, without the text
         self._keys = None if keep_duplicates else text_keys(self.data)
         wanted = ("row", "id", "text", "text_pair", "label")
         self._columns = [name for name in wanted if name in self.data.columns]
@@ -360,6 +386,8 @@ class Searcher:
         if held:
             self._records = pa.table({n: self.data.reader.column(n) for n in self._columns})
         if warm:
+            # a whole answer: it loads the model, reads the vectors into memory and
+            # lets libraries allocate what they need
             self._answer(["warm"], self._encoder(["warm"]), 1, {})
 
     def __repr__(self) -> str:
@@ -397,6 +425,7 @@ class Searcher:
 
     def _warn(self, encode: DatasetEncoder, texts: Sequence[str]) -> None:
         """Log a warning for each query that was cut or that the vocabulary does not know."""
+        # an empty text tells the tokens of the prefix, which belong to no query
         tokenized = encode.tokenized(["", *texts])
         prefix = tokenized[0]
         for number, text in enumerate(texts, 1):
@@ -421,6 +450,8 @@ class Searcher:
         Raises:
             UsageError: there is no such row.
         """
+        # rows ascend with gaps where records were rejected; a row
+        # beyond the last one is compared with that
         indices = np.searchsorted(self.data.row, rows)
         indices = np.minimum(indices, len(self.data) - 1)
         for row, index in zip(rows, indices, strict=True):
@@ -456,8 +487,11 @@ class Searcher:
             logger.warning("k=%d, more than the %s to choose from", k, count_text(there, "record"))
         # the most that an index is asked for: beyond that exact search is faster
         most = there if self._is_exact else min(there, max(k + 1, _MOST_OF_INDEX))
+        # twice as many leave room for repeated texts; the 16 are for small k
         asked = min(most, k + bool(own) if self._keys is None else 2 * k + 16)
         kept: dict[int, dict[int, float]] = {}
+        # queries that have too few distinct texts are asked again for four
+        # times as many; all others are settled
         while waiting := [number for number in range(len(names)) if number not in kept]:
             near = self._find(queries[waiting], k=asked)
             for number, scores, indices in zip(waiting, near.scores, near.indices, strict=True):
@@ -465,6 +499,7 @@ class Searcher:
                 if len(distinct) >= k or asked >= most:
                     kept[number] = dict(distinct[:k])
             asked = min(most, 4 * asked)
+        # records are read at the end, each once, in the order of the files
         needed = sorted({index for hits in kept.values() for index in hits})
         if self._records is None:
             columns = self.data.reader.pick(np.array(needed, np.int64), self._columns)
@@ -487,11 +522,14 @@ class Searcher:
     ) -> list[tuple[int, float]]:
         """Neighbours without the record ``own`` and without repeated texts."""
         keys = self._keys
+        # copies of the text that was asked with are no answers either
         seen = set() if own is None or keys is None else {int(keys[own])}
         distinct = []
         for score, index in zip(scores, indices, strict=True):
+            # -1 stands where there are too few records
             if index < 0 or index == own:
                 continue
+            # with repeated texts allowed, every record has a key of its own
             key = -1 - index if keys is None else int(keys[index])
             if key not in seen:
                 distinct.append((index, score))

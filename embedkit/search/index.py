@@ -30,7 +30,9 @@ from embedkit.storage import unreadable
 from embedkit.types import AnyPath, Bool, Float32, Progress, ProgressCallback, no_progress
 
 RECALL_K = 10  # recall is the fraction of the ten nearest records that are found
+# queries that the recall is measured with: its standard error is at most some two percent
 _HELD_OUT = 500
+# records of the sample for each centroid (faiss asks for 39 at least), and of the whole sample
 _PER_LIST, _LEAST_SAMPLE = 64, 16_384
 _FILE = "index.faiss"
 INFO = "index.json"
@@ -50,6 +52,7 @@ class IndexKind:
         """The ``params`` of ``faiss.Index.search`` for ``k`` neighbours."""
         import faiss
 
+        # a search of a graph returns at most as many as it keeps in its queue
         if self.effort == "efSearch":
             return faiss.SearchParametersHNSW(efSearch=max(self.value, k))
         return faiss.SearchParametersIVF(nprobe=self.value) if self.effort else None
@@ -93,9 +96,11 @@ class AnnIndex:
         """``k`` neighbours of each of ``(queries, width)`` vectors."""
         vectors = _prepared(np.asarray(queries, np.float32), self.info.metric, self.whitening)
         with faiss_with_threads(usable_cores()):
+            # given to the search and not set on the index, which several threads may share
             params = KINDS[self.info.kind].parameters(k)
             scores, indices = self.index.search(vectors, k, params=params)
         if self.info.metric == "euclid":
+            # faiss gives squared distances, which rounding may take below zero
             scores = np.sqrt(np.maximum(scores, 0))
         return Neighbours(scores, indices)
 
@@ -146,6 +151,7 @@ def build_index(
                 f"{target} exists already; pass overwrite=True to build it again."
             )
 
+    # at once, before vectors are read; `new_folder` calls it again under its lock
     free()
     with (
         _in_dataset(data),
@@ -156,6 +162,7 @@ def build_index(
         fitted = None if whitening is None else fit_whitening(data, whitening)
         factory = KINDS[kind].factory.format(
             lists=max(1, min(int(4 * len(data) ** 0.5), len(data) // 39)),  # what faiss asks for
+            # four coordinates for each byte of a code, or more where the width cannot be divided so
             pieces=next(m for m in range(max(data.width // 4, 1), 0, -1) if data.width % m == 0),
         )
         random = np.random.default_rng(0)
@@ -163,13 +170,18 @@ def build_index(
         count = min(_HELD_OUT, len(data) // 10)
         held = np.sort(random.choice(len(data), count, replace=False))
         kept = np.ones(len(data), bool)
+        # left out at first: the recall is that of queries that are not in
+        # the index, as those of users are not
         kept[held] = False
         for block in data.reader.blocks:
             inside = kept[block.start : block.stop]
+            # record numbers are ids, since held-out records come
+            # last and places would not be theirs
             vectors = _prepared(data.reader.vectors_of(block), metric, fitted)
             index.add_with_ids(vectors[inside], np.arange(block.start, block.stop)[inside])
             progress(Progress("adding", block.stop, len(data), "records"))
         recall = None
+        # without ten records to find there is no fraction of ten
         if count and len(data) - count >= RECALL_K:
             recall = _recall(index, data, kept, kind=kind, metric=metric, whitening=fitted)
         if count:
@@ -203,7 +215,9 @@ def _recall(
     params = KINDS[kind].parameters(RECALL_K)
     indices = index.search(_prepared(queries, metric, whitening), RECALL_K, params=params)[1]
     scores = -truth.scores if metric == "euclid" else truth.scores
+    # ties: any record as near as the tenth counts as found, up to the rounding of float32
     edge = scores[:, RECALL_K - 1] - 1e-6 * np.abs(scores[:, 0])  # as near as the tenth
+    # -2 is the number of no record, and not the -1 of a missing one
     right = np.where(scores >= edge[:, None], truth.indices, -2)
     return float((indices[:, :, None] == right[:, None, :]).any(axis=2).mean())
 
@@ -214,6 +228,7 @@ def _in_dataset(data: VectorData) -> Iterator[None]:
 
     A :class:`LockedError` if one has since it was opened.
     """
+    # shared, so that several indexes may be built at once; whoever replaces the dataset waits
     with storage.exclusive(data.path, shared=True):
         if read_manifest(data.path) != data.manifest:
             raise LockedError(f"{data.path} was replaced meanwhile. Run the same command again.")
@@ -232,6 +247,7 @@ def _written(
         with (folder / "whitening.npz").open("wb") as sink:
             matrix = np.empty((0, 0), np.float32) if fitted.matrix is None else fitted.matrix
             np.savez(sink, mean=fitted.mean, matrix=matrix)
+    # all parts are on the disk before the description, without which no index is opened
     storage.sync_tree(folder)
     seconds = time.perf_counter() - started
     info = replace(info, nbytes=file.stat().st_size, seconds=seconds)
@@ -255,11 +271,13 @@ def _trained(
     for name in ("cp", "pq.cp"):  # else faiss writes warnings to standard error
         with suppress(AttributeError):
             attrgetter(name)(index).min_points_per_centroid = 1
+    # graphs and flat indexes have nothing to learn
     if not index.is_trained:
         progress(Progress("training", 0))
         size = min(len(data), max(_PER_LIST * index.nlist, _LEAST_SAMPLE))
         sample = np.sort(random.choice(len(data), size, replace=False))
         index.train(_prepared(data.reader.vectors_at(sample), metric, fitted))
+    # inverted files store ids themselves; the others need a table of them
     return index if hasattr(index, "nlist") else faiss.IndexIDMap(index)
 
 
@@ -278,12 +296,14 @@ def open_index(
     command += f" --whitening {whitening}" * bool(whitening)
     again = f"Build it again: {command} --overwrite."
     if not (folder / INFO).is_file():
+        # indexes that are still being built have a folder of their own beside the others
         complete = [p.parent for p in folder.parent.glob("*/index.json")]
         names = sorted(p.name for p in complete if p.suffix != ".incomplete")
         raise UsageError(
             f"{data.path} has no index {folder.name}; it has {', '.join(names) or 'none'}. "
             f"Build it: {command}."
         )
+    # checksums are compared at each opening as far as that takes no noticeable time
     compared = [INFO, *["whitening.npz"] * folder.name.endswith(tuple(WHITENINGS))]
     file = folder / _FILE
     if not file.is_file() or file.stat().st_size <= _HASHED_BYTES:  # larger ones by ``verify``
@@ -298,8 +318,10 @@ def open_index(
     file, fitted = folder / _FILE, None
     try:
         with faiss_with_threads(usable_cores()) as faiss:
+            # inverted lists are mapped by one flag, codes and graphs by another
             mapped = faiss.IO_FLAG_MMAP if "ivf" in info.kind else faiss.IO_FLAG_MMAP_IFC
             index = faiss.read_index(str(file), mapped)
+        # a file that was exchanged for another index has valid bytes and wrong numbers
         if index.ntotal != info.records or index.d != info.width:
             raise ValueError(f"it has {index.ntotal} vectors of width {index.d}")
         if info.whitening is not None:
