@@ -18,6 +18,7 @@ MINUS = "\N{MINUS SIGN}"
 TYPED_IN: list[Path] = []
 """The folder in which ``embedkit run`` was typed, while a stage works in that of its recipe."""
 
+# columns of a cell and rows of a table in a notebook
 _CELL, _HTML_ROWS = 100, 100
 
 columns = cell_len
@@ -42,6 +43,7 @@ def visible(text: str, *, limit: int | None = None, keep: str = "\n") -> str:
 def json_line(value: Any, **options: Any) -> str:
     r"""JSON by ``json.dumps``, letters of all scripts unescaped, control characters escaped."""
     text = json.dumps(value, ensure_ascii=False, **options)
+    # escaped as JSON does it, so that the line still parses to the same value
     return _without_controls(text, HARMLESS, lambda character: json.dumps(character)[1:-1])
 
 
@@ -49,6 +51,8 @@ def _without_controls(text: str, keep: str, escape: Callable[[str], str]) -> str
     if text.isprintable():  # nearly every text
         return text
     return "".join(
+        # Cc: controls; Cf: marks that are not seen, such as those that turn the direction of text;
+        # Cs: lone surrogates, which cannot be encoded
         c if c in keep or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else escape(c)
         for c in text
     )
@@ -62,7 +66,9 @@ def shorten(text: str, limit: float) -> str:
     """
     if columns(text) <= limit:
         return text
+    # one column is for the ellipsis; the end of a name often tells more than its middle
     room = max(int(limit) - 1, 2)
+    # set_cell_size fills with spaces where half of a wide letter would remain: hence the strip
     head, tail = set_cell_size(text, (room + 1) // 2), set_cell_size(text[::-1], room // 2)
     return f"{head.rstrip()}…{tail[::-1].lstrip()}"
 
@@ -104,8 +110,10 @@ def duration_text(seconds: float | None) -> str:
     """
     if seconds is None:
         return ""
+    # hours and minutes from two of them on: 90 min say more than 1.5 h
     units = ((7_200, 3_600, "h"), (120, 60, "min"), (1, 1, "s"), (0, 0.001, "ms"))
     size, unit = next((size, unit) for least, size, unit in units if seconds >= least)
+    # two digits first, then without an exponent and without zeros behind the point
     return f"{float(f'{seconds / size:.2g}'):g} {unit}"
 
 
@@ -146,6 +154,7 @@ class Shown:
 
     def _repr_html_(self) -> str:
         rows = self.as_rows()[:_HTML_ROWS]
+        # columns of which no cell can be shown in a line are left out
         names = [n for n in (rows[0] if rows else ()) if any(_is_plain(row[n]) for row in rows)]
         head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
         lines = ["".join(f"<td>{escape(_cell(row[name]))}</td>" for name in names) for row in rows]
@@ -167,6 +176,7 @@ def _values(record: Any) -> list[tuple[str, Any]]:
 
 
 def _is_plain(value: Any) -> bool:
+    # "low": a score with its interval
     return isinstance(value, str | int | float | Path) or hasattr(value, "low")
 
 

@@ -25,6 +25,8 @@ from embedkit.display import columns, visible
 WIDTH = 400.0  # of a chart in half a page
 _SHARED = 6  # colours of the methods other than the chosen one and the baseline
 
+# tried in this order for each letter, by matplotlib; fonts with Korean or Japanese letters, as
+# Linux and macOS have them, and at the end what matplotlib brings itself
 _FONTS = (
     "Noto Sans CJK KR",
     "Noto Sans CJK JP",
@@ -36,6 +38,7 @@ _FONTS = (
 )
 
 SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
+    # no corners: see Scene.mark
     "circle": (),
     "square": ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
     "diamond": ((0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)),
@@ -185,8 +188,11 @@ class Plot(Scene):
     ) -> None:
         super().__init__(WIDTH, height, title=title, description=description)
         marks = ticks(min(y), max(y), 4)
+        # room for the widest number of the axis
         self.left = max(text_width(y_text(tick), 12) for tick in marks) + 12
+        # text_width is an estimate: 8 % more, and the mark in front of the name
         room = room * 1.08 + 20 if room else 22  # for a mark, or for half of the last number
+        # 30 above for the name of the axis, 44 below for numbers and name
         self.right, self.top, self.bottom = WIDTH - room, 30.0, height - 44
         self._x, self._y, self._log = x, y, log
         self.note(0, 12, y_name, anchor="start")
@@ -203,6 +209,7 @@ class Plot(Scene):
         ends, value = self._x, x
         if self._log:
             ends, value = (math.log(ends[0]), math.log(ends[1])), math.log(x)
+        # one value alone, such as a curve with one point, stands in the middle
         across = (value - ends[0]) / (ends[1] - ends[0]) if ends[1] != ends[0] else 0.5
         up = (y - self._y[0]) / (self._y[1] - self._y[0]) if self._y[1] != self._y[0] else 0.5
         return (
@@ -221,9 +228,12 @@ class Plot(Scene):
     ) -> None:
         """Draw a line through values, with the band of their intervals ``ends``."""
         colour = colour_of(style)
+        # a band with a hole would be drawn as another shape; without a finite interval there is
+        # none
         if ends and all(math.isfinite(end) for pair in ends for end in pair):
             upper = [self.at(x, high) for (x, _), (_, high) in zip(points, ends, strict=True)]
             lower = [self.at(x, low) for (x, _), (low, _) in zip(points, ends, strict=True)]
+            # there and back: the outline of the band
             self.area(*upper, *reversed(lower), colour=colour, opacity=0.13)
         self.line(*(self.at(*p) for p in points), colour=colour, width=width)
         for point in points if marks else ():
@@ -232,6 +242,7 @@ class Plot(Scene):
     def names(self, lines: Sequence[tuple[str, float, int]]) -> None:
         """Write names beside the plot at values ``y``, in their styles, none over another."""
         heights = [self.at(self._x[0], y)[1] for _, y, _ in lines]
+        # 16 pixels: the height of a line of text
         places = apart(heights, 16, low=self.top, high=self.bottom)
         for (name, _, style), place in zip(lines, places, strict=True):
             self.mark(self.right + 8, place, style, radius=3.5)
@@ -240,6 +251,7 @@ class Plot(Scene):
 
 def colour_of(style: int) -> str:
     """Return the colour of a method by the number of its style."""
+    # 0 and 1 keep their colours; the others share six, again and again
     return f"m{style if style < 2 else 2 + (style - 2) % _SHARED}"
 
 
@@ -247,6 +259,7 @@ def colour_of(style: int) -> str:
 def _colours() -> dict[str, str]:
     """The colours of a light page by name."""
     css = Path(__file__).with_name("templates").joinpath("page.css").read_text("utf-8")
+    # before the first @media: there the colours of dark pages begin
     return dict(re.findall(r"--(\w+): (#\w+)", css.partition("@media")[0]))
 
 
@@ -258,6 +271,7 @@ def shape_of(style: int) -> str:
     >>> len({(colour_of(style), shape_of(style)) for style in range(38)})
     38
     """
+    # six colours and six shapes: each round of colours begins with another shape
     return list(SHAPES)[(style + max(style - 2, 0) // _SHARED) % len(SHAPES)]
 
 
@@ -266,6 +280,7 @@ def as_svg(scene: Scene, *, name: str, page: bool = True) -> Markup:
 
     Without ``page`` they are fixed, for a file of its own.
     """
+    # in a page it shrinks with its column, and grows to 1.2 times its size at most
     kind = (
         Markup(' style="max-width:{:g}px"').format(scene.width * 1.2)
         if page
@@ -274,6 +289,7 @@ def as_svg(scene: Scene, *, name: str, page: bool = True) -> Markup:
             ' font-family="Noto Sans, Noto Sans CJK KR, sans-serif"'
         ).format(scene.width, scene.height)
     )
+    # read by screen readers: title and description are the name of the image
     described, ids = Markup(""), f"{name}-title"
     if scene.description:
         described = Markup('<desc id="{}-desc">{}</desc>').format(name, scene.description)
@@ -289,6 +305,7 @@ def _element(item: Shape | Text, page: bool) -> Markup:
     values: dict[str, Any] = {}
     if isinstance(item, Text):
         paint = {"fill": item.colour}
+        # a tenth of a pixel is not seen, and digits would fill the page
         values |= {"x": f"{item.x:.1f}", "y": f"{item.y:.1f}", "font-size": f"{item.size:g}"}
         if item.anchor != "start":
             values["text-anchor"] = item.anchor
@@ -318,6 +335,7 @@ def _element(item: Shape | Text, page: bool) -> Markup:
             values["stroke-width"] = "2"
         if item.name and page:
             values["data-name"] = item.name
+    # variables, so that one drawing has the colours of light and of dark pages
     if page:
         values["style"] = ";".join(f"{key}:var(--{colour})" for key, colour in paint.items())
     else:
@@ -339,16 +357,19 @@ def as_file(scene: Scene, form: str) -> bytes:
     # a font that is missing or has no bold face: no matter for a message on every letter
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     families = [*_FONTS, "sans-serif"]
+    # 42: letters stay text in a PDF (TrueType), as journals ask; a $ in a name begins no formula
     settings: Any = {"pdf.fonttype": 42, "text.parse_math": False, "font.family": families}
     content = io.BytesIO()
     with mpl.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
-        # without pyplot, whose backend is the caller's
+        # without pyplot, whose backend is the caller's. A pixel of a page is 1/96 inch, and the y
+        # axis points down as in SVG
         figure = Figure(figsize=(scene.width / 96, scene.height / 96))
         axis = figure.add_axes((0, 0, 1, 1), xlim=(0, scene.width), ylim=(scene.height, 0))
         axis.set_axis_off()
         for item in scene.items:
             _draw(axis, item)
+        # left out: date and versions would change the bytes of equal drawings
         named = ("CreationDate", "Creator", "Producer") if form == "pdf" else ("Software",)
         title = {"Title": scene.title} if form == "pdf" else {}
         figure.savefig(content, format=form, dpi=192, metadata=dict.fromkeys(named) | title)
@@ -399,6 +420,7 @@ def _draw(axis: Any, item: Shape | Text) -> None:
 
 def text_width(text: str, size: float = 13) -> float:
     """Return about how many pixels a text takes, rather more than less."""
+    # 0.57 of the size is an average letter, rather wide
     return columns(text) * size * 0.57
 
 
@@ -411,6 +433,8 @@ def apart(places: Sequence[float], step: float, *, low: float, high: float) -> l
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = list(places)
     start, end = low, high
+    # first down from the top, each at least a step below the one before; then up from the bottom,
+    # for those that were pushed out
     for i in order:
         moved[i] = max(places[i], start)
         start = moved[i] + step
@@ -427,9 +451,12 @@ def ticks(low: float, high: float, count: int) -> Sequence[float]:
     [0.72, 0.74, 0.76, 0.78]
     """
     raw = (high - low) / max(count, 1)
+    # also NaN, and an axis without extent
     if not raw > 0:
         return [low]
     power = 10.0 ** math.floor(math.log10(raw))
+    # the first round step that is not smaller; 0.999 and 1e-9 forgive the rounding of sums
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
+    # whole multiples, rounded: sums of steps would give 0.30000000000000004
     return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]

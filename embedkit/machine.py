@@ -21,12 +21,14 @@ WAIT_POLICY = {"GOMP_SPINCOUNT": "1000"}
 def set_wait_policy(environ: MutableMapping[str, str] | None = None) -> None:
     """Let idle OpenMP threads sleep early in libraries loaded later, unless the user has set it."""
     environ = os.environ if environ is None else environ
+    # a user who has set one of them has chosen, for all of these libraries
     if not any(name in environ for name in POLICY_VARIABLES):
         environ.update(WAIT_POLICY)
 
 
 def usable_cores() -> int:
     """Number of cores available to this process."""
+    # a container or taskset may allow fewer cores than the machine has
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -57,6 +59,8 @@ def maxrss_bytes(maxrss: int) -> int:
 
 def peak_memory_since(before: int) -> int | None:
     """Peak physical memory of this process; ``None`` if it is the one of ``before``."""
+    # the peak is of the whole life of the process: one that has not risen says nothing about this
+    # part
     peak = peak_memory_bytes()
     return peak if peak > before else None
 

@@ -20,6 +20,7 @@ from embedkit import storage
 from embedkit.display import HARMLESS, visible, without_nan
 from embedkit.errors import UsageError
 
+# characters of a text in a page; the rest is counted
 _LONGEST_TEXT = 2_000
 
 
@@ -32,6 +33,7 @@ def render_page(
     environment = Environment(
         loader=PackageLoader("embedkit"),
         autoescape=True,
+        # a name that a template misspells is an error, not an empty place
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -39,6 +41,7 @@ def render_page(
     environment.filters |= {"shown": shown, "packed_json": packed_json}
     environment.filters |= filters or {}
     style, script = (environment.get_template(f"{name}.{kind}").render() for kind in ("css", "js"))
+    # the content policy names the script by its hash: no other one runs, whatever a text contains
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template(f"{name}.html").render(
         style=Markup(style), script=Markup(script), script_hash=digest, **values
@@ -56,12 +59,14 @@ def page_file(file: str | Path, *, overwrite: bool, name: str = "out") -> Path:
 
 def packed(content: bytes) -> str:
     """Return base64 of the compressed content; the same content gives the same text."""
+    # mtime=0: gzip would write the time, and equal pages would differ
     return base64.b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode()
 
 
 def packed_json(value: Any) -> str:
     """Return :func:`packed` JSON."""
     text = json.dumps(without_nan(value), ensure_ascii=False, separators=(",", ":"))
+    # lone surrogates have no UTF-8
     return packed(text.encode("utf-8", "replace"))
 
 
@@ -71,6 +76,7 @@ def cut_texts(texts: Sequence[str | None], *, most_bytes: int) -> list[str | Non
     What was left out is counted at the end of a text.
     """
     limit = _LONGEST_TEXT
+    # halved until all fit, to 62 characters at the least
     while limit > 100 and sum(len((t or "")[:limit].encode()) for t in texts) > most_bytes:
         limit //= 2
     return [
