@@ -401,7 +401,7 @@ def read_to_train(folder: Path, settings: Mapping[str, Any]) -> EncoderWithHead:
 
 def save_weights(tensors: Mapping[str, Tensor], folder: Path, *, name: str = WEIGHTS) -> None:
     """Write weights by name into a file of a folder that exists."""
-    # safetensors refuses views into the same memory and tensors that are not contiguous
+    # safetensors refuses tensors that are not contiguous
     own = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     save_file(own, folder / name, metadata={"format": "pt"})
 
