@@ -26,7 +26,7 @@ from embedkit.runs.scores import scores_by_class
 from embedkit.search.exact import nearest
 from embedkit.storage import file_sha256
 from embedkit.types import Bool, Float64, Int64
-from embedkit.units.units import Units, match, unit_keys
+from embedkit.units.units import DIALECT, Units, match, unit_keys
 
 _LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
 MOST_SUSPICIONS = 20
@@ -277,7 +277,7 @@ def find_texts(
     # its rows would be other records
     inputs = [asdict(dataset.manifest.job.input) for dataset in datasets]
     inputs += [r | r["dialect"] for run in runs if (r := run.content.dataset.reading)]
-    names = ("text", "text_pair", "format", "encoding", "quoting", "header")
+    names = ("text", "text_pair", *DIALECT)
     reading = {name: inputs[0][name] for name in names} if inputs else {}
     if given is not None:
         path, whole = Path(given), is_dataset(Path(given))

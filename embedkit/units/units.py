@@ -57,7 +57,7 @@ _COLUMNS = ("text", "text_pair", "spans", "id", "label", "word_label")
 # which records were taken, and how the file is parsed. A further file, such as a test set, has the
 # columns of this one, a choice of its own, and another dialect if it needs one
 _CHOICE = ("min_chars", "limit", "sample", "seed")
-_DIALECT = ("format", "encoding", "quoting", "header")
+DIALECT = ("format", "encoding", "quoting", "header", "delimiter", "sheet")
 _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 
 
@@ -460,7 +460,7 @@ def reading_of(settings: Any) -> dict[str, Any]:
     """Return how a corpus was read, by its settings or its plan."""
     return {
         **{name: getattr(settings, name) for name in (*_COLUMNS, *_CHOICE)},
-        "dialect": {name: getattr(settings, name) for name in _DIALECT},
+        "dialect": {name: getattr(settings, name) for name in DIALECT},
     }
 
 
