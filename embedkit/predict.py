@@ -46,6 +46,7 @@ from embedkit.units.units import Units, match, reading_of
 
 logger = logging.getLogger(__name__)
 
+# records in memory at once: vectors are small, of texts a chunk fills the batches of an encoder
 _CHUNK, _CHUNK_OF_TEXTS = 4_096, 256
 
 
@@ -93,6 +94,7 @@ class Predictor:
     ) -> None:
         self.run = Path(run)
         self._load(run, label_names or {}, device, model, head)
+        # a text of no meaning, of the kind that the run takes; what comes out is not looked at
         if warm:
             pairs = self.content is not None and self.content.dataset.pairs
             units = Units.of_texts(["warm"], ["warm"] if pairs else None)
@@ -103,6 +105,7 @@ class Predictor:
         self, run: AnyPath, names: Mapping[str, str], device: str, model: str | None, head: Any
     ) -> None:
         self.content: PredictionRun | None = None
+        # imported here: transformers takes seconds, which a run on vectors may not need
         if _is_checkpoint(os.fspath(run)):
             from embedkit.finetuning.checkpoint import CheckpointClassifier
 
@@ -180,7 +183,9 @@ class Predictor:
         self._check_level("word")
         units, nothing = Units.of_texts(texts), [None] * len(texts)
         units = units.words_of(nothing, marks=self.marks) if spans is None else units.words(spans)
+        # a list for each text, also for one without words that the model sees
         words: list[list[WordPrediction]] = [[] for _ in texts]
+        # fewer units may come back: without the words that were cut
         units, predictions = self.predict_units(units)
         assert units.word is not None
         assert units.span is not None
@@ -224,9 +229,11 @@ class Predictor:
             UsageError: the dataset does not hold what the run reads.
             MismatchError: its vectors were made with other settings than those of the run.
         """
+        # empty for fine-tuned runs and TF-IDF, which read the stored texts
         views = [] if self.content is None else list(self.content.views)
         data = load(dataset, views or None, level="word" if self.labels_words else "sentence")
         if self.content is not None:
+            # vectors of another model, or of other settings, give predictions that look like any
             made, expected, name = dataset_content(data), self.content.dataset, os.fspath(dataset)
             check_alike(made, expected, name=name, vectors=bool(views), level=data.level)
         units, places, done = Units.of_dataset(data), [np.arange(0)], 0
@@ -235,6 +242,7 @@ class Predictor:
         progress(Progress("predicting", done, len(units), "records"))
         for part in units.parts(_CHUNK):
             seen, made_now = self.predict_units(part, stored=bool(views))
+            # which units of the dataset these are, since some words may be missing
             places.append(match(seen.keys, units.keys))
             predictions += made_now
             done += len(part)
@@ -259,6 +267,7 @@ class Predictor:
         """Check the output of a model: a finite number for each class, or a value."""
         output = np.asarray(values, np.float64)
         expected = (len(self.names),) if self.names else ()
+        # a damaged or foreign model gives its numbers without an error
         if output.shape[1:] != expected or not np.isfinite(output).all():
             raise DamagedError(
                 f"the model in {self.run} gives {output.shape[1:] or 'values'} or no finite "
@@ -287,6 +296,7 @@ def predictions_of(
     for row, decided in zip(proba, y_pred, strict=True):
         if names:
             by_name = dict(zip(names, row.tolist(), strict=True))
+            # one class, or each class of a set whose number is 1
             chosen = [int(decided)] if y_pred.ndim == 1 else decided.nonzero()[0].tolist()
             yield Prediction(separator.join(names[i] for i in chosen), by_name)
         else:
@@ -301,6 +311,7 @@ class _Trained:
 
         self.apply = load_model(run)
         self._run, self._content, self._device, self._name = run, content, device, model
+        # pipelines refuse input without rows
         self._nothing = np.zeros((0, len(content.classes)) if content.classes else 0)
 
     @cached_property
@@ -326,11 +337,13 @@ def _is_checkpoint(name: str) -> bool:
     """
     path = Path(name)
     if path.exists():
+        # a run is told first, by its run.json
         return (path / "config.json").is_file() and not (path / "run.json").is_file()
     return name.count("/") == 1 and name[0] not in "./~" and not path.parent.exists()
 
 
 def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[str]:
+    # transformers calls classes LABEL_0 … where nobody has named them; 0 means the first
     given = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in label_names.items()}
     for name in given:
         if name not in classes:
@@ -339,6 +352,7 @@ def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[st
                 f"{', '.join(classes) or 'values, not labels'}."
             )
     names = [given.get(name, name) for name in classes]
+    # probabilities are given by name, so that one of two would be lost
     if len(set(names)) < len(names):
         raise UsageError(f"label_names=: two labels have the same name: {', '.join(names)}.")
     return names
@@ -380,13 +394,16 @@ def predict_file(
     Return how many texts or words are predicted, in words, and the rejected records by reason. The
     arguments are those of :class:`Predictor` and :func:`write_prediction_file`.
     """
+    # all that can be wrong with names and places, in order of its cost: a model takes longest
     columns, corpus = parse_submission(submission), Path(corpus)
     if out is not None:
         file_format(out)
+        # samefile: also by another path or a link
         if out.exists() and corpus.exists() and out.samefile(corpus):
             raise OutputExistsError(f"out={str(out)!r} is the corpus itself. Choose another file.")
         storage.refuse_existing(out, overwrite=overwrite)
         storage.check_place(out)
+    # a corpus that is not a file is written to one for as long as it is read
     with ExitStack() as held:
         reader: CorpusReader | None = None
         records: Iterator[PredictedRecord]
@@ -407,6 +424,7 @@ def predict_file(
             records = _rows(data, predictions)
         else:
             records = _predicted(predictor, reader, progress)
+        # the records are an iterator: a chunk is read and predicted when the writer asks for it
         count = write_prediction_file(
             records,
             predictor.names,
@@ -419,6 +437,7 @@ def predict_file(
         done = f"{count:,} {'words' if of_words else 'texts'} predicted"
         if reader is None:
             return done, data.rejected
+        # known when everything was read
         for notice in reader.counts.notices:
             logger.warning("%s", notice)
         return done, reader.counts.rejected
@@ -441,6 +460,7 @@ def _predicted(
 
 def _rows(units: Units, predictions: Iterable[Prediction]) -> Iterator[PredictedRecord]:
     """Predictions with the numbers and ids of their records, and with the words."""
+    # ids are text in files, whatever they were in the corpus
     columns: dict[str, Any] = {"row": units.row.tolist(), "id": map(str, units.ids)}
     if units.word is not None:
         columns |= {"word": units.word.tolist(), "text": units.texts()}
@@ -459,8 +479,10 @@ def _plan_as(
     made = read_run(Path(run)) if (Path(run) / "run.json").is_file() else None
     if isinstance(made, PredictionRun):
         names, path = made.dataset.reading or {}, Path(run, made.dataset.path)
+        # a run on vectors has none: its dataset says how it was read, if that is still where it was
         if not names and made.dataset.path and is_dataset(path):
             names = reading_of(read_manifest(path).job.input)
+    # what the user names is not looked up
     asked = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
     columns: dict[str, Any] = {name: names.get(name) for name in asked}
     try:
@@ -470,6 +492,7 @@ def _plan_as(
         try:
             plan = plan_corpus(files, replace(reading, **columns))
         except CorpusError:
+            # columns are guessed, as for any corpus
             plan, columns = plan_corpus(files, reading), {}
     if submission is None or plan.id is not None:
         return plan

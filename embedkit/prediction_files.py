@@ -51,10 +51,11 @@ class WordPrediction:
     prediction: Prediction
 
 
+# of a probability with six decimals; the sum of a row is off by so much for each class at most
 _ROUNDING = 1e-6
 
 
-_COLUMNS = {"word": "int64", "text": "string", "fold": "string"}
+_COLUMNS = {"word": "int64", "text": "string", "fold": "string"}  # that only some files have
 
 
 _FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
@@ -93,12 +94,14 @@ def write_prediction_file(
     ``names`` are those of the classes, ``more`` of the columns ``word``, ``text`` and ``fold``. A
     submission has the columns of id and answer alone.
     """
+    # of what is printed
     kind = "jsonl" if as_json else "tsv"
     if out is not None:
         kind = file_format(out)
     answer, of_answer = ("label", "string") if names else ("value", "float64")
     columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in more}
     columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
+    # an iterator up to here, so that rows can be printed as they are predicted
     rows = (_fields(*record, flat=kind != "jsonl") for record in records)
     if submission is not None:
         columns = {submission[0]: "string", submission[1]: of_answer}
@@ -106,16 +109,21 @@ def write_prediction_file(
     if out is not None and kind == "parquet":
         import pyarrow as pa
 
+        # given, since a column of an empty file, or of a first null, has no type of its own
         schema = pa.schema([(name, pa.type_for_alias(type_)) for name, type_ in columns.items()])
         table = pa.Table.from_pylist(list(rows), schema)
         storage.write_files({out: storage.parquet_bytes(table)}, overwrite=overwrite)
         return int(table.num_rows)
+    # the names as a first row, written as all others are
     header = [] if kind == "jsonl" else [dict(zip(columns, columns, strict=True))]
     count = 0
+    # a file is put together in memory and appears when it is whole; printed rows appear one by one
     sink = _Printed() if out is None else io.StringIO()
+    # the default line end of csv is that of Windows
     table = csv.writer(sink, lineterminator="\n")
     for fields in chain(header, rows):
         count += 1
+        # six decimals, which cost _ROUNDING; JSON has the numbers whole
         values = [f"{v:.6f}" if isinstance(v, float) else str(v) for v in fields.values()]
         if kind == "jsonl":
             sink.write(json_line(fields) + "\n")
@@ -171,6 +179,7 @@ def read_prediction_files(
                 f"{path} has no column {missing[0]!r}; expected a table that embedkit predict "
                 "writes without label_names and submission."
             )
+        # by row and id, in order: probabilities of other records would be averaged without notice
         own = [table[name].to_pylist() for name in ("row", "id")]
         records = records or own
         if own != records:
@@ -183,6 +192,7 @@ def _probabilities(path: Path, table: Any, columns: Sequence[str]) -> Float64:
     """Return ``(n, classes)`` probabilities, whose rows sum to 1 within their six decimals."""
     proba = np.stack([storage.numbers(table[name]) for name in columns], axis=1)
     problem = f"a column of {', '.join(columns):.80} does not hold numbers"
+    # a column with a word in it is read as text
     if proba.dtype.kind in "fi":
         tolerance = len(columns) * _ROUNDING
         problem = invalid_proba(storage.numbers(table["row"]), proba, tolerance=tolerance)
@@ -205,6 +215,7 @@ class _Printed(io.StringIO):
     """Standard output without escape codes from files."""
 
     def write(self, text: str) -> int:
+        # a text of a corpus may hold codes that move the cursor or change the terminal's title
         return sys.stdout.write(visible(text, keep=HARMLESS))
 
 
@@ -217,9 +228,11 @@ def _table(path: Path) -> Any:
     try:
         if path.suffix == ".parquet":
             return read_table(path)
+        # as write_prediction_file writes them: TSV has no quotes, so that one in a text opens none
         separator, quoting = (
             (",", csv.QUOTE_MINIMAL) if path.suffix == ".csv" else ("\t", csv.QUOTE_NONE)
         )
+        # ids such as 007 stay as they are, and so does a label NA (keep_default_na)
         types = {"row": "int64", "id": str, "label": str}
         return pa.Table.from_pandas(
             pd.read_csv(path, sep=separator, quoting=quoting, dtype=types, keep_default_na=False)

@@ -125,7 +125,7 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
             store.put_file(str(folder / name), f"{root}/{name}")
         if create(last) is not None:
             store.put_file(str(folder / last), f"{root}/{last}")
-        # files of an earlier dataset, last: until then nothing is lost if the upload fails
+        # last, when the new dataset is complete: files that only an earlier one had
         for name in there.keys() - {*sums, SUMS}:
             store.rm_file(f"{root}/{name}")
 

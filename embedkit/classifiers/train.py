@@ -186,7 +186,7 @@ def _test_set(
         made, expected = dataset_content(other), dataset_content(data)
         check_alike(made, expected, name=name, vectors=vectors, level=data.level)
         column = units.reading["label"]
-        # a test set without the column of labels is predicted, not refused
+        # a kept column is taken there too; None stands for the label that the other dataset has
         further = Units.of_dataset(other, label=column if column in other.columns else None)
     else:
         further = units.further(test)

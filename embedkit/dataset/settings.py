@@ -164,7 +164,8 @@ class VectorSettings(VectorOptions):
     normalize: bool
     prefix: str
     precision: Precision
-    # batches change no bit in fp32 and int8 on a CPU, and elsewhere no more than rounding does
+    # batches change no bit where embedkit is batch-invariant, and elsewhere no more than rounding
+    # does
     batch_tokens: Count = field(metadata=_MAY_DIFFER)
 
     def columns(self, level: str) -> set[str]:

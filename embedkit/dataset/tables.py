@@ -201,8 +201,7 @@ class TableReader:
         """Columns of one row group."""
         with self._opened(block.shard) as file:
             shard = pq.ParquetFile(file, metadata=block.metadata, page_checksum_verification=True)
-            # use_threads=False: several row groups are read at a time already one type for all
-            # parts: the schema of the first shard, such as plain strings for a dictionary
+            # use_threads=False: several row groups are read at a time already
             table = shard.read_row_group(block.group, columns=list(names), use_threads=False)
             return _complete(table, block.rows)
 

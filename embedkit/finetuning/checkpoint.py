@@ -56,11 +56,15 @@ class FinetunedRun:
         same = content.cost.device == where.type
         self._precision = content.precision if same else "fp32"
         names = [f"model/{name}" for name in content.models]
+        # before anything is read from them: a damaged weight would change predictions, and nobody
+        # would see it
         check_files(run, names, advice="Make the run again.")
         folders = [run / name for name in names]
         name = None if head is None else name_of_head(head)
+        # all in memory: each text is predicted by every model
         self._models = [read_model(folder, name).to(where) for folder in folders]
         try:
+            # all folds have the same tokenizer; trust_remote_code=False runs no code of a folder
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folders[0]), local_files_only=True, trust_remote_code=False
             )
@@ -77,6 +81,7 @@ class FinetunedRun:
         about: dict[str, Any] = {"pad_id": self._tokenizer.pad_id, "precision": self._precision}
         logits = [predict_logits(model, texts, **about) for model in self._models]
         outputs = [m.outputs(one).numpy() for m, one in zip(self._models, logits, strict=True)]
+        # the mean of probabilities, not of logits: that is what thresholds were chosen on
         return units, np.asarray(np.mean(outputs, axis=0), np.float64)
 
 
@@ -100,6 +105,7 @@ class CheckpointClassifier:
     ) -> None:
         checkpoint = find_checkpoint(name, revision=revision, offline=offline)
         advice = f"Train one: embedkit finetune CORPUS --model {checkpoint.name} --out RUN."
+        # refused before the weights are read, or fetched
         kinds = [str(kind) for kind in checkpoint.config.get("architectures") or ()]
         if kinds and not any(kind.endswith(_CLASS) for kind in kinds):
             raise ModelError(f"{checkpoint.name} is a {kinds[0]}, not a classifier. {advice}")
@@ -109,10 +115,13 @@ class CheckpointClassifier:
         length = choose_max_length(checkpoint, self._tokenizer, None)
         self._settings = TokenizerSettings(length)
         model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
+        # transformers only warns of a head that it has drawn at random, and its predictions look
+        # like any
         if lacking := set(report["missing_keys"]) | mismatched_keys(report):
             problem = f"lacks {len(lacking)} weights of a classifier, such as {min(lacking)}"
             raise ModelError(f"{checkpoint.name} {problem}. {advice}")
         self._model = model.eval().to(choose_device(device))
+        # a model of one output has a name for it too, which is no class
         names = model.config.id2label
         count = model.config.num_labels
         self.classes = tuple(str(names[i]) for i in range(count)) if count > 1 else ()
@@ -207,6 +216,7 @@ def export(
         raise UsageError(f"fold={fold!r}: {source} has the models {', '.join(content.models)}.")
     check_files(source, [f"model/{name}"], advice="Make the run again.")
     has_head = is_plain_head(read_config(source / "model" / name))
+    # no folder but ours has _embedkit in it
     finish_swap(target, lambda _: True, private=_PRIVATE)
 
     def free() -> None:
@@ -219,17 +229,22 @@ def export(
         if target.exists() and not (target / "config.json").is_file():
             raise OutputExistsError(f"{target} is not a checkpoint, so it is not replaced.")
 
+    # no SHA256SUMS (sealed): the folder is to be like any checkpoint. free is asked again under the
+    # lock
     with new_folder(target, free=free, sealed=False, private=_PRIVATE) as work:
         with storage.storage_errors(work, SafetensorError):
             inside = f"model/{name}/"
             for file in storage.file_sums(source):  # what else is there may be a link to anywhere
                 inner = file.removeprefix(inside)
+                # head.json means nothing to transformers, and the weights are written without the
+                # head below
                 if file.startswith(inside) and inner not in (HEAD_FILE, WEIGHTS):
                     storage.make_folder((work / inner).parent)
                     shutil.copyfile(source / file, work / inner)
             weights = load_file(str(source / "model" / name / WEIGHTS))
             kept = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
             save_weights(kept, work)
+        # before the rename that new_folder ends with
         storage.sync_tree(work)
     kind, tokens = "Token" if content.level == "word" else "Sequence", content.tokens
     loader = f"AutoModelFor{kind}Classification" if has_head else "AutoModel"
@@ -244,6 +259,8 @@ def _best(run: Path, content: FinetuneRun) -> str:
     losses = [
         (epoch["valid_loss"], model)
         for model, kept in zip(content.models, content.epochs, strict=True)
+        # an epoch has several lines in the log, one entry here; the loss is that of the weights
+        # that were kept
         for epoch in content.history.get(model, ())
         if "valid_loss" in epoch and epoch["epoch"] == kept
     ]

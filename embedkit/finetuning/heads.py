@@ -23,7 +23,7 @@ from embedkit.errors import UsageError
 from embedkit.finetuning.options import WORDS, own_head
 from embedkit.finetuning.vocabulary import embedding_layer
 
-_FILTERS = 100
+_FILTERS = 100  # of each width, as in Kim (2014)
 
 
 class HeadConfig(PretrainedConfig):  # type: ignore[misc]
@@ -53,6 +53,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
 
     config_class = HeadConfig
     supports_gradient_checkpointing = True
+    # attention is a matter of the encoder, whose own flags are checked when it is made; without
+    # these transformers would refuse everything but eager attention for the whole
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -64,21 +66,26 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         if hasattr(self.encoder, "pooler"):
             self.encoder.pooler = None  # the pooler head has its own
         self.width = int(
+            # DistilBERT calls it dim
             getattr(self.encoder.config, "hidden_size", None) or self.encoder.config.dim
         )
         self.head = HEADS.get(config.head, _Own)(config, self.width)
+        # a head of the user's gives logits, with its own dropout or none
         own = isinstance(self.head, _Own)
         self.dropout = nn.Identity() if own else nn.Dropout(config.dropout)
         last: Any = nn.Identity() if own else nn.Linear(self.head.width, config.n_outputs)
         self.classifier = last
+        # families without segments refuse them
         self.takes_types = "token_type_ids" in inspect.signature(self.encoder.forward).parameters
         self.encoded = nn.Identity()  # where states of a whole encoder enter
         self.without_dropout: tuple[nn.Module, ...] = ()
         self.states: Tensor | None = None  # of the batch, where they stand for frozen layers
+        # transformers draws the weights of the head
         self.post_init()
 
     def train(self, mode: bool = True) -> EncoderWithHead:
         """Set the training mode of all modules except ``without_dropout``."""
+        # the Trainer switches all modules to training again and again, frozen ones too
         super().train(mode)
         for module in self.without_dropout:
             module.training = False
@@ -107,15 +114,18 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         if self.takes_types and token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
         self.states = states  # until the next batch: gradient checkpointing computes layers again
+        # an encoder that is frozen as a whole is not called, if its states are known
         if states is None or any(p.requires_grad for p in self.encoder.parameters()):
             hidden = self.encoded(self.encoder(**inputs).last_hidden_state)
         else:
             hidden = states
         if places is not None:
+            # places count through all tokens of the batch: (sequences * tokens, width)
             vectors = hidden.flatten(0, 1)[places]
         elif windows is None or counted is None:
             vectors = self.head(hidden, attention_mask)
         else:
+            # sizes as a list of numbers, by which tensors are split
             vectors = self.head.of_windows(hidden, attention_mask, counted, windows.tolist())
         logits = self.classifier(self.dropout(vectors))
         loss = None if labels is None else self.loss(logits, labels)
@@ -125,6 +135,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         """Return the mean loss, in float32."""
         config, logits = self.config, logits.float()
         if config.problem == "value":
+            # in units of the training records' deviation, so that the learning rate does not depend
+            # on the unit
             target = (labels.float() - config.target_mean) / config.target_scale
             return functional.mse_loss(logits[:, 0], target)
         weights = None
@@ -135,6 +147,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             return functional.binary_cross_entropy_with_logits(logits, labels.float())
         if config.problem == "classes":
             return functional.cross_entropy(logits, labels, weight=weights, label_smoothing=smooth)
+        # smoothed as by cross_entropy with two classes; a weighted mean, as there, is the sum of
+        # the losses by that of the weights
         target = labels.float() * (1 - smooth) + smooth / 2
         each = functional.binary_cross_entropy_with_logits(logits[:, 0], target, reduction="none")
         weight = torch.ones_like(each) if weights is None else weights[labels]
@@ -142,6 +156,7 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
 
     def outputs(self, logits: Tensor) -> Tensor:
         """Return probabilities ``(n, classes)``, or values ``(n,)``, in float64."""
+        # in float64, so that probabilities sum to 1 as closely as those of other methods
         logits = logits.double()
         if self.config.problem == "value":
             value: Tensor = logits[:, 0] * self.config.target_scale + self.config.target_mean
@@ -161,6 +176,7 @@ class _Cls(nn.Module):
 
     def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
         """Vectors ``(texts, width)`` from the hidden states of windows."""
+        # one part for each text, (windows, width)
         return torch.stack([part.mean(0) for part in self(hidden, mask).split(sizes)])
 
 
@@ -179,6 +195,7 @@ class _Mean(_Cls):
         return (hidden * weights).sum(1) / weights.sum(1)
 
     def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        # a token in the overlap of two windows is counted in one of them
         weights = counted.unsqueeze(2).to(hidden.dtype)
         sums: Any = (hidden * weights).sum(1)
         counts: Any = weights.sum(1)
@@ -195,11 +212,15 @@ class _Cnn(_Cls):
         self.convolutions = nn.ModuleList(nn.Conv1d(width, _FILTERS, span) for span in self.spans)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        # padding is zero, as what is behind the longest text of the batch: a text has the same
+        # vector in any batch, however far it is padded
         text = (hidden * mask.unsqueeze(2).to(hidden.dtype)).transpose(1, 2)
         outside = ~mask.bool().unsqueeze(1)
         maxima = []
         for span, convolution in zip(self.spans, self.convolutions, strict=True):
+            # (texts, filters, tokens): a text shorter than the span has windows too
             windows = torch.relu(convolution(functional.pad(text, (0, span - 1))))
+            # after relu no value is below 0, so that 0 never replaces a maximum
             maxima.append(windows.masked_fill(outside, 0).amax(2))
         return torch.cat(maxima, dim=1)
 
@@ -209,14 +230,18 @@ class _Cnn(_Cls):
 
 class _Lstm(_Cls):
     def __init__(self, config: HeadConfig, width: int) -> None:
+        # both directions together have the width of the encoder
         inner = max(width // 2, 1)
         super().__init__(config, 2 * inner)
         self.lstm = nn.LSTM(width, inner, batch_first=True, bidirectional=True)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        # packed, so that the last state is that of the last token and not of padding; torch takes
+        # the lengths from the CPU
         packed = nn.utils.rnn.pack_padded_sequence(
             hidden.float(), mask.sum(1).cpu(), batch_first=True, enforce_sorted=False
         )
+        # in float32: over hundreds of steps the rounding of half precision would add up
         with torch.autocast(hidden.device.type, enabled=False):
             _, (last, _) = self.lstm(packed)
         return torch.cat([last[0], last[1]], dim=1)
@@ -257,6 +282,7 @@ def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWith
         if isinstance(value := getattr(config, name, None), int | float):
             dropout = float(value)
             break
+    # the head's weights are drawn from here on; those of the encoder are drawn too, and replaced
     torch.manual_seed(seed)
     settings = {"dropout": dropout} | settings
     model = EncoderWithHead(HeadConfig(encoder=config.to_dict(), **settings))
@@ -264,6 +290,7 @@ def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWith
     source, layer = embedding_layer(plain.module), embedding_layer(model.encoder)
     if source is not None and layer is not None:  # one matrix in memory: training replaces it
         layer.weight = nn.Parameter(source.weight.detach())
+    # the checkpoint's own pooler is trained already, and a better start than random weights
     if isinstance(model.head, _Pooler) and (dense := pooler_layer(plain)) is not None:
         model.head.dense.load_state_dict(dense.state_dict())
     return model

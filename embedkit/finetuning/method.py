@@ -71,9 +71,12 @@ VALIDATION_SEED = 104_729
 would all be of one fold."""
 
 
+# so far apart that runs with the seeds 0, 1, 2 … share no seed among all their folds
 _FOLD_SEED = 1_009
 
 
+# validation records are some of so many equal parts: 0.15 is 3 of 20. With fewer parts fractions
+# would be off, and with more each part has too few records to have the classes in proportion
 _DENOMINATOR = 20
 
 
@@ -101,18 +104,24 @@ def divide(
         raise UsageError("folds=1: the baseline is of validation records; pass validation=0.1.")
     chosen_from = partial(validation_records, group=split.group, strata=target.strata)
     parts = split.subsets()
+    # none, unless a threshold is chosen
     by_epoch = by_threshold = split.in_folds[:0]
     if options.chooses_threshold:
         trains = [train for train, _ in parts]
+        # the same for all folds, so that no model is trained on any of them; in halves, since an
+        # epoch that was chosen by a record makes its predictions too good for a threshold
         both = chosen_from(split.in_folds, fraction, seed=seed, trains=trains)
         by_threshold = chosen_from(both, 0.5, seed=seed + 1)
         by_epoch = np.setdiff1d(both, by_threshold)
     divided = []
     for fold, (train, held_out) in enumerate(parts):
+        # each fold leaves out those that it holds out itself
         valid = np.intersect1d(train, by_epoch)
         if fraction and not options.chooses_threshold:
+            # other records in each fold, else a few would decide the epochs of all models
             own = seed + _FOLD_SEED * (1 + fold)
             valid = chosen_from(train, fraction, seed=own, trains=[train])
+        # the threshold of a fold may not be chosen by its held-out records
         chooses = np.intersect1d(train, by_threshold)
         few = options.chooses_threshold and len(np.unique(target.y[chooses])) < 2
         if fraction and (few or not len(valid)):
@@ -120,6 +129,7 @@ def divide(
                 f"validation={fraction:g}: the {len(train)} training records of fold {fold} are "
                 "too few, or too similar, to choose epoch or threshold= by some of them."
             )
+        # also without the validation records of other folds, where these are shared
         rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
         divided.append({"train": rest, "valid": valid, "threshold": chooses, "held_out": held_out})
     return divided, by_threshold
@@ -140,6 +150,7 @@ def validation_records(
     records; every array of ``trains`` keeps records of each of its classes.
     """
     near = Fraction(fraction).limit_denominator(max(_DENOMINATOR, math.ceil(1 / fraction)))
+    # no more parts than groups, and than records of the largest class, as stratified folds need
     distinct, largest = len(np.unique(group[index])), int(np.bincount(strata[index]).max(initial=0))
     folds = min(near.denominator, distinct, largest)
     chosen = index[:0]
@@ -147,6 +158,8 @@ def validation_records(
         count = max(round(fraction * folds), 1)
         chosen = index[assign_folds(strata[index], group[index], folds, seed=seed) < count]
     for train in trains:
+        # a class whose training records would all be validation records goes back, with the whole
+        # groups of these records: a model cannot predict what it was never shown
         lost = np.setdiff1d(strata[train], strata[np.setdiff1d(train, chosen)])
         kept = group[chosen[np.isin(strata[chosen], lost)]]  # groups are never divided
         chosen = chosen[~np.isin(group[chosen], kept)]
@@ -190,6 +203,7 @@ class FineTuned:
             count = checkpoint.n_layers
             raise UsageError(f"freeze_layers={frozen}: the encoder has {count} layers.")
         tokenizer = load_tokenizer(checkpoint)
+        # a vocabulary that lacks the words of the texts is told before anything is trained
         note_if_spelled_out(checkpoint, tokenizer, data.records.column("text"))
         length = choose_max_length(checkpoint, tokenizer, options.max_length)
         stride = options.stride
@@ -198,6 +212,7 @@ class FineTuned:
         prefix = checkpoint.prefix_or_own(options.prefix)
         options = replace(options, max_length=length, prefix=prefix, stride=stride)
         method = cls(checkpoint=checkpoint, tokenizer=tokenizer, options=options, device=device)
+        # raises if special tokens leave no room for a text, or windows would not advance
         tokenizer.room(method.tokens, paired=data.pairs)
         return method
 
@@ -227,6 +242,8 @@ class FineTuned:
     def decided(self, units: Units, target: Target, split: Split) -> Self:
         """Return the method with all options decided; raises what would end the fit."""
         divided, _ = divide(split, target, self.options)
+        # one number of epochs for all folds: that of the fold with the fewest texts, which needs
+        # the most
         fewest = min(len(np.unique(units.place[subsets["train"]])) for subsets in divided)
         checkpoint, own = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
         head = "mean" if own and checkpoint.is_sentence_encoder else "cls"
@@ -254,6 +271,8 @@ class FineTuned:
     def identity(self, data: Units, test: Units | None, split: Split) -> dict[str, Any]:
         """Return everything that shapes a run."""
         return {
+            # an unfinished run goes on only where all of this is the same; versions too, since its
+            # finished folds and the next ones stand in one table
             "source": list(data.source),
             "reading": data.reading,
             "split": split.fingerprint,
@@ -280,6 +299,8 @@ class FineTuned:
                 seed=self.options.seed + _FOLD_SEED * number,
                 device=self.device,
                 pad_id=self.tokenizer.pad_id,
+                # deleted with the folder of what is unfinished, at the latest when the run is
+                # complete
                 work=self.folder / UNFINISHED / "checkpoints" / f"fold-{number}",
                 **subsets,
             )
@@ -306,6 +327,8 @@ class FineTuned:
         chosen, final = self._thresholds(folds, results, target, choosing)
         fits = []
         for fold, result, threshold in zip(folds, results, chosen, strict=True):
+            # predictions are of all records that choose thresholds; those in the fold's held-out
+            # part are no inner predictions of it
             seen = np.isin(choosing, fold.threshold)
             more = [p for p, own in zip(result.threshold_proba, seen, strict=True) if own]
             validates = len(fold.valid) > 0
@@ -334,6 +357,7 @@ class FineTuned:
         """The threshold of each fold, and the one of the mean of all models."""
         decision = self.options.decision
         if decision is None or decision.value is not None:
+            # a fixed threshold, or none, is that of every model
             value = None if decision is None else decision.value
             return [value] * len(folds), value
         held_out = np.array([np.isin(choosing, fold.held_out) for fold in folds])
@@ -349,6 +373,7 @@ class FineTuned:
         progress: ProgressCallback,
     ) -> Iterator[FoldResult]:
         """Train the models that are not finished, and yield the results of all."""
+        # read when the first fold needs it: of a run that is resumed all may be finished
         encoder: PlainModel | None = None
         for fold in folds:
             result = _read_result(self.folder, fold)
@@ -359,6 +384,8 @@ class FineTuned:
                     start = build_model(encoder, seed=fold.seed, **settings)
                 else:
                     start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
+                # predicted before it is written: a fold is finished when its predictions are there
+                # too
                 model, result = train_fold(fold, start, progress=progress)
                 _predict(fold, model, result, choosing, test)
                 self._keep(fold, model, result)
@@ -366,6 +393,7 @@ class FineTuned:
             yield result
 
     def _encoder(self) -> PlainModel:
+        # on the CPU: each fold takes a copy to the device, and the original serves the next fold
         pad_id, cpu = self.tokenizer.pad_id, torch.device("cpu")
         encoder = load_model(self.checkpoint, pad_id=pad_id, device=cpu, dtype=torch.float32)
         if self.options.head == "pooler" and pooler_layer(encoder) is None:
@@ -377,21 +405,26 @@ class FineTuned:
         """Write a fold's model to its final place, then its result, and last their checksums."""
         folder, classes, length = self.folder, fold.target.classes, self.tokens.max_length
         ready, final = folder / UNFINISHED / "model", folder / "model" / fold.model
+        # a model without a result, or with damaged files, of an attempt that was killed
         for old in (ready, final):
             if old.is_dir():
                 storage.remove_tree(old)
         file = folder / _result_file(fold)
         for place in (ready, final.parent, file.parent):
             storage.make_folder(place)
+        # written aside and renamed, so that model/ never has half a model
         with saving(ready):
             write_model(model, self.tokenizer, ready, classes=classes, max_length=length)
         storage.sync_tree(ready)
+        # synced before it is renamed: after a power cut the name must not stand for empty files
         storage.publish_folder(ready, final)
         storage.write_durably(file, json.dumps(asdict(result)).encode(), scratch=file.parent)
         written = {
             path.relative_to(folder).as_posix(): storage.file_sha256(path)
             for path in (file, *final.iterdir())
         }
+        # last: a fold counts as finished if its files are listed here, and have these checksums.
+        # Lines of earlier folds are kept
         storage.write_sums(folder, storage.file_sums(folder, torn=True) | written, scratch=folder)
 
     def write(
@@ -403,6 +436,7 @@ class FineTuned:
         content = "".join(json.dumps(line) + "\n" for line in lines)
         storage.write_durably(self.folder / "training.jsonl", content.encode(), scratch=self.folder)
         draw_training(self.folder, logs, metric="macro-F1" if target.classes else "R²")
+        # of words the folds are those of their records
         made, numbers = split if split.records is None else split.records, range(len(results))
         models = FoldModels(
             models=tuple(f"fold-{number}" for number in numbers),
@@ -419,6 +453,7 @@ class FineTuned:
         options, texts = self.options, _texts(units)
         settings = asdict(options) | {"head_learning_rate": options.head_rate}
         names = [f"fold-{number}" for number in range(len(results))]
+        # epochs are counted on from those of the earlier run
         past = {} if self.earlier is None else self.earlier[1].history
         done = {name: past[name][-1]["epoch"] if past.get(name) else 0.0 for name in names}
         each = list(zip(names, results, strict=True))
@@ -461,6 +496,7 @@ def _result_file(fold: Fold) -> str:
 def _read_result(folder: Path, fold: Fold) -> FoldResult | None:
     """Read the result of a fold; ``None`` if it is not finished, or damaged."""
     name = _result_file(fold)
+    # torn: the file may be from an attempt that was killed, or be missing
     if name not in storage.file_sums(folder, torn=True):
         return None
     try:
@@ -482,6 +518,8 @@ def _predict(
         logits = predict_logits(model, texts, pad_id=fold.pad_id, precision=precision)
         return list(model.outputs(logits).tolist())
 
+    # the held-out records alone: how many others are predicted depends on options, and costs are
+    # compared
     started = time.process_time()  # what else the machine does is no cost of the method
     result.proba = proba(fold.texts_of(fold.held_out))
     result.predict_seconds = time.process_time() - started
@@ -501,9 +539,13 @@ def _head_settings(fold: Fold) -> dict[str, Any]:
     if options.dropout is not None:
         settings["dropout"] = options.dropout
     if not target.classes:
+        # the head learns values with mean 0 and variance 1, for which its learning rate is meant;
+        # 1.0 where all values are the same
         scale = {"target_mean": float(y.mean()), "target_scale": float(y.std()) or 1.0}
         return {**settings, "problem": "value", "n_outputs": 1, **scale}
     if options.class_weight is not None:
+        # as scikit-learn's "balanced"; at least 1, since a rare label of words may be in no
+        # training record
         counts = np.bincount(y, minlength=len(target.classes))
         settings["class_weights"] = (len(y) / (len(counts) * np.maximum(counts, 1))).tolist()
     if options.one_logit:

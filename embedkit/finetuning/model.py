@@ -49,7 +49,7 @@ from embedkit.units.units import Units
 logger = logging.getLogger(__name__)
 
 
-_WEIGHT_DECAY = 0.01
+_WEIGHT_DECAY = 0.01  # the usual value of fine-tuning, as in BERT
 
 
 FrozenParts = tuple[Sequence[nn.Module], nn.Module]
@@ -65,24 +65,32 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
     if layers == "all":
         model.encoder.requires_grad_(False)
         model.without_dropout = tuple(model.encoder.modules())
+        # no layer hands states on: they enter behind the encoder, which is not called
         return (), model.encoded
     if layers is not None:
+        # the number of layers that are frozen with the embeddings
         highest, config = 0 if layers == "embeddings" else int(layers), model.encoder.config
         count = int(getattr(config, "num_hidden_layers", None) or config.n_layers)
+        # families name their stack of layers differently; it is the list with as many modules as
+        # layers
         lists = [m for m in model.encoder.modules() if isinstance(m, nn.ModuleList)]
         stack = next((one for one in lists if len(one) == count), None)
+        # layers of ALBERT share their weights, so that none can be frozen without the others
         if stack is None or config.model_type == "albert":
             problem = f"the layers of a {config.model_type} encoder have no weights of their own"
             raise UsageError(f"{problem}: pass freeze_layers='all'.")
         trained = {p for layer in stack[highest:] for p in layer.parameters()}
         for name, parameter in model.encoder.named_parameters():
+            # a last norm belongs to no layer, and stands behind those that are trained
             if parameter not in trained and not name.startswith("final_norm"):
                 parameter.requires_grad_(False)
         if highest:
             kept = {module for layer in stack[highest:] for module in layer.modules()}
+            # not the encoder or its stack themselves, which hold trained layers too
             model.without_dropout = tuple(
                 m for m in model.encoder.modules() if kept.isdisjoint(m.modules())
             )
+        # where all layers are frozen there is no trained one for states to enter
         if 0 < highest < count:
             return [*stack[:highest]], stack[highest]
     return None
@@ -97,6 +105,7 @@ def parameter_groups(model: EncoderWithHead, options: TrainingOptions) -> list[d
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             rate = options.learning_rate if name.startswith("encoder.") else options.head_rate
+            # biases and the weights of norms are vectors
             decay = _WEIGHT_DECAY if parameter.ndim > 1 else 0.0
             groups.setdefault((rate, decay), []).append(parameter)
     return [{"params": p, "lr": rate, "weight_decay": d} for (rate, d), p in groups.items()]
@@ -113,8 +122,10 @@ def add_lora(model: EncoderWithHead, rank: int, *, seed: int) -> Any:
 
     encoder = model.encoder
     linear = [name for name, module in encoder.named_modules() if isinstance(module, nn.Linear)]
+    # A is drawn at random
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear)
+    # it puts its layers into the encoder itself, which keeps its place in the model
     return LoraModel(encoder, config, "trained")
 
 
@@ -138,6 +149,7 @@ def tokenized(units: Units, tokenizer: TextTokenizer, settings: TokenizerSetting
     about: dict[str, Any] = {"settings": settings, "offsets": spans is not None, "words": spans}
     texts = tokenizer.encode(records.column("text"), pairs, **about)
     records = replace(records, inputs=texts.__getitem__)
+    # words that have a token, by record and number
     place, word = labelled_units(texts)
     return records if word is None else units.at(place, word).within(records)
 
@@ -157,6 +169,7 @@ def n_seen(texts: TokenizedTexts) -> Int64:
 def padded(texts: TokenizedTexts, pad_id: int) -> dict[str, torch.Tensor]:
     """Return the windows of texts as a batch ``(windows, tokens)``; see ``EncoderWithHead``."""
     lengths = np.diff(texts.window_ends)
+    # (windows, tokens), true where a window has a token; the rest is padding, on the right
     inside = np.arange(lengths.max(initial=0)) < lengths[:, None]
 
     def stacked(values: NDArray[Any] | int, fill: int) -> torch.Tensor:
@@ -169,13 +182,16 @@ def padded(texts: TokenizedTexts, pad_id: int) -> dict[str, torch.Tensor]:
         "token_type_ids": stacked(texts.type_ids[texts.seen], 0),
         "attention_mask": stacked(1, 0),
     }
+    # without windows heads take the shorter way, which needs neither of these
     if len(lengths) > len(texts):
         batch["windows"] = torch.from_numpy(np.diff(texts.text_windows))
         batch["counted"] = stacked(texts.owned, 0)
     if texts.word is not None:
+        # a token in several windows is taken from the one that owns it
         place = np.zeros(len(texts.ids), np.int64)  # in the batch, of each token
         place[texts.seen[texts.owned]] = np.flatnonzero(inside)[texts.owned]
         token, starts, _, _ = word_tokens(texts)
+        # the first token of each word
         batch["places"] = torch.from_numpy(place[token[starts]])
     return batch
 
@@ -202,8 +218,11 @@ def predict_logits(
     """Return logits ``(units, outputs)`` float32 on the CPU, of any model for classification."""
     device = next(model.parameters()).device
     model.eval()
+    # models of transformers take less than ours, and some no segments
     takes = inspect.signature(model.forward).parameters
+    # a checkpoint of transformers has num_labels; in our own configuration n_outputs stands for it
     width = getattr(model.config, "n_outputs", None) or model.config.num_labels
+    # rows of the result that belong to each text: one, or one for each of its words
     ends = ends_of(np.bincount(labelled_units(texts)[0], minlength=len(texts)))
     result = torch.zeros(int(ends[-1]), width, device=device)  # fetched once, at the end
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -218,6 +237,7 @@ def predict_logits(
                 batch["states"] = states(index, batch["attention_mask"])
             given = {n: v.to(device) for n, v in batch.items() if n in takes and v is not None}
             rows = ranges(ends[index], np.diff(ends)[index])
+            # batches are not in the order of the texts, their logits are put where they belong
             result[torch.from_numpy(rows).to(device)] = model(**given).logits.float()
     return result.cpu()
 
@@ -228,8 +248,10 @@ StatesOf = Callable[[Int64, Tensor], Tensor | None]
 
 def batches_by_length(lengths: Int64, *, tokens: int) -> Iterator[Int64]:
     """Yield indices of texts of similar length with at most ``tokens``, padding included."""
+    # the longest first: it is the width of its batch, and memory runs out at once or not at all
     order = np.argsort(-lengths, kind="stable")
     while len(order):
+        # at least one text, however long it is; an empty one counts as one token
         count = max(tokens // max(int(lengths[order[0]]), 1), 1)
         yield order[:count]
         order = order[count:]
@@ -250,6 +272,7 @@ _PLAIN = {
 and the two layers of the former."""
 
 _OWN = "embedkit."
+# settings of tokenizers and configurations that name paths, which would make equal models differ
 _MACHINE = (
     "_name_or_path",
     "name_or_path",
@@ -284,6 +307,7 @@ def write_model(
     scaled = model.config.problem == "value" and kernel in weights
     if scaled:
         scale, mean = model.config.target_scale, model.config.target_mean
+        # so that the model gives values in their own unit, as transformers expects of a regression
         weights[kernel] = weights[kernel] * scale
         weights[bias] = weights[bias] * scale + mean
     if plain and model.config.problem == "one_logit":
@@ -294,6 +318,7 @@ def write_model(
             weights[name] = half
     save_weights(weights, folder)
     _write_json(folder / "config.json", _config(model, classes, plain=plain))
+    # what is in the weights is not applied again: read back, mean and scale are 0 and 1
     in_weights = {"target_mean", "target_scale"} if scaled else set()
     names = inspect.get_annotations(HeadConfig).keys() - {"encoder"} - in_weights
     _write_json(folder / HEAD_FILE, {name: getattr(model.config, name) for name in names})
@@ -303,6 +328,7 @@ def write_model(
         raise OSError(f"{folder.name}: {first_line(error)}") from error
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    # transformers cuts texts at this length if it is asked to, as training did
     _write_json(file, _without_paths(settings) | {"model_max_length": max_length})
 
 
@@ -310,6 +336,7 @@ def read_config(folder: Path) -> HeadConfig:
     """Read the configuration of a model."""
     files = folder / "config.json", folder / HEAD_FILE
     encoder, head = (from_json(dict[str, Any], read_json(file), file=file) for file in files)
+    # fields of another version are left out, and missing ones have their defaults
     names = inspect.get_annotations(HeadConfig).keys() & head.keys() - {"encoder"}
     try:
         if not isinstance(head.get("head", ""), str):
@@ -334,6 +361,8 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
             f"it, pass head={config.head!r}."
         )
     try:
+        # compared before weights are made: a configuration of billions of them would fill the
+        # memory
         if problem := wrong_size(config.encoder or {}, folder / WEIGHTS):
             raise ValueError(problem)
         with init_empty_weights(include_buffers=False):  # random ones take longer than reading
@@ -341,14 +370,18 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
         stored = load_file(str(folder / WEIGHTS))
         if is_plain_head(model.config) and model.config.problem == "one_logit":
             for name in _last(model):
+                # the first of the two logits that write_model made of one is 0
                 stored[name] = stored[name][1:]
         # the longest first: "classifier.dense." and "" begin other names too
         for prefix, part in sorted(_parts(model).items(), key=lambda item: -len(item[0])):
             own = {n: stored.pop(n) for n in [*stored] if n.startswith(prefix)}
             own = {n.removeprefix(prefix): value for n, value in own.items()}
+            # assign: the model's own tensors are empty, so that there is nothing to copy to;
+            # missing and unexpected names are errors
             part.load_state_dict(own, assign=True)
     except Exception as error:  # the loaders raise what their many formats raise
         raise unreadable(folder, error, advice="Make the run again.") from error
+    # stored in half precision where that changes no number
     model.float().eval()
     return model
 
@@ -358,6 +391,8 @@ def read_to_train(folder: Path, settings: Mapping[str, Any]) -> EncoderWithHead:
     model = read_model(folder, settings["head"])
     if model.config.problem == "value" and isinstance(last := model.classifier, nn.Linear):
         mean, scale = settings["target_mean"], settings["target_scale"]
+        # trained on values with mean 0 and variance 1, as it was before it was written; the outputs
+        # stay
         last.weight = nn.Parameter(last.weight.detach() / scale)
         last.bias = nn.Parameter((last.bias.detach() - mean) / scale)
         model.config.target_mean, model.config.target_scale = mean, scale
@@ -366,12 +401,14 @@ def read_to_train(folder: Path, settings: Mapping[str, Any]) -> EncoderWithHead:
 
 def save_weights(tensors: Mapping[str, Tensor], folder: Path, *, name: str = WEIGHTS) -> None:
     """Write weights by name into a file of a folder that exists."""
+    # safetensors refuses tensors that are not contiguous
     own = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     save_file(own, folder / name, metadata={"format": "pt"})
 
 
 def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> dict[str, Any]:
     """``config.json`` of the encoder, with the labels if transformers has the head."""
+    # made anew from its values, so that changes here do not reach the model in use
     config = AutoConfig.for_model(**(model.config.encoder or {}))
     config.architectures = [type(model.encoder).__name__]
     if plain:

@@ -27,10 +27,10 @@ from embedkit.units.target import SEPARATOR
 WORDS = "words"
 """Head of taggers: a linear layer on the first token of each word."""
 
-_STEPS = 200
-_EPOCHS = 3, 20
-_PATIENCE = 5
-_NEW_RATE = 1e-3
+_STEPS = 200  # that fine-tuning of few texts needs
+_EPOCHS = 3, 20  # at least, at most
+_PATIENCE = 5  # epochs, where their number is left open
+_NEW_RATE = 1e-3  # of weights that were drawn at random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +116,17 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.head is not None:
+            # a frozen dataclass can set its own fields in this way alone; run.json has names, not
+            # classes
             object.__setattr__(self, "head", name_of_head(self.head))
         if ":" in str(self.head):
+            # imported now: a name that does not exist is refused before a corpus is read
             own_head(str(self.head))
         elif self.head is not None:
             check_choice(HEADS, head=self.head)
         object.__setattr__(self, "select_by", named_metric(self.select_by))
         widths, rate = self.cnn_widths, "a number above 0, such as 5e-5"
+        # a number may come as text from the command line
         layers = "all" if self.freeze_layers is None else str(self.freeze_layers)
         layers_fit = layers in ("embeddings", "all") or layers.isdigit()
         checks = (
@@ -147,6 +151,7 @@ class TrainingOptions:
             for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
                 if getattr(self, name):
                     raise UsageError(f"{name}= is for classes, not for task={self.task!r}.")
+        # what is chosen on validation records cannot be chosen without any
         needs = {
             "patience": self.patience is not None,
             "select_by": self.select_by != "loss",
@@ -158,6 +163,7 @@ class TrainingOptions:
             raise UsageError(f"stride={self.stride} is for on_long='window'.")
         if self.lora is not None and self.freeze_layers is not None:
             raise UsageError("lora= trains no weight of the encoder; leave out freeze_layers=.")
+        # found, not imported: peft takes seconds, and only training needs it
         if self.lora is not None and find_spec("peft") is None:
             raise UsageError("lora= needs the package peft: pip install peft.")
 
@@ -171,6 +177,7 @@ class TrainingOptions:
         """Peak learning rate of the head."""
         if self.head_learning_rate is not None:
             return self.head_learning_rate
+        # not below that of the encoder, if this one was set higher
         return max(self.learning_rate, _NEW_RATE)
 
     def epochs_of(self, texts: int) -> int:
@@ -179,6 +186,7 @@ class TrainingOptions:
         >>> [TrainingOptions().epochs_of(texts) for texts in (96, 400, 10_000)]
         [20, 8, 3]
         """
+        # of one epoch
         steps = math.ceil(texts / self.batch_size / self.accumulate)
         least, most = _EPOCHS
         return self.epochs or min(max(math.ceil(_STEPS / steps), least), most)
@@ -188,6 +196,7 @@ class TrainingOptions:
         decided = replace(self, epochs=self.epochs_of(texts))
         if self.level == "sentence" and self.head is None:
             decided = replace(decided, head=head)
+        # whoever says how many epochs there are wants all of them
         if self.epochs is None and self.patience is None and self.validation:
             decided = replace(decided, patience=_PATIENCE)
         return decided

@@ -95,7 +95,9 @@ def finetune(
         EncodeError: the loss of a fold is not a number.
         StorageError: a checkpoint cannot be written; finished folds are kept.
     """
+    # first: a peak before this call is not this run's
     peak_before = peak_memory_bytes()
+    # what can be wrong in options, device and folder is found before the corpus is read
     columns, options = divided(training, CorpusOptions, TrainingOptions)
     where, precision = _device(device, options)
     options = replace(options, precision=precision)
@@ -104,9 +106,13 @@ def finetune(
     for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
         if test is None and value:
             raise UsageError(f"{name}={value}: there is no test set; name one with test=.")
+    # options by name win over those in reading=
     named = {name: value for name, value in training.items() if hasattr(columns, name)}
     reading = replace(reading or CorpusOptions(), **named)
+    # a seed without a sample changes nothing, and would be refused of a dataset
     reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
+    # texts, labels and split are checked before the first step of training, which may be hours from
+    # its end
     data, more = Units.of_corpus(corpus, reading, level=options.level), None
     data.check_labelled()
     if test is not None:
@@ -114,18 +120,21 @@ def finetune(
         more = data.further(test, sample=test_sample, min_chars=test_min_chars, seed=seed)
     checkpoint, earlier = _start(model, revision=revision, offline=offline)
     method = replace(FineTuned.of(checkpoint, options, data, device=where), earlier=earlier)
+    # words that the tokenizer's limit cuts off are left out here, before folds are made
     units = method.tokenized(data)
     target = _target(units, method.options)
     assigned = split_for(units, split, folds=folds, seed=options.seed, sets=target.of_sets)
     assigned = assigned.labelled(target)
     tested = method.test_set(more, units, target, assigned)
     assigned.check(target)
+    # the last of what is open: epochs depend on the number of training texts in the folds
     method = method.decided(units, target, assigned)
     with resumable_run(out, method.identity(data, more, assigned), overwrite=overwrite) as folder:
         method = replace(method, folder=folder)
         predictions, fits = cross_validate(
             method, units, target, assigned, test=tested, progress=progress
         )
+        # a FoldResult each: the models are files already
         results = [fold.model for fold in fits.folds]
         method.write(units, target, assigned, results)
         content = write_results(
@@ -142,6 +151,7 @@ def finetune(
             dataset=_dataset_content(units, method),
             cost=fits.cost(
                 peak_memory_bytes=_peak_memory(peak_before, where),
+                # as many in every fold
                 parameters=results[0].parameters,
                 device=where.type,
             ),
@@ -153,15 +163,18 @@ def finetune(
 def _device(name: str, options: TrainingOptions) -> tuple[torch.device, str]:
     """The device and the precision to train in."""
     device = choose_device(name)
+    # the Trainer takes the first device, whatever it is given
     if device.index:
         advice = f"set CUDA_VISIBLE_DEVICES={device.index} and device='cuda'"
         raise UsageError(f"device={name!r}: training runs on the first CUDA device; {advice}.")
+    # auto is fp32 on the CPU, and half precision where a GPU computes in it
     fp32_on_cpu = None if options.precision == "auto" else options.precision
     precision = choose_precision(fp32_on_cpu, device)
     if precision == "int8" or (precision == "fp16" and device.type == "cpu"):
         raise UsageError(f"precision={precision!r} cannot train here; use fp32 or bf16.")
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before, "cuda:0" is no device
+        # the peak since now is that of this run
         torch.cuda.reset_peak_memory_stats(device)
     return device, precision
 
@@ -178,6 +191,8 @@ def _start(
         raise UsageError(f"model={model!r}: a {earlier.kind} run, not one of embedkit finetune.")
     names = [f"model/{name}" for name in earlier.models]
     storage.check_files(folder, names, advice="Make the run again.")
+    # any of its models: all have the same encoder, tokenizer and configuration; each fold reads its
+    # own weights later. A model folder does not store the prefix
     checkpoint = find_checkpoint(folder / names[0], offline=True)
     return replace(checkpoint, prefix=earlier.tokens.prefix), (folder, earlier)
 
@@ -200,17 +215,9 @@ def _target(units: Units, options: TrainingOptions) -> Target:
     return target
 
 
-# validation records
-
-
-# training
-
-
-# files
-
-
 def _dataset_content(units: Units, method: FineTuned) -> DatasetContent:
     source, checkpoint = Path(units.name).resolve(), method.checkpoint
+    # file contents and how they were read, not the path of the file
     shaping = json.dumps({"source": units.source, "reading": units.reading}, sort_keys=True)
     model = ModelRecord(
         type=checkpoint.model_type,
@@ -229,6 +236,7 @@ def _dataset_content(units: Units, method: FineTuned) -> DatasetContent:
         model, names = before.model, replace(before.names, inputs=(units.name,))
     return DatasetContent(
         fingerprint=hashlib.sha256(shaping.encode()).hexdigest(),
+        # relative to the run, so that both can be moved together; a DataFrame has no path
         path=os.path.relpath(source, method.folder.resolve()) if source.exists() else "",
         source=units.source,
         model=model,

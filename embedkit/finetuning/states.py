@@ -29,7 +29,7 @@ from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import FrozenParts, n_seen, predict_logits
 from embedkit.types import Int64
 
-_MOST_BYTES = 2 << 30
+_MOST_BYTES = 2 << 30  # of states; texts with more are computed in every epoch
 _SAME = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 """Greatest distance of logits by precision, as a fraction of their length."""
 
@@ -49,11 +49,13 @@ def frozen_states(
     if parts is None or int(lengths.sum()) * model.width * 4 > _MOST_BYTES:
         return None
     states = FrozenStates(model, *parts, texts, **about)
+    # the shortest and the longest text in one batch: the most padding that there can be
     extremes = np.array([lengths.argmin(), lengths.argmax()])
     plain, entering = (
         predict_logits(model, texts[extremes], states=source, **about)
         for source in (None, lambda index, mask: states.of_batch(extremes[index], mask))
     )
+    # in half precision the products of a batch of another shape are rounded differently
     if (entering - plain).norm() <= _SAME[about["precision"]] * plain.norm():
         return states
     states.close()
@@ -74,16 +76,19 @@ class FrozenStates:
         self._model, self._frozen, self._counts = model, frozen, n_seen(texts)
         self._ends = ends_of(self._counts)
         dtype = next(model.parameters()).dtype
+        # (tokens of all texts, width) on the CPU: a GPU may have no room left for them
         self._rows = torch.empty(int(self._ends[-1]), model.width, dtype=dtype)
         self._read: tuple[Tensor, Tensor] | None = None  # the batch whose states are read
         self._more: tuple[None, ...] | None = None  # behind the states, where layers give tuples
         self._hook = first.register_forward_pre_hook(self._enter, with_kwargs=True)
         for layer in frozen:
+            # on the instance, which hides the method of the class until close deletes it
             layer.forward = self._handing_on(layer.forward)
 
         def read(index: Int64, mask: Tensor) -> None:
             self._read = self._places(index), mask.bool()
 
+        # one pass over all texts without states (read returns none); the hook keeps what comes by
         predict_logits(model, texts, states=read, **about)
         self._read = None
 
@@ -93,6 +98,8 @@ class FrozenStates:
     def of_batch(self, index: Int64, mask: Tensor) -> Tensor:
         """Return states ``(windows, tokens, width)`` of texts, for a mask ``(windows, tokens)``."""
         states = self._rows.new_zeros(*mask.shape, self._rows.shape[1])
+        # zeros at padding, which attention leaves out; the check above compares with what stands
+        # there
         states[mask.bool()] = self._rows[self._places(index)]
         return states
 
@@ -100,6 +107,7 @@ class FrozenStates:
         def forward(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
             if self._model.states is None:
                 result = compute(hidden_states, *args, **kwargs)
+                # so many further values does the encoder expect of each layer
                 self._more = (None,) * (len(result) - 1) if isinstance(result, tuple) else None
                 return result
             return hidden_states if self._more is None else (hidden_states, *self._more)
@@ -108,8 +116,10 @@ class FrozenStates:
 
     def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if (states := self._model.states) is not None:
+            # some families give the states by position, others by name
             return (states, *args[1:]), {n: v for n, v in kwargs.items() if n != "hidden_states"}
         if self._read is not None:
+            # in the order of the mask: texts after each other, their windows after each other
             places, mask = self._read
             hidden = args[0] if args else kwargs["hidden_states"]
             self._rows[places] = hidden.to(self._rows)[mask]

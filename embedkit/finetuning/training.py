@@ -53,12 +53,16 @@ from embedkit.units.target import Target
 
 logger = logging.getLogger(__name__)
 
+# texts of so many batches are sorted by length: padding nearly vanishes, and the order stays random
 _BATCHES_SORTED = 50
 _LOGS_PER_EPOCH = 10
+# a checkpoint costs about a second, and a minute of work is what a kill may cost
 _CHECKPOINT_STEPS = 1_000
 _CHECKPOINT_SECONDS = 60.0
+# the file that is written last into a checkpoint, and the weights of the best epoch
 _COMPLETE = "complete"
 _BEST = "best.safetensors"
+# names of the Trainer, and those in training.jsonl
 _LOGGED = {
     "loss": "loss",
     "learning_rate": "learning_rate",
@@ -145,25 +149,33 @@ def train_fold(
         The model of the best epoch, and the log and cost of its training.
     """
     options = fold.options
+    # the order matters: what is frozen decides whether the vocabulary is trained, and the optimizer
+    # takes the parameters that are there at the end, on the device
     parts = freeze(model, options.freeze_layers)
     lora = None if options.lora is None else add_lora(model, options.lora, seed=fold.seed)
+    # texts that training meets: held-out records have other tokens, and are predicted when the
+    # whole matrix is back
     occurring, layer = None, embedding_layer(model.encoder)
     seen = fold.texts_of(fold.seen)
     if layer is not None and layer.weight.requires_grad:
         occurring = OccurringRows(layer, seen.ids.astype(np.int64), fold.device)
     model.to(fold.device)
     about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
+    # after the move to the device, where they are computed
     states = frozen_states(model, parts, seen, **about)
     storage.make_folder(fold.work)
     last, earlier, state, best = _last_checkpoint(fold.work), 0.0, None, None
     totals: Totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
     if last is not None:
         kept_there = json.loads((last / _COMPLETE).read_text("utf-8"))
+        # the process that was killed had done this much
         earlier, totals = float(kept_there["seconds"]), kept_there["totals"]
         state = TrainerState.load_from_json(str(last / "trainer_state.json"))
         model.load_state_dict(load_file(str(last / WEIGHTS)), strict=False)  # frozen ones stay
+        # without a file of its own the best epoch is that of the checkpoint
         best = load_file(str(last / (_BEST if (last / _BEST).is_file() else WEIGHTS)))
     started = time.process_time()
+    # an attempt that was killed after its last step has nothing left to train
     if state is None or (state.global_step < state.max_steps and not _is_stuck(state, options)):
         callback = _Callback(fold, earlier, totals, progress)
         trainer = _FoldTrainer(fold, model, totals, callback, states)
@@ -173,6 +185,7 @@ def train_fold(
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
         state, best = trainer.state, trainer.best
     seconds = earlier + time.process_time() - started
+    # without validation records the last step is kept
     kept = _best_step(state, options) or state.global_step
     if best is not None and kept != state.global_step:
         model.load_state_dict(best, strict=False)
@@ -181,7 +194,9 @@ def train_fold(
         for entry in state.log_history
         if (values := {name: entry[key] for key, name in _LOGGED.items() if key in entry})
     ]
+    # the Trainer's state counts epochs on, so that the epoch that was kept is read from the log
     scored = [line["epoch"] for line in log if line["step"] == kept and "valid_loss" in line]
+    # before the parameters are counted: it is the whole matrix that was trained
     if occurring is not None:
         occurring.restore()
     if states is not None:
@@ -192,8 +207,10 @@ def train_fold(
         fit_seconds=seconds,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
     )
+    # a last step may spoil the weights after the last loss was looked at
     if not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad):
         raise _diverged(fold, "weights are not numbers any more")
+    # last: until here the names of the weights were those of the checkpoints
     if lora is not None:
         merge_lora(model, lora)
     return model.eval(), trained
@@ -219,15 +236,20 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             model=model,
             args=_arguments(fold, validates),
             data_collator=self._collate,
+            # records by position; the collator makes batches of them, since texts stay in one table
             train_dataset=np.unique(fold.record[fold.train]).tolist(),
+            # only so that the Trainer evaluates: evaluate below reads none of it
             eval_dataset=list(fold.valid) if validates else None,
             optimizers=(torch.optim.AdamW(parameter_groups(model, fold.options), fused=True), None),
             callbacks=[callback],
         )
+        # it prints every log to standard output, where commands write their results
         self.remove_callback(PrinterCallback)
 
     def _collate(self, items: Sequence[int]) -> dict[str, Any]:
         fold, texts = self.fold, np.array(items)
+        # the words of a record stand together: from its first to behind its last; a text is its own
+        # unit
         starts, stops = (np.searchsorted(fold.record, texts, side) for side in ("left", "right"))
         y = fold.target.y[ranges(starts, stops - starts)]
         labels = torch.tensor(y, dtype=torch.int64 if fold.target.classes else torch.float32)
@@ -237,6 +259,7 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
     def _states_of(self, texts: Int64, mask: torch.Tensor) -> torch.Tensor | None:
         if self._states is None:
             return None
+        # states are numbered among the texts that training sees
         seen = np.unique(self.fold.record[self.fold.seen])
         return self._states.of_batch(np.searchsorted(seen, texts), mask)
 
@@ -249,10 +272,12 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
     ) -> Any:
         """Compute the loss of a batch as the Trainer does, and count it."""
         labels, totals = inputs["labels"], self._totals
+        # the outputs are needed for the accuracy, whether the caller wants them or not
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
         if self.fold.target.classes:
             proba = self.model.outputs(outputs.logits.detach())
             right = proba.argmax(1) == labels if labels.ndim == 1 else (proba >= 0.5) == labels
+            # a set of classes is right if all of it is
             totals["right"] += right.reshape(len(labels), -1).all(1).sum(dtype=torch.float64)
         totals["texts"] += len(labels)
         # tensors on the device: as numbers they would make each step wait for it
@@ -264,6 +289,7 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         fold, target = self.fold, self.fold.target
         index, precision = np.unique(fold.record[fold.valid]), fold.options.precision
         about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": precision}
+        # as predictions are made later; the Trainer's own loop would average the losses of batches
         logits = predict_logits(
             self.model,
             fold.texts[index],
@@ -284,12 +310,18 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         if target.classes:
             metrics["eval_accuracy"] = score("accuracy" if y.ndim == 1 else "subset_accuracy")
         metrics[_CHOSEN_BY] = loss if by == "loss" else score(by)
+        # such as an area where all validation records are of one class; a loss that is not a number
+        # is found when it is logged, just below
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
             problem = f"is not defined on the {len(y)} validation records of {fold.name}"
             raise UsageError(f"select_by={by!r} {problem}. Pass a larger validation=.")
+        # first: _best_step reads what was logged
         self.log(metrics)
         if _best_step(self.state, fold.options) == self.state.global_step:
+            # on the CPU, since training goes on in the same tensors, and in memory, since a file a
+            # second would take as long as the epochs of few texts
             self.best = {name: value.cpu().clone() for name, value in self._trained().items()}
+        # what the Trainer's own evaluate would call
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
@@ -301,6 +333,8 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = self.fold.work
+        # a checkpoint of this step may be there, from before a kill: while it is replaced it is not
+        # complete
         storage.remove_file(folder / f"checkpoint-{self.state.global_step}" / _COMPLETE)
         with saving(folder):
             super()._save_checkpoint(model, trial)
@@ -339,13 +373,18 @@ class LengthSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         random = np.random.default_rng([self._seed, self._epoch])
+        # a generator of its own: the same order after an interruption, whatever else has drawn
+        # numbers
         order = random.permutation(len(self._lengths))
+        # whole batches; the rest, which is shorter, stays at the end, where the Trainer cuts its
+        # last batch
         whole, batches = len(order) // self._batch * self._batch, []
         step = self._batch * _BATCHES_SORTED
         for start in range(0, whole, step):
             some = order[start : min(start + step, whole)]
             some = some[np.argsort(self._lengths[some], kind="stable")]
             batches += np.split(some, len(some) // self._batch)
+        # else each stretch of an epoch would go from short texts to long ones
         random.shuffle(batches)
         yield from (int(i) for batch in [*batches, order[whole:]] for i in batch)
 
@@ -365,6 +404,7 @@ def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
         learning_rate=options.learning_rate,
         warmup_steps=warmup,
         logging_steps=max(steps // _LOGS_PER_EPOCH, 1),
+        # else the Trainer shows the last good loss instead of NaN, and training would go on
         logging_nan_inf_filter=False,
         eval_strategy="epoch" if validates else "no",
         save_strategy="no",  # the callback decides
@@ -372,12 +412,16 @@ def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
         fp16=options.precision == "fp16",
         use_cpu=fold.device.type == "cpu",
         dataloader_pin_memory=fold.device.type == "cuda",
+        # the dataset is a list of numbers
         remove_unused_columns=False,
         disable_tqdm=True,
+        # else it sends logs to services that happen to be installed
         report_to="none",
         seed=fold.seed,
         **{
             _CHECKPOINTING: options.gradient_checkpointing,
+            # the older way gives no gradients where the input of a layer needs none, as behind
+            # frozen ones
             f"{_CHECKPOINTING}_kwargs": {"use_reentrant": False},
         },
     )
@@ -396,6 +440,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._started = time.process_time() - earlier
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        # an exception: by control a callback ends training as if it were done
         for key in ("loss", "eval_loss"):
             if key in (logs or {}) and not math.isfinite(logs[key]):
                 problem = f"the loss is not a number any more at step {state.global_step}"
@@ -407,6 +452,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # the end of an epoch has its own turn, in on_epoch_end
         if state.global_step % _CHECKPOINT_STEPS == 0 and not float(state.epoch).is_integer():
             # always logged, so that the log does not depend on the time
             control.should_log, control.should_save = True, self._is_time_to_save
@@ -422,14 +468,19 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         means["epoch_loss"] = float(totals["loss"] / texts)
         if self._fold.target.classes:
             means["epoch_accuracy"] = float(totals["right"] / texts)
+        # in place: the trainer adds to the same dict
         totals.update(dict.fromkeys(totals, 0.0))
+        # added directly: a callback cannot call the Trainer's log
         state.log_history.append(means)
         control.should_log, control.should_save = True, self._is_time_to_save
+        # with validation records on_evaluate reports, when their scores are there
         if not len(self._fold.valid):
             self._report(state)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         folder = self._fold.work / f"checkpoint-{state.global_step}"
+        # first all files, then the mark that they are complete, and then the older checkpoints may
+        # go
         storage.sync_tree(folder)
         totals = {name: float(value) for name, value in self._totals.items()}
         content = {"seconds": time.process_time() - self._started, "totals": totals}
@@ -445,6 +496,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def _report(self, state: Any) -> None:
         """Log the results of an epoch."""
+        # of each name the latest value
         values = {key: value for entry in state.log_history for key, value in entry.items()}
         names = [key for key in _LOGGED if key in values and key.startswith(("ep", "ev"))]
         text = ", ".join(f"{_LOGGED[key].replace('_', ' ')} {values[key]:.4f}" for key in names)
@@ -453,6 +505,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
 
 def _diverged(fold: Fold, problem: str) -> EncodeError:
+    # half precision may be what has overflowed
     half = "" if fold.options.precision == "fp32" else " or precision='fp32'"
     return EncodeError(
         f"{fold.name}: {problem}. Pass overwrite=True with a smaller learning_rate= than "
@@ -473,6 +526,7 @@ def _validated(state: TrainerState, options: TrainingOptions) -> list[tuple[floa
 
 def _best_step(state: TrainerState, options: TrainingOptions) -> int | None:
     """The step of the best epoch so far, the first of equals; ``None`` before an evaluation."""
+    # of equal values the lower step is the lesser pair
     return min(_validated(state, options), default=(0.0, None))[1]
 
 
@@ -492,6 +546,7 @@ def _last_checkpoint(work: Path) -> Path | None:
             complete.append(folder)
         else:
             storage.remove_tree(folder)
+    # by number: checkpoint-1000 comes before checkpoint-900 by name
     return max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
 
 

@@ -38,6 +38,7 @@ def embedding_layer(encoder: PreTrainedModel) -> nn.Embedding | None:
         layer = encoder.get_input_embeddings()
     except NotImplementedError:
         return None
+    # others may look their tokens up in another way: their matrix stays whole
     usual = isinstance(layer, nn.Embedding) and isinstance(layer.weight, nn.Parameter)
     return layer if usual else None
 
@@ -53,24 +54,30 @@ class OccurringRows:
 
     def __init__(self, layer: nn.Embedding, ids: Int64, device: torch.device) -> None:
         self._layer, self._whole, self._padding = layer, layer.weight, layer.padding_idx
+        # padding tokens are in batches, not in texts
         padding = [] if layer.padding_idx is None else [layer.padding_idx]
         self._rows = torch.from_numpy(np.union1d(ids, np.array(padding, np.int64)))
         place = torch.full((len(self._whole),), -1)  # another token would be an error
         place[self._rows] = torch.arange(len(self._rows))
         if padding:
+            # this row gets no gradient, so the layer has to know where it is now
             layer.padding_idx = int(place[padding[0]])
+        # where the batches are: looking up on the CPU would make each step wait
         place = place.to(device)
 
         def enter(_: nn.Module, inputs: Any) -> tuple[Tensor, ...]:
             return (place[inputs[0]], *inputs[1:])
 
         self._entered = layer.register_forward_pre_hook(enter)
+        # indexing copies: the matrix of the checkpoint, which other folds share, is never written
+        # to
         rows = self._whole.detach()[self._rows]
         layer.weight = nn.Parameter(torch.cat([rows, torch.ones_like(rows[:1])]))
 
     def restore(self) -> None:
         """Give the layer all its rows, as training has left them."""
         trained = self._layer.weight.detach()
+        # rows that stayed behind have decayed as the row of ones has
         whole = self._whole.detach().to(trained.device) * trained[-1]
         whole[self._rows.to(trained.device)] = trained[:-1]
         self._entered.remove()
