@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -88,12 +87,18 @@ def plain(value: Any) -> Any:
 def number_text(literal: str) -> NotText:
     """The text of a float as JSON writes it: that of its value, as in containers with types.
 
+    More digits than a float holds stay as they are written, so that no two ids become one.
+
     >>> number_text("1.0"), number_text("0.50"), number_text("1e5")
     ('1', '0.5', '100000')
+    >>> number_text("0.1000000000000000000001")
+    '0.1000000000000000000001'
     """
-    value = float(literal)
-    # a number beyond the range of floats has no other text than its own
-    return NotText(_scalar(value) if math.isfinite(value) else literal)
+    text = _scalar(float(literal))
+    try:
+        return NotText(text if Decimal(text) == Decimal(literal) else literal)
+    except ArithmeticError:  # its exponent is beyond those of decimal numbers
+        return NotText(literal)
 
 
 def list_of(text: str) -> list[str | None] | None:
