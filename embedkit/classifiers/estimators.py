@@ -7,10 +7,9 @@ records alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -45,8 +44,7 @@ class CommonScaler(StandardScaler):  # type: ignore[misc]
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class EstimatorSettings:
+class EstimatorSettings(NamedTuple):
     """Settings of a pipeline."""
 
     estimator: str = "logreg"  # or module:Class of scikit-learn or LightGBM
@@ -107,12 +105,11 @@ class EstimatorSettings:
         return row
 
 
-@dataclass(frozen=True, slots=True)
-class Estimator:
+class Estimator(NamedTuple):
     """One kind of estimator, the values that tuning chooses from, and the steps in front of it."""
 
     build: Callable[[], Any]
-    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    grid: Mapping[str, tuple[Any, ...]] = {}
     scaling: Callable[[], list[tuple[str, Any]]] = list  # of vectors
 
 

@@ -389,7 +389,7 @@ class Candidates:
         # vectors are put together for the records of this fit alone, never for all records
         units = replace(fold.units, inputs=partial(self.input, candidate))
         layers = len(candidate.views) if candidate.combination == "mixture" else 1
-        settings = replace(self.settings, layers=layers)
+        settings = self.settings._replace(layers=layers)
         return fit(
             units, fold.target, fold.split, fold.train, settings, tune=True, held_out=held_out
         )

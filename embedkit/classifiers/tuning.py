@@ -8,9 +8,8 @@ estimators are chosen by :class:`~sklearn.model_selection.GridSearchCV` on the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +38,7 @@ _ABSENT = -30.0  # log-odds of a class that an inner fold has no training record
 Folds = list[tuple[Int64, Int64]]
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Fitted(NamedTuple):
     """A fitted pipeline, what was chosen for it, and inner predictions if they were asked for.
 
     ``inner`` are ``(n, classes)`` probabilities or ``(n,)`` values of the training records, each

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -388,8 +389,7 @@ def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str
 # warnings
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """Warning about the choice: a few words, a sentence, and a list of records or ``""``."""
 
     short: str

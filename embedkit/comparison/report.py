@@ -328,10 +328,10 @@ def _tiles(
     what = f"cost of a {'word' if compared.level == 'word' else 'text'}, in a batch"
     yield what, cost_text(method) or "unknown", f"{fit} to train" if fit else "", ""
     if bins:
-        count = sum(b.count for b in bins)
+        records = sum(b.records for b in bins)
         # by bins of equal count as in the figure, not by the 15 equal widths of the calibration
         # error
-        error = sum(b.count * abs(b.confidence - b.right) for b in bins) / count
+        error = sum(b.records * abs(b.confidence - b.right) for b in bins) / records
         trust = "Yes" if error <= 0.05 else "Roughly" if error <= 0.1 else "No"
         off = f"off by {error * 100:.1f} points on average"
         yield "trust its probabilities?", trust, off, ""

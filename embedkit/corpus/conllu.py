@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from operator import attrgetter
+from typing import NamedTuple
 
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
@@ -148,7 +148,7 @@ class ConlluTable(TextTable):
             raise CorpusError(f"{self.path} is not CoNLL-U: {problem}. Set format=.")
         # a column of ids that are all missing would be guessed to be the id, and every
         # record would count as one without an id
-        named = any(data.startswith(b"# sent_id") for data in map(attrgetter("data"), peeked))
+        named = any(line.data.startswith(b"# sent_id") for line in peeked)
         return [name for name in _OF_SENTENCES if named or name != "id"]
 
 
@@ -286,8 +286,7 @@ def _tokens(lines: Sequence[tuple[int, str]]) -> list[_Token]:
     return tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(NamedTuple):
     """The words of one text: their spans (``None``: split at whitespace) and their labels."""
 
     spans: tuple[Span, ...] | None

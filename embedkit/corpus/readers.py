@@ -10,10 +10,9 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embedkit.corpus.columnar import ArrowTable, ParquetTable, SheetTable
 from embedkit.corpus.conllu import ConllTable, ConlluTable
@@ -200,8 +199,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class Format(NamedTuple):
     """One corpus format."""
 
     open: Callable[[Path, Dialect], Table]  # a CorpusError if the file is not of the format

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -76,8 +76,7 @@ _WIDE_BOMS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One physical line without its end.
 
     Numbers begin at 1, ``offset`` is in the decompressed stream, ``length`` includes the line end.
@@ -354,8 +353,7 @@ class Dialect:
 Cell = str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A readable record: its chosen cells, its position, and spans of words if they are marked."""
 
     line: int | None

@@ -13,7 +13,7 @@ from functools import cached_property, wraps
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +76,7 @@ _FIRST_TRUSTED = "2.10"
 OnLayer = Callable[[int, Tensor], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PackedBatch:
+class PackedBatch(NamedTuple):
     """Concatenated sequences without padding; tensors are on the model's device."""
 
     ids: Tensor  # (tokens,) int64

@@ -13,8 +13,7 @@ the threshold of each fold, and the test set, which nothing is learnt from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from embedkit.runs.predictions import Predictions, TestSet
 from embedkit.runs.run import Cost
@@ -24,8 +23,7 @@ from embedkit.units.target import Target
 from embedkit.units.units import Units
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldFit:
+class FoldFit(NamedTuple):
     """What the model of a fold predicts; ``proba`` are probabilities, or values of a regression."""
 
     proba: Float64  # of the held-out units
@@ -38,8 +36,7 @@ class FoldFit:
     predict_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fits:
+class Fits(NamedTuple):
     """The models of all folds; seconds are of processors, whatever else a machine does."""
 
     folds: Sequence[FoldFit]
