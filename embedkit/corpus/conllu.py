@@ -28,9 +28,6 @@ from embedkit.corpus.sources import (
     Place,
     Row,
     TextTable,
-    bad_row,
-    row,
-    too_long,
 )
 from embedkit.corpus.values import NotText, list_of, text_of
 from embedkit.errors import CorpusError
@@ -98,26 +95,26 @@ class ConlluTable(TextTable):
             try:
                 text, spans, words = _sentence(decoded, comments.get("text"))
             except BadRecordError as error:
-                yield bad_row(lines, error.reason, error.detail)
+                yield BadRow.of(lines, error.reason, error.detail)
                 continue
             cells: dict[str, str | None] = {
                 name: text_of([word[place] for word in words]) for name, place in _OF_WORDS.items()
             }
             cells |= {"text": text, "id": comments.get("sent_id"), "doc": doc}
-            yield row(lines, tuple(cells[name] for name in names), spans)
+            yield Row.of(lines, tuple(cells[name] for name in names), spans)
 
     def _decoded(self) -> Iterator[tuple[list[Line], list[tuple[int, str]] | BadRow]]:
         """Yield the lines of every sentence with their numbers and texts, or its reject."""
         for lines in self._sentences():
             # the limit is one of records, of which each line may be short
             if sum(line.length for line in lines) > MAX_RECORD_BYTES:
-                yield lines, too_long(lines)
+                yield lines, BadRow.too_long(lines)
                 continue
             try:
                 yield lines, [(line.number, line.data.decode(self._encoding)) for line in lines]
             except UnicodeDecodeError as error:
                 detail = f"{self._encoding}: {error.reason}"
-                yield lines, bad_row(lines, "invalid_encoding", detail)
+                yield lines, BadRow.of(lines, "invalid_encoding", detail)
 
     def _sentences(self) -> Iterator[list[Line]]:
         """Yield the lines between blank lines; of sentences over the limit only the first ones."""
@@ -180,13 +177,13 @@ class ConllTable(ConlluTable):
             wrong = next((w for w in words if len(w[1]) != self._width), None)
             if wrong is not None:
                 detail = f"expected {self._width} columns, got {len(wrong[1])}"
-                yield bad_row(lines, "wrong_columns", f"line {wrong[0]}: {detail}")
+                yield BadRow.of(lines, "wrong_columns", f"line {wrong[0]}: {detail}")
                 continue
             # lines of words become columns: the forms first, then the labels
             values = list(zip(*(columns for _, columns in words), strict=True))
             text, spans = joined(values[0])
             lists = dict(zip(self.word_columns, map(text_of, values), strict=True))
-            yield row(lines, tuple((lists | {"text": text})[name] for name in names), spans)
+            yield Row.of(lines, tuple((lists | {"text": text})[name] for name in names), spans)
 
     def _read_columns(self) -> list[str]:
         peeked = list(islice(self._lines, _PEEK))

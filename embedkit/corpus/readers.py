@@ -29,11 +29,8 @@ from embedkit.corpus.sources import (
     Source,
     Table,
     TextTable,
-    bad_row,
     check_encoding,
     first_bytes,
-    row,
-    too_long,
 )
 from embedkit.corpus.values import NotText, number_text, text_of
 from embedkit.errors import CorpusError
@@ -65,16 +62,16 @@ class JsonTable(TextTable):
         """As in :class:`~embedkit.corpus.sources.Table`."""
         for line in self._items:
             if line.too_long:
-                yield too_long([line])
+                yield BadRow.too_long([line])
             elif not line.data.strip():
                 self.blank += 1 + (0 if self._is_array else self._lines.skip_blank())
             else:
                 try:
                     cells = self._cells(line, names)
                 except BadRecordError as error:
-                    yield bad_row([line], error.reason, error.detail)
+                    yield BadRow.of([line], error.reason, error.detail)
                 else:
-                    yield row([line], cells)
+                    yield Row.of([line], cells)
 
     def _cells(self, line: Line, names: Sequence[str]) -> tuple[Cell, ...]:
         try:

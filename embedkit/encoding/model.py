@@ -482,14 +482,14 @@ class ModelInfo(Shown):
         return f"checkpoint {self.name}: {self.model_type}, {size}"
 
 
-def describe_model(name: str, *, revision: str | None = None, offline: bool = False) -> ModelInfo:
+def describe_model(name: str) -> ModelInfo:
     """Describe a checkpoint by the class that ``config.json`` names, head included.
 
     Modules are built on the ``meta`` device, which holds no numbers; no code of a checkpoint runs.
     """
     import transformers
 
-    checkpoint = find_checkpoint(name, revision=revision, offline=offline)
+    checkpoint = find_checkpoint(name)
     tokenizer = load_tokenizer(checkpoint)
     config = type(checkpoint.built_config())
     stated = checkpoint.config.get("architectures")

@@ -144,9 +144,9 @@ def test_every_fit_of_a_combination_is_on_training_records(
     fitted: list[frozenset[int]] = []
     honest = tuning.fit
 
-    def recording(units: Any, target: Any, split: Any, train: Any, *rest: Any, **more: Any) -> Any:
-        fitted.append(frozenset(train.tolist()))
-        return honest(units, target, split, train, *rest, **more)
+    def recording(fold: tuning.Fold, *rest: Any, **more: Any) -> Any:
+        fitted.append(frozenset(fold.train.tolist()))
+        return honest(fold, *rest, **more)
 
     monkeypatch.setattr(probing, "fit", recording)
     monkeypatch.setattr(probing, "side_by_side", partial(side_by_side, threads=1))
