@@ -345,7 +345,8 @@ class Candidates:
         candidates = [*(Candidate(name, (name,)) for name in self.names), *self.combinations]
         folds = [Fold(units, target, split, *subset) for subset in split.subsets()]
         fits = [partial(self._fold, fold, candidate) for candidate in candidates for fold in folds]
-        done = side_by_side(fits, progress=progress)
+        threads = self.settings.threads
+        done = side_by_side(fits, threads=threads, progress=progress)
         count = len(folds)
         by_name = {c.name: done[i * count : (i + 1) * count] for i, c in enumerate(candidates)}
         chosen = best_of_folds(by_name.values())
@@ -356,7 +357,7 @@ class Candidates:
             growths = [
                 partial(self._grown, f, s.model.name) for f, s in zip(folds, single, strict=True)
             ]
-            grown = side_by_side(growths, progress=progress)
+            grown = side_by_side(growths, threads=threads, progress=progress)
             # of equal scores the simpler candidate stays
             chosen = best_of_folds([chosen, grown])
             seconds += sum(fit.fit_seconds for fit in grown)
@@ -577,7 +578,8 @@ def _untrained(
             some = replace(units, inputs=X.__getitem__)
             folds = [Fold(some, target, scorer.split, *subset) for subset in scorer.split.subsets()]
             fits = [partial(_predicted, fold, method.settings) for fold in folds]
-            scores[name] = (*scores.get(name, ()), scorer.value(side_by_side(fits), target))
+            fitted = side_by_side(fits, threads=method.settings.threads)
+            scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))
             step()
     return scores
 

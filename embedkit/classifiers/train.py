@@ -84,7 +84,8 @@ class Frozen:
         everything = split.in_folds, split.in_folds[:0]
         parts = [Fold(units, target, split, *subset) for subset in (*subsets, everything)]
         fits = [partial(self._fold, part) for part in parts]
-        *folds, last = side_by_side(fits, threads=self.threads, progress=progress)
+        threads = self.settings.threads or self.threads
+        *folds, last = side_by_side(fits, threads=threads, progress=progress)
         final, proba = last.model, None
         # the threshold of the model of all folds is chosen on out-of-fold predictions, which no
         # fold's own score uses: those have a threshold of their own inner folds

@@ -351,6 +351,8 @@ class Dialect:
 
 
 Cell = str | None
+WordSpans = tuple[tuple[int, int], ...]
+"""First character of each word of a text, and the one after its last."""
 
 
 class Row(NamedTuple):
@@ -360,10 +362,12 @@ class Row(NamedTuple):
     offset: int | None
     length: int
     cells: tuple[Cell, ...]
-    spans: tuple[tuple[int, int], ...] | None = None
+    spans: WordSpans | None = None
 
     @classmethod
-    def of(cls, lines: Sequence[Line], cells: tuple[Cell, ...], spans: Any = None) -> Self:
+    def of(
+        cls, lines: Sequence[Line], cells: tuple[Cell, ...], spans: WordSpans | None = None
+    ) -> Self:
         """The record of these physical lines."""
         first, length = lines[0], sum(line.length for line in lines)
         return cls(first.number, first.offset, length, cells, spans)

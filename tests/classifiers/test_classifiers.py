@@ -171,6 +171,15 @@ def test_inner_folds_never_divide_a_group(tune: bool) -> None:
         assert (found.inner.argmax(1) == y).mean() < 0.7
 
 
+@pytest.mark.parametrize("name", ["sklearn.svm:LinearSVR", "sklearn.linear_model:SGDRegressor"])
+def test_fits_side_by_side_repeat(name: str) -> None:
+    """The seed reaches an estimator inside another one; no fit takes the numbers of another."""
+    X, classes = two_classes(400, width=60)
+    values = Target(classes.y + X[:, 0].astype(np.float64), ())
+    first, again = (run(X, values, name, tune=False, threads=4)[0].proba for _ in range(2))
+    assert np.array_equal(first, again)
+
+
 def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
     """Words of held-out texts are in no vocabulary of their fold."""
     y = np.arange(60) % 2
