@@ -37,7 +37,7 @@ from embedkit.arguments import accepts
 from embedkit.choices import RunLevel, Task, check_choice
 from embedkit.classifiers.estimators import CommonScaler, EstimatorSettings
 from embedkit.classifiers.train import side_by_side
-from embedkit.classifiers.tuning import Fitted, Fold, fit, predict_proba
+from embedkit.classifiers.tuning import Fitted, Subset, fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.encoders import DatasetEncoder
 from embedkit.dataset.read import VectorData, load
@@ -45,12 +45,12 @@ from embedkit.dataset.settings import EXTRACTION
 from embedkit.encoding.views import split_view
 from embedkit.errors import UsageError
 from embedkit.records import Positive, Seed
-from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validate
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Metric, Score, difference_interval, influences, scored
 from embedkit.runs.metrics import beta_of, check_metric, metrics_for, named_metric
-from embedkit.runs.predictions import Predictions, TestSet, decide, write_predictions
+from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, split_for, write_split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
@@ -330,20 +330,13 @@ class Candidates:
     control: Target
     curve: tuple[float, ...]  # fractions of the training records
 
-    def fit(
-        self,
-        units: Units,
-        target: Target,
-        split: Split,
-        *,
-        test: TestSet | None = None,
-        progress: ProgressCallback = no_progress,
-    ) -> Fits:
+    def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit every candidate in every fold."""
+        units, target, split, _ = problem
         # all candidates of all folds are independent fits, so they go through the threads together;
         # the results of a candidate then stand side by side, fold after fold
         candidates = [*(Candidate(name, (name,)) for name in self.names), *self.combinations]
-        folds = [Fold(units, target, split, *subset) for subset in split.subsets()]
+        folds = [Subset(units, target, split, *subset) for subset in split.subsets()]
         fits = [partial(self._fold, fold, candidate) for candidate in candidates for fold in folds]
         threads = self.settings.threads
         done = side_by_side(fits, threads=threads, progress=progress)
@@ -375,7 +368,7 @@ class Candidates:
             return np.asarray(np.sum(parts, axis=0), np.float32)
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
-    def _fitted(self, fold: Fold, candidate: Candidate, *, held_out: bool = False) -> Fitted:
+    def _fitted(self, fold: Subset, candidate: Candidate, *, held_out: bool = False) -> Fitted:
         """A pipeline fitted on the vectors of a candidate."""
         # vectors are put together for the records of this fit alone, never for all records
         fold = fold._replace(units=replace(fold.units, inputs=partial(self.input, candidate)))
@@ -383,7 +376,7 @@ class Candidates:
         settings = self.settings._replace(layers=layers)
         return fit(fold, settings, tune=True, held_out=held_out)
 
-    def _fold(self, fold: Fold, candidate: Candidate) -> FoldFit:
+    def _fold(self, fold: Subset, candidate: Candidate) -> FoldFit:
         started = time.thread_time()
         fitted, (units, target, _, train, held_out) = self._fitted(fold, candidate), fold
         trained, inputs = time.thread_time(), partial(self.input, candidate)
@@ -415,7 +408,7 @@ class Candidates:
             predict_seconds=predicted - trained,
         )
 
-    def _grown(self, fold: Fold, first: str) -> FoldFit:
+    def _grown(self, fold: Subset, first: str) -> FoldFit:
         """A single view, and others beside it as long as the inner score rises."""
         started, y = time.thread_time(), fold.target.y[fold.train]
         if fold.target.classes and not fold.target.of_sets:
@@ -466,7 +459,7 @@ def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
     return [max(fits, key=lambda fit: fit.model.score) for fits in zip(*candidates, strict=True)]
 
 
-def _predicted(fold: Fold, settings: EstimatorSettings) -> Float64:
+def _predicted(fold: Subset, settings: EstimatorSettings) -> Float64:
     fitted = fit(fold, settings, tune=True)
     return predict_proba(fitted.pipeline, fold.units.inputs(fold.held_out), fold.target)
 
@@ -576,7 +569,9 @@ def _untrained(
         for name, X in views.items():
             # the same units, folds and tuning: the weights of the encoder alone differ
             some = replace(units, inputs=X.__getitem__)
-            folds = [Fold(some, target, scorer.split, *subset) for subset in scorer.split.subsets()]
+            folds = [
+                Subset(some, target, scorer.split, *subset) for subset in scorer.split.subsets()
+            ]
             fits = [partial(_predicted, fold, method.settings) for fold in folds]
             fitted = side_by_side(fits, threads=method.settings.threads)
             scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))

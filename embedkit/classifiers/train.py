@@ -17,7 +17,7 @@ from embedkit.arguments import accepts
 from embedkit.choices import ClassWeight, Features, RunLevel, Task
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.model import save_model
-from embedkit.classifiers.tuning import Fold, fit, predict_proba
+from embedkit.classifiers.tuning import Subset, fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import names_dataset
@@ -26,7 +26,7 @@ from embedkit.dataset.settings import EXTRACTION
 from embedkit.errors import UsageError
 from embedkit.machine import peak_memory_bytes, peak_memory_since
 from embedkit.records import Positive, Seed
-from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validate
 from embedkit.runs.folder import (
     RunResult,
     check_alike,
@@ -68,21 +68,14 @@ class Frozen:
                 "folds=1 needs tune=True: inner folds hold the labels of the majority."
             )
 
-    def fit(
-        self,
-        units: Units,
-        target: Target,
-        split: Split,
-        *,
-        test: TestSet | None = None,
-        progress: ProgressCallback = no_progress,
-    ) -> Fits:
+    def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit and predict every fold, and fit the units of all folds."""
+        units, target, split, test = problem
         subsets, cut = split.subsets(), None
         # the model of all folds is one more fit, which holds nothing out; beside the others it
         # costs no further time where cores are free
         everything = split.in_folds, split.in_folds[:0]
-        parts = [Fold(units, target, split, *subset) for subset in (*subsets, everything)]
+        parts = [Subset(units, target, split, *subset) for subset in (*subsets, everything)]
         fits = [partial(self._fold, part) for part in parts]
         threads = self.settings.threads or self.threads
         *folds, last = side_by_side(fits, threads=threads, progress=progress)
@@ -103,7 +96,7 @@ class Frozen:
             predict_seconds=sum(fold.predict_seconds for fold in folds),
         )
 
-    def _fold(self, fold: Fold) -> FoldFit:
+    def _fold(self, fold: Subset) -> FoldFit:
         threshold = self.threshold
         by_metric = threshold is not None and threshold.value is None
         # the libraries compute in this very thread (side_by_side leaves them one), so that its

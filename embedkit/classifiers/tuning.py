@@ -38,7 +38,7 @@ _ABSENT = -30.0  # log-odds of a class that an inner fold has no training record
 Folds = list[tuple[Int64, Int64]]
 
 
-class Fold(NamedTuple):
+class Subset(NamedTuple):
     """Labelled units, and the positions that a fold is fitted and scored on."""
 
     units: Units
@@ -60,7 +60,7 @@ class Fitted(NamedTuple):
     inner: Float64 | None = None
 
 
-def fit(fold: Fold, settings: EstimatorSettings, *, tune: bool, held_out: bool = False) -> Fitted:
+def fit(fold: Subset, settings: EstimatorSettings, *, tune: bool, held_out: bool = False) -> Fitted:
     """Return a pipeline fitted on the inputs of the training units alone, vectors or texts.
 
     Inner folds, which never divide a group of the split, choose the parameters if ``tune`` is set

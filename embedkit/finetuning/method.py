@@ -49,14 +49,14 @@ from embedkit.finetuning.model import (
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, FoldResult, saving, train_fold
 from embedkit.machine import __version__
-from embedkit.runs.cross_validation import Fits, FoldFit
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import FinetuneRun
 from embedkit.runs.split import TEST, UNUSED, Split, assign_folds
 from embedkit.storage import UNFINISHED
-from embedkit.types import Bool, Float64, Int64, ProgressCallback, no_progress
+from embedkit.types import Bool, Float64, Int64, ProgressCallback
 from embedkit.units.target import Target
 from embedkit.units.units import Units
 
@@ -309,20 +309,13 @@ class FineTuned:
         ]
         return folds, choosing
 
-    def fit(
-        self,
-        units: Units,
-        target: Target,
-        split: Split,
-        *,
-        test: TestSet | None = None,
-        progress: ProgressCallback = no_progress,
-    ) -> Fits:
+    def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Train the models that are not finished; new units get the mean of all models.
 
         The inner predictions of a fold are of its validation units, by its own model, which was
         fitted neither on them nor on the fold.
         """
+        units, target, split, test = problem
         folds, choosing = self.folds(units, target, split)
         results = list(self._results(folds, choosing, test, progress))
         chosen, final = self._thresholds(folds, results, target, choosing)

@@ -51,18 +51,19 @@ class Fits(NamedTuple):
         return Cost(fit_seconds=self.fit_seconds, predict_seconds=self.predict_seconds, **more)
 
 
+class Problem(NamedTuple):
+    """What is to be learnt: labelled units in the folds of a split, and a test set."""
+
+    units: Units
+    target: Target
+    split: Split
+    test: TestSet | None
+
+
 class Method(Protocol):
     """A way to learn and predict."""
 
-    def fit(
-        self,
-        units: Units,
-        target: Target,
-        split: Split,
-        *,
-        test: TestSet | None,
-        progress: ProgressCallback,
-    ) -> Fits:
+    def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Return a model for each fold, with its predictions."""
 
 
@@ -78,7 +79,7 @@ def cross_validate(
     """Return predictions for every held-out unit and the test set, and the models behind them."""
     # before the fit, which may take hours
     split.check(target)
-    fits = method.fit(units, target, split, test=test, progress=progress)
+    fits = method.fit(Problem(units, target, split, test), progress=progress)
     # a method returns its folds in the order of subsets(); one more or less is an error of strict=
     parts, about = [], dict[str, Any](units=units, group=split.group, target=target)
     for fold, ((_, held_out), fitted) in enumerate(zip(split.subsets(), fits.folds, strict=True)):

@@ -26,7 +26,7 @@ from embedkit.classifiers.estimators import (
 from embedkit.classifiers.model import save_model
 from embedkit.classifiers.probe import control_task, randomize
 from embedkit.classifiers.train import Frozen
-from embedkit.classifiers.tuning import Fold, fit, predict_proba
+from embedkit.classifiers.tuning import Subset, fit, predict_proba
 from embedkit.errors import UsageError
 from embedkit.runs.cross_validation import Fits, cross_validate
 from embedkit.runs.predictions import Predictions
@@ -87,7 +87,7 @@ def test_strength_and_slope_have_the_least_loss_of_inner_folds(
     X = (random.normal(size=(250, 15)) + 0.7 * np.eye(15)[y]).astype(np.float32)
     target, made = Target(y, ("a", "b", "c")[:classes]), split_of(y)
     settings = EstimatorSettings(class_weight=weight)
-    fold = Fold(units_with(X), target, made, np.arange(250), np.arange(0))
+    fold = Subset(units_with(X), target, made, np.arange(250), np.arange(0))
     found = fit(fold, settings, tune=True)
     shown = make_pipeline(Normalizer(), CommonScaler()).fit_transform(X)
     weights = compute_sample_weight(weight, y)
@@ -118,7 +118,7 @@ def test_a_class_that_inner_folds_lack_has_no_probability_there() -> None:
     y[7] = 2
     target, index = Target(y, ("a", "b", "rare")), np.arange(120)
     units, settings = units_with(X), EstimatorSettings()
-    found = fit(Fold(units, target, split_of(two.y), index, index[:0]), settings, tune=True)
+    found = fit(Subset(units, target, split_of(two.y), index, index[:0]), settings, tune=True)
     assert found.inner is not None
     assert np.allclose(found.inner.sum(1), 1)
     assert found.inner[7, 2] < 1e-9
@@ -165,7 +165,7 @@ def test_inner_folds_never_divide_a_group(tune: bool) -> None:
         assert abs(y[test].mean() - 0.5) < 0.1
     for name in ("knn", "logreg", LINEAR_SVC):
         target, settings = Target(y, ("0", "1")), EstimatorSettings(name)
-        fold = Fold(units_with(X), target, made, np.arange(180), np.arange(0))
+        fold = Subset(units_with(X), target, made, np.arange(180), np.arange(0))
         found = fit(fold, settings, tune=tune, held_out=True)
         assert found.inner is not None
         assert (found.inner.argmax(1) == y).mean() < 0.7
@@ -187,7 +187,7 @@ def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
     texts = [
         f"only{fold} only{fold} word{i % 3} {'ab'[i % 2]}" for i, fold in enumerate(made.folds)
     ]
-    fold = Fold(units_with(texts), Target(y, ("0", "1")), made, *made.subsets()[2])
+    fold = Subset(units_with(texts), Target(y, ("0", "1")), made, *made.subsets()[2])
     fitted = fit(fold, EstimatorSettings(features="tfidf"), tune=True)
     words = dict(fitted.pipeline["tfidf"].transformer_list)["words"].vocabulary_
     assert {"only0", "only1", "only3", "only4"} <= set(words)

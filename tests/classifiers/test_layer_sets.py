@@ -143,7 +143,7 @@ def test_every_fit_of_a_combination_is_on_training_records(
     fitted: list[frozenset[int]] = []
     honest = tuning.fit
 
-    def recording(fold: tuning.Fold, *rest: Any, **more: Any) -> Any:
+    def recording(fold: tuning.Subset, *rest: Any, **more: Any) -> Any:
         fitted.append(frozenset(fold.train.tolist()))
         return honest(fold, *rest, **more)
 
