@@ -151,12 +151,6 @@ def test_classes_that_look_alike_are_named(
     assert not caplog.text
 
 
-@pytest.mark.parametrize("label", ['["a", "b"]', "[]"])
-def test_a_list_of_classes_is_no_class(label: str) -> None:
-    with pytest.raises(UsageError, match=r"is a list of classes\. Pass task='multilabel'"):
-        Target.of(["a", label, "b"], rows=np.arange(3), name="c.tsv")
-
-
 @pytest.mark.parametrize(
     ("task", "expected"),
     [
