@@ -42,8 +42,8 @@ HEADINGS: Mapping[str, frozenset[str]] = {
         ("Encoding", "--revision --max-length --on-long --prefix --precision"),
         (
             "Training",
-            "--batch-size --dropout --class-weight --freeze-layers --lora "
-            "--validation --patience --select-by --threshold",
+            "--batch-size --seeds --dropout --class-weight --freeze-layers --lora "
+            "--validation --patience --threshold",
         ),
         ("Storage", "--storage --no-text"),
         ("Running and printing", "--seed --overwrite --all --tsv --json --quiet --help"),
