@@ -19,19 +19,13 @@ import math
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from embedkit.arguments import plain
-from embedkit.choices import one_of as one_of
 from embedkit.display import without_nan
 from embedkit.errors import DamagedError, EmbedkitError, UsageError, first_line
-
-if TYPE_CHECKING:
-    pass
-
-
 from embedkit.storage import MAKE_AGAIN, unreadable
 
 T = TypeVar("T")

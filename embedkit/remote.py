@@ -15,15 +15,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from embedkit.choices import one_of as one_of
 from embedkit.errors import EmbedkitError, OutputExistsError, StorageError, UsageError, first_line
-from embedkit.types import AnyPath
-
-if TYPE_CHECKING:
-    pass
 from embedkit.storage import SUMS, file_sums, without_secrets
+from embedkit.types import AnyPath
 
 PROTOCOLS = ("https", "http", "s3", "gs", "az", "hf")
 """Protocols of addresses, by the packages of fsspec."""

@@ -273,8 +273,8 @@ def exclusive(path: Path, *, shared: bool = False, wait: bool = False) -> Iterat
     """Hold the lock of a folder or file; the kernel frees it at the end.
 
     A :class:`LockedError` if another process holds it, unless both ask for a ``shared`` one; or
-    ``wait`` until it is free. Also if something fails because another process has deleted it
-    the folder meanwhile: it is not the disk that fails then.
+    ``wait`` until it is free. Also if something fails because another process has deleted the
+    folder meanwhile: it is not the disk that fails then.
     """
     try:
         # flock locks folders too, and what is open for reading; it needs no file beside, which a
@@ -432,7 +432,9 @@ def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
         return {}
     sums: dict[str, str] = {}
     try:
-        lines = path_inside(folder, SUMS).read_text("utf-8", "surrogateescape").splitlines()
+        content = path_inside(folder, SUMS).read_text("utf-8", "surrogateescape")
+        # not splitlines, which divides at characters that names may have, such as U+2028
+        lines = content.removesuffix("\n").split("\n") if content else []
         for number, line in enumerate(lines, 1):
             # in an interrupted job each line that is whole still counts
             with suppress(ValueError) if torn else nullcontext():

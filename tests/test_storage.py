@@ -15,7 +15,16 @@ import pytest
 from embedkit import storage
 from embedkit.errors import DamagedError, LockedError, OutputExistsError, StorageError
 from embedkit.records import read_json
-from embedkit.storage import UNFINISHED, check_files, finish_swap, new_file, new_folder, write_files
+from embedkit.storage import (
+    UNFINISHED,
+    check_files,
+    file_sums,
+    finish_swap,
+    new_file,
+    new_folder,
+    seal,
+    write_files,
+)
 from tests.processes import environment
 
 
@@ -166,6 +175,13 @@ def test_files_that_belong_together(tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
     write_files(files, overwrite=True)
     assert (tmp_path / "figures/a.svg").read_bytes() == b"a"
+
+
+def test_a_name_may_have_what_divides_lines_elsewhere(tmp_path: Path) -> None:
+    for name in ("a\u2028b", "c\x85", "d\x0b"):
+        (tmp_path / name).write_text(name, "utf-8")
+    seal(tmp_path)
+    assert sorted(file_sums(tmp_path)) == sorted(("a\u2028b", "c\x85", "d\x0b"))
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,10 @@ class Commands(click.Group):
             return 0  # the reader of a pipe has closed it: click has replaced the stream
         except EmbedkitError as error:
             message, code = str(error), error.exit_code
+        except click.exceptions.NoArgsIsHelpError as error:
+            # embedkit alone: the help is no sentence, and nothing went wrong
+            say(error.format_message(), err=True)
+            return error.exit_code
         except click.ClickException as error:
             # the context of the group itself has no parent: then it is embedkit --help
             context = getattr(error, "ctx", None)
@@ -120,7 +124,7 @@ class Commands(click.Group):
                 known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
                 lacking = [name for name in _OPTION.findall(message) if name not in known]
                 if isinstance(error, CorpusError) and lacking:
-                    message += f" {lacking[0]} is an option of embedkit extract: run that first."
+                    message += f" Only embedkit extract has {lacking[0]}: run that first."
                 # the same error is raised on: its type decides the exit code
                 error.args = (message, *error.args[1:])
             raise

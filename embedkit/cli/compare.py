@@ -21,7 +21,7 @@ from embedkit.cli.text import (
     table_text,
     terminal_width,
 )
-from embedkit.display import bytes_text, count_text, shorten
+from embedkit.display import bytes_text, columns, count_text, shorten
 from embedkit.errors import UsageError
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from embedkit.comparison.table import Compared, Difference, MethodCost
     from embedkit.runs.intervals import Score
     from embedkit.types import ProgressCallback
+
+_HEAD = 9  # columns of the longest name of a baseline that the head of the table has room for
 
 
 @command(
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
 @options(
     option(
         "--metric",
-        help="Metric to sort by and to test. [accuracy; macro_f1 if classes are uneven or "
-        "weighted; rmse for regression]",
+        help="Metric to sort by and to test, such as roc_auc, f2 or log_loss. [accuracy; macro_f1 "
+        "if classes are uneven or weighted; rmse for regression]",
     ),
     option(
         "--min-difference",
@@ -153,14 +155,19 @@ def _methods_text(compared: Compared, advice: Recommendation, others: list[str])
     # digits
     room = max(width - (62 if is_percent(metric) else 66), 8)
     lines: dict[str, dict[str, str]] = {}
+    # where its name is too long, the baseline says so in its own row
+    fits = columns(compared.baseline) <= _HEAD
+    versus = f"against {compared.baseline if fits else 'baseline'}"
     tested = any(row.test for row in compared.rows)
     for one in (row for row in compared.rows if row.kind != "majority"):
-        gain = metric_text(one.to_baseline.value, metric, signed=True) if one.to_baseline else "–"
+        gain = "–" if fits else "(baseline)"
+        if one.to_baseline:
+            gain = metric_text(one.to_baseline.value, metric, signed=True)
         cells = {
             "  method": f"{'→' if one.name == advice.method.name else ' '} "
             + shorten(one.name, room),
             _score_heading(metric): score_text(one.scores[metric], metric),
-            f"against {shorten(compared.baseline, 9)}": f"{one.verdict} {gain}".strip(),
+            versus: f"{one.verdict} {gain}".strip(),
         }
         if tested:
             test = one.test

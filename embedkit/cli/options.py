@@ -39,10 +39,10 @@ HEADINGS: Mapping[str, frozenset[str]] = {
             "--text-pair --id --keep --word-label --spans --format --encoding --quoting "
             "--delimiter --header --sheet --min-chars --sample --limit",
         ),
-        ("Encoding", "--revision --max-length --on-long --prefix --precision"),
+        ("Encoding", "--revision --max-length --batch-size --on-long --prefix --precision"),
         (
             "Training",
-            "--batch-size --seeds --dropout --class-weight --freeze-layers --lora "
+            "--seeds --dropout --class-weight --freeze-layers --lora "
             "--validation --patience --threshold",
         ),
         ("Storage", "--storage --no-text"),

@@ -324,5 +324,5 @@ def _cost(content: Run) -> str:
     if cost.parameters is not None:
         known.append(f"{cost.parameters:,} parameters")
     if cost.peak_memory_bytes is not None:
-        known.append(f"{bytes_text(cost.peak_memory_bytes)} of memory")
+        known.append(f"{bytes_text(cost.peak_memory_bytes)} in the process")
     return ", ".join(known)

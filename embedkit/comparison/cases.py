@@ -7,7 +7,7 @@ out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from embedkit.runs.scores import scores_by_class
 from embedkit.search.exact import nearest
 from embedkit.storage import file_sha256
 from embedkit.types import Bool, Float64, Int64
-from embedkit.units.units import Units, match, unit_keys
+from embedkit.units.units import Units, match, reading_of, unit_keys
 
 _LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
 MOST_SUSPICIONS = 20
@@ -275,10 +275,12 @@ def find_texts(
     source = runs[0].content.split.source
     # a corpus is read as it was read for the first dataset or run: with another quoting or format
     # its rows would be other records
-    inputs = [asdict(dataset.manifest.job.input) for dataset in datasets]
-    inputs += [r | r["dialect"] for run in runs if (r := run.content.dataset.reading)]
-    names = ("text", "text_pair", "format", "encoding", "quoting", "header")
-    reading = {name: inputs[0][name] for name in names} if inputs else {}
+    readings = [reading_of(dataset.manifest.job.input) for dataset in datasets]
+    readings += [read for run in runs if (read := run.content.dataset.reading)]
+    reading = {}
+    if readings:
+        reading = {name: readings[0][name] for name in ("text", "text_pair")}
+        reading |= readings[0]["dialect"]
     if given is not None:
         path, whole = Path(given), is_dataset(Path(given))
         if not whole and not path.is_file():

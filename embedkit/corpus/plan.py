@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import dataclasses
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
@@ -47,6 +48,9 @@ _DELIMITERS = {"tab": "\t", "\\t": "\t"}
 _ADVICE = " (if that is a text, there is no header: header=False)"
 SENTENCES = ("sentences",)
 _LABEL_NAMES = ("label", "labels", "target", "class", "category", "y")
+# ends of names such as msg_id and ImageID; such a column may as well hold authors, whose ids
+# repeat, so that it is proposed and not taken
+_LIKE_ID, _LIKE_LABEL = re.compile(r"(_id|[a-z]Id|ID)$"), "_label"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +349,14 @@ class _Guess:
             for name in self._columns:
                 by_lower.pop(name.rpartition(".")[0].lower(), None)
         column = next((by_lower[known] for known in usual if known in by_lower), None)
+        if column is None and option == "label":
+            # condition_label, if nothing else is called like it
+            like = [name for name in by_lower if name.endswith(_LIKE_LABEL)]
+            column = by_lower[like[0]] if len(like) == 1 else None
         if column is None or column in used:
+            like = [name for name in self._columns if _LIKE_ID.search(name) and name not in used]
+            if option == "id" and like:
+                self._notices.append(f"ids are row numbers (take {_listed(like)} with id=)")
             return None
         # a guess may not stop a command: a column of bytes called id is left
         # alone. Labels of any type have a text

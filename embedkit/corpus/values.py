@@ -74,7 +74,7 @@ def plain(value: Any) -> Any:
             raise TypeError(f"a key is a {type(wrong[0]).__name__}")
         return {name: plain(item) for name, item in value.items()}
     if _is_list(value):
-        return [plain(item) for item in value]
+        return [plain(item) for item in _ordered(value)]
     if isinstance(value, np.bool_ | np.integer):
         return value.item()
     if isinstance(value, float | np.floating):
@@ -85,10 +85,20 @@ def plain(value: Any) -> Any:
 
 
 def number_text(literal: str) -> NotText:
-    """The text of a number as JSON writes it: of a whole float without its decimals."""
-    # 1.0 and 1.00 become 1; with an exponent the literal stays as it is written
-    whole, point, decimals = literal.partition(".")
-    return NotText(whole if point and not decimals.strip("0") else literal)
+    """The text of a float as JSON writes it: that of its value, as in containers with types.
+
+    More digits than a float holds stay as they are written, so that no two ids become one.
+
+    >>> number_text("1.0"), number_text("0.50"), number_text("1e5")
+    ('1', '0.5', '100000')
+    >>> number_text("0.1000000000000000000001")
+    '0.1000000000000000000001'
+    """
+    text = _scalar(float(literal))
+    try:
+        return NotText(text if Decimal(text) == Decimal(literal) else literal)
+    except ArithmeticError:  # its exponent is beyond those of decimal numbers
+        return NotText(literal)
 
 
 def list_of(text: str) -> list[str | None] | None:
@@ -121,6 +131,11 @@ def _is_list(value: object) -> bool:
     return isinstance(value, kinds) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
+def _ordered(values: Iterable[Any]) -> Iterable[Any]:
+    """The items of a list; those of a set, whose order each process has anew, by their text."""
+    return sorted(values, key=_json) if isinstance(values, set | frozenset) else values
+
+
 def _scalar(value: Any) -> str:
     if isinstance(value, np.datetime64):
         # nanoseconds would become an int, not a datetime
@@ -140,9 +155,7 @@ def _json(value: Any) -> str:
         pairs = (f"{json.dumps(str(k), ensure_ascii=False)}: {_json(v)}" for k, v in value.items())
         return f"{{{', '.join(pairs)}}}"
     if _is_list(value):
-        # a set has another order in each process
-        ordered: Iterable[Any] = sorted(value) if isinstance(value, set | frozenset) else value
-        return f"[{', '.join(map(_json, ordered))}]"
+        return f"[{', '.join(map(_json, _ordered(value)))}]"
     # numbers stand without quotes, by the rules above; json.dumps would print 1.0
     if isinstance(value, NotText) or (isinstance(value, float | np.floating) and value == value):
         return str(text_of(value))

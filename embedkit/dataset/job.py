@@ -54,8 +54,6 @@ logger = logging.getLogger(__name__)
 _COUNTS = b"embedkit.counts"
 # records between two reports of progress
 _REPORTED = 5_000
-_SHOWN = 5
-_UNFINISHED_QUOTES = {"bad_quoting", "record_too_long"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,8 +450,10 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     try:
         damaged = storage.differing_files(out, storage.file_sums(out))
     except DamagedError as error:
-        # the list itself is damaged; _take_over keeps shards whose lines in it are whole
-        damaged = {storage.SUMS: str(error)}
+        # the list itself is damaged: what its whole lines say of files still holds, and a file
+        # without one is made again
+        sums = storage.file_sums(out, torn=True)
+        damaged = {storage.SUMS: str(error), **storage.differing_files(out, sums)}
     if differences := difference(_known(layout, damaged)[0], asdict(job.settings)):
         grown = ""
         # a corpus that has grown is the usual reason, and need not cost all of its texts again

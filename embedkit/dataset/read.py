@@ -257,7 +257,7 @@ class VectorData(Shown):
         # with a label missing, or a fraction among them, they are floats: an integer cannot be NaN
         if kinds == {int}:
             return self.labels.astype(np.int64)
-        return np.array([float(label or "nan") for label in self.labels], np.float64)
+        return np.array([float(label.strip() or "nan") for label in self.labels], np.float64)
 
     @cached_property
     def labels(self) -> NDArray[np.str_]:

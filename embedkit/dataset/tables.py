@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,10 +36,6 @@ from embedkit.errors import DamagedError, LockedError, UsageError, did_you_mean
 from embedkit.machine import usable_cores
 from embedkit.remote import spelled
 from embedkit.types import Float32, Int64
-
-if TYPE_CHECKING:
-    pass
-
 
 # 0x15: an i32 field whose id is one more than that of the field before; then a number of up to five
 # bytes, of which all but the last have the highest bit

@@ -531,6 +531,23 @@ def near_folder(path: Path) -> str:
     return did_you_mean(path.name, (p.name for p in path.parent.iterdir() if p.is_dir()))
 
 
+_FIRST_TRUSTED = "2.10"
+"""First torch without known holes in its restricted reader of pickle files."""
+
+
+def check_pickle(name: str, file: str) -> None:
+    """Raise a :class:`ModelError` if a pickle file of a checkpoint can harm this PyTorch."""
+    import torch
+
+    # torch's version compares as a version: 2.9 is before 2.10
+    if torch.__version__ < _FIRST_TRUSTED:
+        raise ModelError(
+            f"{name} has only {file}, a pickle file, which can harm PyTorch "
+            f"{torch.__version__} (CVE-2026-24747). Update torch to {_FIRST_TRUSTED} or newer, "
+            "or use a checkpoint with safetensors."
+        )
+
+
 def quiet_transformers() -> None:
     """Silence progress bars and load reports of transformers."""
     # unset, the library warns and stops its threads as soon as a process forks

@@ -42,9 +42,8 @@ from embedkit.encoding.views import (
     parse_view,
 )
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
-from embedkit.errors import EncodeError, ModelError, UsageError, check_counts
-from embedkit.machine import usable_cores
-from embedkit.scale import ATTEMPTS, one_ahead, run_locally, threads_limited
+from embedkit.errors import ModelError, UsageError, check_counts
+from embedkit.scale import one_ahead, threads_limited
 from embedkit.types import Float32
 
 logger = logging.getLogger(__name__)
@@ -191,7 +190,6 @@ class Encoder:
         prefix: str | None = None,
         prompt_name: str | None = None,
         device: str | None = None,
-        workers: int = 1,
     ) -> Any:
         """Vectors of texts: ``(n, width)`` float32 in input order; of one text ``(width,)``.
 
@@ -217,8 +215,6 @@ class Encoder:
                 (``multilingual`` has one), ``""`` for none.
             prompt_name: name of one of the checkpoint's prompts, instead of a prefix.
             device: an error unless it is that of the encoder, which it is loaded on.
-            workers: processes that share the texts, and on CPU the cores; each loads the model. A
-                script that passes two or more needs ``if __name__ == "__main__":``.
 
         Raises:
             TypeError: ``texts`` is a table, or contains anything but strings.
@@ -250,7 +246,6 @@ class Encoder:
             show_progress_bar=show_progress_bar,
             max_length=max_length,
             prefix=self.checkpoint.prefix_or_own(prefix, prompt_name),
-            workers=workers,
         )
         vectors = next(iter(views.values()))
         if unit:
@@ -315,7 +310,6 @@ class Encoder:
         show_progress_bar: bool = False,
         max_length: int | None = None,
         prefix: str | None = None,
-        workers: int = 1,
     ) -> dict[str, Float32]:
         """Several views by one forward pass: ``{"mean_6": (n, width), ...}``, in input order.
 
@@ -333,49 +327,20 @@ class Encoder:
             raise TypeError(f"views is one string; give a list of views: [{views!r}]")
         strings = _strings("texts", texts)
         parsed = [parse_view(name, n_layers=self.n_layers) for name in views]
-        check_counts(workers=workers)
-        # resolved here, since workers load the checkpoint by its folder, which may state no prefix
-        prefix = self.checkpoint.prefix_or_own(prefix)
-        settings: Any = {"batch_size": batch_size, "max_length": max_length, "prefix": prefix}
-        if workers > 1:
-            # by name: a worker reads them for its own encoder
-            settings |= {"views": [view.name for view in parsed]}
-            parts = self._by_workers(strings, workers, settings, show=show_progress_bar)
-        else:
-            shards = self._shards(strings, views=parsed, show=show_progress_bar, **settings)
-            parts = [shard.views for _, _, shard in shards]
+        shards = self._shards(
+            strings,
+            views=parsed,
+            show=show_progress_bar,
+            batch_size=batch_size,
+            max_length=max_length,
+            prefix=prefix,
+        )
+        parts = [shard.views for _, _, shard in shards]
         result = {}
         for view in parsed:
             vectors = np.concatenate([part[view.name] for part in parts])
             result[view.name] = l2_normalize(vectors) if normalize_embeddings else vectors
         return result
-
-    def _by_workers(
-        self, texts: list[str], workers: int, settings: dict[str, Any], *, show: bool
-    ) -> list[dict[str, Float32]]:
-        """Views of consecutive parts of the texts, each made by one of several processes."""
-        names = ("precision", "max_length", "batch_tokens")
-        load = {name: getattr(self, name) for name in names}
-        load |= {"model": str(self.checkpoint.folder), "device": str(self.device)}
-        # at least one part, so that no texts give empty matrices of the right width
-        starts = range(0, max(len(texts), 1), settings["batch_size"] or _ENCODE_ROWS)
-        tasks = [(start, tuple(texts[start : start + starts.step])) for start in starts]
-        # workers share the cores; each would take all of them
-        threads = max(usable_cores() // workers, 1)
-        # no more processes than parts: each costs a load of the model
-        shared = [(load, settings)] * min(workers, len(tasks))
-        parts: dict[int, dict[str, Float32]] = {}
-        with _progress_bar(len(texts), show=show) as advance:
-            for (start, some), part in run_locally(_encode_part, shared, tasks, threads=threads):
-                if part is None:
-                    raise EncodeError(
-                        f"texts {start} to {start + len(some) - 1} ended {ATTEMPTS} worker "
-                        "processes, perhaps for lack of memory. Use fewer workers."
-                    )
-                parts[start] = part
-                advance(len(some))
-        # parts come back in any order
-        return [parts[start] for start in starts]
 
     def encode_tokens(
         self,
@@ -556,18 +521,6 @@ class Encoder:
                     start, part, pending = started.popleft()
                     yield start, part, pending.result()
                     advance(len(part))
-
-
-_loaded: list[Encoder] = []  # in a worker
-
-
-def _encode_part(
-    shared: tuple[dict[str, Any], dict[str, Any]], task: tuple[int, tuple[str, ...]]
-) -> dict[str, Float32]:
-    load, settings = shared
-    if not _loaded:
-        _loaded.append(Encoder.load(**load))
-    return _loaded[0].encode_views(task[1], **settings)
 
 
 def _strings(name: str, values: Iterable[str]) -> list[str]:

@@ -20,7 +20,12 @@ from torch import Tensor, nn
 
 from embedkit.display import Shown
 from embedkit.encoding import inventory
-from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.checkpoint import (
+    Checkpoint,
+    check_pickle,
+    find_checkpoint,
+    quiet_transformers,
+)
 from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
 from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line
 
@@ -69,9 +74,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-_FIRST_TRUSTED = "2.10"
-"""First torch without known holes in its restricted reader of pickle files."""
 
 OnLayer = Callable[[int, Tensor], None]
 
@@ -353,13 +355,7 @@ def load_module(
     for file in (checkpoint.weights[0], checkpoint.adapter):
         if not file.endswith(".bin"):
             continue
-        # torch's version compares as a version: 2.9 is before 2.10
-        if torch.__version__ < _FIRST_TRUSTED:
-            raise ModelError(
-                f"{checkpoint.name} has only {file}, a pickle file, which can harm PyTorch "
-                f"{torch.__version__} (CVE-2026-24747). Update torch to {_FIRST_TRUSTED} or newer, "
-                "or use a checkpoint with safetensors."
-            )
+        check_pickle(checkpoint.name, file)
         logger.info(f"{file} is a pickle file; PyTorch's restricted reader runs no code of it")
     quiet_transformers()
     import transformers

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.functional import embedding_bag
 
 from embedkit.choices import Pooling
-from embedkit.encoding.checkpoint import Checkpoint
+from embedkit.encoding.checkpoint import Checkpoint, check_pickle
 from embedkit.errors import DamagedModelError, first_line
 from embedkit.types import Float32, Int64
 
@@ -196,6 +196,7 @@ class SentencePooler(Pooler):
                 if (folder / "model.safetensors").is_file():
                     weights = load_file(folder / "model.safetensors")
                 else:
+                    check_pickle(checkpoint.name, f"{module.folder}/pytorch_model.bin")
                     # the restricted reader, which runs no code of the file
                     weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
                 sizes = config["in_features"], config["out_features"], config.get("bias", True)

@@ -11,7 +11,7 @@ tokens are sent once from pinned memory, and nothing waits before :meth:`Pending
 CPU batches run side by side, one thread each, which is faster than several threads in one.
 
 A batch for which memory does not suffice is halved, by sequences, until it fits; the number of
-halvings is recorded, since on a GPU bits may depend on the size of a batch.
+halvings is known of each shard, since on a GPU bits may depend on the size of a batch.
 """
 
 from __future__ import annotations

@@ -145,14 +145,11 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         smooth = config.label_smoothing
         if config.problem == "sets":
             return functional.binary_cross_entropy_with_logits(logits, labels.float())
-        if config.problem == "classes":
-            return functional.cross_entropy(logits, labels, weight=weights, label_smoothing=smooth)
-        # smoothed as by cross_entropy with two classes; a weighted mean, as there, is the sum of
-        # the losses by that of the weights
-        target = labels.float() * (1 - smooth) + smooth / 2
-        each = functional.binary_cross_entropy_with_logits(logits[:, 0], target, reduction="none")
-        weight = torch.ones_like(each) if weights is None else weights[labels]
-        return (each * weight).sum() / weight.sum()
+        if config.problem == "one_logit":
+            # the logit of two classes is the distance of the second from the first: with 0 for the
+            # first their softmax is its sigmoid, and weights and smoothing mean the same
+            logits = functional.pad(logits, (1, 0))
+        return functional.cross_entropy(logits, labels, weight=weights, label_smoothing=smooth)
 
     def outputs(self, logits: Tensor) -> Tensor:
         """Return probabilities ``(n, classes)``, or values ``(n,)``, in float64."""

@@ -222,6 +222,7 @@ class FineTuned:
             ("split", earlier.split.fingerprint, split.fingerprint),
             ("label", earlier.classes, target.classes),
             ("head", earlier.head, options.head_name),
+            ("one_logit", earlier.settings["one_logit"], options.one_logit),
             ("input", earlier.tokens, self.tokens),
             ("validation", earlier.settings["validation"], options.validation),
             ("threshold", earlier.threshold_metric is not None, options.chooses_threshold),

@@ -389,6 +389,11 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
 def read_to_train(folder: Path, settings: Mapping[str, Any]) -> EncoderWithHead:
     """Read a model to go on with its training; a regression has its mean and scale apart again."""
     model = read_model(folder, settings["head"])
+    # what shapes the training is that of this one; the folder states that of the earlier one
+    model.config.class_weights = settings.get("class_weights", ())
+    model.config.label_smoothing = settings["label_smoothing"]
+    if "dropout" in settings and isinstance(model.dropout, nn.Dropout):
+        model.config.dropout = model.dropout.p = settings["dropout"]
     if model.config.problem == "value" and isinstance(last := model.classifier, nn.Linear):
         mean, scale = settings["target_mean"], settings["target_scale"]
         # trained on values with mean 0 and variance 1, as it was before it was written; the outputs

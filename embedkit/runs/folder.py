@@ -13,6 +13,7 @@ finished folds there, and the same call resumes.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -98,7 +99,7 @@ def free_out(out: str | Path | None, source: object, *names: str, overwrite: boo
 def _default_out(source: object, *names: str) -> Path:
     # a table in memory has the name of its type, such as dataframe
     known = isinstance(source, str | os.PathLike) and str(source) != "-"
-    stem = type(source).__name__.lower()
+    stem = "input" if isinstance(source, str) else type(source).__name__.lower()
     if known:
         # the query of an address may hold a signature, which must not become the name of a folder
         stem = Path(storage.without_secrets(os.fspath(source))).stem  # type: ignore[call-overload]
@@ -326,7 +327,10 @@ def _wrong_field(content: Run) -> str:
         agrees["models"] = bool(content.models) and plain
     if isinstance(content, ProbeRun):
         agrees["metric"] = content.metric in content.scores.get("cross_validation", {})
-    agrees["threshold"] = all(limit is None or 0 <= limit <= 1 for limit in limits)
+    # just above 1 where no record is best predicted as the second class
+    agrees["threshold"] = all(
+        limit is None or 0 <= limit <= math.nextafter(1, 2) for limit in limits
+    )
     return next((name for name, holds in agrees.items() if not holds), "")
 
 

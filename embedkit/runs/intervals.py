@@ -25,7 +25,6 @@ BLOCKS = 200
 
 # numbers in one matrix of weights: 8 MB as float64
 _AT_ONCE = 1 << 20
-_TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)

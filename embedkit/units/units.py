@@ -54,10 +54,9 @@ Labels = str | Iterable[Any] | None
 """A column of labels by its name, or the labels themselves, one for each row of the input."""
 
 _COLUMNS = ("text", "text_pair", "spans", "id", "label", "word_label")
-# which records were taken, and how the file is parsed. A further file, such as a test set, has the
-# columns of this one, a choice of its own, and another dialect if it needs one
+# which records were taken. A further file, such as a test set, has the columns of this one, a
+# choice of its own, and another dialect if it needs one
 _CHOICE = ("min_chars", "limit", "sample", "seed")
-_DIALECT = ("format", "encoding", "quoting", "header")
 _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 
 
@@ -460,7 +459,7 @@ def reading_of(settings: Any) -> dict[str, Any]:
     """Return how a corpus was read, by its settings or its plan."""
     return {
         **{name: getattr(settings, name) for name in (*_COLUMNS, *_CHOICE)},
-        "dialect": {name: getattr(settings, name) for name in _DIALECT},
+        "dialect": settings.options,
     }
 
 

@@ -269,14 +269,20 @@ def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
     """A corpus whose columns nobody could guess; long texts are cut on the page."""
     corpus = tmp_path / "c.dat"
     long = "x" * 5_000
-    lines = [f"{i};first {i};second {i} {long};{i % 2}" for i in range(40)]
-    corpus.write_text("a;b;c;d\n" + "\n".join(lines) + "\n", "utf-8")
+    lines = [f"{i}~first {i}~second {i} {long}~{i % 2}" for i in range(40)]
+    corpus.write_text("a~b~c~d\n" + "\n".join(lines) + "\n", "utf-8")
     source = [embedkit.storage.file_sha256(corpus)]
     paths, _, _ = random_runs(tmp_path / "runs", ["p", "q"], n=40)
     reading = {
         "text": "b",
         "text_pair": "c",
-        "dialect": {"format": "csv", "encoding": "utf-8", "quoting": "csv", "header": True},
+        "dialect": {
+            "format": "csv",
+            "encoding": "utf-8",
+            "quoting": "csv",
+            "header": True,
+            "delimiter": "~",
+        },
     }
     about = {"path": "../../c.dat", "source": source, "reading": reading}
     for path in paths:

@@ -52,18 +52,21 @@ def test_a_bad_json_line_costs_one_record(
     [
         ("7", "7"),
         ("9" * 5_000, "9" * 5_000),
-        ("1e5", "1e5"),
+        ("1e5", "100000"),
+        ("1e400", "1e400"),
+        ("1e-9999999999999999999", "1e-9999999999999999999"),
+        ("0.1000000000000000000001", "0.1000000000000000000001"),
         ('"007"', "007"),
         ("true", "True"),
         ("1.00", "1"),
         ("NaN", None),
         ("-Infinity", "-inf"),
         ("null", None),
-        ('[1, 2.50,"a"]', '[1, 2.50, "a"]'),
-        ('{"a":[{}, null, "\\u1112\\""],"b": 1e3}', '{"a": [{}, null, "ᄒ\\""], "b": 1e3}'),
+        ('[1, 2.50,"a"]', '[1, 2.5, "a"]'),
+        ('{"a":[{}, null, "\\u1112\\""],"b": 1e3}', '{"a": [{}, null, "ᄒ\\""], "b": 1000}'),
     ],
 )
-def test_json_values_beside_the_text_keep_their_form(
+def test_json_values_beside_the_text_are_those_of_other_containers(
     folder: Folder, value: str, literal: str | None
 ) -> None:
     line = f'{{"text": "a", "id": {value}, "label": {value}, "x": {value}}}\n'
@@ -220,6 +223,9 @@ def test_a_sheet_is_named(folder: Folder) -> None:
     got = read_files(path, sheet="data")
     assert got.texts == ["a", "b"]
     assert not [notice for notice in got.reader.plan.notices if "sheet" in notice]
+    # another file is read likewise: by the options that the dialect stands for
+    assert read_files(path, **got.reader.plan.options).texts == ["a", "b"]
+    assert read_files(path, **read_files(path).reader.plan.options).texts == ["a notice"]
     with pytest.raises(CorpusError, match=r"one cell, and the next have 2. Remove a title"):
         read_files(path, sheet="title")
     with pytest.raises(CorpusError, match=r"sheet='dat': .* Did you mean 'data'"):

@@ -85,6 +85,7 @@ def test_a_missing_column(folder: Folder, option: str, name: Any) -> None:
         ("Review\tTarget\tUID", ("Review", "UID", "Target")),
         ("TEXT\ttext", ("TEXT", None, None)),
         ("anything", ("anything", None, None)),
+        ("text\tmsg_id\tmood_label", ("text", None, "mood_label")),
     ],
 )
 def test_columns_are_guessed_and_said(
@@ -95,6 +96,7 @@ def test_columns_are_guessed_and_said(
     if "\t" in header:
         said = " ".join(plan.notices)
         assert all(f"column: {name} " in said for name in columns if name)
+        assert ("msg_id" in header) == ("ids are row numbers (take msg_id" in said)
 
 
 def test_spaces_around_a_name_count_only_where_the_column_has_them(folder: Folder) -> None:

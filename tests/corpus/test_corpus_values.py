@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import decimal
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -259,3 +260,11 @@ def test_ids_do_not_collide(folder: Folder) -> None:
     notices = " ".join(got.reader.counts.notices)
     assert "1 record repeats" in notices
     assert "1 record without an id" in notices
+
+
+def test_a_set_has_one_order() -> None:
+    """Whatever order a process has it in, and of what it is."""
+    for items in ({"b", "a", "c"}, {1, "a", None}, {(2, "x"), (1, "y")}):
+        texts = {text_of(set(order)) for order in itertools.permutations(items)}
+        assert texts == {text_of(items)}
+        assert text_of(plain(items)) == text_of(items)

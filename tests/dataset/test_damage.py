@@ -120,6 +120,10 @@ DAMAGE: dict[str, list[tuple[str, Callable[[Path], object]]]] = {
     "the job": [(PART, partial(flip, at=0.9)), ("_embedkit/job.json", partial(flip, at=0.3))],
     "a checksum": [("SHA256SUMS", partial(flip, at=0.999))],
     "no checksums": [("SHA256SUMS", Path.unlink)],
+    "a checksum and a data page": [
+        ("SHA256SUMS", partial(flip, at=0.999)),
+        (PART, partial(flip, at=0.05)),
+    ],
 }
 
 
@@ -131,7 +135,7 @@ def test_the_same_extract_makes_damaged_files_again(
     for file, damage in DAMAGE[name]:
         damage(out / file)
     lost = len({file[-16:-8] for file, _ in DAMAGE[name] if file.endswith(".parquet")})
-    lost = {"a checksum": 1, "no checksums": 4}.get(name, lost)
+    lost = {"a checksum": 1, "no checksums": 4, "a checksum and a data page": 2}.get(name, lost)
     assert not verify(out).ok
     assert again(made, out) == 4 - lost
     assert any("damaged files" in note for note in notes)

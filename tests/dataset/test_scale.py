@@ -39,7 +39,7 @@ from embedkit.errors import (
 from embedkit.types import Progress, no_progress
 from tests.dataset.test_reuse import WRITERS, Rows
 from tests.processes import ROOT, invoke
-from tests.store_fixtures import flip, load_quickly, run, tiny_model, tree, write_tsv
+from tests.store_fixtures import flip, run, tiny_model, tree, write_tsv
 
 TEXTS = [f"text {i}" if i % 7 else " " for i in range(60)]  # every seventh is a reject
 ROWS = [(str(i), text) for i, text in enumerate(TEXTS)]
@@ -269,17 +269,6 @@ def test_parts_in_any_order_and_repeated(golden: Path, tmp_path: Path) -> None:
     assert made(golden, out, shard_index=2, num_shards=4).was_complete
     with pytest.raises(UsageError, match="num_shards"):
         made(golden, out, shard_index=2, num_shards=2)
-
-
-@pytest.mark.slow
-def test_texts_are_shared_by_processes() -> None:
-    encoder = load_quickly(str(tiny_model()))
-    texts = [f"the movie was {'good ' * (i % 9)}" for i in range(50)]
-    alone = encoder.encode_views(texts, ["cls_1", "mean_-1"])
-    shared = encoder.encode_views(texts, ["cls_1", "mean_-1"], workers=2, batch_size=8)
-    assert {name: v.tobytes() for name, v in shared.items()} == {
-        name: v.tobytes() for name, v in alone.items()
-    }
 
 
 # Object stores; without the local copy it is as on another machine

@@ -117,7 +117,8 @@ def test_losses_are_those_of_the_books() -> None:
 
     # one logit is the difference of two
     one = (two[:, 1] - two[:, 0])[:, None]
-    for options in ({}, {"class_weights": [0.4, 1.6]}, {"label_smoothing": 0.2}):
+    weighted, smoothed = {"class_weights": [0.4, 1.6]}, {"label_smoothing": 0.2}
+    for options in ({}, weighted, smoothed, weighted | smoothed):
         first = model(problem="one_logit", n_outputs=1, **options)
         second = model(**options)
         assert torch.allclose(first.loss(one, y), second.loss(two, y), atol=1e-5)

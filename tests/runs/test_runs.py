@@ -16,6 +16,7 @@ from embedkit.cli.run_text import run_info_text, run_text
 from embedkit.comparison.blend import _BLENDS
 from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.folder import RunResult, read_run
+from embedkit.runs.metrics import best_threshold
 from embedkit.runs.predictions import Predictions, read_predictions, write_predictions
 from embedkit.runs.run import TrainRun, as_json
 from embedkit.runs.scores import class_scores, reported_scores
@@ -65,6 +66,18 @@ def test_damage_is_named_by_file_and_field(
     edit_run(path, **changes)
     with pytest.raises(DamagedError, match=f"run.json.*{message}"):
         read_run(path)
+
+
+def test_a_threshold_that_nobody_reaches_is_read(tmp_path: Path) -> None:
+    """It is best to predict the first class for all, one of which has the probability 1."""
+    y, positive = np.array([0, 0, 0, 0, 1]), np.array([1, 0.2, 0.2, 0.2, 0.2])
+    cut = best_threshold(y, positive)
+    assert cut > 1
+    (path,), _, _ = random_runs(tmp_path, ["a"], n=20)
+    edit_run(path, threshold=cut)
+    content = read_run(path)
+    assert isinstance(content, TrainRun)
+    assert content.threshold == cut
 
 
 @pytest.mark.parametrize("changes", [{"format_version": 2}, {"kind": "ensemble"}])
