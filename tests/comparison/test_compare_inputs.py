@@ -132,8 +132,13 @@ def test_ids_folds_and_labels_may_be_numbers(tmp_path: Path, suffix: str) -> Non
     rows = [(str(n), f"{['good', 'bad'][n % 2]} movie {n}", str(n % 2)) for n in range(40)]
     corpus = write_tsv(tmp_path / "c.tsv", rows)
     at = train(corpus, out=tmp_path / "run", features="tfidf", folds=2).out
-    numbers = {name: lambda t, name=name: t[name].astype(int) for name in ("id", "fold", "y_pred")}
-    file = as_of_another_tool(at, tmp_path / f"llm.{suffix}", **numbers)
+    file = as_of_another_tool(
+        at,
+        tmp_path / f"llm.{suffix}",
+        id=lambda t: t["id"].astype(int),
+        fold=lambda t: t["fold"].astype(int),
+        y_pred=lambda t: t["y_pred"].astype(int),
+    )
     found = compare([at, file])
     assert found.row(file.name).scores["accuracy"] == found.row("run").scores["accuracy"]
 
