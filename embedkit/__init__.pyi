@@ -28,6 +28,7 @@ from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.info import DatasetInfo
 from embedkit.dataset.read import VectorData
 from embedkit.difference import Diff
+from embedkit.duplicates import NearDuplicates
 from embedkit.encoding.encoder import Encoder as Encoder
 from embedkit.encoding.model import ModelInfo
 from embedkit.maps.map import Explored
@@ -52,7 +53,7 @@ from pathlib import Path
 from typing import Any
 import os
 
-__all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'diff', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
+__all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'diff', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'near_duplicates', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
 __version__: str
 
 def compare(
@@ -239,6 +240,18 @@ def load(
     level: Level = ...,
 ) -> VectorData: ...
 
+def near_duplicates(
+    dataset: AnyPath,
+    *,
+    threshold: float = ...,
+    view: str | None = ...,
+    whitening: WhiteningKind | None = ...,
+    where: str | None = ...,
+    out: str | Path | None = ...,
+    overwrite: bool = ...,
+    progress: ProgressCallback = ...,
+) -> NearDuplicates: ...
+
 def probe(
     dataset: CorpusLike,
     *,
@@ -354,6 +367,7 @@ def train(
     label: Labels = ...,
     estimator: str | None = ...,
     features: Features = ...,
+    columns: str | Sequence[str] = ...,
     task: Task = ...,
     label_separator: str = ...,
     split: str | Path | Split | None = ...,

@@ -37,6 +37,9 @@ from embedkit.storage import check_files
 KINDS = {
     "Pipeline": "sklearn.pipeline",
     "FeatureUnion": "sklearn.pipeline",
+    "ColumnTransformer": "sklearn.compose",
+    "SimpleImputer": "sklearn.impute",
+    "StandardScaler": "sklearn.preprocessing",
     "Normalizer": "sklearn.preprocessing",
     "FunctionTransformer": "sklearn.preprocessing",  # of unit_layers alone
     # inside of OneVsRestClassifier
@@ -117,6 +120,10 @@ def _plain(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         return {"function": "unit_layers"}
     if isinstance(value, type) and issubclass(value, np.number):
         return {"dtype": value.__name__}
+    if isinstance(value, np.dtype) and value.kind in "biuf":  # an imputer knows that of its input
+        return {"dtype of arrays": value.name}
+    if kind is slice:
+        return {"slice": [value.start, value.stop, value.step]}
     # a class of the same name from elsewhere is another class
     if KINDS.get(kind.__name__) is None or kind is not _kind(kind.__name__):
         raise TypeError(f"{kind} is none of {', '.join(KINDS)}")
@@ -153,6 +160,10 @@ def _built(content: Any, arrays: dict[str, NDArray[Any]]) -> Any:
             return arrays[value][()]
         case "dtype":
             return np.dtype(value).type
+        case "dtype of arrays":
+            return np.dtype(value)
+        case "slice":
+            return slice(*value)
         case "function":
             return unit_layers
     if kind not in KINDS:

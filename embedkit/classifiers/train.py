@@ -40,6 +40,7 @@ from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import Split, split_for
 from embedkit.types import Int64, Progress, ProgressCallback, no_progress
+from embedkit.units.numbers import beside_numbers
 from embedkit.units.target import SEPARATOR, Target
 from embedkit.units.units import Labels, Units, load_or_extract
 
@@ -175,6 +176,7 @@ def _test_set(
     split: Split,
     *,
     vectors: bool,
+    columns: Sequence[str],
 ) -> TestSet | None:
     """The test set of a split, or another; a corpus is encoded as the dataset ``data`` was."""
     if test is None:
@@ -189,7 +191,7 @@ def _test_set(
         # a kept column is taken there too; None stands for the label that the other dataset has
         further = Units.of_dataset(other, label=column if column in other.columns else None)
     else:
-        further = units.further(test)
+        further = units.further(test, keep=columns)
         if further.label is None:
             column = units.reading["word_label" if units.level == "word" else "label"]
             lacking = f"column {column!r}" if column else "column that is named as the label"
@@ -197,7 +199,7 @@ def _test_set(
         if vectors:
             further = further.encoded(encode_as(data.manifest, data.views, owner=str(data.path)))
     # TF-IDF was fitted on texts of pairs joined by a space
-    further = further if vectors else further.with_texts()
+    further = beside_numbers(further, columns) if vectors else further.with_texts()
     return TestSet.further(further, units, target, name="the test set")
 
 
@@ -211,6 +213,7 @@ def train(
     label: Labels = None,
     estimator: str | None = None,
     features: Features = "vectors",
+    columns: str | Sequence[str] = (),
     task: Task = "classification",
     label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
@@ -241,6 +244,9 @@ def train(
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
             as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
+        columns: numeric columns of the dataset beside the vectors, such as ``price``: what
+            ``extract`` stored with ``keep``, or the columns of a corpus. They are scaled, and
+            missing values replaced by the median, both learnt inside the training folds.
         task: {TASKS}: of these
             one classifier is fitted for each (``OneVsRestClassifier``), and those are predicted
             whose probability reaches 0.5; folds are not stratified.
@@ -276,14 +282,20 @@ def train(
     settings = EstimatorSettings.of(
         estimator, task=task, features=features, class_weight=class_weight, seed=seed
     )
-    settings.check_view(view)
+    columns = (columns,) if isinstance(columns, str) else tuple(columns)
+    settings.check_features(view=view, columns=columns)
+    if columns and level == "word":
+        raise UsageError(f"columns={','.join(columns)!r} are of records; level='word' has none.")
+    if columns and not names_dataset(dataset):
+        extraction["keep"] = list(dict.fromkeys([*extraction.get("keep", ()), *columns]))
     named = [view] if isinstance(view, str) else view or ()
-    place = free_out(out, dataset, settings.method, *named, overwrite=overwrite)
+    place = free_out(out, dataset, settings.method, *named, *columns, overwrite=overwrite)
     decision = None if threshold is None else Threshold.parse(threshold)
     where: dict[str, Any] = {"view": view, "level": level, "progress": progress}
     data = load_or_extract(dataset, extraction, label=label, **where)
     units = Units.of_dataset(data, label=label)
-    units = units if features == "vectors" else units.with_texts()
+    vectors = features == "vectors"
+    units = beside_numbers(units, columns) if vectors else units.with_texts()
     target = units.target(task, label_separator)
     if decision is not None:
         decision.check(len(target.classes), sets=target.of_sets)
@@ -291,9 +303,9 @@ def train(
     chosen = split_for(units, split, column=split_column, folds=folds, seed=seed, sets=sets)
     # words without a label are in no fold
     chosen = chosen.labelled(target)
-    method = Frozen(settings, tune, decision)
+    method = Frozen(replace(settings, columns=len(columns)), tune, decision)
     method.check(chosen)
-    tested = _test_set(test, data, units, target, chosen, vectors=features == "vectors")
+    tested = _test_set(test, data, units, target, chosen, vectors=vectors, columns=columns)
     with new_run(place, overwrite=overwrite) as folder:
         predictions, fits = cross_validate(
             method, units, target, chosen, test=tested, progress=progress
@@ -320,7 +332,8 @@ def train(
                 *(replace(fold.model.choice, fold=i) for i, fold in enumerate(fits.folds)),
                 fits.final.choice,
             ),
-            views=tuple(data.views) if features == "vectors" else (),
+            views=tuple(data.views) if vectors else (),
+            columns=columns,
             threshold=fits.threshold,
             dataset=dataset_content(data, folder),
             cost=fits.cost(

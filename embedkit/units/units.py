@@ -146,11 +146,18 @@ class Units:
             return cls._planned(plan, level=level)
 
     def further(
-        self, source: CorpusLike, *, sample: int | None = None, min_chars: int = 0, seed: int = 0
+        self,
+        source: CorpusLike,
+        *,
+        keep: Sequence[str] = (),
+        sample: int | None = None,
+        min_chars: int = 0,
+        seed: int = 0,
     ) -> Units:
         """Read a further corpus or dataset, with the columns and dialect of these units.
 
-        A file in another dialect, such as a ``.csv`` beside a ``.tsv``, is read in its own.
+        A file in another dialect, such as a ``.csv`` beside a ``.tsv``, is read in its own. Of a
+        corpus also the columns ``keep`` are read, as far as it has them.
         """
         # a seed without a sample changes nothing, and would be refused of a dataset as an option
         seed = 0 if sample is None else seed
@@ -180,7 +187,8 @@ class Units:
             # a test file may lack both: it is predicted under its row numbers, and not scored
             id_, label = (c if c in plan.columns else None for c in (before["id"], before["label"]))
             word_label = of_words if marked or of_words in plan.columns else None
-            plan = replace(plan, id=id_, label=label, word_label=word_label)
+            kept = tuple(name for name in keep if name in plan.columns)
+            plan = replace(plan, id=id_, label=label, word_label=word_label, keep=kept)
             return self._planned(plan, level=self.level)
 
     @classmethod
@@ -200,6 +208,7 @@ class Units:
             label=[r.label for r in records] if plan.label else None,
             group=[r.kept[0] for r in records] if plan.keep else None,
             pairs=plan.text_pair is not None,
+            keep=plan.keep,
             reading=reading_of(plan),
             rejected=dict(reader.counts.rejected),
         )
@@ -217,11 +226,14 @@ class Units:
         return replace(units.with_texts(), rejected={}, run=None)
 
     @classmethod
-    def of_records(cls, records: Sequence[Record], *, pairs: bool, **fields: Any) -> Units:
-        """Return records of a corpus, whose inputs are their texts."""
+    def of_records(
+        cls, records: Sequence[Record], *, pairs: bool, keep: Sequence[str] = (), **fields: Any
+    ) -> Units:
+        """Return records of a corpus, whose inputs are their texts; ``keep`` names other cells."""
         return cls.of_texts(
             [r.text for r in records],
             [str(r.text_pair) for r in records] if pairs else None,
+            columns={name: [r.kept[place] for r in records] for place, name in enumerate(keep)},
             row=np.array([r.row for r in records], np.int64),
             ids=[r.id for r in records],
             **fields,
@@ -229,12 +241,19 @@ class Units:
 
     @classmethod
     def of_texts(
-        cls, texts: Sequence[str], pairs: Sequence[str] | None = None, **fields: Any
+        cls,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        columns: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Units:
-        """Return texts, or pairs of texts, as records."""
+        """Return texts, or pairs of texts, as records, with further ``columns``."""
         row, seconds = np.arange(len(texts)), None if pairs is None else list(pairs)
-        columns: dict[str, Any] = {"text": list(texts), "text_pair": seconds}
-        about: dict[str, Any] = {"row": row, "ids": row, "column": columns.__getitem__, **fields}
+        # of a frame, too, which has no truth value
+        own = {} if columns is None else {name: list(values) for name, values in columns.items()}
+        named: dict[str, Any] = own | {"text": list(texts), "text_pair": seconds}
+        about: dict[str, Any] = {"row": row, "ids": row, "column": named.__getitem__, **fields}
         whole = list(texts)
         if seconds is not None:
             # TF-IDF reads a pair as one text, without a mark between its two
