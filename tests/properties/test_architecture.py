@@ -45,7 +45,7 @@ LAYERS = (
     "difference maps",
     "comparison",
     "mteb sklearn",
-    "predict verification",
+    "duplicates predict verification",
     "prediction_files",
     "contexts sts",
     "search",
