@@ -25,6 +25,7 @@ from embedkit.drawing import SHAPES
 from embedkit.encoding.views import layer_rank, parse_layers, split_view
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.maps.clusters import cluster_texts
 from embedkit.pages import cut_texts, packed, packed_json, page_file, render_page, with_names
 from embedkit.records import Positive
 from embedkit.search.exact import unit_rows
@@ -269,6 +270,8 @@ _KEPT_OF = 10
 _LISTED, _LISTED_OF_MANY = 10, 5
 # of all texts together
 _MOST_BYTES = 16_000_000
+CLUSTERS = "clusters"
+"""Name of the column of clusters, beside those of the dataset."""
 _NO_COLOURS = ("row", "id", "text", "text_pair", "text_key")
 
 
@@ -315,8 +318,10 @@ def explore(
     """Write a page that shows the records of a dataset as points, layer by layer.
 
     ``view`` is shown first; the slider has the stored ``layers`` of the same pooling. ``color`` is
-    the column of the first colours, ``label_names`` are shown beside the labels. Of more than
-    ``limit`` records a random sample is shown. The page is by default ``DATASET.explore.html`` in
+    the column of the first colours: one of the dataset, or ``clusters``, of texts that are near
+    each other in that view, named by their typical words. By default that is the label, and
+    without one the clusters. ``label_names`` are shown beside the labels. Of more than ``limit``
+    records a random sample is shown. The page is by default ``DATASET.explore.html`` in
     the current folder.
 
     >>> embedkit.explore("vectors", method="pca", out="map.html").page.name
@@ -334,6 +339,9 @@ def explore(
     if len(indices) < 3:
         raise UsageError(f"{data.path}: {len(indices)} records are too few; expected 3 or more.")
     columns = _columns(data, indices, color, label_names or {})
+    columns.insert(
+        1 if columns and columns[0].name == "label" else 0, _clusters(data, indices, seed)
+    )
     label = next((c for c in columns if c.name == "label" and c.kind == "label"), None)
     # the chosen view is laid out first and freely; all others follow from it
     start = views.index(data.views[0])
@@ -435,7 +443,7 @@ def _columns(
 ) -> list[Column]:
     """Every column that can give colours, that of the labels first; of one value only if asked."""
     names = [name for name in data.columns if name not in _NO_COLOURS]
-    if color is not None and color not in names:
+    if color not in (None, CLUSTERS, *names):
         if color not in data.columns:
             near = did_you_mean(color, data.columns)
             raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.{near}")
@@ -456,6 +464,17 @@ def _columns(
         shown = with_names(labels.names if labels else (), label_names)
         columns = [replace(c, names=shown) if c is labels else c for c in columns]
     return columns
+
+
+def _clusters(data: VectorData, indices: Int64, seed: int) -> Column:
+    """Clusters of the texts by the view that is shown first."""
+    texts = [""] * len(indices)
+    if "text" in data.columns:
+        texts = [text or "" for text in data.reader.pick(indices, ["text"])["text"]]
+    unit = unit_rows(data.reader.vectors_at(indices))
+    codes, names = cluster_texts(unit, texts, seed=seed)
+    counts = tuple(np.bincount(codes, minlength=len(names)).tolist())
+    return Column(CLUSTERS, "label", tuple(names), counts, codes, np.empty(0))
 
 
 def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str]:
