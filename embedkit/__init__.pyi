@@ -216,6 +216,7 @@ def finetune(
     validation: float = ...,
     select_by: str = ...,
     threshold: str | None = ...,
+    seeds: Positive = ...,
 ) -> RunResult[FinetuneRun]: ...
 
 def index(

@@ -197,6 +197,7 @@ def _score_heading(metric: str) -> str:
 def comparison_text(compared: Compared) -> str:
     """Return all scores, differences and costs, each table below its title."""
     from embedkit.comparison.recommendation import input_text
+    from embedkit.runs.run import FinetuneRun
 
     metric, rows, counts = compared.metric, compared.rows, compared.counts
     what, unit = f"{counts['folds']:,} records in folds", " in points" * is_percent(metric)
@@ -209,6 +210,10 @@ def comparison_text(compared: Compared) -> str:
         f"Scores on held-out records ({what}), best first, with 95 % intervals:",
         table_text([_score_cells(row.name, row.scores, metric) for row in rows]),
     ]
+    for run in compared.runs:
+        content = run.content
+        if isinstance(content, FinetuneRun) and (spread := content.seeds_text(metric)):
+            parts.append(f"{run.name}, {spread} (of training, which no interval covers)")
     if tested:
         cells = [_score_cells(row.name, row.test, metric) for row in tested]
         parts += ["Test set:", table_text(cells)]

@@ -205,6 +205,12 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     option("--learning-rate", default=5e-5, help="Peak learning rate; it decays linearly to 0."),
     option("--batch-size", default=16, help="Texts per batch."),
     option("--dropout", type=float, help="Dropout before the last layer. [set by the checkpoint]"),
+    option(
+        "--seeds",
+        default=1,
+        help="Models of each fold, with seeds of their own: their mean predicts, and the spread "
+        "of their scores is stated.",
+    ),
     "--max-length",
     "--class-weight",
     option("--freeze-layers", metavar="K|embeddings|all", help="Encoder layers to freeze."),
@@ -230,12 +236,6 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         "--patience",
         type=int,
         help="Stop after N epochs without a better validation score. [5 without --epochs]",
-    ),
-    option(
-        "--select-by",
-        default="loss",
-        help="Choose the epoch by the validation loss, or by a metric of the validation records "
-        "(accuracy, macro_f1, f2 …).",
     ),
     "--threshold",
     "--text",

@@ -42,8 +42,8 @@ HEADINGS: Mapping[str, frozenset[str]] = {
         ("Encoding", "--revision --max-length --batch-size --on-long --prefix --precision"),
         (
             "Training",
-            "--dropout --class-weight --freeze-layers --lora "
-            "--validation --patience --select-by --threshold",
+            "--seeds --dropout --class-weight --freeze-layers --lora "
+            "--validation --patience --threshold",
         ),
         ("Storage", "--storage --no-text"),
         ("Running and printing", "--seed --overwrite --all --json --quiet --help"),

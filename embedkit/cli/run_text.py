@@ -166,6 +166,11 @@ def _finetuned_finding(content: FinetuneRun) -> str:
 
 
 def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
+    # first: what the interval of the first line does not cover
+    support = [one.support for one in content.per_class.get("cross_validation", ())]
+    metric = headline_metric([content], support) if support else "r2"
+    if spread := content.seeds_text(metric):
+        yield f"  {spread} (of training, which no interval covers)"
     yield from _scores(content)
     cut, rejected = content.truncated, content.dataset.rejected or {}
     epochs = ", ".join(f"{epoch:g}" for epoch in sorted(set(content.epochs)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -127,7 +127,7 @@ class Compared:
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers."""
-        names = ("metric", "baseline", "tests", "rows", "inputs", "level")
+        names = ("metric", "baseline", "tests", "rows", "inputs", "level", "seeds")
         found = {name: getattr(self, name) for name in names}
         return found | {"best": self.rows[0].name, "records": self.counts}
 
@@ -135,6 +135,16 @@ class Compared:
     def counts(self) -> dict[str, int]:
         """Number of records, or of words, in ``folds`` and in the ``test`` set."""
         return {"folds": len(self.records.out_of_fold), "test": len(self.records.test)}
+
+    @property
+    def seeds(self) -> dict[str, tuple[float, ...]]:
+        """Scores of the models of each seed alone, of fine-tuned runs that have several."""
+        contents = {run.name: run.content for run in self.runs}
+        return {
+            name: content.seed_scores[self.metric]
+            for name, content in contents.items()
+            if isinstance(content, FinetuneRun) and self.metric in content.seed_scores
+        }
 
     @property
     def inputs(self) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -223,8 +233,7 @@ class Compared:
         return Blend(name, run.predictions, len(models), True, cut, lambda given: given[index])
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The method to use: the best, or a cheaper one that cannot be worse by what matters."""
 
     name: str

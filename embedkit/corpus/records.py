@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,8 +40,7 @@ _EXCERPT = 200
 _COMPARED_IDS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One text, or pair of texts, of the corpus; cells are as written."""
 
     row: int  # number of the record in the whole input, rejects counted
@@ -199,11 +198,15 @@ class CorpusReader:
         """The row with the spans that kept columns tell, or that its sentences are."""
         plan = self.plan
         if plan.cuts_sentences:
-            return replace(raw, spans=sentence_spans(text))
+            return raw._replace(spans=sentence_spans(text))
         if not plan.spans:
             return raw
         # kept columns are the last cells of a row
-        cells = [str(raw.cells[plan.keep.index(name) - len(plan.keep)]) for name in plan.spans]
+        found = [raw.cells[plan.keep.index(name) - len(plan.keep)] for name in plan.spans]
+        # a text without any, as a left join with a table of spans leaves it
+        if not any(found):
+            return replace(raw, spans=())
+        cells = list(map(str, found))
         try:
             listed: Any = list_of(cells[0])  # None is not iterable
             # two columns are the start and the end of one span
@@ -222,7 +225,7 @@ class CorpusReader:
                     "bad_span", f"{start} to {end} begins before {last}, the last end"
                 )
             last = end
-        return replace(raw, spans=spans)
+        return raw._replace(spans=spans)
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
         # first, as it may reject, and all that follows is about a text
@@ -316,7 +319,7 @@ def _joined(raw: Row) -> Row | BadRow:
         excerpt = str(first).encode("utf-8", "surrogatepass")[:_EXCERPT]
         return BadRow(raw.line, raw.offset, raw.length, "empty_text", detail, excerpt)
     text, spans = joined([str(word) for word in words])
-    return replace(raw, cells=(text, *raw.cells[1:]), spans=spans)
+    return raw._replace(cells=(text, *raw.cells[1:]), spans=spans)
 
 
 def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | None:

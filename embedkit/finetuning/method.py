@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -47,16 +45,17 @@ from embedkit.finetuning.model import (
     write_model,
 )
 from embedkit.finetuning.options import TrainingOptions
-from embedkit.finetuning.training import Fold, FoldResult, saving, train_fold
+from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
 from embedkit.machine import __version__
-from embedkit.runs.cross_validation import Fits, FoldFit
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import TestSet
+from embedkit.runs.predictions import Predictions, TestSet
 from embedkit.runs.run import FinetuneRun
-from embedkit.runs.split import TEST, UNUSED, Split, assign_folds
+from embedkit.runs.scores import metrics_of
+from embedkit.runs.split import TEST, UNUSED, Split, validation_records
 from embedkit.storage import UNFINISHED
-from embedkit.types import Bool, Float64, Int64, ProgressCallback, no_progress
+from embedkit.types import Bool, Float64, Int64, ProgressCallback
 from embedkit.units.target import Target
 from embedkit.units.units import Units
 
@@ -71,13 +70,10 @@ VALIDATION_SEED = 104_729
 would all be of one fold."""
 
 
-# so far apart that runs with the seeds 0, 1, 2 … share no seed among all their folds
+# so far apart that runs with the seeds 0, 1, 2 … share no seed among all their folds, nor do the
+# models of one fold
 _FOLD_SEED = 1_009
-
-
-# validation records are some of so many equal parts: 0.15 is 3 of 20. With fewer parts fractions
-# would be off, and with more each part has too few records to have the classes in proportion
-_DENOMINATOR = 20
+_MEMBER_SEED = 500_009
 
 
 EPOCH = ("train_loss", "train_accuracy", "valid_loss", "valid_accuracy", "valid_score")
@@ -133,37 +129,6 @@ def divide(
         rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
         divided.append({"train": rest, "valid": valid, "threshold": chooses, "held_out": held_out})
     return divided, by_threshold
-
-
-def validation_records(
-    index: Int64,
-    fraction: float,
-    *,
-    group: Int64,
-    strata: Int64,
-    seed: int,
-    trains: Sequence[Int64] = (),
-) -> Int64:
-    """Return about a fraction of ``index``, groups never divided and classes spread evenly.
-
-    It is empty if the records are too few, or too similar. ``group`` and ``strata`` are of all
-    records; every array of ``trains`` keeps records of each of its classes.
-    """
-    near = Fraction(fraction).limit_denominator(max(_DENOMINATOR, math.ceil(1 / fraction)))
-    # no more parts than groups, and than records of the largest class, as stratified folds need
-    distinct, largest = len(np.unique(group[index])), int(np.bincount(strata[index]).max(initial=0))
-    folds = min(near.denominator, distinct, largest)
-    chosen = index[:0]
-    if folds >= 2:
-        count = max(round(fraction * folds), 1)
-        chosen = index[assign_folds(strata[index], group[index], folds, seed=seed) < count]
-    for train in trains:
-        # a class whose training records would all be validation records goes back, with the whole
-        # groups of these records: a model cannot predict what it was never shown
-        lost = np.setdiff1d(strata[train], strata[np.setdiff1d(train, chosen)])
-        kept = group[chosen[np.isin(strata[chosen], lost)]]  # groups are never divided
-        chosen = chosen[~np.isin(group[chosen], kept)]
-    return chosen
 
 
 def choose_thresholds(
@@ -261,6 +226,7 @@ class FineTuned:
             ("input", earlier.tokens, self.tokens),
             ("validation", earlier.settings["validation"], options.validation),
             ("threshold", earlier.threshold_metric is not None, options.chooses_threshold),
+            ("number of seeds", earlier.settings["seeds"], options.seeds),
         ):
             if before != now:  # a model would be scored on records that it has seen
                 raise MismatchError(
@@ -286,66 +252,71 @@ class FineTuned:
         }
 
     def folds(self, units: Units, target: Target, split: Split) -> tuple[list[Fold], Int64]:
-        """Return the folds, and the units that choose thresholds."""
+        """Return the folds, and the units that choose thresholds.
+
+        With several seeds each fold is there as often, one after the other.
+        """
         divided, choosing = divide(split, target, self.options)
-        texts = _texts(units)
+        texts, seeds = _texts(units), self.options.seeds
         folds = [
             Fold(
                 number=number,
-                name=f"fold {number + 1} of {len(divided)}",
+                member=member,
+                name=f"fold {number + 1} of {len(divided)}"
+                + (f", seed {member + 1} of {seeds}" if seeds > 1 else ""),
                 texts=texts,
                 record=units.place,
                 target=target,
                 options=self.options,
-                seed=self.options.seed + _FOLD_SEED * number,
+                seed=self.options.seed + _FOLD_SEED * number + _MEMBER_SEED * member,
                 device=self.device,
                 pad_id=self.tokenizer.pad_id,
                 # deleted with the folder of what is unfinished, at the latest when the run is
                 # complete
-                work=self.folder / UNFINISHED / "checkpoints" / f"fold-{number}",
+                work=self.folder / UNFINISHED / "checkpoints" / model_name(number, member),
                 **subsets,
             )
             for number, subsets in enumerate(divided)
+            for member in range(seeds)
         ]
         return folds, choosing
 
-    def fit(
-        self,
-        units: Units,
-        target: Target,
-        split: Split,
-        *,
-        test: TestSet | None = None,
-        progress: ProgressCallback = no_progress,
-    ) -> Fits:
+    def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Train the models that are not finished; new units get the mean of all models.
 
-        The inner predictions of a fold are of its validation units, by its own model, which was
-        fitted neither on them nor on the fold.
+        The inner predictions of a fold are of its validation units, by its own models, which were
+        fitted neither on them nor on the fold. ``model`` of a fold are the results of its models,
+        one for each seed, whose mean predicts.
         """
+        units, target, split, test = problem
         folds, choosing = self.folds(units, target, split)
         results = list(self._results(folds, choosing, test, progress))
-        chosen, final = self._thresholds(folds, results, target, choosing)
+        size = self.options.seeds
+        # models of one fold stand together, and have the same records
+        folds = folds[::size]
+        every = [results[start : start + size] for start in range(0, len(results), size)]
+        deciding = [_mean(members, "threshold_proba") for members in every]
+        chosen, final = self._thresholds(folds, deciding, target, choosing)
         fits = []
-        for fold, result, threshold in zip(folds, results, chosen, strict=True):
+        for fold, members, proba, threshold in zip(folds, every, deciding, chosen, strict=True):
             # predictions are of all records that choose thresholds; those in the fold's held-out
             # part are no inner predictions of it
             seen = np.isin(choosing, fold.threshold)
-            more = [p for p, own in zip(result.threshold_proba, seen, strict=True) if own]
+            inner = [*_mean(members, "valid_proba"), *proba[seen]]
             validates = len(fold.valid) > 0
             fits.append(
                 FoldFit(
-                    proba=np.array(result.proba),
-                    model=result,
+                    proba=_mean(members, "proba"),
+                    model=members,
                     inner=np.concatenate([fold.valid, fold.threshold]) if validates else None,
-                    inner_proba=np.array([*result.valid_proba, *more]) if validates else None,
+                    inner_proba=np.array(inner) if validates else None,
                     inner_threshold=threshold,
                     threshold=threshold,
                 )
             )
         return Fits(
             folds=fits,
-            test=np.mean([result.test_proba for result in results], axis=0) if test else None,
+            test=_mean(results, "test_proba") if test else None,
             threshold=final,
             fit_seconds=sum(result.fit_seconds for result in results)
             + ((self.earlier and self.earlier[1].cost.fit_seconds) or 0.0),
@@ -353,16 +324,19 @@ class FineTuned:
         )
 
     def _thresholds(
-        self, folds: Sequence[Fold], results: Sequence[FoldResult], target: Target, choosing: Int64
+        self, folds: Sequence[Fold], deciding: Sequence[Float64], target: Target, choosing: Int64
     ) -> tuple[list[float | None], float | None]:
-        """The threshold of each fold, and the one of the mean of all models."""
+        """The threshold of each fold, and the one of the mean of all models.
+
+        ``deciding`` are each fold's probabilities of the units ``choosing``.
+        """
         decision = self.options.decision
         if decision is None or decision.value is not None:
             # a fixed threshold, or none, is that of every model
             value = None if decision is None else decision.value
             return [value] * len(folds), value
         held_out = np.array([np.isin(choosing, fold.held_out) for fold in folds])
-        proba = np.array([result.threshold_proba for result in results])[:, :, 1]
+        proba = np.array(deciding)[:, :, 1]
         each, final = choose_thresholds(decision, target.y[choosing], proba, held_out)
         return [*each], final
 
@@ -433,27 +407,37 @@ class FineTuned:
     ) -> None:
         """Write the log of the training, and which model has not seen which record."""
         logs = [result.log for result in results]
-        lines = [{"fold": fold, **line} for fold, log in enumerate(logs) for line in log]
+        folds, _ = self.folds(units, target, split)
+        lines = [
+            {"fold": fold.number}
+            | ({"member": fold.member} if self.options.seeds > 1 else {})
+            | line
+            for fold, log in zip(folds, logs, strict=True)
+            for line in log
+        ]
         content = "".join(json.dumps(line) + "\n" for line in lines)
         storage.write_durably(self.folder / "training.jsonl", content.encode(), scratch=self.folder)
         draw_training(self.folder, logs, metric="macro-F1" if target.classes else "R²")
         # of words the folds are those of their records
-        made, numbers = split if split.records is None else split.records, range(len(results))
+        made = split if split.records is None else split.records
         models = FoldModels(
-            models=tuple(f"fold-{number}" for number in numbers),
-            fold_of_model=tuple(numbers),
+            models=tuple(fold.model for fold in folds),
+            fold_of_model=tuple(fold.number for fold in folds),
             split=split.fingerprint,
             source=units.source,
             **asdict(self.tokens),
         )
-        folds = np.where(made.folds == UNUSED, TEST, made.folds)  # of no model
-        SeenRecords(self.folder, models, made.row, units.records.key, folds).write()
+        unseen = np.where(made.folds == UNUSED, TEST, made.folds)  # of no model
+        SeenRecords(self.folder, models, made.row, units.records.key, unseen).write()
 
-    def content(self, units: Units, results: Sequence[FoldResult]) -> dict[str, Any]:
+    def content(
+        self, units: Units, target: Target, split: Split, fits: Sequence[FoldFit]
+    ) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, and of its models."""
         options, texts = self.options, _texts(units)
         settings = asdict(options) | {"head_learning_rate": options.head_rate}
-        names = [f"fold-{number}" for number in range(len(results))]
+        results = [result for fit in fits for result in fit.model]
+        names = [fold.model for fold in self.folds(units, target, split)[0]]
         # epochs are counted on from those of the earlier run
         past = {} if self.earlier is None else self.earlier[1].history
         done = {name: past[name][-1]["epoch"] if past.get(name) else 0.0 for name in names}
@@ -471,6 +455,9 @@ class FineTuned:
             "settings": {name: value for name, value in settings.items() if name not in _FIELDS},
             "views": (),
             "models": tuple(names),
+            # of each model that of its fold
+            "thresholds": tuple(fit.threshold for fit in fits for _ in fit.model),
+            "seed_scores": self._seed_scores(units, target, split, fits),
             "epochs": tuple(done[name] + result.epoch for name, result in each),
             "history": {
                 name: (*past.get(name, ()), *history_of(result.log, done[name]))
@@ -482,6 +469,38 @@ class FineTuned:
                 "tokens_all": int(texts.n_tokens.sum()),
             },
         }
+
+    def _seed_scores(
+        self, units: Units, target: Target, split: Split, fits: Sequence[FoldFit]
+    ) -> dict[str, tuple[float, ...]]:
+        """The scores that the models of each seed have alone; nothing where there is one seed."""
+        decision, scores = self.options.decision, dict[str, tuple[float, ...]]()
+        about: dict[str, Any] = {"units": units, "group": split.group, "target": target}
+        for member in range(self.options.seeds if self.options.seeds > 1 else 0):
+            predictions = Predictions.joined(
+                [
+                    Predictions.of_fold(
+                        held_out,
+                        np.array(fit.model[member].proba),
+                        fold=fold,
+                        threshold=fit.threshold,
+                        **about,
+                    )
+                    for fold, ((_, held_out), fit) in enumerate(
+                        zip(split.subsets(), fits, strict=True)
+                    )
+                ]
+            )
+            metrics = metrics_of(predictions, beta=decision.beta if decision else None)
+            for name, metric in metrics.items():
+                score = metric.value(len(predictions.row))
+                scores[name] = (*scores.get(name, ()), score)
+        return scores
+
+
+def _mean(results: Sequence[FoldResult], name: str) -> Float64:
+    """The mean of several models' predictions ``name``."""
+    return np.asarray(np.mean([getattr(result, name) for result in results], axis=0), np.float64)
 
 
 def _texts(units: Units) -> TokenizedTexts:

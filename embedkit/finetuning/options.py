@@ -79,6 +79,9 @@ class TrainingOptions:
         threshold: probability from which the second of two classes is predicted, or the metric to
             choose it by on validation records (``macro_f1``, ``f1``, ``f2``).
         seed: of folds, head, order, dropout and intervals, and of the corpus sample.
+        seeds: models of each fold, each with its own head, order and dropout; the mean of their
+            probabilities is the prediction. Their scores one by one are the spread of training,
+            which no interval covers: take 3 where a difference of two runs is to be believed.
 
     >>> TrainingOptions(head="cnn", patience=2).head_rate
     0.001
@@ -112,6 +115,7 @@ class TrainingOptions:
     select_by: str = "loss"
     threshold: str | None = None
     seed: Seed = 0
+    seeds: Positive = 1
 
     def __post_init__(self) -> None:
         check_fields(self)

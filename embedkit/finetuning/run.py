@@ -135,7 +135,7 @@ def finetune(
             method, units, target, assigned, test=tested, progress=progress
         )
         # a FoldResult each: the models are files already
-        results = [fold.model for fold in fits.folds]
+        results = [result for fold in fits.folds for result in fold.model]
         method.write(units, target, assigned, results)
         content = write_results(
             folder,
@@ -147,7 +147,6 @@ def finetune(
             seed=options.seed,
             libraries=LIBRARIES,
             threshold=fits.threshold,
-            thresholds=tuple(fold.threshold for fold in fits.folds),
             dataset=_dataset_content(units, method),
             cost=fits.cost(
                 peak_memory_bytes=_peak_memory(peak_before, where),
@@ -155,7 +154,7 @@ def finetune(
                 parameters=results[0].parameters,
                 device=where.type,
             ),
-            **method.content(units, results),
+            **method.content(units, target, assigned, fits.folds),
         )
     return RunResult(out, content, sum(data.rejected.values()))
 

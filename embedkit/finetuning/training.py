@@ -83,11 +83,21 @@ Totals = dict[str, Any]
 """Sums over the texts of an epoch: numbers, or tensors on the device."""
 
 
+def model_name(fold: int, member: int = 0) -> str:
+    """Return the folder of a model, by the number of its fold and of its seed.
+
+    >>> model_name(2), model_name(2, 1)
+    ('fold-2', 'fold-2-1')
+    """
+    return f"fold-{fold}" + (f"-{member}" if member else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
     """Records and options of one fold; its subsets are indices of units, none in two of them."""
 
     number: int
+    member: int = 0  # of the models of the fold, which differ in their seeds
     name: str  # for messages, such as "fold 2 of 5"
     texts: TokenizedTexts  # of all records
     record: Int64  # position of the record of each unit: itself, or that of a word
@@ -105,7 +115,7 @@ class Fold:
     @property
     def model(self) -> str:
         """Name of the folder of the model."""
-        return f"fold-{self.number}"
+        return model_name(self.number, self.member)
 
     @property
     def epochs(self) -> int:

@@ -193,7 +193,7 @@ class FinetuneRun(PredictionRun):
     kind: str = "finetuned"
     head: str
     precision: str
-    thresholds: tuple[float | None, ...]  # of each fold
+    thresholds: tuple[float | None, ...]  # of each model: that of its fold
     models: tuple[str, ...]  # folders in model/
     epochs: tuple[float, ...]  # kept epoch of each model
     tokens: TokenizerSettings
@@ -202,6 +202,21 @@ class FinetuneRun(PredictionRun):
     truncated: dict[str, int]  # ``records`` and ``tokens`` that were cut, and ``tokens_all``
     history: dict[str, tuple[dict[str, float], ...]] = field(default_factory=dict)
     """By model and epoch: means over its training steps, and validation scores (macro-F1, R²)."""
+    seed_scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """By metric: scores on held-out records of the models of each seed alone, if several."""
+
+    def seeds_text(self, metric: str) -> str:
+        """Return how far the seeds are apart, such as ``3 seeds alone: 70.1 to 72.4``.
+
+        It is empty where there is one seed, or no such metric.
+        """
+        if not (scores := self.seed_scores.get(metric)):
+            return ""
+        low, high, deviation = (
+            metric_text(value, metric) for value in (min(scores), max(scores), stdev(scores))
+        )
+        name = metric_name(metric)
+        return f"{len(scores)} seeds alone: {name} {low} to {high}, deviation {deviation}"
 
     @property
     def improving(self) -> int:

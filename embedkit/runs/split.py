@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -598,3 +599,39 @@ def _bins(values: NDArray[np.float64], counts: Int64, smallest: int) -> Int64:
     if size < smallest and number:  # too few are left for a bin of their own
         result[result == number] = number - 1
     return result
+
+
+# validation records are some of so many equal parts: 0.15 is 3 of 20. With fewer parts fractions
+# would be off, and with more each part has too few records to have the classes in proportion
+_DENOMINATOR = 20
+
+
+def validation_records(
+    index: Int64,
+    fraction: float,
+    *,
+    group: Int64,
+    strata: Int64,
+    seed: int,
+    trains: Sequence[Int64] = (),
+) -> Int64:
+    """Return about a fraction of ``index``, groups never divided and classes spread evenly.
+
+    It is empty if the records are too few, or too similar. ``group`` and ``strata`` are of all
+    records; every array of ``trains`` keeps records of each of its classes.
+    """
+    near = Fraction(fraction).limit_denominator(max(_DENOMINATOR, math.ceil(1 / fraction)))
+    # no more parts than groups, and than records of the largest class, as stratified folds need
+    distinct, largest = len(np.unique(group[index])), int(np.bincount(strata[index]).max(initial=0))
+    folds = min(near.denominator, distinct, largest)
+    chosen = index[:0]
+    if folds >= 2:
+        count = max(round(fraction * folds), 1)
+        chosen = index[assign_folds(strata[index], group[index], folds, seed=seed) < count]
+    for train in trains:
+        # a class whose training records would all be validation records goes back, with the whole
+        # groups of these records: a model cannot predict what it was never shown
+        lost = np.setdiff1d(strata[train], strata[np.setdiff1d(train, chosen)])
+        kept = group[chosen[np.isin(strata[chosen], lost)]]  # groups are never divided
+        chosen = chosen[~np.isin(group[chosen], kept)]
+    return chosen

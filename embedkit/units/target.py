@@ -64,8 +64,8 @@ class Target:
         if sets and max(map(len, each)) == 1:
             logger.warning(f"{name}: no record has two classes by label_separator={separator!r}")
         # a list of several classes: as a name it would be one more class, which few records have
-        lists = [] if sets else [label for label in known if len(list_of(str(label)) or "0") != 1]
-        if lists:
+        parts = [] if sets else [(label, list_of(str(label))) for label in known]
+        if lists := [label for label, listed in parts if listed is not None and len(listed) != 1]:
             problem = f"the label {lists[0]:.60} is a list of classes"
             raise UsageError(f"{name}: {problem}. Pass task='multilabel'.")
         classes = tuple(names.tolist()) if sets else ()
@@ -134,15 +134,15 @@ class Target:
 
 
 def _warn_of_twins(names: NDArray[np.str_], name: str) -> None:
-    """Say that two classes look the same: spaces around one, or letters composed and decomposed."""
+    """Say that two classes look the same: they differ in spaces, in case or in Unicode forms."""
     seen: dict[str, str] = {}
     for label in names.tolist():
         # they stay two classes: nothing here may change a label, and the difference may be meant
-        twin = seen.setdefault(unicodedata.normalize("NFC", label).strip(), label)
+        twin = seen.setdefault(unicodedata.normalize("NFKC", label).strip().casefold(), label)
         if twin != label:
             logger.warning(
                 f"{name}: the labels {twin!r} and {label!r} look alike, and are two classes; they "
-                "differ in spaces or in Unicode composition (NFC, NFD)"
+                "differ in spaces, in case or in Unicode forms (NFC, NFKC)"
             )
             return
 

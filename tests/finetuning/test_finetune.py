@@ -29,12 +29,20 @@ from embedkit.errors import (
 from embedkit.finetuning import method, training
 from embedkit.finetuning import run as run_module
 from embedkit.finetuning.heads import EncoderWithHead
-from embedkit.finetuning.method import choose_thresholds, validation_records
+from embedkit.finetuning.method import choose_thresholds
 from embedkit.finetuning.model import read_model
 from embedkit.predict import Predictor
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.run import FinetuneRun
-from embedkit.runs.split import TEST, Split, SplitSettings, read_split, split, write_split
+from embedkit.runs.split import (
+    TEST,
+    Split,
+    SplitSettings,
+    read_split,
+    split,
+    validation_records,
+    write_split,
+)
 from embedkit.storage import seal
 from tests.finetune_fixtures import (
     N,

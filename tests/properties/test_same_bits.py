@@ -1,7 +1,8 @@
 """The bitwise statements of the README under every set of instructions that can be forced.
 
 Every setting is a process of its own (:mod:`tests.same_bits`). What a processor does not have, the
-libraries pass over in silence: then the setting is checked that is there.
+libraries pass over in silence: then the setting is checked that is there. Every change is tried on
+one rung of each ladder of instructions, ``make test-slow`` tries all rungs apart.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,13 +33,18 @@ SETTINGS = [
     "ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE",
 ]
 
+RUNGS = [
+    "",  # all that the processor has
+    "ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_CBWR=AVX512,STRICT",  # no instructions for int8
+    "ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2",
+    SETTINGS[-1],
+]
 
-@pytest.fixture(scope="module")
-def wide_and_deep(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A BERT of 12 layers with 6 heads of width 20: no multiple of any vector's."""
+
+def odd_bert(folder: Path, layers: int) -> str:
+    """A BERT with 6 heads of width 20: no multiple of any vector's."""
     from transformers import BertTokenizer
 
-    folder = tmp_path_factory.mktemp("twelve")
     vocabulary = wordpiece_vocabulary()
     BertTokenizer(vocab=vocabulary, do_lower_case=False).save_pretrained(folder)
     save_model(
@@ -44,20 +52,20 @@ def wide_and_deep(tmp_path_factory: pytest.TempPathFactory) -> str:
         "bert",
         vocab_size=len(vocabulary),
         hidden_size=120,
-        num_hidden_layers=12,
+        num_hidden_layers=layers,
         num_attention_heads=6,
         intermediate_size=200,
     )
     return str(folder)
 
 
-def wrong_under(setting: str, *models: str) -> list[str]:
-    """What does not hold in a process with these variables."""
+def under(setting: str, *arguments: str) -> Any:
+    """What :mod:`tests.same_bits` prints in a process with these variables."""
     forced = dict(part.split("=") for part in setting.split())
     names = [name for name in os.environ if name.startswith(("ONEDNN_", "DNNL_", "ATEN_", "MKL_"))]
     kept = {name: value for name, value in os.environ.items() if name not in names}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.same_bits", *models],
+        [sys.executable, "-m", "tests.same_bits", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -66,14 +74,24 @@ def wrong_under(setting: str, *models: str) -> list[str]:
         env={**kept, **forced, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert len(report["forwards"]) == 6 * len(models)
-    assert all(": packed" in forward for forward in report["forwards"])
-    found: list[str] = report["wrong"]
-    return found
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("setting", RUNGS, ids=lambda setting: setting or "as it is")
+def test_every_text_has_the_same_bits_in_any_company(setting: str, tmp_path: Path) -> None:
+    assert under(setting, "--share", odd_bert(tmp_path, 2)) == {"fp32": 100, "int8": 100}
+
+
+@pytest.fixture(scope="module")
+def wide_and_deep(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return odd_bert(tmp_path_factory.mktemp("twelve"), 12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting or "as it is")
 def test_the_same_bits(setting: str, wide_and_deep: str) -> None:
-    assert wrong_under(setting, DEFAULT_MODEL, wide_and_deep) == []
+    models = DEFAULT_MODEL, wide_and_deep
+    report = under(setting, *models)
+    assert len(report["forwards"]) == 6 * len(models)
+    assert all(": packed" in forward for forward in report["forwards"])
+    assert report["wrong"] == []
