@@ -89,7 +89,7 @@ def near_duplicates(
         (12, 0)
     """
     if not 0 < threshold <= 1:
-        raise UsageError(f"threshold={threshold}: expected a cosine above 0, at most 1.")
+        raise UsageError(f"near-duplicates of a cosine of {threshold}: expected one in (0, 1].")
     if out is not None:
         file_format(Path(out))
         storage.refuse_existing(Path(out), overwrite=overwrite)
@@ -110,10 +110,8 @@ def near_duplicates(
     group = _groups(pairs, len(chosen))
     members = np.unique(pairs)
     order = np.lexsort((pairs[:, 1], pairs[:, 0], -cosines, group))
-    places, names = (
-        chosen[pairs[order]],
-        [n for n in ("row", "id", "text", "text_pair") if n in data.columns],
-    )
+    places = chosen[pairs[order]]
+    names = [name for name in ("row", "id", "text", "text_pair") if name in data.columns]
     found = data.reader.pick(np.unique(places), names)
     at = np.searchsorted(np.unique(places), places).tolist()
     rows = [
@@ -147,8 +145,8 @@ def _near_pairs(
             count += len(one)
             if count > _MOST:
                 raise UsageError(
-                    f"threshold={threshold}: more than {_MOST:,} pairs. Choose a higher one, or "
-                    "whitening='center' where all texts of a model have a high cosine."
+                    f"more than {_MOST:,} pairs have a cosine of {threshold} or more. Choose a "
+                    "higher one, or whitening='center' where any two texts have a high cosine."
                 )
         progress(Progress("comparing", min(start + _TILE, len(unit)), len(unit), "records"))
     return np.concatenate(pairs), np.concatenate(cosines)
