@@ -163,4 +163,4 @@ def _groups(pairs: Int64, n: int) -> Int64:
     sizes = np.bincount(component, minlength=1)
     number = np.empty(len(sizes), np.int64)
     number[np.argsort(-sizes, kind="stable")] = np.arange(1, len(sizes) + 1)
-    return number[component[pairs[:, 0]]]
+    return np.asarray(number[component[pairs[:, 0]]], np.int64)

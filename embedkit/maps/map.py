@@ -443,7 +443,7 @@ def _columns(
 ) -> list[Column]:
     """Every column that can give colours, that of the labels first; of one value only if asked."""
     names = [name for name in data.columns if name not in _NO_COLOURS]
-    if color not in (None, CLUSTERS, *names):
+    if color is not None and color not in (CLUSTERS, *names):
         if color not in data.columns:
             near = did_you_mean(color, data.columns)
             raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.{near}")

@@ -80,11 +80,12 @@ def test_what_is_missing_or_no_number_is_named(trained: Path, frame: pd.DataFram
         predict_file(trained / "run", trained / "short.csv", out=trained / "none.csv")
     with pytest.raises(UsageError, match="no column 'price'"):
         Predictor(trained / "run", warm=False).predict("a bus")
+    age: dict[str, Any] = {"columns": "age"}
     for given, message in (
-        ({"columns": "carrier"}, "'b', which is no number"),
-        ({"columns": "nope"}, "no column 'nope'"),
-        ({"columns": "age", "features": "tfidf"}, "columns='age'"),
-        ({"columns": "age", "level": "word"}, "columns='age'"),
+        (age | {"columns": "carrier"}, "'b', which is no number"),
+        (age | {"columns": "nope"}, "no column 'nope'"),
+        (age | {"features": "tfidf"}, "columns='age'"),
+        (age | {"level": "word"}, "columns='age'"),
     ):
         with pytest.raises(UsageError, match=message):
             embedkit.train(trained / "data", out=trained / "no", **given)
