@@ -28,7 +28,6 @@ from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.info import DatasetInfo
 from embedkit.dataset.read import VectorData
 from embedkit.difference import Diff
-from embedkit.duplicates import NearDuplicates
 from embedkit.encoding.encoder import Encoder as Encoder
 from embedkit.encoding.model import ModelInfo
 from embedkit.maps.map import Explored
@@ -42,6 +41,7 @@ from embedkit.runs.run import ProbeRun
 from embedkit.runs.run import Run
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import Split
+from embedkit.search.exact import NearDuplicates
 from embedkit.search.exact import Searcher as Searcher
 from embedkit.search.index import IndexInfo
 from embedkit.sts import PairSimilarity
@@ -248,8 +248,6 @@ def near_duplicates(
     view: str | None = ...,
     whitening: WhiteningKind | None = ...,
     where: str | None = ...,
-    out: str | Path | None = ...,
-    overwrite: bool = ...,
     progress: ProgressCallback = ...,
 ) -> NearDuplicates: ...
 

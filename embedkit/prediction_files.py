@@ -113,6 +113,13 @@ def _format(out: Path | None, *, as_json: bool) -> str:
     return "jsonl" if as_json else "tsv"
 
 
+def check_file(out: Path, *, overwrite: bool = False) -> None:
+    """Raise an error if a file of rows cannot be written there; writes nothing."""
+    file_format(out)
+    storage.refuse_existing(out, overwrite=overwrite)
+    storage.check_place(out)
+
+
 def write_rows(
     rows: Iterable[dict[str, Any]],
     columns: Mapping[str, str],

@@ -40,9 +40,8 @@ from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import Split, split_for
 from embedkit.types import Progress, ProgressCallback, no_progress
-from embedkit.units.numbers import beside_numbers
 from embedkit.units.target import SEPARATOR, Target
-from embedkit.units.units import Labels, Units, load_or_extract
+from embedkit.units.units import Labels, Units, beside_numbers, load_or_extract
 
 logger = logging.getLogger(__name__)
 
@@ -197,6 +196,17 @@ def _test_set(
     return TestSet.further(further, units, target, name="the test set")
 
 
+def _keeping(
+    columns: tuple[str, ...], dataset: CorpusLike, level: str, extraction: dict[str, Any]
+) -> dict[str, Any]:
+    """The options of the extraction of a corpus, which has to keep the columns that are read."""
+    if columns and level == "word":
+        raise UsageError(f"columns={','.join(columns)!r} are of records; level='word' has none.")
+    if not columns or names_dataset(dataset):
+        return extraction
+    return extraction | {"keep": list(dict.fromkeys([*extraction.get("keep", ()), *columns]))}
+
+
 @accepts(*EXTRACTION)
 def train(
     dataset: CorpusLike,
@@ -278,10 +288,7 @@ def train(
     )
     columns = (columns,) if isinstance(columns, str) else tuple(columns)
     settings.check_features(view=view, columns=columns)
-    if columns and level == "word":
-        raise UsageError(f"columns={','.join(columns)!r} are of records; level='word' has none.")
-    if columns and not names_dataset(dataset):
-        extraction["keep"] = list(dict.fromkeys([*extraction.get("keep", ()), *columns]))
+    extraction = _keeping(columns, dataset, level, extraction)
     named = [view] if isinstance(view, str) else view or ()
     place = free_out(out, dataset, settings.method, *named, *columns, overwrite=overwrite)
     decision = None if threshold is None else Threshold.parse(threshold)

@@ -23,9 +23,8 @@ from embedkit.runs.metrics import metric_text
 if TYPE_CHECKING:
     from embedkit.contexts.uses import Use, WordReport
     from embedkit.difference import Diff, Explanation
-    from embedkit.duplicates import NearDuplicates
     from embedkit.maps.map import Explored
-    from embedkit.search.exact import Answer
+    from embedkit.search.exact import Answer, NearDuplicates
     from embedkit.sts import PairSimilarity
     from embedkit.types import ProgressCallback
 
@@ -136,16 +135,28 @@ def _duplicates(
     **settings: Any,
 ) -> Result:
     """The near-duplicates of a dataset: exact, by cosine, of its stored vectors."""
-    from embedkit.duplicates import near_duplicates
+    from embedkit.prediction_files import check_file, write_rows
+    from embedkit.search.exact import near_duplicates
 
     for name, value in {"index": kind, "model": model, "metric": metric}.items():
         if value not in (None, "cosine"):
             raise UsageError(f"--{name} {value} is for queries, not for --duplicates.")
-    found = near_duplicates(dataset, threshold=threshold, out=out, progress=progress, **settings)
+    if out is not None:
+        # before every two texts are compared
+        check_file(out)
+    found = near_duplicates(dataset, threshold=threshold, progress=progress, **settings)
+    if out is not None:
+        write_rows(found.pairs, PAIR_COLUMNS, out)
     return Result(found, lambda: _duplicates_text(found, out), asked_for=True)
 
 
 _PAIRS = 10
+PAIR_COLUMNS = {"group": "int64", "cosine": "float64"} | {
+    f"{whose}{name}": kind
+    for whose in ("", "other_")
+    for name, kind in (("row", "int64"), ("id", "string"), ("text", "string"))
+}
+"""Columns of a file of pairs, with their Arrow types."""
 
 
 def _duplicates_text(found: NearDuplicates, out: Path | None) -> str:

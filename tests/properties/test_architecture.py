@@ -45,7 +45,7 @@ LAYERS = (
     "difference maps",
     "comparison",
     "mteb sklearn",
-    "duplicates predict verification",
+    "predict verification",
     "prediction_files",
     "contexts sts",
     "search",

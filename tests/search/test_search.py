@@ -16,10 +16,10 @@ from scipy.sparse.csgraph import connected_components
 from sklearn.decomposition import PCA
 
 import embedkit
-from embedkit import duplicates
 from embedkit.dataset.read import VectorData
 from embedkit.dataset.tables import Block, TableReader
 from embedkit.errors import MismatchError, UsageError
+from embedkit.search import exact
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
 from tests.processes import command, invoke
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
@@ -372,12 +372,11 @@ def test_near_duplicates_are_all_pairs_of_the_threshold(
     dataset: Path, tmp_path: Path, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compared with all products at once; copies of a text are joined to the first of them."""
-    monkeypatch.setattr(duplicates, "_TILE", tile)
+    monkeypatch.setattr(exact, "_PAIRS_TILE", tile)
     data = embedkit.load(dataset)
     cosines = np.triu(plain(data.X, data.X, "cosine"), 1)
     threshold = float(np.quantile(cosines[cosines > 0], 0.9))
-    out = tmp_path / "pairs.csv"
-    found = embedkit.near_duplicates(dataset, threshold=threshold, out=out)
+    found = embedkit.near_duplicates(dataset, threshold=threshold)
     first = {text: row for row, text in reversed(list(zip(data.row, data.text, strict=True)))}
     near = {
         tuple(sorted((first[data.text[a]], first[data.text[b]])))
@@ -393,7 +392,8 @@ def test_near_duplicates_are_all_pairs_of_the_threshold(
     _, parts = connected_components(edges, directed=False)
     assert len({*zip(groups, parts[[a for a, _ in pairs]], strict=True)}) == found.groups
     assert found.groups == len({*groups}) == len({*parts[np.unique(pairs)]})
+    out = tmp_path / "pairs.csv"
+    answer = invoke("search", dataset, "--duplicates", threshold, "--out", out).stdout
+    assert answer.startswith(f"{found.grouped} of {len(data)} records have a near-duplicate")
     with out.open(encoding="utf-8", newline="") as stream:
         assert [int(row["other_row"]) for row in csv.DictReader(stream)] == [b for _, b in pairs]
-    answer = invoke("search", dataset, "--duplicates", threshold).stdout
-    assert answer.startswith(f"{found.grouped} of {len(data)} records have a near-duplicate")
