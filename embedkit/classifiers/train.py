@@ -196,6 +196,12 @@ def _test_set(
     return TestSet.further(further, units, target, name="the test set")
 
 
+def _parameters(pipeline: Any) -> int | None:
+    """The number of parameters of a linear model; other kinds have none to compare."""
+    weights = [np.size(getattr(pipeline[-1], n, ())) for n in ("coef_", "intercept_")]
+    return sum(weights) or None
+
+
 def _keeping(
     columns: tuple[str, ...], dataset: CorpusLike, level: str, extraction: dict[str, Any]
 ) -> dict[str, Any]:
@@ -311,10 +317,7 @@ def train(
         predictions, fits = cross_validate(
             method, units, target, chosen, test=tested, progress=progress
         )
-        pipeline = fits.final.pipeline
-        # of a linear model; other kinds have no number of parameters to compare
-        weights = [np.size(getattr(pipeline[-1], n, ())) for n in ("coef_", "intercept_")]
-        save_model(folder, pipeline)
+        save_model(folder, fits.final.pipeline)
         fitted = {"class_weight": class_weight, "seed": seed, "metric": settings.metric}
         content = write_results(
             folder,
@@ -338,7 +341,8 @@ def train(
             threshold=fits.threshold,
             dataset=dataset_content(data, folder),
             cost=fits.cost(
-                peak_memory_bytes=peak_memory_since(peak_before), parameters=sum(weights) or None
+                peak_memory_bytes=peak_memory_since(peak_before),
+                parameters=_parameters(fits.final.pipeline),
             ),
         )
     return RunResult(place, content)
