@@ -298,15 +298,15 @@ def train(
     named = [view] if isinstance(view, str) else view or ()
     place = free_out(out, dataset, settings.method, *named, *columns, overwrite=overwrite)
     decision = None if threshold is None else Threshold.parse(threshold)
-    where: dict[str, Any] = {"view": view, "level": level, "progress": progress}
-    data = load_or_extract(dataset, extraction, label=label, **where)
+    where: dict[str, Any] = {"view": view, "level": level, "label": label, "progress": progress}
+    data = load_or_extract(dataset, extraction, **where)
     units = Units.of_dataset(data, label=label)
     vectors = features == "vectors"
     units = beside_numbers(units, columns) if vectors else units.with_texts()
     target = units.target(task, label_separator)
-    if decision is not None:
-        decision.check(len(target.classes), sets=target.of_sets)
     sets = target.of_sets
+    if decision is not None:
+        decision.check(len(target.classes), sets=sets)
     chosen = split_for(units, split, column=split_column, folds=folds, seed=seed, sets=sets)
     # words without a label are in no fold
     chosen = chosen.labelled(target)
@@ -314,9 +314,8 @@ def train(
     method.check(chosen)
     tested = _test_set(test, data, units, target, chosen, vectors=vectors, columns=columns)
     with new_run(place, overwrite=overwrite) as folder:
-        predictions, fits = cross_validate(
-            method, units, target, chosen, test=tested, progress=progress
-        )
+        about: dict[str, Any] = {"test": tested, "progress": progress}
+        predictions, fits = cross_validate(method, units, target, chosen, **about)
         save_model(folder, fits.final.pipeline)
         fitted = {"class_weight": class_weight, "seed": seed, "metric": settings.metric}
         content = write_results(
