@@ -163,14 +163,14 @@ def test_progress_ends_at_its_total(folder: Path, tmp_path: Path, method: Any, t
 
 def test_clusters_are_named_by_words_that_the_others_lack(folder: Path) -> None:
     """In three scripts; particles and characters between spaces do not hide what texts share."""
-    texts = [f"the {word} is here {i}" for word in ("tax", "cat") for i in range(24)]
-    texts += [f"そこの天気は{i}" for i in range(24)] + [f"영화{p} 봐" for p in "는가를도" * 6]
+    texts = [f"the {word} is here {i}" for word in ("tax", "cat") for i in range(32)]
+    texts += [f"そこの天気は{i}" for i in range(32)] + [f"영화{p} 봐" for p in "는가를도" * 8]
     # a point of the middle of each group, so that no cluster is divided
-    unit = np.repeat(np.eye(4, dtype=np.float32), 24, axis=0)
-    random = np.random.default_rng(0).permutation(96)
+    unit = np.repeat(np.eye(4, dtype=np.float32), 32, axis=0)
+    random = np.random.default_rng(0).permutation(128)
     codes, names = cluster_texts(unit[random], [texts[i] for i in random])
     for group, word in enumerate(("tax", "cat", "この", "영화")):
-        (code,) = set(codes[random // 24 == group].tolist())
+        (code,) = set(codes[random // 32 == group].tolist())
         assert names[code].split(", ")[0] == word
     columns = json_block(folder / "page.html", "content")["columns"]
     assert [c["name"] for c in columns[:2]] == ["label", "clusters"]
