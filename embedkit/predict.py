@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
@@ -32,7 +33,7 @@ from embedkit.prediction_files import (
     Prediction,
     Submission,
     WordPrediction,
-    check_file,
+    file_format,
     parse_submission,
     with_columns,
     write_prediction_file,
@@ -417,10 +418,12 @@ def predict_file(
     # all that can be wrong with names and places, in order of its cost: a model takes longest
     columns, corpus = parse_submission(submission), Path(corpus)
     if out is not None:
+        file_format(out)
         # samefile: also by another path or a link
         if out.exists() and corpus.exists() and out.samefile(corpus):
             raise OutputExistsError(f"out={str(out)!r} is the corpus itself. Choose another file.")
-        check_file(out, overwrite=overwrite)
+        storage.refuse_existing(out, overwrite=overwrite)
+        storage.check_place(out)
     # a corpus that is not a file is written to one for as long as it is read
     with ExitStack() as held:
         reader: CorpusReader | None = None
