@@ -4,6 +4,7 @@
 
 The head is a row of ``HEADS``: the checkpoint's own pooling in one linear layer, a CNN or an LSTM
 over all states, or a class of the user's, which is named on the command line and never by a file.
+The contrastive head is the mean with length 1, which a classifier of scikit-learn is fitted on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from embedkit.encoding.model import PlainModel
 from embedkit.errors import UsageError
-from embedkit.finetuning.options import WORDS, own_head
+from embedkit.finetuning.options import CONTRASTIVE, WORDS, own_head
 from embedkit.finetuning.vocabulary import embedding_layer
 
 _FILTERS = 100  # of each width, as in Kim (2014)
@@ -110,6 +111,24 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         ``(words,)`` are the tokens of the batch that stand for a word, row after row; ``states``
         ``(sequences, tokens, width)`` are those of :mod:`embedkit.finetuning.states`.
         """
+        vectors = self.vectors(
+            input_ids, attention_mask, token_type_ids, windows, counted, places, states
+        )
+        logits = self.classifier(self.dropout(vectors))
+        loss = None if labels is None else self.loss(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+    def vectors(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        windows: Tensor | None = None,
+        counted: Tensor | None = None,
+        places: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> Tensor:
+        """Return what enters the last layer, ``(texts or words, width of the head)``."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self.takes_types and token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
@@ -121,15 +140,14 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             hidden = states
         if places is not None:
             # places count through all tokens of the batch: (sequences * tokens, width)
-            vectors = hidden.flatten(0, 1)[places]
+            result = hidden.flatten(0, 1)[places]
         elif windows is None or counted is None:
-            vectors = self.head(hidden, attention_mask)
+            result = self.head(hidden, attention_mask)
         else:
             # sizes as a list of numbers, by which tensors are split
-            vectors = self.head.of_windows(hidden, attention_mask, counted, windows.tolist())
-        logits = self.classifier(self.dropout(vectors))
-        loss = None if labels is None else self.loss(logits, labels)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+            result = self.head.of_windows(hidden, attention_mask, counted, windows.tolist())
+        vectors: Tensor = result
+        return vectors
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss, in float32."""
@@ -200,6 +218,16 @@ class _Mean(_Cls):
         return torch.stack([total.sum(0) / count.sum(0) for total, count in texts])
 
 
+class _Contrastive(_Mean):
+    """The mean with length 1: a cosine of two of them is their product."""
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return functional.normalize(super().forward(hidden, mask))
+
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        return functional.normalize(super().of_windows(hidden, mask, counted, sizes))
+
+
 class _Cnn(_Cls):
     """Convolutions that begin at every token, with zeros after the end of the text."""
 
@@ -268,6 +296,7 @@ HEADS: dict[str, Callable[[HeadConfig, int], Any]] = {
     "cnn": _Cnn,
     "lstm": _Lstm,
     WORDS: _Cls,
+    CONTRASTIVE: _Contrastive,
 }
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from embedkit.encoding.tokenizer import (
 )
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.finetuning.contrastive import train_contrastive
 from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
 from embedkit.finetuning.model import (
     predict_logits,
@@ -44,7 +45,7 @@ from embedkit.finetuning.model import (
     warn_of_cut,
     write_model,
 )
-from embedkit.finetuning.options import TrainingOptions
+from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions
 from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
 from embedkit.machine import __version__
 from embedkit.runs.cross_validation import Fits, FoldFit
@@ -297,7 +298,11 @@ class FineTuned:
         one for each seed, whose mean predicts.
         """
         folds, choosing = self.folds(units, target, split)
-        results = list(self._results(folds, choosing, test, progress))
+        train: Callable[..., tuple[EncoderWithHead, FoldResult]] = train_fold
+        if self.options.objective == CONTRASTIVE:
+            # its classifier has inner folds, which need what the split keeps together
+            train = partial(train_contrastive, units=units, split=split)
+        results = list(self._results(folds, train, choosing, test, progress))
         size = self.options.seeds
         # models of one fold stand together, and have the same records
         folds = folds[::size]
@@ -350,6 +355,7 @@ class FineTuned:
     def _results(
         self,
         folds: Sequence[Fold],
+        train: Callable[..., tuple[EncoderWithHead, FoldResult]],
         choosing: Int64,
         test: TestSet | None,
         progress: ProgressCallback,
@@ -368,7 +374,7 @@ class FineTuned:
                     start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
                 # predicted before it is written: a fold is finished when its predictions are there
                 # too
-                model, result = train_fold(fold, start, progress=progress)
+                model, result = train(fold, start, progress=progress)
                 _predict(fold, model, result, choosing, test)
                 self._keep(fold, model, result)
                 storage.remove_tree(fold.work)

@@ -151,9 +151,19 @@ class FoldResult:
 
 
 def train_fold(
-    fold: Fold, model: EncoderWithHead, *, progress: ProgressCallback = no_progress
+    fold: Fold,
+    model: EncoderWithHead,
+    *,
+    trainer: type[FoldTrainer] | None = None,
+    progress: ProgressCallback = no_progress,
 ) -> tuple[EncoderWithHead, FoldResult]:
     """Train a fold, or resume where an earlier attempt stopped; the initial model is changed.
+
+    Args:
+        fold: records and options.
+        model: an encoder with a head, which is changed.
+        trainer: by default :class:`FoldTrainer`, whose items are labelled texts.
+        progress: called with the steps.
 
     Returns:
         The model of the best epoch, and the log and cost of its training.
@@ -188,12 +198,12 @@ def train_fold(
     # an attempt that was killed after its last step has nothing left to train
     if state is None or (state.global_step < state.max_steps and not _is_stuck(state, options)):
         callback = _Callback(fold, earlier, totals, progress)
-        trainer = _FoldTrainer(fold, model, totals, callback, states)
-        trainer.best = best
+        running = (trainer or FoldTrainer)(fold, model, totals, callback, states)
+        running.best = best
         dtype = PRECISIONS[options.precision]
         with whole_fp32(fold.device, dtype):
-            trainer.train(resume_from_checkpoint=None if last is None else str(last))
-        state, best = trainer.state, trainer.best
+            running.train(resume_from_checkpoint=None if last is None else str(last))
+        state, best = running.state, running.best
     seconds = earlier + time.process_time() - started
     # without validation records the last step is kept
     kept = _best_step(state, options) or state.global_step
@@ -226,10 +236,11 @@ def train_fold(
     return model.eval(), trained
 
 
-class _FoldTrainer(Trainer):  # type: ignore[misc]
+class FoldTrainer(Trainer):  # type: ignore[misc]
     """The Trainer with this module's batches, evaluation and checkpoints."""
 
     control: Any
+    per_text = 1  # items of an epoch for each text
 
     def __init__(
         self,
@@ -244,10 +255,10 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         validates = len(fold.valid) > 0
         super().__init__(
             model=model,
-            args=_arguments(fold, validates),
+            args=_arguments(fold, validates, self.per_text),
             data_collator=self._collate,
             # records by position; the collator makes batches of them, since texts stay in one table
-            train_dataset=np.unique(fold.record[fold.train]).tolist(),
+            train_dataset=self.items(),
             # only so that the Trainer evaluates: evaluate below reads none of it
             eval_dataset=list(fold.valid) if validates else None,
             optimizers=(torch.optim.AdamW(parameter_groups(model, fold.options), fused=True), None),
@@ -255,6 +266,11 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         )
         # it prints every log to standard output, where commands write their results
         self.remove_callback(PrinterCallback)
+
+    def items(self) -> Sequence[int]:
+        """Return what an epoch goes through: the positions of the training texts."""
+        texts: list[int] = np.unique(self.fold.record[self.fold.train]).tolist()
+        return texts
 
     def _collate(self, items: Sequence[int]) -> dict[str, Any]:
         fold, texts = self.fold, np.array(items)
@@ -399,10 +415,10 @@ class LengthSampler(Sampler[int]):
         yield from (int(i) for batch in [*batches, order[whole:]] for i in batch)
 
 
-def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
+def _arguments(fold: Fold, validates: bool, per_text: int) -> TrainingArguments:
     options = fold.options
-    texts = len(np.unique(fold.record[fold.train]))
-    steps = math.ceil(texts / options.batch_size / options.accumulate)
+    items = len(np.unique(fold.record[fold.train])) * per_text
+    steps = math.ceil(items / options.batch_size / options.accumulate)
     warmup = int(options.warmup)
     if options.warmup < 1:  # older transformers take no fraction under this name
         warmup = math.ceil(options.warmup * fold.epochs * steps)
@@ -476,7 +492,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         totals, means = self._totals, {"epoch": state.epoch, "step": state.global_step}
         texts = max(totals["texts"], 1)
         means["epoch_loss"] = float(totals["loss"] / texts)
-        if self._fold.target.classes:
+        if self._fold.target.classes and "right" in totals:
             means["epoch_accuracy"] = float(totals["right"] / texts)
         # in place: the trainer adds to the same dict
         totals.update(dict.fromkeys(totals, 0.0))
