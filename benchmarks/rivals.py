@@ -144,7 +144,7 @@ def _by_embedkit(
             made = make(train, out=f"{folder}/run", **about)
             found = pd.read_parquet(made.out / "predictions.parquet").query("fold == 'test'")
         found = found.sort_values("row")
-        return found[[f"proba_{name}" for name in made.content.classes]].to_numpy()
+        return np.asarray(found[[f"proba_{name}" for name in made.content.classes]])
 
     return proba
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -117,10 +117,11 @@ class PairTrainer(FoldTrainer):
         super().__init__(fold, model, totals, *more)
         totals.pop("right", None)  # pairs have no predicted class
 
-        def embedded(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        # what the loss needs of a SentenceTransformer
+        def embedded(batch: dict[str, Tensor]) -> Any:
             return {"sentence_embedding": model.vectors(**batch)}
 
-        self._loss: Any = CosineSimilarityLoss(embedded)
+        self._loss = CosineSimilarityLoss(cast("Any", embedded))
 
     def items(self) -> Sequence[int]:
         """Return the numbers of all pairs, of which an epoch takes some."""

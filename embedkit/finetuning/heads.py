@@ -22,7 +22,6 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from embedkit.encoding.model import PlainModel
 from embedkit.errors import UsageError
 from embedkit.finetuning.options import CONTRASTIVE, WORDS, own_head
-from embedkit.finetuning.vocabulary import embedding_layer
 
 _FILTERS = 100  # of each width, as in Kim (2014)
 
@@ -320,6 +319,17 @@ def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWith
     if isinstance(model.head, _Pooler) and (dense := pooler_layer(plain)) is not None:
         model.head.dense.load_state_dict(dense.state_dict())
     return model
+
+
+def embedding_layer(encoder: PreTrainedModel) -> nn.Embedding | None:
+    """Return the layer of an encoder that has a row for each token; ``None`` if it is unusual."""
+    try:
+        layer = encoder.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    # others may look their tokens up in another way: their matrix stays whole
+    usual = isinstance(layer, nn.Embedding) and isinstance(layer.weight, nn.Parameter)
+    return layer if usual else None
 
 
 def pooler_layer(plain: PlainModel) -> nn.Linear | None:

@@ -2,7 +2,7 @@
 
 This module adds batches of texts of similar length, durable checkpoints, an error where the loss is
 not a number, and the choice of the epoch. Of a large vocabulary only what the texts contain is
-trained (:mod:`embedkit.finetuning.vocabulary`).
+trained (:class:`~embedkit.finetuning.model.OccurringRows`).
 
 An epoch of few texts takes a second, and a checkpoint as long: one is written after an epoch, or
 1,000 steps, if a minute has passed since the last one. The weights of the best epoch so far are
@@ -32,9 +32,10 @@ from embedkit import storage
 from embedkit.encoding.model import PRECISIONS, whole_fp32
 from embedkit.encoding.windows import TokenizedTexts, ranges
 from embedkit.errors import EncodeError, UsageError
-from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.heads import EncoderWithHead, embedding_layer
 from embedkit.finetuning.model import (
     WEIGHTS,
+    OccurringRows,
     add_lora,
     freeze,
     merge_lora,
@@ -46,7 +47,6 @@ from embedkit.finetuning.model import (
 )
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.states import FrozenStates, frozen_states
-from embedkit.finetuning.vocabulary import OccurringRows, embedding_layer
 from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of, metrics_for
 from embedkit.types import Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import Target

@@ -21,17 +21,15 @@ from embedkit.finetuning.contrastive import PairSampler, _set_layer, train_contr
 from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.model import predict_logits, read_model
 from embedkit.finetuning.options import TrainingOptions
-from embedkit.finetuning.training import Fold
 from embedkit.units.target import Target
 from tests.finetune_fixtures import check_test_set, corpus_of, finetuned, predictions, tuned
 from tests.finetuning.test_heads import plain_of
-from tests.models import TEXTS
+from tests.finetuning.test_vocabulary import SOME, fold_of
 from tests.run_fixtures import split_of, units_with
 from tests.store_fixtures import tiny_model
 
 pytest.importorskip("sentence_transformers")
 
-SOME = [text for text in TEXTS if text.strip()]
 CLASSES = ("0", "1", "2")
 
 
@@ -70,47 +68,30 @@ def test_the_last_layer_is_the_classifier(present: tuple[int, ...]) -> None:
 
 
 def trained(work: Path, y: Any, texts: list[str]) -> tuple[dict[str, torch.Tensor], Any]:
-    """Weights of a fold that trains on the first twelve texts."""
+    """Weights of a fold that trains on the first eight texts."""
     checkpoint = find_checkpoint(str(tiny_model()))
-    tokenizer = load_tokenizer(checkpoint)
-    everything = np.arange(len(texts))
-    fold = Fold(
-        number=0,
-        name="a fold",
-        texts=tokenizer.encode(texts, settings=TokenizerSettings(24)),
-        record=everything,
-        target=Target(y, CLASSES),
-        train=everything[:12],
-        valid=everything[12:14],
-        threshold=everything[:0],
-        held_out=everything[14:],
-        options=TrainingOptions(
-            objective="contrastive", epochs=4, batch_size=4, learning_rate=1e-2, precision="fp32"
-        ),
-        seed=0,
-        device=torch.device("cpu"),
-        pad_id=tokenizer.pad_id,
-        work=work,
-    )
-    model = build_model(plain_of(checkpoint), seed=3, head="contrastive", n_outputs=3)
-    units = units_with([*texts])
-    model, result = train_contrastive(fold, model, units=units, split=split_of(y))
+    encoded = load_tokenizer(checkpoint).encode(texts, settings=TokenizerSettings(24))
+    fold = fold_of(checkpoint, work, objective="contrastive")
+    fold = replace(fold, texts=encoded, target=Target(y, CLASSES[:2]))
+    model = build_model(plain_of(checkpoint), seed=3, head="contrastive")
+    split = split_of(y, folds=2)
+    model, result = train_contrastive(fold, model, units=units_with([*texts]), split=split)
     return dict(model.state_dict()), result
 
 
 def test_pairs_and_classifier_are_of_training_records_alone(tmp_path: Path) -> None:
-    y = np.arange(len(SOME)) % 3
+    y = np.arange(len(SOME)) % 2
     first, result = trained(tmp_path / "first", y, SOME)
-    assert result.epoch == 4
+    assert result.epoch == 5
     losses = [line["train_loss"] for line in result.log if "train_loss" in line]
-    assert len(losses) == 4
+    assert len(losses) == 5
     assert losses[-1] < losses[0]
     # other labels and other texts of validation and held-out records
-    y[12:] = (y[12:] + 1) % 3
-    other, _ = trained(tmp_path / "other", y, [*SOME[:12], *reversed(SOME[12:])])
+    y[8:] = 1 - y[8:]
+    other, _ = trained(tmp_path / "other", y, [*SOME[:8], *reversed(SOME[8:])])
     assert all(torch.equal(first[name], value) for name, value in other.items())
     # and of one training record
-    y[0] = (y[0] + 1) % 3
+    y[0] = 1 - y[0]
     changed, _ = trained(tmp_path / "changed", y, SOME)
     assert not torch.equal(first["classifier.weight"], changed["classifier.weight"])
 
