@@ -29,7 +29,7 @@ BUDGET = {
     "functions that use more than 25 names of the package": 3,
     "dataclasses": 144,
     "options of all commands": 224,
-    "code lines of tests/": 18_000,
+    "code lines of tests/": 18_250,
 }
 """Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is
 free. Limits have air on purpose and are not set to what there is."""
