@@ -119,7 +119,7 @@ class PairTrainer(FoldTrainer):
 
         # what the loss needs of a SentenceTransformer
         def embedded(batch: dict[str, Tensor]) -> Any:
-            return {"sentence_embedding": model.vectors(**batch)}
+            return {"sentence_embedding": model(**batch).hidden_states[0]}
 
         self._loss = CosineSimilarityLoss(cast("Any", embedded))
 

@@ -108,26 +108,9 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         of one. ``windows`` ``(texts,)`` is the number of windows of each text; ``counted``
         ``(sequences, tokens)`` is 1 for the tokens that are taken from a window; ``places``
         ``(words,)`` are the tokens of the batch that stand for a word, row after row; ``states``
-        ``(sequences, tokens, width)`` are those of :mod:`embedkit.finetuning.states`.
+        ``(sequences, tokens, width)`` are those of :mod:`embedkit.finetuning.states`. The output
+        has the vectors that enter the last layer as its only ``hidden_states``.
         """
-        vectors = self.vectors(
-            input_ids, attention_mask, token_type_ids, windows, counted, places, states
-        )
-        logits = self.classifier(self.dropout(vectors))
-        loss = None if labels is None else self.loss(logits, labels)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
-
-    def vectors(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        token_type_ids: Tensor | None = None,
-        windows: Tensor | None = None,
-        counted: Tensor | None = None,
-        places: Tensor | None = None,
-        states: Tensor | None = None,
-    ) -> Tensor:
-        """Return what enters the last layer, ``(texts or words, width of the head)``."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self.takes_types and token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
@@ -139,14 +122,15 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             hidden = states
         if places is not None:
             # places count through all tokens of the batch: (sequences * tokens, width)
-            result = hidden.flatten(0, 1)[places]
+            vectors = hidden.flatten(0, 1)[places]
         elif windows is None or counted is None:
-            result = self.head(hidden, attention_mask)
+            vectors = self.head(hidden, attention_mask)
         else:
             # sizes as a list of numbers, by which tensors are split
-            result = self.head.of_windows(hidden, attention_mask, counted, windows.tolist())
-        vectors: Tensor = result
-        return vectors
+            vectors = self.head.of_windows(hidden, attention_mask, counted, windows.tolist())
+        logits = self.classifier(self.dropout(vectors))
+        loss = None if labels is None else self.loss(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=(vectors,))
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss, in float32."""
