@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -473,5 +474,7 @@ def tokenize(text: str | None, vocab: str | None, model: str) -> Result:
 
     if (text is None) == (vocab is None):
         raise UsageError("give either a text or --vocab FROM:TO.")
+    if text is not None and os.path.isfile(text):  # noqa: PTH113 - a long text is no error
+        logger.info("%s is a file here; it is tokenized as a text, as it is typed", text)
     rows = run(text, vocab=vocab, model=model)
     return Result(rows, lambda: table_text(rows), asked_for=True)

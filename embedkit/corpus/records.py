@@ -203,7 +203,11 @@ class CorpusReader:
         if not plan.spans:
             return raw
         # kept columns are the last cells of a row
-        cells = [str(raw.cells[plan.keep.index(name) - len(plan.keep)]) for name in plan.spans]
+        found = [raw.cells[plan.keep.index(name) - len(plan.keep)] for name in plan.spans]
+        # a text without any, as a left join with a table of spans leaves it
+        if not any(found):
+            return replace(raw, spans=())
+        cells = list(map(str, found))
         try:
             listed: Any = list_of(cells[0])  # None is not iterable
             # two columns are the start and the end of one span

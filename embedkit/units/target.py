@@ -134,15 +134,15 @@ class Target:
 
 
 def _warn_of_twins(names: NDArray[np.str_], name: str) -> None:
-    """Say that two classes look the same: spaces around one, or letters composed and decomposed."""
+    """Say that two classes look the same: they differ in spaces, in case or in Unicode forms."""
     seen: dict[str, str] = {}
     for label in names.tolist():
         # they stay two classes: nothing here may change a label, and the difference may be meant
-        twin = seen.setdefault(unicodedata.normalize("NFC", label).strip(), label)
+        twin = seen.setdefault(unicodedata.normalize("NFKC", label).strip().casefold(), label)
         if twin != label:
             logger.warning(
                 f"{name}: the labels {twin!r} and {label!r} look alike, and are two classes; they "
-                "differ in spaces or in Unicode composition (NFC, NFD)"
+                "differ in spaces, in case or in Unicode forms (NFC, NFKC)"
             )
             return
 

@@ -253,7 +253,6 @@ def test_lists_of_spans_are_means_of_their_tokens(tmp_path: Path, on_long: str) 
         ("[[0, 1, 2]]", "neither a span"),
         ("[0, 3]", "neither a span"),
         ("0 3", "neither a span"),
-        ("", "neither a span"),
         ("[[0, null]]", "neither a span"),
     ],
 )
@@ -285,3 +284,17 @@ def test_sentences_of_a_text_are_its_words(tmp_path: Path) -> None:
     frame["sentences"] = ["[[0, 3]]", "[]", "[[0, 4]]"]
     named = extract_tiny(frame, tmp_path / "n", spans="sentences")
     assert embedkit.load(named.out, level="word").text == ["the", "good"]
+
+
+def test_spans_of_a_table_are_joined(tmp_path: Path) -> None:
+    """A text that the table does not name has no spans, and stays a record."""
+    corpus = pd.DataFrame({"id": ["a", "b", "c"], "text": ["the movie", "i was home", "a bus"]})
+    table = pd.DataFrame({"id": ["c", "a", "a"], "start": [2, 4, 0], "end": [5, 9, 3]})
+    table = table.sort_values(["id", "start"])
+    lists = table.groupby("id")[["start", "end"]].apply(lambda rows: rows.to_numpy().tolist())
+    corpus["at"] = corpus["id"].map(lists)
+    data = extract_tiny(corpus, tmp_path / "v", spans=["at"])
+    assert len(embedkit.load(data.out)) == 3
+    words = embedkit.load(data.out, level="word")
+    assert words.text == ["the", "movie", "bus"]
+    assert words.row.tolist() == [0, 0, 2]

@@ -139,7 +139,10 @@ def test_the_baseline_knows_the_training_labels_alone() -> None:
         assert np.allclose(made.majority().proba[test, 1], made.y[train].mean())
 
 
-@pytest.mark.parametrize(("one", "other"), [("긍정", "\u1100\u1173\u11bc정"), ("pos", " pos")])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("긍정", "\u1100\u1173\u11bc정"), ("pos", " pos"), ("False", "FALSE"), ("１", "1")],
+)
 def test_classes_that_look_alike_are_named(
     one: str, other: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,7 +150,7 @@ def test_classes_that_look_alike_are_named(
     assert len(target.classes) == 3
     assert "look alike" in caplog.text
     caplog.clear()
-    Target.of([one, one.upper(), "b"], rows=np.arange(3), name="c.tsv")
+    Target.of([one, "b", "c"], rows=np.arange(3), name="c.tsv")
     assert not caplog.text
 
 
