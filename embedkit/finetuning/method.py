@@ -48,7 +48,7 @@ from embedkit.finetuning.model import (
 from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions
 from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
 from embedkit.machine import __version__
-from embedkit.runs.cross_validation import Fits, FoldFit
+from embedkit.runs.cross_validation import Fits, FoldFit, held_out_predictions
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions, TestSet
@@ -487,27 +487,13 @@ class FineTuned:
         self, units: Units, target: Target, split: Split, fits: Sequence[FoldFit]
     ) -> dict[str, tuple[float, ...]]:
         """The scores that the models of each seed have alone; nothing where there is one seed."""
-        decision, scores = self.options.decision, dict[str, tuple[float, ...]]()
-        about: dict[str, Any] = {"units": units, "group": split.group, "target": target}
-        for member in range(self.options.seeds if self.options.seeds > 1 else 0):
-            predictions = Predictions.joined(
-                [
-                    Predictions.of_fold(
-                        held_out,
-                        np.array(fit.model[member].proba),
-                        fold=fold,
-                        threshold=fit.threshold,
-                        **about,
-                    )
-                    for fold, ((_, held_out), fit) in enumerate(
-                        zip(split.subsets(), fits, strict=True)
-                    )
-                ]
-            )
-            metrics = metrics_of(predictions, beta=decision.beta if decision else None)
-            for name, metric in metrics.items():
-                score = metric.value(len(predictions.row))
-                scores[name] = (*scores.get(name, ()), score)
+        decision, seeds = self.options.decision, self.options.seeds
+        beta, scores = decision.beta if decision else None, dict[str, tuple[float, ...]]()
+        for member in range(seeds if seeds > 1 else 0):
+            alone = [replace(fit, proba=np.array(fit.model[member].proba)) for fit in fits]
+            predictions = Predictions.joined(held_out_predictions(alone, units, target, split))
+            for name, metric in metrics_of(predictions, beta=beta).items():
+                scores[name] = (*scores.get(name, ()), metric.value(len(predictions.row)))
         return scores
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
@@ -42,7 +42,9 @@ _STEPS = 200  # that fine-tuning of few texts needs
 _EPOCHS = 3, 20  # at least, at most
 _PATIENCE = 5  # epochs, where their number is left open
 _NEW_RATE = 1e-3  # of weights that were drawn at random
-_OF_LABELS = "head one_logit label_smoothing dropout lora patience".split()  # noqa: SIM905
+_OF_LABELS = (
+    "task level head one_logit label_smoothing dropout lora patience select_by".split()  # noqa: SIM905
+)
 """Options that mean nothing where pairs are trained on."""
 
 
@@ -190,18 +192,11 @@ class TrainingOptions:
             raise UsageError("lora= needs the package peft: pip install peft.")
 
     def _check_contrastive(self) -> None:
-        if self.level == "word" or self.task != "classification":
-            name = "task" if self.level == "sentence" else "level"
-            raise UsageError(
-                f"objective='contrastive' makes pairs of texts by their class; leave out {name}=."
-            )
-        for name in _OF_LABELS:
-            if getattr(self, name) not in (None, False, 0):
-                raise UsageError(f"{name}= is for objective='labels', not for 'contrastive'.")
-        if self.select_by != "loss" or self.freeze_layers == "all":
-            name = "freeze_layers='all'" if self.freeze_layers == "all" else "select_by="
-            problem = "trains the encoder, and keeps the last epoch"
-            raise UsageError(f"objective='contrastive' {problem}; leave out {name}.")
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in (name for name in _OF_LABELS if getattr(self, name) != defaults[name]):
+            raise UsageError(f"{name}= is for objective='labels'; 'contrastive' pairs texts.")
+        if self.freeze_layers == "all":
+            raise UsageError("freeze_layers='all' leaves nothing for objective='contrastive'.")
         # found, not imported: it takes seconds, and only training needs it
         if find_spec("sentence_transformers") is None:
             raise UsageError(
