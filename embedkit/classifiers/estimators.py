@@ -7,10 +7,9 @@ records alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -45,8 +44,7 @@ class CommonScaler(StandardScaler):  # type: ignore[misc]
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class EstimatorSettings:
+class EstimatorSettings(NamedTuple):
     """Settings of a pipeline."""
 
     estimator: str = "logreg"  # or module:Class of scikit-learn or LightGBM
@@ -88,6 +86,13 @@ class EstimatorSettings:
             )
 
     @property
+    def threads(self) -> int | None:
+        """How many fits may run at the same time, if that is limited."""
+        # liblinear and libsvm draw from one generator for the whole process, so that fits beside
+        # each other would take each other's numbers
+        return 1 if self.estimator.startswith("sklearn.svm:") else None
+
+    @property
     def row(self) -> Estimator:
         """The kind of estimator for the task."""
         # probe sets it for mixtures, which it makes for logreg alone; the name of the estimator
@@ -107,12 +112,11 @@ class EstimatorSettings:
         return row
 
 
-@dataclass(frozen=True, slots=True)
-class Estimator:
+class Estimator(NamedTuple):
     """One kind of estimator, the values that tuning chooses from, and the steps in front of it."""
 
     build: Callable[[], Any]
-    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    grid: Mapping[str, tuple[Any, ...]] = {}
     scaling: Callable[[], list[tuple[str, Any]]] = list  # of vectors
 
 
@@ -128,7 +132,9 @@ def build_pipeline(settings: EstimatorSettings) -> Any:
     values: dict[str, Any] = {"random_state": settings.seed, "class_weight": settings.class_weight}
     if settings.features == "tfidf" and settings.estimator == "logreg":
         values["C"] = TFIDF_STRENGTH
-    estimator.set_params(**{k: v for k, v in values.items() if k in estimator.get_params()})
+    # also those of an estimator inside, as TransformedTargetRegressor has one
+    names = ((name, name.rpartition("__")[2]) for name in estimator.get_params())
+    estimator.set_params(**{name: values[last] for name, last in names if last in values})
     if settings.task == "multilabel":
         # after set_params: behind the wrapper the names would begin with "estimator__"
         estimator = OneVsRestClassifier(estimator)

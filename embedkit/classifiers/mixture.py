@@ -51,7 +51,7 @@ class LayerMixture(LogisticRegression):  # type: ignore[misc]
         super().__init__(C=C, max_iter=_ITERATIONS)
         self.layers = layers
 
-    def fit(self, X: NDArray[Any], y: NDArray[Any], sample_weight: Any = None) -> Self:
+    def fit(self, X: NDArray[Any], y: NDArray[Any]) -> Self:
         """Fit on ``(n, layers · width)`` vectors."""
         X = np.asarray(X)
         # (layers, n, width)

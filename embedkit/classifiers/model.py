@@ -20,7 +20,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.classifiers.estimators import CommonScaler
-from embedkit.classifiers.mixture import LayerMixture, unit_layers
 from embedkit.errors import DamagedError, UsageError, first_line
 from embedkit.storage import check_files
 
@@ -38,12 +37,10 @@ KINDS = {
     "Pipeline": "sklearn.pipeline",
     "FeatureUnion": "sklearn.pipeline",
     "Normalizer": "sklearn.preprocessing",
-    "FunctionTransformer": "sklearn.preprocessing",  # of unit_layers alone
     # inside of OneVsRestClassifier
     "LabelBinarizer": "sklearn.preprocessing",
     "CommonScaler": CommonScaler.__module__,
     "LogisticRegression": "sklearn.linear_model",
-    "LayerMixture": LayerMixture.__module__,
     "Ridge": "sklearn.linear_model",
     "KNeighborsClassifier": "sklearn.neighbors",
     "KNeighborsRegressor": "sklearn.neighbors",
@@ -102,7 +99,8 @@ def _plain(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     if kind is dict and {*map(type, value)} <= {str}:
         # the terms of TF-IDF are numbered from 0, and are hundreds of thousands: as a list without
         # numbers they take half the space
-        if {*map(type, value.values())} <= {int, np.int64} and _are_places(value.values()):
+        numbers = value.values()
+        if {*map(type, numbers)} <= {int, np.int64} and sorted(numbers) == [*range(len(value))]:
             return {"numbered": sorted(value, key=value.__getitem__)}  # a vocabulary
         return {"dict": {key: _plain(item, arrays) for key, item in value.items()}}
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
@@ -113,8 +111,6 @@ def _plain(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         # products with a transposed array may be summed in another order
         form = "array" if value.flags.c_contiguous else "columns"
         return {"scalar" if isinstance(value, np.generic) else form: name}
-    if value is unit_layers:
-        return {"function": "unit_layers"}
     if isinstance(value, type) and issubclass(value, np.number):
         return {"dtype": value.__name__}
     # a class of the same name from elsewhere is another class
@@ -123,10 +119,6 @@ def _plain(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     state = vars(value).items()
     # an address by which a vectorizer knows a list that it was given
     return {kind.__name__: {k: _plain(v, arrays) for k, v in state if k != "_stop_words_id"}}
-
-
-def _are_places(numbers: Collection[int]) -> bool:
-    return sorted(numbers) == [*range(len(numbers))]
 
 
 def _built(content: Any, arrays: dict[str, NDArray[Any]]) -> Any:
@@ -153,8 +145,6 @@ def _built(content: Any, arrays: dict[str, NDArray[Any]]) -> Any:
             return arrays[value][()]
         case "dtype":
             return np.dtype(value).type
-        case "function":
-            return unit_layers
     if kind not in KINDS:
         raise _Foreign(kind)
     cls = _kind(kind)

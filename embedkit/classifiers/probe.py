@@ -37,7 +37,7 @@ from embedkit.arguments import accepts
 from embedkit.choices import RunLevel, Task, check_choice
 from embedkit.classifiers.estimators import CommonScaler, EstimatorSettings
 from embedkit.classifiers.train import side_by_side
-from embedkit.classifiers.tuning import Fitted, fit, predict_proba
+from embedkit.classifiers.tuning import Fitted, Subset, fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.encoders import DatasetEncoder
 from embedkit.dataset.read import VectorData, load
@@ -45,12 +45,12 @@ from embedkit.dataset.settings import EXTRACTION
 from embedkit.encoding.views import split_view
 from embedkit.errors import UsageError
 from embedkit.records import Positive, Seed
-from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validate
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Metric, Score, difference_interval, influences, scored
 from embedkit.runs.metrics import beta_of, check_metric, metrics_for, named_metric
-from embedkit.runs.predictions import Predictions, TestSet, decide, write_predictions
+from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, split_for, write_split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
@@ -315,16 +315,6 @@ class _Probed(NamedTuple):
     weights: Sequence[float] = ()  # of a mixture
 
 
-class _Fold(NamedTuple):
-    """Labelled units, and the positions that a fold is fitted and scored on."""
-
-    units: Units
-    target: Target
-    split: Split
-    train: Int64
-    held_out: Int64
-
-
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """A method that fits every candidate, and keeps in each fold the one with the best inner score.
@@ -340,22 +330,16 @@ class Candidates:
     control: Target
     curve: tuple[float, ...]  # fractions of the training records
 
-    def fit(
-        self,
-        units: Units,
-        target: Target,
-        split: Split,
-        *,
-        test: TestSet | None = None,
-        progress: ProgressCallback = no_progress,
-    ) -> Fits:
+    def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit every candidate in every fold."""
+        units, target, split, _ = problem
         # all candidates of all folds are independent fits, so they go through the threads together;
         # the results of a candidate then stand side by side, fold after fold
         candidates = [*(Candidate(name, (name,)) for name in self.names), *self.combinations]
-        folds = [_Fold(units, target, split, *subset) for subset in split.subsets()]
+        folds = [Subset(units, target, split, *subset) for subset in split.subsets()]
         fits = [partial(self._fold, fold, candidate) for candidate in candidates for fold in folds]
-        done = side_by_side(fits, progress=progress)
+        threads = self.settings.threads
+        done = side_by_side(fits, threads=threads, progress=progress)
         count = len(folds)
         by_name = {c.name: done[i * count : (i + 1) * count] for i, c in enumerate(candidates)}
         chosen = best_of_folds(by_name.values())
@@ -366,7 +350,7 @@ class Candidates:
             growths = [
                 partial(self._grown, f, s.model.name) for f, s in zip(folds, single, strict=True)
             ]
-            grown = side_by_side(growths, progress=progress)
+            grown = side_by_side(growths, threads=threads, progress=progress)
             # of equal scores the simpler candidate stays
             chosen = best_of_folds([chosen, grown])
             seconds += sum(fit.fit_seconds for fit in grown)
@@ -384,19 +368,17 @@ class Candidates:
             return np.asarray(np.sum(parts, axis=0), np.float32)
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
-    def _fitted(self, fold: _Fold, candidate: Candidate, *, held_out: bool = False) -> Fitted:
+    def _fitted(self, fold: Subset, candidate: Candidate, *, held_out: bool = False) -> Fitted:
         """A pipeline fitted on the vectors of a candidate."""
         # vectors are put together for the records of this fit alone, never for all records
-        units = replace(fold.units, inputs=partial(self.input, candidate))
+        fold = fold._replace(units=replace(fold.units, inputs=partial(self.input, candidate)))
         layers = len(candidate.views) if candidate.combination == "mixture" else 1
-        settings = replace(self.settings, layers=layers)
-        return fit(
-            units, fold.target, fold.split, fold.train, settings, tune=True, held_out=held_out
-        )
+        settings = self.settings._replace(layers=layers)
+        return fit(fold, settings, tune=True, held_out=held_out)
 
-    def _fold(self, fold: _Fold, candidate: Candidate) -> FoldFit:
+    def _fold(self, fold: Subset, candidate: Candidate) -> FoldFit:
         started = time.thread_time()
-        fitted, (_, target, split, train, held_out) = self._fitted(fold, candidate), fold
+        fitted, (units, target, _, train, held_out) = self._fitted(fold, candidate), fold
         trained, inputs = time.thread_time(), partial(self.input, candidate)
         proba = predict_proba(fitted.pipeline, inputs(held_out), target)
         predicted = time.thread_time()
@@ -408,7 +390,7 @@ class Candidates:
         again.fit(before.transform(inputs(train)), self.control.y[train])
         random = predict_proba(again, before.transform(inputs(held_out)), self.control)
         curve = list[Float64]()
-        units = replace(fold.units, inputs=inputs)
+        fold = fold._replace(units=replace(units, inputs=inputs))
         # one of each class at least, and two values of a regression
         order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
@@ -416,7 +398,7 @@ class Candidates:
         fractions = self.curve[:-1] if candidate.name in self.names else ()
         for fraction in fractions:  # each set of training records lies within the next
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
-            curve.append(_predicted(units, target, split, self.settings, few, held_out))
+            curve.append(_predicted(fold._replace(train=few), self.settings))
         weights = getattr(fitted.pipeline[-1], "weights_", ())
         score = fitted.choice.score
         return FoldFit(
@@ -426,7 +408,7 @@ class Candidates:
             predict_seconds=predicted - trained,
         )
 
-    def _grown(self, fold: _Fold, first: str) -> FoldFit:
+    def _grown(self, fold: Subset, first: str) -> FoldFit:
         """A single view, and others beside it as long as the inner score rises."""
         started, y = time.thread_time(), fold.target.y[fold.train]
         if fold.target.classes and not fold.target.of_sets:
@@ -477,16 +459,9 @@ def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
     return [max(fits, key=lambda fit: fit.model.score) for fits in zip(*candidates, strict=True)]
 
 
-def _predicted(
-    units: Units,
-    target: Target,
-    split: Split,
-    settings: EstimatorSettings,
-    train: Int64,
-    held_out: Int64,
-) -> Float64:
-    fitted = fit(units, target, split, train, settings, tune=True)
-    return predict_proba(fitted.pipeline, units.inputs(held_out), target)
+def _predicted(fold: Subset, settings: EstimatorSettings) -> Float64:
+    fitted = fit(fold, settings, tune=True)
+    return predict_proba(fitted.pipeline, fold.units.inputs(fold.held_out), fold.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -594,9 +569,12 @@ def _untrained(
         for name, X in views.items():
             # the same units, folds and tuning: the weights of the encoder alone differ
             some = replace(units, inputs=X.__getitem__)
-            once = partial(_predicted, some, target, scorer.split, method.settings)
-            folds = side_by_side([partial(once, *fold) for fold in scorer.split.subsets()])
-            scores[name] = (*scores.get(name, ()), scorer.value(folds, target))
+            folds = [
+                Subset(some, target, scorer.split, *subset) for subset in scorer.split.subsets()
+            ]
+            fits = [partial(_predicted, fold, method.settings) for fold in folds]
+            fitted = side_by_side(fits, threads=method.settings.threads)
+            scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))
             step()
     return scores
 

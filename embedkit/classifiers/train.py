@@ -17,7 +17,7 @@ from embedkit.arguments import accepts
 from embedkit.choices import ClassWeight, Features, RunLevel, Task
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.model import save_model
-from embedkit.classifiers.tuning import fit, predict_proba
+from embedkit.classifiers.tuning import Subset, fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import names_dataset
@@ -26,7 +26,7 @@ from embedkit.dataset.settings import EXTRACTION
 from embedkit.errors import UsageError
 from embedkit.machine import peak_memory_bytes, peak_memory_since
 from embedkit.records import Positive, Seed
-from embedkit.runs.cross_validation import Fits, FoldFit, cross_validate
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validate
 from embedkit.runs.folder import (
     RunResult,
     check_alike,
@@ -39,7 +39,7 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import Split, split_for
-from embedkit.types import Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import Progress, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 from embedkit.units.units import Labels, Units, load_or_extract
 
@@ -68,22 +68,17 @@ class Frozen:
                 "folds=1 needs tune=True: inner folds hold the labels of the majority."
             )
 
-    def fit(
-        self,
-        units: Units,
-        target: Target,
-        split: Split,
-        *,
-        test: TestSet | None = None,
-        progress: ProgressCallback = no_progress,
-    ) -> Fits:
+    def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit and predict every fold, and fit the units of all folds."""
+        units, target, split, test = problem
         subsets, cut = split.subsets(), None
         # the model of all folds is one more fit, which holds nothing out; beside the others it
         # costs no further time where cores are free
         everything = split.in_folds, split.in_folds[:0]
-        fits = [partial(self._fold, units, target, split, *s) for s in (*subsets, everything)]
-        *folds, last = side_by_side(fits, threads=self.threads, progress=progress)
+        parts = [Subset(units, target, split, *subset) for subset in (*subsets, everything)]
+        fits = [partial(self._fold, part) for part in parts]
+        threads = self.settings.threads or self.threads
+        *folds, last = side_by_side(fits, threads=threads, progress=progress)
         final, proba = last.model, None
         # the threshold of the model of all folds is chosen on out-of-fold predictions, which no
         # fold's own score uses: those have a threshold of their own inner folds
@@ -101,9 +96,7 @@ class Frozen:
             predict_seconds=sum(fold.predict_seconds for fold in folds),
         )
 
-    def _fold(
-        self, units: Units, target: Target, split: Split, train: Int64, held_out: Int64
-    ) -> FoldFit:
+    def _fold(self, fold: Subset) -> FoldFit:
         threshold = self.threshold
         by_metric = threshold is not None and threshold.value is None
         # the libraries compute in this very thread (side_by_side leaves them one), so that its
@@ -111,17 +104,18 @@ class Frozen:
         started = time.thread_time()  # others fit, and other programs run, at the same time
         # inner predictions are kept for blends too, which are stacked on them
         held = self.tune or by_metric
-        fitted = fit(units, target, split, train, self.settings, tune=self.tune, held_out=held)
+        fitted = fit(fold, self.settings, tune=self.tune, held_out=held)
         trained, proba = time.thread_time(), np.empty(0)
-        if len(held_out):
-            proba = predict_proba(fitted.pipeline, units.inputs(held_out), target)
+        if len(fold.held_out):
+            inputs = fold.units.inputs(fold.held_out)
+            proba = predict_proba(fitted.pipeline, inputs, fold.target)
         predicted, cut = time.thread_time(), None if threshold is None else threshold.value
         if threshold is not None and fitted.inner is not None:
-            cut = threshold.choose(target.y[train], fitted.inner[:, 1])
+            cut = threshold.choose(fold.target.y[fold.train], fitted.inner[:, 1])
         return FoldFit(
             proba=proba,
             model=fitted,
-            inner=train,
+            inner=fold.train,
             inner_proba=fitted.inner,
             threshold=cut,
             fit_seconds=trained - started,

@@ -8,9 +8,8 @@ estimators are chosen by :class:`~sklearn.model_selection.GridSearchCV` on the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +38,17 @@ _ABSENT = -30.0  # log-odds of a class that an inner fold has no training record
 Folds = list[tuple[Int64, Int64]]
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Subset(NamedTuple):
+    """Labelled units, and the positions that a fold is fitted and scored on."""
+
+    units: Units
+    target: Target
+    split: Split
+    train: Int64
+    held_out: Int64
+
+
+class Fitted(NamedTuple):
     """A fitted pipeline, what was chosen for it, and inner predictions if they were asked for.
 
     ``inner`` are ``(n, classes)`` probabilities or ``(n,)`` values of the training records, each
@@ -52,22 +60,14 @@ class Fitted:
     inner: Float64 | None = None
 
 
-def fit(
-    units: Units,
-    target: Target,
-    split: Split,
-    train: Int64,
-    settings: EstimatorSettings,
-    *,
-    tune: bool,
-    held_out: bool = False,
-) -> Fitted:
-    """Return a pipeline fitted on the inputs of the units ``train`` alone, vectors or texts.
+def fit(fold: Subset, settings: EstimatorSettings, *, tune: bool, held_out: bool = False) -> Fitted:
+    """Return a pipeline fitted on the inputs of the training units alone, vectors or texts.
 
     Inner folds, which never divide a group of the split, choose the parameters if ``tune`` is set
     and each of them has two classes to be trained on. With ``held_out`` they also predict each
     training unit.
     """
+    units, target, split, train, _ = fold
     y, classes = target.y[train], len(target.classes)
     try:
         # scaling or TF-IDF is fitted once for all inner folds, which takes most of the time of a

@@ -13,16 +13,13 @@ new records, but not for those of the folds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit import storage
-from embedkit.choices import BLENDS, check_choice
 from embedkit.errors import UsageError
 from embedkit.predict import predictions_of
 from embedkit.prediction_files import (
@@ -45,8 +42,7 @@ _Apply = Callable[[Sequence[Float64]], Float64]
 """Probabilities of the runs for some records, in the order of the runs → blended ones."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Blend:
+class Blend(NamedTuple):
     """Several runs blended."""
 
     name: str
@@ -66,7 +62,6 @@ def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None
     out-of-fold predictions for the other folds. Without a threshold the likelier class is
     predicted.
     """
-    check_choice(BLENDS, blend=kind)
     fit, records = _BLENDS[kind], runs[0]
     if len(records.classes) != 2:
         threshold = None
@@ -184,7 +179,6 @@ def write_blend(
     ``submission`` is of the test set or of new records alone.
     """
     file_format(out, name="write_blend")
-    storage.refuse_existing(out, overwrite=overwrite)
     p = made.predictions
     if answers and not p.classes:
         raise UsageError("answers= needs runs that predict labels; these predict values.")

@@ -12,10 +12,10 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,8 +44,7 @@ FOREIGN = "predictions"
 """The kind of a run of which only the predictions are known."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedRun:
+class LoadedRun(NamedTuple):
     """A run folder with predictions; its name in tables is the folder's where that is unique."""
 
     name: str
@@ -124,7 +123,7 @@ def read_runs(
         )
         runs = [
             # take() drops inner predictions, which blends still need
-            replace(run, predictions=replace(p.take(p.out_of_fold), inner=p.inner))
+            run._replace(predictions=replace(p.take(p.out_of_fold), inner=p.inner))
             for run, p in ((run, run.predictions) for run in runs)
         ]
     runs = _with_shared_words(runs)
@@ -273,7 +272,7 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
         return p.take(np.flatnonzero(kept))
 
     return [
-        replace(run, predictions=replace(some(p), inner=p.inner and some(p.inner)))
+        run._replace(predictions=replace(some(p), inner=p.inner and some(p.inner)))
         for run, p in ((run, run.predictions) for run in runs)
     ]
 
@@ -341,8 +340,7 @@ def _input_settings(content: PredictionRun) -> dict[str, str]:
     return settings | {"special_tokens": "include" if special else "exclude"}
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
+class Dataset(NamedTuple):
     """A dataset that runs were made from, with their names, and that is still what it was.
 
     ``encode_seconds`` are per 1,000 records, of runs on words per 1,000 words; ``None`` if it was

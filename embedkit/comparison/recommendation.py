@@ -10,17 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases
-from embedkit.comparison.load import FOREIGN
+from embedkit.comparison.load import FOREIGN, LoadedRun
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, price, records_to_decide
 from embedkit.display import TYPED_IN, count_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges, view_text
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
-from embedkit.runs.run import UNTRAINED, FinetuneRun, PredictionRun, ProbeRun, ViewScore
+from embedkit.runs.run import UNTRAINED, FinetuneRun, ProbeRun, ViewScore
 
 # a smaller share of cut texts is not worth a warning
 _CUT = 0.005
@@ -115,7 +116,7 @@ def _majority_text(compared: Compared) -> str:
 def _title(compared: Compared, chosen: Row) -> str:
     if chosen.kind == "blend":
         return f"Blend the {len(compared.models)} runs"
-    content = _content(compared, chosen)
+    content = _run(compared, chosen.name).content
     of = " of the fine-tuned encoder" if content.dataset.fold_models else ""
     if isinstance(content, ProbeRun):
         return f"Train on {view_text(content.choice)}{of}"
@@ -127,8 +128,8 @@ def _title(compared: Compared, chosen: Row) -> str:
     return f"Use {_ESTIMATORS.get(content.estimator, content.estimator)} on {features}{of}"
 
 
-def _content(compared: Compared, row: Row) -> PredictionRun:
-    return next(run.content for run in compared.runs if run.name == row.name)
+def _run(compared: Compared, name: str) -> LoadedRun:
+    return next(run for run in compared.runs if run.name == name)
 
 
 def _reason(compared: Compared, chosen: Row) -> str:
@@ -290,20 +291,14 @@ def _effect(compared: Compared, question: str, one: Row, other: Row, more: str) 
 
 def _tuning(compared: Compared, tuned: Row, other: Row) -> Decision:
     """Whether fine-tuning is worth it: a run that was still improving never says no."""
-    content = _content(compared, tuned)
-    assert isinstance(content, FinetuneRun)
-    more = untrained_text(content)
+    run = _run(compared, tuned.name)
+    assert isinstance(run.content, FinetuneRun)
+    more = untrained_text(run.content)
     decision = _effect(compared, "Fine-tuning", tuned, other, more)
     if not more or decision.answer == "yes":
         return decision
-    command = _going_on(compared, tuned)
+    command = run.content.going_on(portable(run.path))
     return replace(decision, answer=UNTRAINED, tone="open", why=more, command=command)
-
-
-def _going_on(compared: Compared, tuned: Row) -> str:
-    """The command that goes on training a run."""
-    run = next(run for run in compared.runs if run.name == tuned.name)
-    return run.content.going_on(portable(run.path)) if isinstance(run.content, FinetuneRun) else ""
 
 
 def _curve(content: ProbeRun) -> Iterator[Decision]:
@@ -367,7 +362,7 @@ def model_text(model: str) -> str:
 
 
 def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str:
-    content = None if chosen.kind == "blend" else _content(compared, chosen)
+    content = None if chosen.kind == "blend" else _run(compared, chosen.name).content
     wanted = [one.command for one in decisions]
     if isinstance(content, ProbeRun):
         # a probe keeps no model: to use its view it has to be trained on
@@ -379,8 +374,7 @@ def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str
         end = ["--write-blend", portable(_free(Path("blend.tsv")))]
         end += ["--prefer", "score"]
         return shlex.join(["embedkit", "compare", *runs, *end])
-    run = compared.selection.with_model
-    path = next(portable(one.path) for one in compared.runs if one.name == run)
+    path = portable(_run(compared, compared.selection.with_model).path)
     pair = ["--pair", "another text"] if content.dataset.pairs else []
     return shlex.join(["embedkit", "predict", path, "--text", "a new text", *pair])
 
@@ -388,8 +382,7 @@ def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str
 # warnings
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """Warning about the choice: a few words, a sentence, and a list of records or ``""``."""
 
     short: str

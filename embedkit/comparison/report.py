@@ -44,20 +44,7 @@ from embedkit.display import MINUS, bytes_text, count_text, duration_text, ledge
 from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width, ticks
 from embedkit.machine import __version__
 from embedkit.pages import cut_texts, packed_json, page_file, render_page, shown, with_names
-from embedkit.runs.figures import (
-    LARGEST_MATRIX,
-    ReliabilityBin,
-    answered,
-    confusion_counts,
-    layers,
-    learning,
-    losses_of,
-    reliability,
-    reliability_bins,
-    training,
-    values,
-    without_labels,
-)
+from embedkit.runs import figures as run_figures
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,
     interval_text,
@@ -180,7 +167,7 @@ def _content(
     chosen, index, runs = compared.selection.name, compared.records.out_of_fold, compared.runs
     # a confusion or a confidence belongs to one class, not to a set
     single = classes if not cases.of_sets else ()
-    bins = reliability_bins(cases.records) if single else ()
+    bins = run_figures.reliability_bins(cases.records) if single else ()
     own = {name: compared.predictions[name].take(index) for name in methods}
     other = own.get(compared.baseline) if len(methods) > 1 else None
     # the reliability curve says more than the calibration error
@@ -304,7 +291,7 @@ def _facts(compared: Compared) -> str:
 
 
 def _tiles(
-    compared: Compared, advice: Recommendation, bins: Sequence[ReliabilityBin]
+    compared: Compared, advice: Recommendation, bins: Sequence[run_figures.ReliabilityBin]
 ) -> Iterator[tuple[str, str, str, str]]:
     """Label, large text, small text and verdict of the four tiles."""
     metric, method = compared.metric, advice.method
@@ -328,10 +315,10 @@ def _tiles(
     what = f"cost of a {'word' if compared.level == 'word' else 'text'}, in a batch"
     yield what, cost_text(method) or "unknown", f"{fit} to train" if fit else "", ""
     if bins:
-        count = sum(b.count for b in bins)
+        records = sum(b.records for b in bins)
         # by bins of equal count as in the figure, not by the 15 equal widths of the calibration
         # error
-        error = sum(b.count * abs(b.confidence - b.right) for b in bins) / count
+        error = sum(b.records * abs(b.confidence - b.right) for b in bins) / records
         trust = "Yes" if error <= 0.05 else "Roughly" if error <= 0.1 else "No"
         off = f"off by {error * 100:.1f} points on average"
         yield "trust its probabilities?", trust, off, ""
@@ -362,9 +349,9 @@ def _legend(compared: Compared, methods: Mapping[str, Predictions]) -> Iterator[
 
 def _matrix(p: Predictions) -> list[list[tuple[int, float]]]:
     """Counts of true against predicted classes, and fractions of the true class."""
-    if not 0 < len(p.classes) <= LARGEST_MATRIX:
+    if not 0 < len(p.classes) <= run_figures.LARGEST_MATRIX:
         return []
-    pairs = zip(*(values.tolist() for values in confusion_counts(p)), strict=True)
+    pairs = zip(*(values.tolist() for values in run_figures.confusion_counts(p)), strict=True)
     return [list(zip(*row, strict=True)) for row in pairs]
 
 
@@ -468,21 +455,26 @@ def charts_of(
         yield "cost", cost(compared, timed, styles)
     probes = [content for _, content in compared.probes]
     for number, probe in enumerate(probes, 1):
-        yield f"layers-{number}", layers(probe)
+        yield f"layers-{number}", run_figures.layers(probe)
         if probe.geometry:
-            yield f"geometry-{number}", without_labels(probe)
+            yield f"geometry-{number}", run_figures.without_labels(probe)
     for probe in [one for one in probes if one.view_scores[0].curve][:1]:
-        yield "curve", learning(probe)
+        yield "curve", run_figures.learning(probe)
     if cases.of_sets:
         pass  # a record has one probability for each class
     elif cases.records.classes:
-        yield "sure", answered({name: (styles[name], p) for name, p in methods.items()})
-        bins = {name: (styles[name], reliability_bins(p)) for name, p in methods.items()}
-        yield "calibration", reliability(bins)
+        yield "sure", run_figures.answered({name: (styles[name], p) for name, p in methods.items()})
+        bins = {
+            name: (styles[name], run_figures.reliability_bins(p)) for name, p in methods.items()
+        }
+        yield "calibration", run_figures.reliability(bins)
     else:
-        yield "values", values(cases.records)
+        yield "values", run_figures.values(cases.records)
     for number, (_, run) in enumerate(trained(compared), 1):
-        yield f"training-{number}", training(losses_of(run.history.values()))
+        yield (
+            f"training-{number}",
+            run_figures.training(run_figures.losses_of(run.history.values())),
+        )
 
 
 def forest(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -> Scene:

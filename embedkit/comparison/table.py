@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -233,8 +233,7 @@ class Compared:
         return Blend(name, run.predictions, len(models), True, cut, lambda given: given[index])
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The method to use: the best, or a cheaper one that cannot be worse by what matters."""
 
     name: str

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from operator import attrgetter
+from typing import NamedTuple
 
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
@@ -28,9 +28,6 @@ from embedkit.corpus.sources import (
     Place,
     Row,
     TextTable,
-    bad_row,
-    row,
-    too_long,
 )
 from embedkit.corpus.values import NotText, list_of, text_of
 from embedkit.errors import CorpusError
@@ -51,6 +48,9 @@ _PEEK = 1_000
 
 Span = tuple[int, int]
 """First character of a word in its text, and the one after its last."""
+
+_Numbered = Sequence[tuple[int, str]]
+"""Lines of a sentence, with their numbers in the file."""
 
 
 @dataclass(slots=True)
@@ -80,44 +80,43 @@ class ConlluTable(TextTable):
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """Yield the chosen columns of every sentence."""
-        doc: str | None = None
-        for lines, decoded in self._decoded():
-            if isinstance(decoded, BadRow):
-                yield decoded
-                continue
-            # the break below matters: `#` may also be a word
-            comments: dict[str, str] = {}  # in front of the words
-            for _, line in decoded:
-                if not line.startswith("#"):
-                    break
-                if match := _COMMENT.fullmatch(line.strip()):
-                    comments[match[1]] = (match[2] or "").strip()
-            # a document without an id ends the one before it, whose id its sentences do not have
-            if "newdoc" in comments or "newdoc id" in comments:
-                doc = comments.get("newdoc id")
-            try:
-                text, spans, words = _sentence(decoded, comments.get("text"))
-            except BadRecordError as error:
-                yield bad_row(lines, error.reason, error.detail)
-                continue
-            cells: dict[str, str | None] = {
-                name: text_of([word[place] for word in words]) for name, place in _OF_WORDS.items()
-            }
-            cells |= {"text": text, "id": comments.get("sent_id"), "doc": doc}
-            yield row(lines, tuple(cells[name] for name in names), spans)
-
-    def _decoded(self) -> Iterator[tuple[list[Line], list[tuple[int, str]] | BadRow]]:
-        """Yield the lines of every sentence with their numbers and texts, or its reject."""
+        self._doc: str | None = None  # that the sentences are of
         for lines in self._sentences():
             # the limit is one of records, of which each line may be short
             if sum(line.length for line in lines) > MAX_RECORD_BYTES:
-                yield lines, too_long(lines)
+                yield BadRow.too_long(lines)
                 continue
             try:
-                yield lines, [(line.number, line.data.decode(self._encoding)) for line in lines]
+                decoded = [(line.number, line.data.decode(self._encoding)) for line in lines]
+                cells, spans = self._cells(decoded)
             except UnicodeDecodeError as error:
-                detail = f"{self._encoding}: {error.reason}"
-                yield lines, bad_row(lines, "invalid_encoding", detail)
+                yield BadRow.of(lines, "invalid_encoding", f"{self._encoding}: {error.reason}")
+            except BadRecordError as error:
+                yield BadRow.of(lines, error.reason, error.detail)
+            else:
+                if cells:
+                    yield Row.of(lines, tuple(cells[name] for name in names), spans)
+                else:
+                    # a boundary of documents is no sentence, and no reject either
+                    self.blank += len(lines)
+
+    def _cells(self, lines: _Numbered) -> tuple[dict[str, Cell], tuple[Span, ...]]:
+        """Return all columns of a sentence and the spans of its words; no columns if it is none."""
+        # the break below matters: `#` may also be a word
+        comments: dict[str, str] = {}  # in front of the words
+        for _, line in lines:
+            if not line.startswith("#"):
+                break
+            if match := _COMMENT.fullmatch(line.strip()):
+                comments[match[1]] = (match[2] or "").strip()
+        # a document without an id ends the one before it, whose id its sentences do not have
+        if "newdoc" in comments or "newdoc id" in comments:
+            self._doc = comments.get("newdoc id")
+        text, spans, words = _sentence(lines, comments.get("text"))
+        cells: dict[str, Cell] = {
+            name: text_of([word[place] for word in words]) for name, place in _OF_WORDS.items()
+        }
+        return cells | {"text": text, "id": comments.get("sent_id"), "doc": self._doc}, spans
 
     def _sentences(self) -> Iterator[list[Line]]:
         """Yield the lines between blank lines; of sentences over the limit only the first ones."""
@@ -148,7 +147,7 @@ class ConlluTable(TextTable):
             raise CorpusError(f"{self.path} is not CoNLL-U: {problem}. Set format=.")
         # a column of ids that are all missing would be guessed to be the id, and every
         # record would count as one without an id
-        named = any(data.startswith(b"# sent_id") for data in map(attrgetter("data"), peeked))
+        named = any(line.data.startswith(b"# sent_id") for line in peeked)
         return [name for name in _OF_SENTENCES if named or name != "id"]
 
 
@@ -164,29 +163,21 @@ class ConllTable(ConlluTable):
     another number of columns that begin with ``#`` are comments, and ``-DOCSTART-`` is no word.
     """
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
-        """Yield the chosen columns of every sentence."""
-        for lines, decoded in self._decoded():
-            if isinstance(decoded, BadRow):
-                yield decoded
-                continue
-            words = [(number, _columns(line)) for number, line in decoded]
-            # `#` is also a word of tweets: a line of the right width is one
-            words = [w for w in words if len(w[1]) == self._width or w[1][0][:1] != "#"]
-            if not words or words[0][1][0] == _DOCUMENT:
-                # a boundary of documents is no sentence, and no reject either
-                self.blank += len(lines)
-                continue
-            wrong = next((w for w in words if len(w[1]) != self._width), None)
-            if wrong is not None:
-                detail = f"expected {self._width} columns, got {len(wrong[1])}"
-                yield bad_row(lines, "wrong_columns", f"line {wrong[0]}: {detail}")
-                continue
-            # lines of words become columns: the forms first, then the labels
-            values = list(zip(*(columns for _, columns in words), strict=True))
-            text, spans = joined(values[0])
-            lists = dict(zip(self.word_columns, map(text_of, values), strict=True))
-            yield row(lines, tuple((lists | {"text": text})[name] for name in names), spans)
+    def _cells(self, lines: _Numbered) -> tuple[dict[str, Cell], tuple[Span, ...]]:
+        words = [(number, _columns(line)) for number, line in lines]
+        # `#` is also a word of tweets: a line of the right width is one
+        words = [w for w in words if len(w[1]) == self._width or w[1][0][:1] != "#"]
+        if not words or words[0][1][0] == _DOCUMENT:
+            return {}, ()
+        for number, columns in words:
+            if len(columns) != self._width:
+                detail = f"expected {self._width} columns, got {len(columns)}"
+                raise BadRecordError("wrong_columns", f"line {number}: {detail}")
+        # lines of words become columns: the forms first, then the labels
+        values = list(zip(*(columns for _, columns in words), strict=True))
+        text, spans = joined(values[0])
+        lists = dict(zip(self.word_columns, map(text_of, values), strict=True))
+        return lists | {"text": text}, spans
 
     def _read_columns(self) -> list[str]:
         peeked = list(islice(self._lines, _PEEK))
@@ -215,9 +206,7 @@ def joined(words: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
     return " ".join(words), tuple((at, at + len(word)) for at, word in zip(starts, words))  # noqa: B905 - one start more
 
 
-def _sentence(
-    lines: Sequence[tuple[int, str]], text: str | None
-) -> tuple[str, tuple[Span, ...], list[list[str]]]:
+def _sentence(lines: _Numbered, text: str | None) -> tuple[str, tuple[Span, ...], list[list[str]]]:
     tokens = _tokens([(n, line) for n, line in lines if not line.startswith("#")])
     # without the comment, or with an empty one, the tokens tell the text; the last space is of none
     if not text:
@@ -250,7 +239,7 @@ def _sentence(
     return text, tuple(spans), words
 
 
-def _tokens(lines: Sequence[tuple[int, str]]) -> list[_Token]:
+def _tokens(lines: _Numbered) -> list[_Token]:
     tokens: list[_Token] = []
     count = 0
     for number, line in lines:
@@ -286,8 +275,7 @@ def _tokens(lines: Sequence[tuple[int, str]]) -> list[_Token]:
     return tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(NamedTuple):
     """The words of one text: their spans (``None``: split at whitespace) and their labels."""
 
     spans: tuple[Span, ...] | None

@@ -18,11 +18,8 @@ from embedkit.corpus.sources import (
     Row,
     Source,
     TextTable,
-    bad_row,
     check_names,
     has_surrogate,
-    row,
-    too_long,
 )
 from embedkit.errors import CorpusError
 
@@ -78,15 +75,15 @@ class DelimitedTable(TextTable):
         # never padded or cut: one mark too many would shift labels into texts
         if len(cells) != width:
             reason = "too_few_cells" if len(cells) < width else "too_many_cells"
-            return bad_row(lines, reason, f"expected {width} cells, got {len(cells)}")
+            return BadRow.of(lines, reason, f"expected {width} cells, got {len(cells)}")
         try:
             chosen = tuple(_decoded(cells[i], self._encoding) for i in indexes)
         # a cell is encoded again to find its bad byte, which a
         # codec that is not symmetrical refuses
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
-            return bad_row(lines, "invalid_encoding", detail)
-        return row(lines, chosen)
+            return BadRow.of(lines, "invalid_encoding", detail)
+        return Row.of(lines, chosen)
 
     def _read_columns(self) -> list[str]:
         # a line such as sep=; is consumed if it says what the dialect has; else it is a record
@@ -141,14 +138,14 @@ def separator_named_by(line: bytes) -> str:
 def _plain_records(lines: Source, split: Callable[[bytes], Sequence[bytes | str]]) -> _Records:
     for line in lines:
         if line.too_long:
-            yield too_long([line])
+            yield BadRow.too_long([line])
         elif not line.data:
             yield None
         else:
             try:
                 cells = split(line.data)
             except UnicodeDecodeError as error:
-                yield bad_row([line], "invalid_encoding", f"{error.encoding}: {error.reason}")
+                yield BadRow.of([line], "invalid_encoding", f"{error.encoding}: {error.reason}")
             else:
                 yield [line], cells
 
@@ -182,7 +179,7 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
         else:
             # it was fed as an empty line, since its text was dropped
             if taken[0].too_long:
-                yield too_long(taken[:1])
+                yield BadRow.too_long(taken[:1])
             elif not cells:
                 yield None
             else:
@@ -190,7 +187,7 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
             continue
         # all lines but the first are records of their own until shown otherwise
         lines.back(taken[1:])
-        yield bad_row(taken[:1], *problem)
+        yield BadRow.of(taken[:1], *problem)
 
 
 def _fed(lines: Source, taken: list[Line]) -> Iterator[str]:

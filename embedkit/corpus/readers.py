@@ -10,10 +10,9 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embedkit.corpus.columnar import ArrowTable, ParquetTable, SheetTable
 from embedkit.corpus.conllu import ConllTable, ConlluTable
@@ -30,11 +29,8 @@ from embedkit.corpus.sources import (
     Source,
     Table,
     TextTable,
-    bad_row,
     check_encoding,
     first_bytes,
-    row,
-    too_long,
 )
 from embedkit.corpus.values import NotText, number_text, text_of
 from embedkit.errors import CorpusError
@@ -66,16 +62,16 @@ class JsonTable(TextTable):
         """As in :class:`~embedkit.corpus.sources.Table`."""
         for line in self._items:
             if line.too_long:
-                yield too_long([line])
+                yield BadRow.too_long([line])
             elif not line.data.strip():
                 self.blank += 1 + (0 if self._is_array else self._lines.skip_blank())
             else:
                 try:
                     cells = self._cells(line, names)
                 except BadRecordError as error:
-                    yield bad_row([line], error.reason, error.detail)
+                    yield BadRow.of([line], error.reason, error.detail)
                 else:
-                    yield row([line], cells)
+                    yield Row.of([line], cells)
 
     def _cells(self, line: Line, names: Sequence[str]) -> tuple[Cell, ...]:
         try:
@@ -200,8 +196,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class Format(NamedTuple):
     """One corpus format."""
 
     open: Callable[[Path, Dialect], Table]  # a CorpusError if the file is not of the format

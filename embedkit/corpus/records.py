@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,8 +40,7 @@ _EXCERPT = 200
 _COMPARED_IDS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One text, or pair of texts, of the corpus; cells are as written."""
 
     row: int  # number of the record in the whole input, rejects counted
@@ -199,7 +198,7 @@ class CorpusReader:
         """The row with the spans that kept columns tell, or that its sentences are."""
         plan = self.plan
         if plan.cuts_sentences:
-            return replace(raw, spans=sentence_spans(text))
+            return raw._replace(spans=sentence_spans(text))
         if not plan.spans:
             return raw
         # kept columns are the last cells of a row
@@ -226,7 +225,7 @@ class CorpusReader:
                     "bad_span", f"{start} to {end} begins before {last}, the last end"
                 )
             last = end
-        return replace(raw, spans=spans)
+        return raw._replace(spans=spans)
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
         # first, as it may reject, and all that follows is about a text
@@ -320,7 +319,7 @@ def _joined(raw: Row) -> Row | BadRow:
         excerpt = str(first).encode("utf-8", "surrogatepass")[:_EXCERPT]
         return BadRow(raw.line, raw.offset, raw.length, "empty_text", detail, excerpt)
     text, spans = joined([str(word) for word in words])
-    return replace(raw, cells=(text, *raw.cells[1:]), spans=spans)
+    return raw._replace(cells=(text, *raw.cells[1:]), spans=spans)
 
 
 def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -76,8 +76,7 @@ _WIDE_BOMS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One physical line without its end.
 
     Numbers begin at 1, ``offset`` is in the decompressed stream, ``length`` includes the line end.
@@ -360,17 +359,26 @@ class Dialect:
 
 
 Cell = str | None
+WordSpans = tuple[tuple[int, int], ...]
+"""First character of each word of a text, and the one after its last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A readable record: its chosen cells, its position, and spans of words if they are marked."""
 
     line: int | None
     offset: int | None
     length: int
     cells: tuple[Cell, ...]
-    spans: tuple[tuple[int, int], ...] | None = None
+    spans: WordSpans | None = None
+
+    @classmethod
+    def of(
+        cls, lines: Sequence[Line], cells: tuple[Cell, ...], spans: WordSpans | None = None
+    ) -> Self:
+        """The record of these physical lines."""
+        first, length = lines[0], sum(line.length for line in lines)
+        return cls(first.number, first.offset, length, cells, spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +391,19 @@ class BadRow:
     reason: str
     detail: str
     excerpt: bytes
+
+    @classmethod
+    def of(cls, lines: Sequence[Line], reason: str, detail: str) -> BadRow:
+        """The reject for a record of these physical lines."""
+        first, length = lines[0], sum(line.length for line in lines)
+        return BadRow(first.number, first.offset, length, reason, detail, first.data[:_EXCERPT])
+
+    @classmethod
+    def too_long(cls, lines: Sequence[Line]) -> BadRow:
+        """The reject for a record over the limit."""
+        length = sum(line.length for line in lines)
+        detail = f"{length} bytes, at most {MAX_RECORD_BYTES} are read"
+        return cls.of(lines, "record_too_long", detail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -491,25 +512,6 @@ def has_surrogate(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-def bad_row(lines: Sequence[Line], reason: str, detail: str) -> BadRow:
-    """The reject for a record of these physical lines."""
-    first, length = lines[0], sum(line.length for line in lines)
-    return BadRow(first.number, first.offset, length, reason, detail, first.data[:200])
-
-
-def row(
-    lines: Sequence[Line], cells: tuple[Cell, ...], spans: tuple[tuple[int, int], ...] | None = None
-) -> Row:
-    """The record of these physical lines."""
-    return Row(lines[0].number, lines[0].offset, sum(line.length for line in lines), cells, spans)
-
-
-def too_long(lines: Sequence[Line]) -> BadRow:
-    """The reject for a record over the limit."""
-    length = sum(line.length for line in lines)
-    return bad_row(lines, "record_too_long", f"{length} bytes, at most {MAX_RECORD_BYTES} are read")
 
 
 def check_names(names: Sequence[str], path: Path) -> None:

@@ -361,14 +361,12 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
             f"{name}: {folder / 'config.json'} says {key}=true, which makes a decoder of {kind}. "
             "Give the encoder, or remove the key if it is a mistake."
         )
-    if kind in FAMILIES:
-        other = False
-    else:
-        # only for other families: importing transformers is slow
-        from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+    if isinstance(kind, str) and kind in FAMILIES:
+        return kind
+    # only for other families: importing transformers is slow
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-        other = kind not in MODEL_MAPPING_NAMES
-    if other:
+    if kind not in MODEL_MAPPING_NAMES:
         raise ModelError(
             f"{name} is a {kind or 'nameless'} model. Give an encoder or decoder of transformers, "
             f"without code of its own, such as {', '.join(FAMILIES)}, gpt2, t5."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, get_origin
+from typing import Any, NamedTuple, TypedDict, get_origin
 
 import msgspec
 
@@ -57,8 +57,7 @@ _POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling
 """Poolings by their names in sentence-transformers; earlier ones end in ``_token``."""
 
 
-@dataclass(frozen=True, slots=True)
-class SentenceModule:
+class SentenceModule(NamedTuple):
     """A module that follows the pooling: ``Dense`` or ``Normalize``."""
 
     kind: str

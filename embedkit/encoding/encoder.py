@@ -28,7 +28,7 @@ from embedkit.encoding.model import (
 )
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.pooling import POOLERS, SentencePooler
-from embedkit.encoding.products import CALIBRATION, calibrate
+from embedkit.encoding.products import calibrate, calibration_texts
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
 from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
@@ -112,7 +112,7 @@ class Encoder:
             settings = TokenizerSettings(self.max_length, prefix=checkpoint.prefix)
             with threads_limited(1):  # ranges must not depend on the number of threads
                 # before fastest(), which makes int8 of the layers that have ranges by then
-                calibrate(plain, self.tokenizer.encode(CALIBRATION, settings=settings))
+                calibrate(plain, self.tokenizer.encode(calibration_texts(), settings=settings))
         if forward == "auto":
             self.model = fastest(plain)
         # the plain forward would compute in fp32 and be recorded as int8

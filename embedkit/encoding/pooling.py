@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ from embedkit.errors import DamagedModelError, first_line
 from embedkit.types import Float32, Int64
 
 
-@dataclass(frozen=True, slots=True)
-class PackedTokens:
+class PackedTokens(NamedTuple):
     """Positions of the sequences in the hidden states of a batch."""
 
     first: Tensor  # (sequences,) row of the first token

@@ -8,13 +8,14 @@
 Two things are notable. First, a product over 31 rows may sum in another order than one over 32:
 libraries choose their kernel by the number of rows. All inputs are therefore filled with zeros to a
 multiple of ``ROWS``, and this is what makes the bits of a text independent of its company. Second,
-int8 takes its ranges from texts that stand in this module and not from the corpus, so that a
-vector does not depend on what else is embedded.
+int8 takes its ranges from texts beside this module and not from the corpus, so that a vector does
+not depend on what else is embedded.
 """
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,42 +36,11 @@ ROWS = 64 if BY_MKL else 32
 shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
 
 
-_TEXTS = (
-    "The ferry to the island leaves at nine, but yesterday it was cancelled because of the storm.",
-    "A man is playing a guitar on the street while children dance around him.",
-    "Shares fell 3.5% on Tuesday after the company cut its forecast for 2024 to $1.2 billion.",
-    "I bought this kettle twice; the second one broke too. Never again!",
-    "Who wrote the first program for a machine that did not exist yet?",
-    "Water boils at 100 °C at sea level and at lower temperatures in the mountains.",
-    "yes",
-    "GREAT phone, terrible battery :(",
-    "The committee decided to postpone its decision until the report had been read by everyone.",
-    "def add(a, b): return a + b  # https://example.org/docs?page=2",
-    "She had never seen the sea before, and now it lay in front of her, grey and quiet.",
-    "The patient was given 20 mg twice a day; symptoms disappeared within a week.",
-    "배를 타고 섬으로 여행을 갔는데 바람이 너무 세서 하루 종일 방에만 있었다.",
-    "이 영화 정말 재미있었어요!! 다음에 또 보고 싶네요 ㅋㅋ",
-    "정부는 내년 예산을 올해보다 3.2% 늘리기로 했다고 화요일 발표했다.",
-    "배송이 너무 늦어서 환불 신청했는데 아직도 연락이 없습니다.",
-    "한 남자가 거리에서 기타를 치고 있다.",
-    "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。",
-    "注文した商品がまだ届いていません。いつ発送されますか？",
-    "東京の今日の天気は晴れ、最高気温は28度の予想です。",
-    "这家餐厅的菜很好吃，就是等的时间太长了。",
-    "中国科学家在月球背面发现了新的矿物。",
-    "Der Zug nach München fährt heute von Gleis 7 ab und hat zwanzig Minuten Verspätung.",
-    "Ce livre raconte l'histoire d'une famille pendant trois générations.",
-    "El perro corre por el parque detrás de una pelota roja.",
-    "Правительство объявило о новых мерах поддержки малого бизнеса.",
-    "الطقس اليوم حار جدا ولا توجد غيوم في السماء.",
-    "यह फिल्म बहुत लंबी थी, लेकिन अंत अच्छा था।",
-    "วันนี้อากาศดีมาก เราไปเดินเล่นที่สวนกันเถอะ",
-    "Hôm qua tôi đã đi chợ mua rau và trái cây.",
-)
-
-
-CALIBRATION = [*_TEXTS, *(" ".join(_TEXTS[i : i + 6]) for i in range(0, len(_TEXTS), 3))]
-"""Texts whose activations fix the ranges of int8."""
+def calibration_texts() -> list[str]:
+    """Texts whose activations fix the ranges of int8: single ones, and several as one."""
+    # in a file, as they are data; of the package, so that a vector does not depend on the corpus
+    texts = Path(__file__).with_name("calibration.txt").read_text("utf-8").splitlines()
+    return [*texts, *(" ".join(texts[i : i + 6]) for i in range(0, len(texts), 3))]
 
 
 _SMOOTH = 0.65

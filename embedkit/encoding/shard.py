@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -219,7 +218,7 @@ class PendingShard:
             # the highest layer may hold first tokens alone: then row i is sequence i
             where = tokens
             if request.first_only and layer == request.layers[-1]:
-                where = replace(tokens, first=torch.arange(stop - start, device=hidden.device))
+                where = tokens._replace(first=torch.arange(stop - start, device=hidden.device))
             for spec in request.specs:
                 if spec.highest != layer:
                     continue

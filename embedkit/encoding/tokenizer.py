@@ -14,11 +14,11 @@ import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -246,8 +246,7 @@ def tokenize(
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
+class _Side(NamedTuple):
     """Tokens of the first or second texts, without special tokens."""
 
     ids: Ints  # (tokens,)
@@ -255,8 +254,7 @@ class _Side:
     spans: Ints | None  # (tokens, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Template:
+class _Template(NamedTuple):
     """Special tokens before, between and after one text or two, and the segment ids of all."""
 
     special: tuple[list[int], ...]

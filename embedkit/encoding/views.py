@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,7 @@ _COLUMN = re.compile(r"(sum|mean|concat)_(\d+(?:to\d+|(?:_\d+)+))")
 _VIEW = re.compile(rf"({'|'.join(Pooling)}|[^_]*)(?:_(.*))?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
+class LayerSpec(NamedTuple):
     """One layer, or several combined by ``sum``, ``mean`` or ``concat``."""
 
     layers: tuple[int, ...]  # positive; ascending, but for concat
@@ -58,8 +57,7 @@ class LayerSpec:
         return hidden * len(self.layers) if self.combination == "concat" else hidden
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """One sentence vector column: a pooling of a layer, the last one where it has none."""
 
     pooling: Pooling
@@ -71,8 +69,7 @@ class View:
         return f"{self.pooling}_{self.layer.name}" if self.pooling.has_layer else str(self.pooling)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardVectors:
+class ShardVectors(NamedTuple):
     """Vectors of the texts of one shard, in their order."""
 
     views: dict[str, Float32]  # (texts, width), by column name

@@ -48,7 +48,7 @@ from embedkit.finetuning.model import (
 from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions
 from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
 from embedkit.machine import __version__
-from embedkit.runs.cross_validation import Fits, FoldFit, held_out_predictions
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem, held_out_predictions
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions, TestSet
@@ -56,7 +56,7 @@ from embedkit.runs.run import FinetuneRun
 from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import TEST, UNUSED, Split, validation_records
 from embedkit.storage import UNFINISHED
-from embedkit.types import Bool, Float64, Int64, ProgressCallback, no_progress
+from embedkit.types import Bool, Float64, Int64, ProgressCallback
 from embedkit.units.target import Target
 from embedkit.units.units import Units
 
@@ -282,21 +282,14 @@ class FineTuned:
         ]
         return folds, choosing
 
-    def fit(
-        self,
-        units: Units,
-        target: Target,
-        split: Split,
-        *,
-        test: TestSet | None = None,
-        progress: ProgressCallback = no_progress,
-    ) -> Fits:
+    def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Train the models that are not finished; new units get the mean of all models.
 
         The inner predictions of a fold are of its validation units, by its own models, which were
         fitted neither on them nor on the fold. ``model`` of a fold are the results of its models,
         one for each seed, whose mean predicts.
         """
+        units, target, split, test = problem
         folds, choosing = self.folds(units, target, split)
         train: Callable[..., tuple[EncoderWithHead, FoldResult]] = train_fold
         if self.options.objective == CONTRASTIVE:

@@ -13,8 +13,7 @@ the threshold of each fold, and the test set, which nothing is learnt from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from embedkit.runs.predictions import Predictions, TestSet
 from embedkit.runs.run import Cost
@@ -24,8 +23,7 @@ from embedkit.units.target import Target
 from embedkit.units.units import Units
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldFit:
+class FoldFit(NamedTuple):
     """What the model of a fold predicts; ``proba`` are probabilities, or values of a regression."""
 
     proba: Float64  # of the held-out units
@@ -38,8 +36,7 @@ class FoldFit:
     predict_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fits:
+class Fits(NamedTuple):
     """The models of all folds; seconds are of processors, whatever else a machine does."""
 
     folds: Sequence[FoldFit]
@@ -54,18 +51,19 @@ class Fits:
         return Cost(fit_seconds=self.fit_seconds, predict_seconds=self.predict_seconds, **more)
 
 
+class Problem(NamedTuple):
+    """What is to be learnt: labelled units in the folds of a split, and a test set."""
+
+    units: Units
+    target: Target
+    split: Split
+    test: TestSet | None
+
+
 class Method(Protocol):
     """A way to learn and predict."""
 
-    def fit(
-        self,
-        units: Units,
-        target: Target,
-        split: Split,
-        *,
-        test: TestSet | None,
-        progress: ProgressCallback,
-    ) -> Fits:
+    def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Return a model for each fold, with its predictions."""
 
 
@@ -81,7 +79,7 @@ def cross_validate(
     """Return predictions for every held-out unit and the test set, and the models behind them."""
     # before the fit, which may take hours
     split.check(target)
-    fits = method.fit(units, target, split, test=test, progress=progress)
+    fits = method.fit(Problem(units, target, split, test), progress=progress)
     parts = held_out_predictions(fits.folds, units, target, split)
     # a probe compares views and predicts no test set
     if test is not None and fits.test is not None:

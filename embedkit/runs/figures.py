@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,15 +86,14 @@ def save(folder: Path, **figures: Scene) -> None:
         storage.write_durably(file, as_file(scene, "png"), scratch=folder)
 
 
-@dataclass(frozen=True, slots=True)
-class ReliabilityBin:
+class ReliabilityBin(NamedTuple):
     """Records of similar confidence: its mean, the fraction that is right, its Wilson interval."""
 
     confidence: float
     right: float
     low: float
     high: float
-    count: int
+    records: int
 
 
 def reliability_bins(p: Predictions) -> tuple[ReliabilityBin, ...]:

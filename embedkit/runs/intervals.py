@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,8 +36,7 @@ class Score:
     high: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Metric:
+class Metric(NamedTuple):
     """A metric as a function of weighted records.
 
     ``rarer`` are ``(n,)`` the records of the rarer of two classes, whose number limits what a

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +41,7 @@ _OTHER_NAMES = {
 """What other libraries call a metric, without case and marks."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricRow:
+class MetricRow(NamedTuple):
     """A row of the table of metrics.
 
     ``two`` are metrics of the second of two classes, ``ordinal`` of three or more classes that are
@@ -462,10 +460,8 @@ def _correlation(weights: Float64, a: Float64, b: Float64) -> Float64:
     spread = products[1] * products[2]
     # values are standardised, or ranks as fractions: what is left below this is rounding of a
     # constant
-    smallest = _SMALLEST * total[:, 0] ** 2
-    correlation = np.full(len(spread), np.nan)
-    np.divide(products[0], np.sqrt(spread), out=correlation, where=spread > smallest)
-    return correlation
+    spread[spread <= _SMALLEST * total[:, 0] ** 2] = 0
+    return _ratio(products[0], np.sqrt(spread), undefined=np.nan)
 
 
 def _ranks(values: Float64) -> Callable[[Float64], Float64]:
@@ -491,15 +487,12 @@ def _mean_roc_auc(ranked: Sequence[_Ranking]) -> Callable[[Float64], Float64]:
     def mean_of(weights: Float64) -> Float64:
         areas = np.stack([one.roc_auc(weights) for one in ranked])
         known = np.isfinite(areas)
-        mean = np.full(len(weights), np.nan)
-        np.divide(np.where(known, areas, 0).sum(0), known.sum(0), out=mean, where=known.any(0))
-        return mean
+        return _ratio(np.where(known, areas, 0).sum(0), known.sum(0), undefined=np.nan)
 
     return mean_of
 
 
-@dataclass(frozen=True, slots=True)
-class Threshold:
+class Threshold(NamedTuple):
     """The probability from which the second of two classes is predicted.
 
     Without a ``value`` it is chosen by an F score, or by macro-F1 where ``beta`` is ``None``.
@@ -583,9 +576,11 @@ def _f_beta(cells: Any, beta: float) -> Any:
     return gain / np.maximum(gain + beta**2 * missed + false, _SMALLEST)
 
 
-def _ratio(part: Float64, whole: Float64) -> Float64:
-    """Part / whole, 0 where whole is 0."""
-    return np.divide(part, whole, out=np.zeros(np.shape(whole)), where=whole > 0)
+def _ratio(part: Float64, whole: NDArray[Any], *, undefined: float = 0.0) -> Float64:
+    """Part / whole, ``undefined`` where whole is 0."""
+    ratio = np.full(np.shape(whole), undefined)
+    np.divide(part, whole, out=ratio, where=whole > 0)
+    return ratio
 
 
 def _kept(method: Callable[[Any, Float64], T]) -> Callable[[Any, Float64], T]:
@@ -651,9 +646,7 @@ class _Confusion:
         squares = np.subtract.outer(places, places) ** 2
         apart = (self._table(weights) * squares).sum((1, 2)) * total
         expected = np.einsum("si,ij,sj->s", true, squares, predicted)
-        kappa = np.full(len(total), np.nan)
-        np.divide(expected - apart, expected, out=kappa, where=expected > 0)
-        return kappa
+        return _ratio(expected - apart, expected, undefined=np.nan)
 
     def f_beta(self, beta: float) -> Callable[[Float64], Float64]:
         return lambda w: np.asarray(_f_beta(self._table(w).reshape(-1, 4).T, beta))
@@ -695,19 +688,16 @@ class _Ranking:
     def roc_auc(self, weights: Float64) -> Float64:
         """Area under the ROC curve by trapezoids; NaN if only one class is there."""
         hits, chosen = self._sums(weights)
-        missed, area = chosen - hits, np.full(len(weights), np.nan)
-        pairs = hits[:, -1] * missed[:, -1]
+        missed = chosen - hits
         # a product and a sum at once, without a matrix of products
         under = np.einsum("ij,ij->i", np.diff(missed, axis=1), hits[:, 1:] + hits[:, :-1])
         # the first trapezoid starts at the origin
         under = (missed[:, 0] * hits[:, 0] + under) / 2
-        np.divide(under, pairs, out=area, where=pairs > 0)
-        return area
+        return _ratio(under, hits[:, -1] * missed[:, -1], undefined=np.nan)
 
     def average_precision(self, weights: Float64) -> Float64:
         """Mean precision over the recall gained at each score; NaN without positives."""
         hits, chosen = self._sums(weights)
-        total, area = hits[:, -1], np.full(len(weights), np.nan)
         gained, precision = np.diff(hits, axis=1, prepend=0.0), hits / np.maximum(chosen, _SMALLEST)
-        np.divide(np.einsum("ij,ij->i", gained, precision), total, out=area, where=total > 0)
-        return area
+        found = np.einsum("ij,ij->i", gained, precision)
+        return _ratio(found, hits[:, -1], undefined=np.nan)

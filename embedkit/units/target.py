@@ -64,8 +64,8 @@ class Target:
         if sets and max(map(len, each)) == 1:
             logger.warning(f"{name}: no record has two classes by label_separator={separator!r}")
         # a list of several classes: as a name it would be one more class, which few records have
-        lists = [] if sets else [label for label in known if len(list_of(str(label)) or "0") != 1]
-        if lists:
+        parts = [] if sets else [(label, list_of(str(label))) for label in known]
+        if lists := [label for label, listed in parts if listed is not None and len(listed) != 1]:
             problem = f"the label {lists[0]:.60} is a list of classes"
             raise UsageError(f"{name}: {problem}. Pass task='multilabel'.")
         classes = tuple(names.tolist()) if sets else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from embedkit.classifiers import tuning
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.mixture import LayerMixture, unit_layers
 from embedkit.classifiers.probe import Candidate, Candidates, combinations_of
-from embedkit.classifiers.train import side_by_side
 from embedkit.geometry import effective_rank
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import as_json
@@ -27,6 +25,7 @@ from embedkit.types import Float32, Float64, Int64
 from embedkit.units.target import Target
 from tests.comparison.test_report import corpus_of
 from tests.properties.test_simulation import most
+from tests.run_fixtures import one_by_one
 from tests.store_fixtures import extract_tiny
 
 
@@ -144,12 +143,12 @@ def test_every_fit_of_a_combination_is_on_training_records(
     fitted: list[frozenset[int]] = []
     honest = tuning.fit
 
-    def recording(units: Any, target: Any, split: Any, train: Any, *rest: Any, **more: Any) -> Any:
-        fitted.append(frozenset(train.tolist()))
-        return honest(units, target, split, train, *rest, **more)
+    def recording(fold: tuning.Subset, *rest: Any, **more: Any) -> Any:
+        fitted.append(frozenset(fold.train.tolist()))
+        return honest(fold, *rest, **more)
 
     monkeypatch.setattr(probing, "fit", recording)
-    monkeypatch.setattr(probing, "side_by_side", partial(side_by_side, threads=1))
+    monkeypatch.setattr(probing, "side_by_side", one_by_one)
     names = ["mean_0", "mean_1", "mean_2"]
     content = probing.probe(data, out=tmp_path / "p", view=names, folds=2).content
     assert len(set(fitted)) == 2

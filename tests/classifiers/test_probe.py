@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ import pytest
 import embedkit
 from embedkit.classifiers import probe as probing
 from embedkit.classifiers.probe import probe
-from embedkit.classifiers.train import side_by_side
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import as_json
 from embedkit.runs.split import Split, split_for, write_split
 from embedkit.units.target import Target, growing_order
 from embedkit.units.units import Units
 from tests.comparison.test_report import corpus_of
-from tests.run_fixtures import edit_run
+from tests.run_fixtures import edit_run, one_by_one
 from tests.store_fixtures import extract_tiny
 
 
@@ -46,11 +44,11 @@ def test_every_fit_is_on_training_records(
 ) -> None:
     """Those of learning curves too: no fit has a record of the fold that it is scored on."""
     calls = calls_of(probing, "fit")
-    monkeypatch.setattr(probing, "side_by_side", partial(side_by_side, threads=1))
+    monkeypatch.setattr(probing, "side_by_side", one_by_one)
     result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, learning_curve=True)
     split = split_for(Units.of_dataset(embedkit.load(data)), folds=3, seed=0)
     folds = [set(split.subsets()[fold][0].tolist()) for fold in range(3)]
-    fitted = [set(call.arguments[3].tolist()) for call in calls]
+    fitted = [set(call.arguments[0].train.tolist()) for call in calls]
     assert len(fitted) == 3 * 5
     for number, records in enumerate(fitted):
         assert records <= folds[number // 5]  # one fold after the other, in one thread

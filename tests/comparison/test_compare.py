@@ -304,8 +304,6 @@ def test_blends_are_written(tmp_path: Path) -> None:
         write_blend(made, tmp_path / "b.tsv")
     with pytest.raises(UsageError, match=r"b\.xlsx"):
         write_blend(made, tmp_path / "b.xlsx")
-    with pytest.raises(UsageError, match="blend"):
-        blend("best", [run.predictions for run in compared.runs])
 
 
 @pytest.mark.parametrize("kind", ["mean", "stacked"])

@@ -404,7 +404,7 @@ def test_names_of_classes_stand_at_their_columns(compared: Compared) -> None:
 def test_reliability_bins_hold_all_records(compared: Compared) -> None:
     mine = held_out(compared, "c")
     bins = reliability_bins(mine)
-    counts = np.array([b.count for b in bins])
+    counts = np.array([b.records for b in bins])
     assert counts.sum() == len(mine.row)
     assert counts.max() - counts.min() <= 1
     right = mine.proba.argmax(1) == mine.y
@@ -412,7 +412,7 @@ def test_reliability_bins_hold_all_records(compared: Compared) -> None:
     assert (counts * [b.confidence for b in bins]).sum() == pytest.approx(mine.proba.max(1).sum())
     assert [b.confidence for b in bins] == sorted(b.confidence for b in bins)
     for one in bins:
-        ends = binomtest(round(one.right * one.count), one.count).proportion_ci(method="wilson")
+        ends = binomtest(round(one.right * one.records), one.records).proportion_ci(method="wilson")
         assert (one.low, one.high) == pytest.approx((ends.low, ends.high))
 
 
