@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 
 from embedkit.classifiers.estimators import EstimatorSettings
-from embedkit.classifiers.tuning import fit
+from embedkit.classifiers.tuning import Subset, fit
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import padded, predict_logits
 from embedkit.finetuning.training import Fold, FoldResult, FoldTrainer, Totals, train_fold
@@ -72,14 +72,8 @@ def train_contrastive(
     settings = EstimatorSettings.of(
         None, task="classification", class_weight=fold.options.class_weight, seed=fold.options.seed
     )
-    fitted = fit(
-        replace(units, inputs=vectors.__getitem__),
-        fold.target,
-        split,
-        fold.train,
-        settings,
-        tune=True,
-    )
+    there = replace(units, inputs=vectors.__getitem__)
+    fitted = fit(Subset(there, fold.target, split, fold.train, fold.held_out), settings, tune=True)
     model.classifier, model.config.n_outputs = last, len(fold.target.classes)
     _set_layer(last, fitted.pipeline)
     result.fit_seconds += time.process_time() - started

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from embedkit.classifiers.estimators import EstimatorSettings
-from embedkit.classifiers.tuning import fit, predict_proba
+from embedkit.classifiers.tuning import Subset, fit, predict_proba
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
@@ -57,9 +57,8 @@ def test_the_last_layer_is_the_classifier(present: tuple[int, ...]) -> None:
     y = random.choice(present, 60)
     rows = random.normal(size=(60, 8)) + 2 * np.eye(8)[y]
     target = Target(y, CLASSES[: max(present) + 1])
-    units, split = units_with(rows), split_of(y)
-    settings = EstimatorSettings.of(None, task="classification")
-    fitted = fit(units, target, split, np.arange(60), settings, tune=True)
+    fold = Subset(units_with(rows), target, split_of(y), np.arange(60), np.arange(0))
+    fitted = fit(fold, EstimatorSettings.of(None, task="classification"), tune=True)
     layer = nn.Linear(8, len(target.classes)).double()
     _set_layer(layer, fitted.pipeline)
     unit = torch.nn.functional.normalize(torch.from_numpy(rows))
