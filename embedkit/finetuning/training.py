@@ -216,6 +216,10 @@ def train_fold(
     ]
     # the Trainer's state counts epochs on, so that the epoch that was kept is read from the log
     scored = [line["epoch"] for line in log if line["step"] == kept and "valid_loss" in line]
+    # a last step may spoil the weights after the last loss was looked at. Of the vocabulary the
+    # rows that occur and the factor of the others tell: to look at all would take its memory twice
+    if not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad):
+        raise _diverged(fold, "weights are not numbers any more")
     # before the parameters are counted: it is the whole matrix that was trained
     if occurring is not None:
         occurring.restore()
@@ -227,9 +231,6 @@ def train_fold(
         fit_seconds=seconds,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
     )
-    # a last step may spoil the weights after the last loss was looked at
-    if not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad):
-        raise _diverged(fold, "weights are not numbers any more")
     # last: until here the names of the weights were those of the checkpoints
     if lora is not None:
         merge_lora(model, lora)
