@@ -562,6 +562,7 @@ def _untrained(
 ) -> dict[str, tuple[float, ...]]:
     """Scores of the views by encoders of the same architecture, never trained."""
     scores: dict[str, tuple[float, ...]] = {}
+    subsets = scorer.split.subsets()
     step = steps(progress, "never trained", len(method.names) * _UNTRAINED, "views")
     for number in range(_UNTRAINED):
         progress(Progress("encoding at random", 0, None, "texts"))
@@ -569,9 +570,7 @@ def _untrained(
         for name, X in views.items():
             # the same units, folds and tuning: the weights of the encoder alone differ
             some = replace(units, inputs=X.__getitem__)
-            folds = [
-                Subset(some, target, scorer.split, *subset) for subset in scorer.split.subsets()
-            ]
+            folds = [Subset(some, target, scorer.split, *subset) for subset in subsets]
             fits = [partial(_predicted, fold, method.settings) for fold in folds]
             fitted = side_by_side(fits, threads=method.settings.threads)
             scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))

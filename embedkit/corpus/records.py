@@ -205,7 +205,7 @@ class CorpusReader:
         found = [raw.cells[plan.keep.index(name) - len(plan.keep)] for name in plan.spans]
         # a text without any, as a left join with a table of spans leaves it
         if not any(found):
-            return replace(raw, spans=())
+            return raw._replace(spans=())
         cells = list(map(str, found))
         try:
             listed: Any = list_of(cells[0])  # None is not iterable

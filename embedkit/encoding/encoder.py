@@ -29,7 +29,7 @@ from embedkit.encoding.model import (
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.pooling import POOLERS, SentencePooler
 from embedkit.encoding.products import calibrate, calibration_texts
-from embedkit.encoding.shard import PendingShard
+from embedkit.encoding.shard import PendingShard, Request
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
 from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
 from embedkit.encoding.views import (
@@ -450,9 +450,7 @@ class Encoder:
         return PendingShard(
             self.model,
             texts,
-            views=views,
-            poolers=self.poolers,
-            token_layers=token_layers,
+            Request(views, token_layers, self.poolers),
             special_tokens=special_tokens,
             batch_tokens=self.batch_tokens,
             on_tokens=on_tokens,

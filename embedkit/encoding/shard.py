@@ -41,8 +41,8 @@ _LEAST_TOKENS = 512
 """Tokens below which a batch is not divided among threads."""
 
 
-class _Request:
-    """The layers to read, and their uses."""
+class Request:
+    """The vectors that are asked for, and the layers to read for them."""
 
     def __init__(
         self,
@@ -73,16 +73,14 @@ class PendingShard:
         self,
         model: Model,
         texts: TokenizedTexts,
+        request: Request,
         *,
-        views: Sequence[View],
-        poolers: Mapping[Pooling, Pooler],
-        token_layers: Sequence[LayerSpec] = (),
-        special_tokens: bool = True,
+        special_tokens: bool,
         batch_tokens: int,
-        on_tokens: Callable[[int], None] = lambda _: None,
+        on_tokens: Callable[[int], None],
     ) -> None:
         self._model, self._texts, self._on_tokens = model, texts, on_tokens
-        self._request = request = _Request(views, token_layers, poolers)
+        self._request = request
         # tokens that mean and max count, each in one window of its text only
         counted = texts.owned if special_tokens else texts.owned & ~texts.special[texts.seen]
         self._counts = np.diff(ends_of(counted)[texts.window_ends])
