@@ -483,7 +483,7 @@ class FineTuned:
         decision, seeds = self.options.decision, self.options.seeds
         beta, scores = decision.beta if decision else None, dict[str, tuple[float, ...]]()
         for member in range(seeds if seeds > 1 else 0):
-            alone = [replace(fit, proba=np.array(fit.model[member].proba)) for fit in fits]
+            alone = [fit._replace(proba=np.array(fit.model[member].proba)) for fit in fits]
             predictions = Predictions.joined(held_out_predictions(alone, units, target, split))
             for name, metric in metrics_of(predictions, beta=beta).items():
                 scores[name] = (*scores.get(name, ()), metric.value(len(predictions.row)))
