@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from scipy.stats import spearmanr
 
 import embedkit
@@ -79,7 +78,11 @@ TASKS = {
         ("relatedness_score", "sentence_A", "sentence_B"),
         77.58,
     ),
-    "KorSTS": Task("korsts", ("sts-test.tsv",), ("score", "sentence1", "sentence2"), 42.30),
+    # its published value is one of quotes read as those of CSV, which costs three pairs:
+    # taken literally, all 1,379 pairs give 42.18
+    "KorSTS": Task(
+        "korsts", ("sts-test.tsv",), ("score", "sentence1", "sentence2"), 42.30, quoting="csv"
+    ),
     "JSICK": Task(
         "verypluming/JSICK",
         ("jsick/test.tsv",),
@@ -185,7 +188,7 @@ def main() -> None:
         near.append(abs(score - task.published) < 0.1)
         distance = score - task.published
         print(f"| {name} | {task.published:.2f} | {score:.2f} | {distance:+.2f} |", flush=True)
-    print(f"\n{np.sum(near)} of {len(near)} within 0.1")
+    print(f"\n{sum(near)} of {len(near)} within 0.1")
 
 
 if __name__ == "__main__":

@@ -271,9 +271,14 @@ def _vectors_of(frame: Any, column: str | None) -> NDArray[Any]:
     first = {name: frame[name].iloc[0] for name in frame.columns} if len(frame) else {}
     lists = [n for n, cell in first.items() if np.ndim(cell) or str(cell).startswith("[")]
     chosen = [column] if column in lists else lists
-    # columns with a number at the end of their name: an id or a label may be a number too
     if not lists:
-        return np.asarray(frame.select_dtypes("number").filter(regex=r"\d$"))
+        # columns with a number at the end of their name: an id or a label may be a number too, and
+        # pandas calls an index that was written as a column "Unnamed: 0"
+        numbers = frame.select_dtypes("number").filter(regex=r"^(?!Unnamed: ).*\d$")
+        if not numbers.columns.size:
+            shown = ", ".join(map(str, frame.columns))
+            raise ValueError(f"it has neither lists nor columns v0, v1, …, but {shown:.60}")
+        return np.asarray(numbers)
     if len(chosen) > 1:
         raise ValueError(f"it has vectors in {', '.join(lists)}; name one by view")
     return np.array([json.loads(c) if isinstance(c, str) else c for c in frame[chosen[0]]])

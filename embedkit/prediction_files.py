@@ -1,8 +1,8 @@
 """Files of predictions for people and competitions: CSV, TSV, JSON Lines and Parquet.
 
 A submission names its own columns (``--submission id=ID,target=label``); every other file has the
-id, the prediction and a probability for each class. Files of other tools are read here too, to be
-compared with runs: by id, and refused with counts where ids are missing.
+id, the prediction and a probability for each class. Files of other tools, which are compared with
+runs by their ids, are read by :mod:`~embedkit.comparison.load`.
 """
 
 from __future__ import annotations

@@ -176,7 +176,8 @@ def parquet_bytes(table: pa.Table) -> memoryview:
 
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    return memoryview(sink.getvalue())
+    # Arrow's buffers have signed bytes, which are never equal to those that a file has
+    return memoryview(sink.getvalue()).cast("B")
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:

@@ -171,7 +171,7 @@ FILES: dict[str, Callable[[Path, Floats], object]] = {
         path, orient="records", lines=True, double_precision=15
     ),
     "numbers.parquet": lambda path, X: _numbers(X).to_parquet(path),
-    "numbers.csv": lambda path, X: _numbers(X).to_csv(path, index=False),
+    "numbers.csv": lambda path, X: _numbers(X).to_csv(path),  # with the index, as by default
     "numbers.tsv": lambda path, X: _numbers(X).to_csv(path, index=False, sep="\t"),
 }
 
@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Floats], object], type[Exception], str]
     "none.parquet": (
         lambda path, X: pd.DataFrame({"id": IDS}).to_parquet(path),
         UsageError,
-        "expected numbers",
+        "neither lists nor columns v0, .* but id",
     ),
     "vectors.txt": (lambda path, _: path.write_text("1"), UsageError, "neither a dataset nor"),
     "absent.npy": (lambda path, _: None, UsageError, "cannot be read"),

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embedkit import storage
@@ -195,3 +198,13 @@ def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
     file.unlink()
     with pytest.raises(DamagedError, match=r"x\.json"):
         read_json(file)
+
+
+def test_a_table_is_no_conflict_with_itself(tmp_path: Path) -> None:
+    """An interrupted command writes what it wrote before, and goes on; another table is refused."""
+    file, table = tmp_path / "t.parquet", pa.table({"x": np.arange(300) * 0.37})
+    for _ in range(2):
+        storage.write_files({file: storage.parquet_bytes(table)}, overwrite=False)
+    with pytest.raises(OutputExistsError):
+        storage.write_files({file: storage.parquet_bytes(table[:9])}, overwrite=False)
+    assert pq.read_table(file).equals(table)

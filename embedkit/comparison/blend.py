@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit import storage
 from embedkit.errors import UsageError
 from embedkit.predict import predictions_of
 from embedkit.prediction_files import (
@@ -179,6 +180,7 @@ def write_blend(
     ``submission`` is of the test set or of new records alone.
     """
     file_format(out, name="write_blend")
+    storage.refuse_existing(out, overwrite=overwrite)
     p = made.predictions
     if answers and not p.classes:
         raise UsageError("answers= needs runs that predict labels; these predict values.")

@@ -12,6 +12,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -20,11 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embedkit.corpus.memory import input_files
-from embedkit.corpus.plan import CorpusOptions, plan_corpus
-from embedkit.corpus.records import CorpusReader, Record
+from embedkit.corpus.plan import open_table
+from embedkit.corpus.sources import Row
 from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
 from embedkit.display import count_text
-from embedkit.errors import MismatchError, UsageError
+from embedkit.errors import MismatchError, UsageError, did_you_mean
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import (
     ROUNDING,
@@ -145,10 +146,12 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
     cells = _cells(path, records)
     if "fold" not in cells:
         logger.warning(f"{path} has no column fold: that it had not seen the records is believed")
-    elif moved := sum(a != b for a, b in zip(cells["fold"], fold_names(records.fold), strict=True)):
+    pairs = zip(cells.get("fold", ()), fold_names(records.fold), strict="fold" in cells)
+    if moved := [f"{theirs!r} instead of {ours!r}" for theirs, ours in pairs if theirs != ours]:
         raise MismatchError(
-            f"{path} has another fold than {first.path} for {moved} of {len(records.row)} records. "
-            "Predict each by a model that was trained without its fold in split.parquet."
+            f"{path} has another fold than {first.path} for {len(moved)} of {len(records.row)} "
+            f"records, such as {moved[0]}. Predict each by a model that was trained without its "
+            "fold in split.parquet."
         )
     return LoadedRun(
         name,
@@ -176,24 +179,42 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
 def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]]:
     """The columns of a file of predictions, in the order of the records."""
     known = ("fold", "y_pred", *(f"proba_{label}" for label in records.classes))
-    with input_files(path) as files:
-        # the ids are read as the texts of a corpus, so that all formats, quotings and encodings
-        # work; the first plan is to see which of the other columns exist
-        columns = plan_corpus(files, CorpusOptions(text="id")).columns
+    # the table below a corpus: all formats, quotings and separators work, and numbers are ids too
+    with input_files(path) as files, closing(open_table(files[0])) as table:
+        columns = table.columns
+        if "id" not in columns or not set(columns) & {*known[1:]}:
+            probabilities = f" or {', '.join(known[2:7])}" if known[2:] else ""
+            lacking = "y_pred" if "id" in columns else "id"
+            raise UsageError(
+                f"{path}: expected the columns id, and y_pred{probabilities}; it has "
+                f"{', '.join(map(repr, columns))}.{did_you_mean(lacking, columns)}"
+            )
+        given = [column for column in columns if column.startswith("proba_")]
+        if given and {*given} != {*known[2:]}:
+            raise UsageError(
+                f"{path} has {', '.join(given):.200}; expected the probability of each class, "
+                f"{', '.join(known[2:]) or 'of which there are none'!s:.200}."
+            )
         keep = [column for column in known if column in columns]
-        plan = plan_corpus(files, CorpusOptions(text="id", keep=keep))
-        lines = [line for line in CorpusReader(plan) if isinstance(line, Record)]
-    by_id = {line.text: line.kept for line in lines}
-    for place, ids in ((path, [line.text for line in lines]), ("the runs", records.ids)):
+        for name in ("id", *keep):
+            table.check_column(name, role="")
+        rows = list(table.rows(["id", *keep]))
+    cells = [row.cells for row in rows if isinstance(row, Row) and row.cells[0]]
+    if bad := len(rows) - len(cells):
+        raise UsageError(f"{path}: {bad:,} of its {len(rows):,} rows are damaged or have no id.")
+    by_id = {row[0]: row[1:] for row in cells}
+    for place, ids in ((path, [row[0] for row in cells]), ("the runs", records.ids)):
         if twice := [name for name, n in Counter(ids).items() if n > 1]:
             raise UsageError(
                 f"{path} is joined by id, and {len(twice)} ids of {place} occur more than once, "
                 f"such as {twice[0]!r}. Make ids unique."
             )
     if missing := [name for name in records.ids if name not in by_id]:
+        # ids that are written in another way, as 7.0 or x7, are recognised at a glance
+        shown = ", ".join(map(repr, list(by_id)[:3])) or "none"
         raise MismatchError(
             f"{path} has no prediction for {len(missing):,} of {len(records.ids):,} records, such "
-            f"as id {missing[0]!r}. Give one for each record of the runs."
+            f"as id {missing[0]!r}; its own ids are {shown} … Give one for each record of the runs."
         )
     if others := len(by_id) - len(records.ids):
         logger.warning(f"{path}: {others:,} predictions for other ids are left out")
@@ -215,10 +236,6 @@ def _predicted(
         return values
 
     classes = records.classes
-    given = [label for label in classes if f"proba_{label}" in cells]
-    if "y_pred" not in cells and (not classes or len(given) < len(classes) or not given):
-        wanted = f"y_pred, or {', '.join(f'proba_{label}' for label in classes[:5])}"
-        raise UsageError(f"{path}: expected the columns id and {wanted if classes else 'y_pred'}.")
     if not classes:
         return records.with_proba(numbers("y_pred"))
     y_pred = None
@@ -230,14 +247,14 @@ def _predicted(
                 f"{unknown[0]!r}; expected {', '.join(classes[:10])}."
             )
         y_pred = np.array([number[str(label)] for label in cells["y_pred"]], np.int64)
-    if len(given) == len(classes):
+    if f"proba_{classes[0]}" in cells:
         proba = np.stack([numbers(f"proba_{label}") for label in classes], axis=1)
         tolerance = np.inf if records.of_sets else ROUNDING
         if problem := invalid_proba(records.row, proba, tolerance=tolerance):
-            raise UsageError(f"{path}: {problem}.")
+            raise UsageError(f"{path}: {problem}; expected numbers from 0 to 1 with the sum 1.")
         return records.with_proba(proba, y_pred)
-    if y_pred is None or given:
-        raise UsageError(f"{path} has probabilities of {len(given)} of {len(classes)} classes.")
+    if y_pred is None:
+        raise UsageError(f"{path}: sets of labels are compared by proba_ and the name of each.")
     logger.warning(
         f"{path} has no probabilities: log-loss, Brier score and ROC-AUC take its decisions for "
         "certain"

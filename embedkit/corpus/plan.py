@@ -278,6 +278,12 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     return plan
 
 
+def open_table(file: InputFile) -> Table:
+    """Open a file whose cells are no corpus; its format and dialect are guessed as of one."""
+    dialect, _ = _dialect(file, CorpusOptions())
+    return READERS[dialect.format].open(file.path, dialect)
+
+
 def _problem_of(table: Table, name: str, role: str = "") -> str:
     """Why a column cannot be read; empty if it can."""
     try:

@@ -125,11 +125,11 @@ class DatasetEncoder:
         words = word_vectors(tokenized, sources, layers, self.settings.words)
         # rounded as for storage and read back as float32, so that bits can be compared with stored
         # ones
-        rounded = {
-            name: cast_for_storage(vectors, self.settings.storage, name=name, rows=words.row)
-            for name, vectors in words.vectors.items()
+        storage, rows = self.settings.storage, words.row
+        vectors = {
+            name: cast_for_storage(one, storage, name=name, rows=rows).astype(np.float32)
+            for name, one in words.vectors.items()
         }
-        vectors = {name: one.astype(np.float32) for name, one in rounded.items()}
         return self._stored_views(shard), replace(words, vectors=vectors)
 
     def _shard(
@@ -151,12 +151,9 @@ class DatasetEncoder:
 
     def _stored_views(self, shard: ShardVectors) -> dict[str, Float32]:
         rows = np.arange(len(next(iter(shard.views.values()), ())))
-        return {
-            view.name: self.settings.as_stored(
-                shard.views[view.name], name=view.name, rows=rows
-            ).astype(np.float32)
-            for view in self._views
-        }
+        names, views = [view.name for view in self._views], shard.views
+        stored = {n: self.settings.as_stored(views[n], name=n, rows=rows) for n in names}
+        return {name: vectors.astype(np.float32) for name, vectors in stored.items()}
 
     def tokenized(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, **words: Any

@@ -395,9 +395,7 @@ def estimate(
     sample = heapq.nlargest(_SAMPLE, accepted(), key=lambda _: random.random())
     texts = plan.tokenized(sample, plan.encoder.tokenizer)
     n = max(len(sample), 1)
-    known = known_texts(sources, sample, plan.folds_of(sample))
-    # of the texts that have to be encoded
-    share = 1 - sum(len(found.texts) for found in known) / n
+    new, _ = known_texts(sources, sample, plan.folds_of(sample))
     counts = reader.counts
     kept = len(texts.ids)
     tokens = round(kept / n * counts.accepted)
@@ -423,7 +421,8 @@ def estimate(
         free_bytes=storage.free_bytes(plan.out),
         shards=max(-(-counts.accepted // plan.job.settings.storage.shard_rows), 1),
         tokens_per_second=speed,
-        seconds=tokens / speed * share,
+        # of the texts that have to be encoded
+        seconds=tokens / speed * len(new) / n,
         sampled=len(sample),
         notices=counts.notices,
     )

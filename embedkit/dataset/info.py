@@ -224,12 +224,7 @@ def _health(name: str, width: int, vectors: Float32) -> ViewHealth:
         # the mean over all pairs of different rows, from the norm of the sum of unit vectors
         total = (vectors[filled] / norms[filled, None]).sum(axis=0)
         anisotropy = float((total @ total - n) / (n * (n - 1)))
-    return ViewHealth(
-        name=name,
-        width=width,
-        norm_mean=float(norms.mean()) if len(norms) else float("nan"),
-        norm_min=float(norms.min()) if len(norms) else float("nan"),
-        norm_max=float(norms.max()) if len(norms) else float("nan"),
-        zeros=int((~filled).sum()),
-        anisotropy=anisotropy,
-    )
+    # of no vectors all three are NaN
+    shown = norms if len(norms) else np.array([np.nan])
+    mean, least, largest = float(shown.mean()), float(shown.min()), float(shown.max())
+    return ViewHealth(name, width, mean, least, largest, int((~filled).sum()), anisotropy)

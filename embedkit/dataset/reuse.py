@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.corpus.records import Record
-from embedkit.dataset.format import local_dataset, read_manifest, text_key, whole_text
+from embedkit.dataset.fold_models import keys_of
+from embedkit.dataset.format import local_dataset, read_manifest
 from embedkit.dataset.job import Job, difference
 from embedkit.dataset.settings import JobSettings
 from embedkit.dataset.tables import TableReader
@@ -59,10 +60,9 @@ class Source:
                 f"reuse={path}: storage='int8' rounds all vectors of a shard together."
             )
         # the dataset may have more columns than the job, but not fewer
-        columns = {*wanted.views, *(f"layer {name}" for name in wanted.token_layers)}
-        columns -= {*made.vectors.views, *(f"layer {name}" for name in made.vectors.token_layers)}
+        lacking = (wanted.columns(n) - made.vectors.columns(n) for n in ("sentence", "word"))
         differing = made.vector_settings.differences(settings.vector_settings)
-        differing += [f"it has no {name}" for name in sorted(columns)]
+        differing += [f"it has no {name}" for name in sorted(set().union(*lacking))]
         pairs: list[tuple[str, Any, Any]] = [
             ("folds", made.folds, settings.folds),
             ("text_pair", bool(made.input.text_pair), bool(settings.input.text_pair)),
@@ -159,7 +159,7 @@ class OpenSource:
     def find(self, records: Sequence[Record], texts: Int64, folds: Int64 | None) -> Known:
         """Those of some ``texts``, numbers of records, that this dataset has."""
         some = [records[i] for i in texts]
-        keys = np.array([text_key(whole_text(r.text, r.text_pair)) for r in some], np.int64)
+        keys = keys_of(some)
         # a key beyond the last one gets the place after the end: 0 is appended to be read there,
         # and such places are dropped in the next line
         at = np.searchsorted(self._keys, keys)
@@ -196,18 +196,14 @@ class OpenSource:
 
 def known_texts(
     sources: Sequence[OpenSource], records: Sequence[Record], folds: Int64 | None
-) -> tuple[Known, ...]:
-    """Return the texts of records that datasets have, each of the first one that has it."""
+) -> tuple[Int64, tuple[Known, ...]]:
+    """Return the numbers of the texts of records that no dataset has, and the others.
+
+    These are taken from the first dataset that has them.
+    """
     new, known = np.arange(len(records)), list[Known]()
     for source in sources:
         known.append(source.find(records, new, folds))
         # the next dataset is asked for what is still missing
         new = np.setdiff1d(new, known[-1].texts)
-    return tuple(found for found in known if len(found.texts))
-
-
-def new_texts(count: int, known: Sequence[Known]) -> Int64:
-    """Return the numbers of the texts among ``count`` that no dataset has."""
-    numbers = np.arange(count)
-    # numbers[:0]: concatenate needs one array at least
-    return np.delete(numbers, np.concatenate([numbers[:0], *(found.texts for found in known)]))
+    return new, tuple(found for found in known if len(found.texts))

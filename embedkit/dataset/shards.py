@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.records import Record
 from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
-from embedkit.dataset.format import Layout, Receipt, text_key, whole_text
+from embedkit.dataset.format import Layout, Receipt
 from embedkit.dataset.job import (
     Job,
     JobFolder,
@@ -41,7 +41,7 @@ from embedkit.dataset.parquet import (
     shard_bytes,
     text_column,
 )
-from embedkit.dataset.reuse import Known, Lengths, OpenSource, Source, known_texts, new_texts
+from embedkit.dataset.reuse import Known, Lengths, OpenSource, Source, known_texts
 from embedkit.dataset.settings import (
     ExtractOptions,
     JobSettings,
@@ -164,23 +164,22 @@ class ExtractPlan:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The records of a shard; ``known`` are texts that datasets have, ``texts`` the others."""
+    """The records of a shard; ``known`` are texts that datasets have.
+
+    The others have the numbers ``new`` in the shard, and are tokenized in ``texts``.
+    """
 
     number: int
     records: list[Record]
+    new: Int64
     texts: TokenizedTexts
     lengths: Lengths
-    known: tuple[Known, ...] = ()
-
-    @property
-    def new(self) -> Int64:
-        """The numbers of the texts to be encoded."""
-        return new_texts(len(self.records), self.known)
+    known: tuple[Known, ...]
 
     @property
     def new_records(self) -> list[Record]:
         """The records to be encoded."""
-        return [self.records[i] for i in self.new] if self.known else self.records
+        return [self.records[i] for i in self.new]
 
 
 class ShardMaker:
@@ -194,10 +193,8 @@ class ShardMaker:
     def read(self, shard: ShardRange) -> Shard:
         """Read the records of a shard, and tokenize those that no dataset has."""
         plan, records = self.plan, self._reader.read(shard)
-        known: tuple[Known, ...] = ()
-        if self._sources:
-            known = known_texts(self._sources, records, plan.folds_of(records))
-        return _read_shard(plan, plan.encoder.tokenizer, shard.number, records, known)
+        found = known_texts(self._sources, records, plan.folds_of(records))
+        return _read_shard(plan, plan.encoder.tokenizer, shard.number, records, *found)
 
     def start(
         self, shard: Shard, on_tokens: Callable[[int], None] = lambda _: None
@@ -370,7 +367,8 @@ def _read(shared: tuple[ExtractPlan, TextTokenizer], shard: ShardRange) -> Shard
     # a process gets its plan once and keeps it, so that the id stays its own
     if id(plan) not in _READING:
         _READING[id(plan)] = ShardReader(plan.corpus)
-    return _read_shard(plan, tokenizer, shard.number, _READING[id(plan)].read(shard))
+    records = _READING[id(plan)].read(shard)
+    return _read_shard(plan, tokenizer, shard.number, records, *known_texts((), records, None))
 
 
 def _read_shard(
@@ -378,27 +376,24 @@ def _read_shard(
     tokenizer: TextTokenizer,
     number: int,
     records: list[Record],
-    known: tuple[Known, ...] = (),
+    new: Int64,
+    known: tuple[Known, ...],
 ) -> Shard:
     """A shard with its new texts tokenized, and the lengths of all."""
 
     def tokenized(places: Int64) -> TokenizedTexts:
         return plan.tokenized([records[i] for i in places], tokenizer)
 
-    new = new_texts(len(records), known)
-    texts = tokenized(new) if known else plan.tokenized(records, tokenizer)
-    lengths = lengths_of(texts, tokenizer)
-    if known:
-        parts = [lengths]
-        for one in known:
-            # tokenizing is cheap beside encoding, and needed only where the dataset does not tell
-            # enough
-            there = one.lengths(lengths)
-            parts.append(there or lengths_of(tokenized(one.texts), tokenizer))
-        # every record is in one part, so that this is the inverse of their concatenation
-        order = np.argsort(np.concatenate([new, *(one.texts for one in known)]))
-        lengths = {name: np.concatenate([p[name] for p in parts])[order] for name in lengths}
-    return Shard(number, records, texts, lengths, known)
+    texts = tokenized(new)
+    parts = [lengths_of(texts, tokenizer)]
+    for one in known:
+        # tokenizing is cheap beside encoding, and needed only where the dataset does not tell
+        # enough
+        parts.append(one.lengths(parts[0]) or lengths_of(tokenized(one.texts), tokenizer))
+    # every record is in one part, so that this is the inverse of their concatenation
+    order = np.argsort(np.concatenate([new, *(one.texts for one in known)]))
+    lengths = {name: np.concatenate([p[name] for p in parts])[order] for name in parts[0]}
+    return Shard(number, records, new, texts, lengths, known)
 
 
 _MAKERS: dict[tuple[Path, str], tuple[ShardMaker, ShardPlan]] = {}
@@ -473,18 +468,12 @@ def sentence_columns(
     for position, name in enumerate(settings.input.keep):
         columns[name] = text_column([r.kept[position] for r in records])
     # always, also without the texts: splits keep equal texts together by it
-    keys = [text_key(whole_text(r.text, r.text_pair)) for r in records]
+    keys = keys_of(records)
     if folds is not None:
         columns["fold"] = pa.array(folds, pa.int16())
     counts = {n: pa.array(lengths[n], pa.int32()) for n in ("n_tokens", "n_kept", "n_unknown")}
-    return (
-        columns
-        | counts
-        | {
-            "truncated": pa.array(lengths["truncated"], pa.bool_()),
-            "text_key": pa.array(keys, pa.int64()),
-        }
-    )
+    counts["truncated"] = pa.array(lengths["truncated"], pa.bool_())
+    return columns | counts | {"text_key": pa.array(keys, pa.int64())}
 
 
 def layer_columns(table: WordVectors | TokenVectors, settings: JobSettings) -> dict[str, pa.Array]:

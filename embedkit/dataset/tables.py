@@ -237,8 +237,7 @@ class TableReader:
 
     def pick(self, indices: Int64, names: Sequence[str]) -> dict[str, list[Any]]:
         """Python values of columns, for ``(m,)`` positions in any order."""
-        table = self.table_at(indices, names)
-        return {name: table.column(name).to_pylist() for name in names}
+        return dict(self.table_at(indices, names).to_pydict())
 
     def table_at(self, indices: Int64, names: Sequence[str]) -> pa.Table:
         """Columns at ``(m,)`` positions in any order."""

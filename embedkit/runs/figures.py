@@ -258,8 +258,9 @@ def heat_map(
     # shades fade to the lower end of the best interval; what lies beyond is equally pale
     margin = sign * (best.value - (best.low if sign > 0 else best.high))
     left = max(text_width(shorten(name, 14)) for name in ["layer", *layers]) + 14
-    height = 42.0 if untrained else 28.0
     width = min((WIDTH - left) / len(poolings), 130.0)
+    lines = _cell_lines(metric, scores, untrained, room=width - 8)
+    height = 13.0 + 15 * max(map(len, lines.values()))
     told = "; ".join(f"{view} {metric_text(one.value, metric)}" for view, one in scores.items())
     title = f"{metric_name(metric)} by layer and pooling"
     scene = Scene(
@@ -277,17 +278,35 @@ def heat_map(
         shade: dict[str, Any] = {"outline": "ink" if chosen else None, "colour": "m0"}
         shade["opacity"] = round(0.06 + 0.36 * depth, 3)
         scene.box(x + 2, y + 2, width - 4, height - 4, name=view, **shade)
-        label = metric_text(score.value, metric)
-        half = (score.high - score.low) / 2
-        if math.isfinite(half):
-            label += f" ±{metric_text(half, metric)}"
-        scene.text(x + width / 2, y + 18, label, size=12, anchor="middle", bold=chosen)
-        if view in untrained:
-            random = f"({metric_text(float(np.mean(untrained[view])), metric)})"
-            scene.text(x + width / 2, y + 33, random, size=11, anchor="middle")
+        for number, line in enumerate(lines[view]):
+            at, bold = y + 18 + 15 * number, chosen and not number
+            scene.text(
+                x + width / 2, at, line, size=11 if number else 12, anchor="middle", bold=bold
+            )
     for row, layer in enumerate(layers):
         scene.text(left - 10, 24 + height * row + 18, shorten(layer, 14), anchor="end")
     return scene
+
+
+def _cell_lines(
+    metric: str,
+    scores: Mapping[str, Score],
+    untrained: Mapping[str, Sequence[float]],
+    *,
+    room: float,
+) -> dict[str, list[str]]:
+    """The lines of each cell: the score, half of its interval, untrained encoders in brackets."""
+    lines = {}
+    for view, score in scores.items():
+        half = (score.high - score.low) / 2
+        lines[view] = [metric_text(score.value, metric)]
+        lines[view] += [f"±{metric_text(half, metric)}"] * math.isfinite(half)
+    # on one line where all cells are wide enough; bold letters take 15 % more
+    if all(text_width(" ".join(cell), 12) * 1.15 <= room for cell in lines.values()):
+        lines = {view: [" ".join(cell)] for view, cell in lines.items()}
+    for view, values in untrained.items():
+        lines[view] = [*lines[view], f"({metric_text(float(np.mean(values)), metric)})"]
+    return lines
 
 
 def layers(probe: ProbeRun) -> Scene:
@@ -315,7 +334,9 @@ def without_labels(probe: ProbeRun) -> Scene:
 
 
 def _three_digits(value: float) -> str:
-    return f"{value:#.3g}".rstrip(".").replace("-", MINUS).replace("nan", "–")
+    # without powers of ten, for which a cell has no room
+    text = f"{value:.3f}" if abs(value) < 1e-3 else f"{value:#.3g}"
+    return text.rstrip(".").replace("-", MINUS).replace("nan", "–")
 
 
 def shaded_table(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
-from embedkit.choices import FEATURES, RunLevel, Storage, Task
+from embedkit.choices import FEATURES, RunLevel, Storage, Task, one_of
 from embedkit.dataset.format import Names
 from embedkit.dataset.settings import ModelRecord, VectorIdentity, VectorSettings
 from embedkit.display import Shown, without_nan
@@ -18,7 +18,6 @@ from embedkit.geometry import METRICS
 from embedkit.runs.intervals import Score
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.split import SplitSettings
-from embedkit.storage import one_of
 
 FORMAT_VERSION = 1
 

@@ -22,7 +22,7 @@ from tests.finetune_fixtures import corpus_of, tuned
 from tests.models import slow
 from tests.processes import command
 from tests.run_fixtures import train
-from tests.store_fixtures import extract_tiny, tiny_model
+from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 SAME: dict[str, Any] = {"prefix": "query: ", "max_length": 12, "on_long": "window", "stride": 2}
 
@@ -127,6 +127,22 @@ def test_predictions_of_another_tool_have_the_scores_of_a_run(
     write_report(found, tmp_path / "report.html")
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_ids_folds_and_labels_may_be_numbers(tmp_path: Path, suffix: str) -> None:
+    rows = [(str(n), f"{['good', 'bad'][n % 2]} movie {n}", str(n % 2)) for n in range(40)]
+    corpus = write_tsv(tmp_path / "c.tsv", rows)
+    at = train(corpus, out=tmp_path / "run", features="tfidf", folds=2).out
+    file = as_of_another_tool(
+        at,
+        tmp_path / f"llm.{suffix}",
+        id=lambda t: t["id"].astype(int),
+        fold=lambda t: t["fold"].astype(int),
+        y_pred=lambda t: t["y_pred"].astype(int),
+    )
+    found = compare([at, file])
+    assert found.row(file.name).scores["accuracy"] == found.row("run").scores["accuracy"]
+
+
 def test_decisions_and_probabilities_do_alone(folder: Path, notes: list[str]) -> None:
     at = folder / "tfidf"
     decided = as_of_another_tool(at, folder / "llm.csv", leave_out="proba_0 proba_1 fold")
@@ -145,15 +161,17 @@ def test_decisions_and_probabilities_do_alone(folder: Path, notes: list[str]) ->
 @pytest.mark.parametrize(
     ("leave_out", "changes", "message"),
     [
-        ("", {"id": lambda t: t["id"].where(t.index > 3, "x" + t["id"])}, "no prediction for 4 of"),
+        ("", {"id": lambda t: t["id"].where(t.index > 3, "x" + t["id"])}, "for 4 of .* ids are '"),
+        ("", {"id": lambda t: t["id"].where(t.index > 3)}, "4 of its .* rows are damaged or have"),
         ("", {"id": "7"}, "ids of .* occur more than once"),
-        ("", {"fold": "0"}, r"another fold .* for \d+ of"),
+        ("", {"fold": "0"}, r"another fold .* for \d+ of .*, such as '0' instead of '1'"),
         ("", {"y_pred": "yes"}, r"\d+ labels .*'yes'"),
-        ("proba_0 y_pred", {}, "expected the columns id and y_pred, or proba_0, proba_1"),
-        ("proba_0", {}, "probabilities of 1 of 2 classes"),
-        ("", {"proba_0": 0.7, "proba_1": 0.7}, "invalid probabilities"),
+        ("proba_0 proba_1 y_pred", {"Y_pred": 0}, "or proba_0, proba_1; it has .*mean 'Y_pred'"),
+        ("proba_0", {}, "has proba_1; expected the probability of each class, proba_0, proba_1"),
+        ("y_pred", {"proba_yes": 0.5}, "has proba_0, proba_1, proba_yes; expected"),
+        ("", {"proba_0": 0.7, "proba_1": 0.7}, "invalid probabilities.* with the sum 1"),
         ("", {"proba_0": "much"}, "values of proba_0 are not numbers"),
-        ("id", {}, "id"),
+        ("id", {"ID": "7"}, "expected the columns id, and .*mean 'ID'"),
     ],
 )
 def test_predictions_that_cannot_be_compared(

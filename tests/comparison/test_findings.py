@@ -24,9 +24,10 @@ from embedkit.comparison.cases import (
 from embedkit.comparison.recommendation import Recommendation, notices, recommend
 from embedkit.comparison.report import charts_of
 from embedkit.comparison.table import Compared, Difference, compare, records_to_decide
-from embedkit.drawing import Shape, Text
+from embedkit.drawing import Scene, Shape, Text, text_width
 from embedkit.errors import MismatchError, UsageError
-from embedkit.runs.figures import confusion, reliability_bins
+from embedkit.runs.figures import _three_digits, confusion, heat_map, reliability_bins, shaded_table
+from embedkit.runs.intervals import Score
 from embedkit.runs.predictions import Predictions
 from embedkit.storage import seal
 from tests.processes import invoke
@@ -440,3 +441,31 @@ def test_marks_of_the_forest_stand_at_their_gains(compared: Compared) -> None:
     slope, start = np.polyfit(values.ravel(), pixels.ravel(), 1)
     assert np.allclose(slope * values + start, pixels)
     assert slope > 0
+
+
+def check_within_cells(scene: Scene) -> None:
+    """Every text in the middle of a cell fits between its edges; bold letters are wider."""
+    edges = [[x for x, _ in one.points] for one in scene.items if isinstance(one, Shape)]
+    texts = [one for one in scene.items if isinstance(one, Text) and one.colour == "ink"]
+    inside = [one for one in texts if one.anchor == "middle"]
+    assert edges
+    assert inside
+    for text in inside:
+        half = text_width(text.text, text.size) * (1.15 if text.bold else 1) / 2
+        assert any(min(x) <= text.x - half and text.x + half <= max(x) for x in edges), text
+
+
+@pytest.mark.parametrize("metric", ["r2", "rmse", "accuracy"])
+@pytest.mark.parametrize("poolings", [("mean",), ("cls", "mean", "max", "pooler")])
+@pytest.mark.parametrize("untrained", [{}, {"mean_3": (0.25, 0.5)}])
+def test_numbers_stay_within_their_cells(
+    metric: str, poolings: tuple[str, ...], untrained: dict[str, tuple[float, ...]]
+) -> None:
+    views = [f"{name}_{layer}" for name in poolings for layer in (0, 3)]
+    scores = {view: Score(0.5 + n / 100, 0.4, 0.6) for n, view in enumerate(views)}
+    check_within_cells(heat_map(metric, scores, framed=views[:1], untrained=untrained))
+
+
+def test_numbers_near_zero_stay_within_their_cells() -> None:
+    columns = {name: {"mean_0": (3.8e-14, _three_digits(3.8e-14))} for name in "abcdef"}
+    check_within_cells(shaded_table("Layers", "view", ["mean_0"], columns))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 import pytest
 
 import embedkit
@@ -34,22 +32,8 @@ def tsv(path: Path, rows: Rows) -> None:
     path.write_text("id\ttext\n" + "".join(f"{i}\t{t}\n\n" for i, t in rows))
 
 
-def csv(path: Path, rows: Rows) -> None:
-    path.write_text("id,text\n" + "".join(f'{i},"{t}\n""x"""\n' for i, t in rows))
-
-
-def jsonl(path: Path, rows: Rows) -> None:
-    path.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in rows))
-
-
-def packed(path: Path, rows: Rows) -> None:
-    lines = ("id\ttext\n" + "".join(f"{i}\t{t}\n" for i, t in rows)).encode()
-    path.write_bytes(gzip.compress(lines))
-
-
-def parquet(path: Path, rows: Rows) -> None:
-    ids, texts = zip(*rows, strict=True)
-    pq.write_table(pa.table({"id": ids, "text": texts}), path, row_group_size=7)
+def frame(rows: Rows, text: str = "{}") -> pd.DataFrame:
+    return pd.DataFrame([(i, text.format(t)) for i, t in rows], columns=["id", "text"])
 
 
 def conllu(path: Path, rows: Rows) -> None:
@@ -61,12 +45,12 @@ def conllu(path: Path, rows: Rows) -> None:
     path.write_text("".join(f"# sent_id = {i}\n{lines}\n\n" for lines, i in words))
 
 
-WRITERS: dict[str, Callable[[Path, Rows], None]] = {
+WRITERS: dict[str, Callable[[Path, Rows], object]] = {
     "c.tsv": tsv,
-    "c.csv": csv,
-    "c.jsonl": jsonl,
-    "c.tsv.gz": packed,
-    "c.parquet": parquet,
+    "c.csv": lambda path, rows: frame(rows, '{}\n"x"').to_csv(path, index=False),
+    "c.jsonl": lambda path, rows: frame(rows).to_json(path, orient="records", lines=True),
+    "c.tsv.gz": lambda path, rows: frame(rows).to_csv(path, sep="\t", index=False),
+    "c.parquet": lambda path, rows: frame(rows).to_parquet(path, row_group_size=7),
     "c.conllu": conllu,
 }
 
@@ -81,7 +65,7 @@ def changes(rows: Rows) -> dict[str, Rows]:
         "shortened": [*rows[:3], *rows[9:]],
         "grown in the middle": [*rows[:6], *NEW, *rows[6:]],
         "edited": edited,
-        "renamed": [(f"x{i}", text) for i, text in rows],
+        "other labels": [(f"x{i}", text) for i, text in rows],
     }
 
 
@@ -106,14 +90,14 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
     tmp_path: Path, change: str, encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only new texts are tokenized and encoded."""
-    corpus, out = tmp_path / "c.tsv", tmp_path / "out"
+    """Only new texts are tokenized and encoded; ids are labels too."""
+    corpus, out, options = tmp_path / "c.tsv", tmp_path / "out", {**OPTIONS, "label": "id"}
     tsv(corpus, OLD)
-    run(corpus, out, **OPTIONS)
+    run(corpus, out, **options)
     tsv(corpus, changes(OLD)[change])
     if change != "the same":
         with pytest.raises(OutputExistsError, match="reuse="):
-            run(corpus, out, **OPTIONS)
+            run(corpus, out, **options)
     encoded.clear()
     tokenized, genuine = list[int](), ExtractPlan.tokenized
 
@@ -123,9 +107,9 @@ def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
 
     with monkeypatch.context() as patch:
         patch.setattr(ExtractPlan, "tokenized", counted)
-        run(corpus, out, reuse=out, overwrite=True, **OPTIONS)
+        run(corpus, out, reuse=out, overwrite=True, **options)
     assert sum(encoded) == sum(tokenized) == NEW_TEXTS.get(change, 0)
-    run(corpus, tmp_path / "fresh", **OPTIONS)
+    run(corpus, tmp_path / "fresh", **options)
     assert tree(out) == tree(tmp_path / "fresh")
     assert embedkit.verify(out, recompute=999).ok
 

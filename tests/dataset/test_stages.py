@@ -45,7 +45,7 @@ def test_one_shard_is_read_ahead_and_bytes_to_be_written_are_bounded(
     lengths = {"n_kept": np.zeros(1, np.int64)}
     encoder = SimpleNamespace(device=SimpleNamespace(type="cpu"))
     pending = SimpleNamespace(nbytes=100)
-    made: dict[str, Any] = {"read": reading, "write": write, "compared": lambda shard: shard}
+    made: dict[str, Any] = {"read": reading, "write": write}
     plan = SimpleNamespace(encoder=encoder)
     maker: Any = SimpleNamespace(plan=plan, start=lambda *_: pending, **made)
     todo: Any = range(20)

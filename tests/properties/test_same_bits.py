@@ -82,15 +82,10 @@ def test_every_text_has_the_same_bits_in_any_company(setting: str, tmp_path: Pat
     assert under(setting, "--share", odd_bert(tmp_path, 2)) == {"fp32": 100, "int8": 100}
 
 
-@pytest.fixture(scope="module")
-def wide_and_deep(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return odd_bert(tmp_path_factory.mktemp("twelve"), 12)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting or "as it is")
-def test_the_same_bits(setting: str, wide_and_deep: str) -> None:
-    models = DEFAULT_MODEL, wide_and_deep
+def test_the_same_bits(setting: str, tmp_path: Path) -> None:
+    models = DEFAULT_MODEL, odd_bert(tmp_path, 12)
     report = under(setting, *models)
     assert len(report["forwards"]) == 6 * len(models)
     assert all(": packed" in forward for forward in report["forwards"])
