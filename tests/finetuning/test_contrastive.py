@@ -120,25 +120,13 @@ def test_a_run_predicts_as_its_classifier_does(common: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        {"head": "cnn"},
-        {"one_logit": True},
-        {"label_smoothing": 0.1},
-        {"patience": 2},
-        {"select_by": "macro_f1"},
-        {"freeze_layers": "all"},
-        {"task": "regression"},
-        {"level": "word"},
-    ],
-    ids=str,
+    ("name", "value"),
+    [("head", "cnn"), ("patience", 2), ("task", "regression"), ("freeze_layers", "all")],
 )
-def test_options_that_mean_nothing_with_pairs_are_refused(given: dict[str, Any]) -> None:
-    (name,) = given
+def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"{name}="):
-        TrainingOptions(objective="contrastive", **given)
-    options = replace(TrainingOptions(objective="contrastive"), freeze_layers="1")
-    assert options.decided(texts=80, head="mean").patience is None
+        TrainingOptions(objective="contrastive", **{name: value})
+    assert TrainingOptions(objective="contrastive").decided(texts=80, head="mean").patience is None
 
 
 def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
