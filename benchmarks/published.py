@@ -122,7 +122,8 @@ def pairs_of(task: Task, folder: Path) -> Iterator[Pair]:
         for row in _rows(task, folder / file):
             value = row[score]
             value = value["real-label"] if isinstance(value, dict) else value
-            if value != "":
+            # quotes that span lines leave rows without their last cells
+            if value not in ("", None) and row[second] is not None:
                 yield row[first], row[second], float(value)
 
 
