@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import EXPORTS, FEATURES, HEADS, PRECISIONS
+from embedkit.choices import EXPORTS, FEATURES, HEADS, OBJECTIVES, PRECISIONS
 from embedkit.cli.command import Result, answer_lines, command
 from embedkit.cli.options import (
     FILE,
@@ -193,12 +193,12 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     ),
     "--level",
     "--task",
+    option("--objective", help="{OBJECTIVES}.", **choice(OBJECTIVES, "labels")),
     "--label-separator",
     "--split",
     "--folds",
     "--test",
     "--test-sample",
-    "--test-min-chars",
     option(
         "--epochs", type=int, help="Maximum number of epochs. [200 steps, at least 3, at most 20]"
     ),
