@@ -1,7 +1,10 @@
 # On CPU:  docker build --tag embedkit .
 # On CUDA: docker build --tag embedkit --build-arg TORCH=https://download.pytorch.org/whl/cu130 .
 #
-#     docker run --volume "$PWD:/work" embedkit extract corpus.tsv --out vectors
+#     docker run --user "$(id -u):$(id -g)" --volume "$PWD:/work" embedkit extract corpus.tsv --out vectors
+#
+# --user: what is written belongs to you, and not to the user 1000 of the image, who may not write
+# to your folder.
 
 FROM python:3.12-slim AS build
 WORKDIR /source

@@ -152,6 +152,8 @@ def _run(name: str, model: str, corpus: str, steps: int, *more: str) -> dict[str
         check=True,
     )
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    # as they come: a table is there after many minutes
+    print(f"{model}, {Path(corpus).name}, {name}: {result}", file=sys.stderr, flush=True)
     return result
 
 

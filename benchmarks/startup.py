@@ -1,11 +1,15 @@
 """How long commands take before they do anything, as multiples of ``import torch``.
 
-    python -m benchmarks.startup [--rounds 5] [--avx2]
+    python -m benchmarks.startup [--rounds 5] [--avx2] [--answers]
 
 Every command runs on the 300 requests of ``data/`` in a process of its own, in turn with the others
 and with a process that imports torch; medians of processor time, which other programs disturb less
 than they do wall time, and the median of the multiples of each round. Their work is in it: of
 ``train`` and ``probe`` most of it is fitting.
+
+``--answers`` measures what comes afterwards instead, in processes that stay: the first answer to a
+text of a :class:`~embedkit.Predictor` and of a :class:`~embedkit.Searcher` over 100,000 records,
+the median of 30 others and the quickest, in wall time and in processor time.
 """
 
 from __future__ import annotations
@@ -34,6 +38,23 @@ GOALS = {
     "extract requests.tsv --limit 3 --out few --overwrite": 2.5,
 }
 """Commands, and the multiples that they should not exceed, their work aside."""
+ANSWERS = {
+    "Predictor('vectors').predict(text)": 15,
+    "Predictor('tfidf').predict(text)": 15,
+    "Searcher('many').texts(text)": 25,
+}
+"""Calls of a warm process, and the milliseconds that they should not exceed."""
+RECORDS = 100_000
+CALLS = """
+import sys, time
+from embedkit import Predictor, Searcher
+made, _, method = sys.argv[1].rpartition(".")
+answer = getattr(eval(made), method.partition("(")[0])
+for number in range(31):
+    wall, used = time.perf_counter(), time.process_time()
+    answer(f"where is parcel {number} that I ordered")
+    print(time.perf_counter() - wall, time.process_time() - used)
+"""
 
 
 def main() -> None:
@@ -41,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--avx2", action="store_true", help="as on a processor without AVX-512")
+    parser.add_argument("--answers", action="store_true", help="of processes that stay")
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
@@ -57,6 +79,9 @@ def main() -> None:
             "train data --features tfidf --out tfidf",
         ):
             seconds_of(made, place, environment)
+        if options.answers:
+            print("\n" + _answers(place, environment))
+            return
         seconds: dict[str, list[float]] = {name: [] for name in (TORCH, *GOALS)}
         for number in range(options.rounds + 1):  # the first one compiles modules
             for name, times in seconds.items():
@@ -69,6 +94,26 @@ def main() -> None:
         goal = f"{GOALS[name]:.1f}" if name in GOALS else ""
         rows.append((f"`{name}`", f"{statistics.median(times):.2f} s", f"{multiple:.2f}", goal))
     print("\n" + table(("command", "processor time", "× import torch", "goal"), rows))
+
+
+def _answers(place: Path, environment: dict[str, str]) -> str:
+    """The table of :data:`ANSWERS`."""
+    lines = [f"{number} parcel" for number in range(RECORDS)]
+    (place / "many.txt").write_text("\n".join(["text", *lines]) + "\n", "utf-8")
+    seconds_of("extract many.txt --out many", place, environment)
+    rows = []
+    for call, goal in ANSWERS.items():
+        command = [sys.executable, "-c", CALLS, call]
+        done = subprocess.run(
+            command, cwd=place, env=environment, check=True, capture_output=True, text=True
+        )
+        times = [[1000 * float(n) for n in line.split()] for line in done.stdout.splitlines()]
+        (first, _), *others = times
+        wall, used = zip(*others, strict=True)
+        median = f"{statistics.median(wall):.1f} ms, {statistics.median(used):.1f} ms"
+        rows.append((f"`{call}`", f"{first:.1f} ms", median, f"{min(wall):.1f} ms", f"{goal} ms"))
+    heads = ("call", "first answer", "median of 30, of processors", "quickest", "goal")
+    return table(heads, rows)
 
 
 def seconds_of(command: str, folder: Path, environment: dict[str, str]) -> float:

@@ -11,6 +11,7 @@ from embedkit.choices import Format
 from embedkit.choices import IndexName
 from embedkit.choices import LayoutMethod
 from embedkit.choices import Level
+from embedkit.choices import Objective
 from embedkit.choices import OnLong
 from embedkit.choices import Precision
 from embedkit.choices import Quoting
@@ -189,6 +190,7 @@ def finetune(
     seed: Count = ...,
     limit: Positive | None = ...,
     task: Task = ...,
+    objective: Objective = ...,
     label_separator: str = ...,
     level: RunLevel = ...,
     head: str | Callable[[int, int], Any] | None = ...,
@@ -355,6 +357,7 @@ def train(
     label: Labels = ...,
     estimator: str | None = ...,
     features: Features = ...,
+    columns: str | Sequence[str] = ...,
     task: Task = ...,
     label_separator: str = ...,
     split: str | Path | Split | None = ...,

@@ -87,6 +87,11 @@ ESTIMATORS = ("logreg", "ridge", "knn", "lightgbm")
 """Beside them, ``module:Class`` of scikit-learn or LightGBM."""
 CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
+OBJECTIVES = {
+    "labels": "encoder and head learn to predict them",
+    "contrastive": "pairs of texts tune the encoder, then the default classifier of train is "
+    "fitted on its vectors",
+}
 BLENDS = ("mean", "stacked")
 FIGURE_FORMATS = ("pdf", "svg", "png")
 PREFERENCES = {
@@ -167,6 +172,7 @@ Precision = Annotated[str, one_of(PRECISIONS)]
 Storage = Annotated[str, one_of(STORAGES)]
 Engine = Annotated[str, one_of(ENGINES)]
 Task = Annotated[str, one_of(TASKS)]
+Objective = Annotated[str, one_of(OBJECTIVES)]
 Features = Annotated[str, one_of(FEATURES)]
 ClassWeight = Annotated[str, one_of(CLASS_WEIGHTS)]
 Level = Annotated[str, one_of(LEVELS)]

@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.display import HARMLESS, visible, without_nan
 from embedkit.errors import UsageError
+from embedkit.types import Float32, Int64
 
 # characters of a text in a page; the rest is counted
 _LONGEST_TEXT = 2_000
@@ -111,3 +114,29 @@ def with_names(labels: Sequence[str], names: Mapping[str, str]) -> tuple[str, ..
 def shown(text: str) -> str:
     """Return a text without signs that would act on the page; joiners in emoji and words stay."""
     return visible(text, keep=HARMLESS)
+
+
+def curve_order(points: Float32) -> Int64:
+    """An order in which points that follow each other lie together, so that they pack well."""
+    # Z-order: the bits of x and y of a point are interleaved, first spread to every second bit,
+    # then joined. Neighbours on the curve have small differences, which compress
+    cells = (in_square(points) * 65_535).astype(np.uint64)
+    for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
+        cells = (cells | (cells << np.uint64(shift))) & np.uint64(mask)
+    return np.argsort(cells[:, 0] | (cells[:, 1] << np.uint64(1)), kind="stable").astype(np.int64)
+
+
+def in_square(points: Float32) -> Float32:
+    """Points moved to the middle of the unit square, and as large as it is."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    # one factor for both axes keeps the angles
+    size = max(float((high - low).max()), 1e-12)
+    return np.asarray((points - (low + high) / 2) / size + 0.5, np.float32)
+
+
+def byte_planes(values: NDArray[Any], width: int) -> bytes:
+    """The lowest ``width`` bytes of numbers: all first ones, all second ones, and so on."""
+    numbers = values.astype(np.uint64).ravel()
+    # bytes of one significance together compress better than whole numbers
+    planes = [(numbers >> np.uint64(8 * i)).astype(np.uint8).tobytes() for i in range(width)]
+    return b"".join(planes)

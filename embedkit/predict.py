@@ -42,7 +42,7 @@ from embedkit.runs.folder import check_alike, dataset_content, read_run
 from embedkit.runs.predictions import decide
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, no_progress
-from embedkit.units.units import Units, match, reading_of
+from embedkit.units.units import Units, beside_numbers, lacks_column, match, reading_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ class Predictor:
         # a text of no meaning, of the kind that the run takes; what comes out is not looked at
         if warm:
             pairs = self.content is not None and self.content.dataset.pairs
-            units = Units.of_texts(["warm"], ["warm"] if pairs else None)
+            numbers = {name: [0.0] for name in self.columns}
+            units = Units.of_texts(["warm"], ["warm"] if pairs else None, columns=numbers)
             units = units.words_of([None], marks=self.marks) if self.labels_words else units
             self._model.predict(units)
 
@@ -133,30 +134,44 @@ class Predictor:
     def __repr__(self) -> str:
         return f"Predictor({str(self.run)!r}, classes={list(self.names)})"
 
-    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
+    def predict_proba(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        columns: Mapping[str, Any] | None = None,
+    ) -> Float64:
         """Return probabilities ``(n, classes)`` float64, or values ``(n,)`` of a regression.
 
         Args:
             texts: ``n`` texts; of one text that is not in a list, one row is returned.
             pairs: ``n`` second texts, for a run that was made on pairs.
+            columns: ``n`` values of each column that the run reads beside the texts, by its name:
+                a ``dict`` or a ``pandas.DataFrame``; of one text one value.
 
         Raises:
             UsageError: pairs were given or are missing, unlike in the run's dataset; or the run
-                labels words.
+                labels words; or a column is missing.
         """
         self._check_level("sentence")
         if isinstance(texts, str):
             second = None if pairs is None else [str(pairs)]
-            one: Float64 = self.predict_proba([texts], second)[0]
+            columns = columns and {name: [value] for name, value in columns.items()}
+            one: Float64 = self.predict_proba([texts], second, columns)[0]
             return one
         self.check_pairs(pairs is not None)
         if not len(texts):
             return np.zeros((0, len(self.names)) if self.names else (0,))
-        return self._checked(self._model.predict(Units.of_texts(texts, pairs))[1])
+        units = Units.of_texts(texts, pairs, columns=columns)
+        return self._checked(self._model.predict(units)[1])
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Any:
+    def predict(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        columns: Mapping[str, Any] | None = None,
+    ) -> Any:
         """Return the prediction for each text, or for one; arguments as for `predict_proba`."""
-        proba = self.predict_proba(texts, pairs)
+        proba = self.predict_proba(texts, pairs, columns)
         one = isinstance(texts, str)
         return self._predictions(proba[None])[0] if one else self._predictions(proba)
 
@@ -194,6 +209,11 @@ class Predictor:
             number, (start, end) = word
             words[place].append(WordPrediction(number, form, start, end, made))
         return words
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Numeric columns that the run reads beside the texts."""
+        return () if self.content is None else self.content.columns
 
     @property
     def labels_words(self) -> bool:
@@ -237,7 +257,7 @@ class Predictor:
             made, expected, name = dataset_content(data), self.content.dataset, os.fspath(dataset)
             check_alike(made, expected, name=name, vectors=bool(views), level=data.level)
         units, places, done = Units.of_dataset(data), [np.arange(0)], 0
-        units = units if views else units.with_texts()
+        units = beside_numbers(units, self.columns) if views else units.with_texts()
         predictions: list[Prediction] = []
         progress(Progress("predicting", done, len(units), "records"))
         for part in units.parts(_CHUNK):
@@ -326,6 +346,7 @@ class _Trained:
     def predict(self, units: Units) -> tuple[Units, Any]:
         """Return the units that it sees, and their probabilities, or values of a regression."""
         units = units.with_texts() if self._encoder is None else units.encoded(self._encoder)
+        units = beside_numbers(units, self._content.columns)
         values = self.apply(units.inputs(np.arange(len(units)))) if len(units) else self._nothing
         return units, values
 
@@ -449,7 +470,8 @@ def _predicted(
     """The prediction for every record, in chunks that fill batches."""
     records = (item for item in reader if isinstance(item, Record))
     while chunk := list(islice(records, _CHUNK_OF_TEXTS)):
-        units = Units.of_records(chunk, pairs=reader.plan.text_pair is not None)
+        plan = reader.plan
+        units = Units.of_records(chunk, pairs=plan.text_pair is not None, keep=plan.keep)
         if predictor.labels_words:
             units = units.words_of([r.words for r in chunk], marks=predictor.marks)
         else:
@@ -494,11 +516,15 @@ def _plan_as(
         except CorpusError:
             # columns are guessed, as for any corpus
             plan, columns = plan_corpus(files, reading), {}
-    if submission is None or plan.id is not None:
-        return plan
-    if submission[0] in plan.columns:
-        return plan_corpus(files, replace(reading, **columns | {"id": submission[0]}))
-    raise UsageError(
-        f"submission={','.join(submission)!r}: {files[0].name} has no column of ids. Name it with "
-        "id=, or with the first name of the submission."
-    )
+    if submission is not None and plan.id is None:
+        if submission[0] not in plan.columns:
+            raise UsageError(
+                f"submission={','.join(submission)!r}: {files[0].name} has no column of ids. Name "
+                "it with id=, or with the first name of the submission."
+            )
+        plan = plan_corpus(files, replace(reading, **columns | {"id": submission[0]}))
+    numbers = made.columns if isinstance(made, PredictionRun) else ()
+    for name in numbers:
+        if name not in plan.columns:
+            raise lacks_column(files[0].name, name)
+    return replace(plan, keep=numbers)

@@ -6,7 +6,7 @@ records alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Self
@@ -54,6 +54,7 @@ class EstimatorSettings(NamedTuple):
     seed: int = 0
     metric: str | None = None  # of tuning; by default log-loss, or the squared error
     layers: int = 1  # of a learnt mixture, side by side in the vectors
+    columns: int = 0  # numbers of the user's own behind the vectors
 
     @classmethod
     def of(cls, estimator: str | None, *, task: str, **settings: Any) -> EstimatorSettings:
@@ -78,12 +79,14 @@ class EstimatorSettings(NamedTuple):
         """The name that tells runs apart: of the features if they are no vectors."""
         return self.estimator if self.features == "vectors" else self.features
 
-    def check_view(self, view: object) -> None:
-        """Raise a :class:`UsageError` if a view is named, and the features are not of vectors."""
-        if self.features != "vectors" and view is not None:
-            raise UsageError(
-                f"view={view!r}: features={self.features!r} are of texts, not of vectors."
-            )
+    def check_features(self, **named: str | Sequence[str] | None) -> None:
+        """Raise a :class:`UsageError` if views or columns are named for features of texts."""
+        for name, value in named.items():
+            if self.features != "vectors" and value:
+                given = value if isinstance(value, str) else ",".join(value)
+                raise UsageError(
+                    f"{name}={given!r}: features={self.features!r} are of texts, not of vectors."
+                )
 
     @property
     def threads(self) -> int | None:
@@ -139,7 +142,28 @@ def build_pipeline(settings: EstimatorSettings) -> Any:
         # after set_params: behind the wrapper the names would begin with "estimator__"
         estimator = OneVsRestClassifier(estimator)
     steps = [("tfidf", _tfidf())] if settings.features == "tfidf" else row.scaling()
+    if settings.columns:
+        steps = [("columns", _beside_numbers(steps, settings.columns))]
     return Pipeline([*steps, ("estimator", estimator)])
+
+
+def _beside_numbers(steps: list[tuple[str, Any]], count: int) -> Any:
+    """The steps for the vectors, and others for ``count`` numbers behind them."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+
+    # each number gets the weight that the common scale gives to the whole vector. Of a column
+    # without any value in the training records nothing is known, and it is 0 everywhere
+    numbers = Pipeline(
+        [
+            ("impute", SimpleImputer(strategy="median", keep_empty_features=True)),
+            ("scale", StandardScaler()),
+        ]
+    )
+    vectors = Pipeline(steps or [("nothing", "passthrough")])
+    return ColumnTransformer(
+        [("vectors", vectors, slice(None, -count)), ("numbers", numbers, slice(-count, None))]
+    )
 
 
 def _tfidf() -> Any:

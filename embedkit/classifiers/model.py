@@ -36,6 +36,9 @@ from embedkit.storage import check_files
 KINDS = {
     "Pipeline": "sklearn.pipeline",
     "FeatureUnion": "sklearn.pipeline",
+    "ColumnTransformer": "sklearn.compose",
+    "SimpleImputer": "sklearn.impute",
+    "StandardScaler": "sklearn.preprocessing",
     "Normalizer": "sklearn.preprocessing",
     # inside of OneVsRestClassifier
     "LabelBinarizer": "sklearn.preprocessing",
@@ -113,6 +116,10 @@ def _plain(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         return {"scalar" if isinstance(value, np.generic) else form: name}
     if isinstance(value, type) and issubclass(value, np.number):
         return {"dtype": value.__name__}
+    if isinstance(value, np.dtype) and value.kind in "biuf":  # an imputer knows that of its input
+        return {"dtype of arrays": value.name}
+    if kind is slice:
+        return {"slice": [value.start, value.stop, value.step]}
     # a class of the same name from elsewhere is another class
     if KINDS.get(kind.__name__) is None or kind is not _kind(kind.__name__):
         raise TypeError(f"{kind} is none of {', '.join(KINDS)}")
@@ -145,6 +152,10 @@ def _built(content: Any, arrays: dict[str, NDArray[Any]]) -> Any:
             return arrays[value][()]
         case "dtype":
             return np.dtype(value).type
+        case "dtype of arrays":
+            return np.dtype(value)
+        case "slice":
+            return slice(*value)
     if kind not in KINDS:
         raise _Foreign(kind)
     cls = _kind(kind)

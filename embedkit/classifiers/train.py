@@ -41,7 +41,7 @@ from embedkit.runs.run import TrainRun
 from embedkit.runs.split import Split, split_for
 from embedkit.types import Progress, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
-from embedkit.units.units import Labels, Units, load_or_extract
+from embedkit.units.units import Labels, Units, beside_numbers, load_or_extract
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +169,7 @@ def _test_set(
     split: Split,
     *,
     vectors: bool,
+    columns: Sequence[str],
 ) -> TestSet | None:
     """The test set of a split, or another; a corpus is encoded as the dataset ``data`` was."""
     if test is None:
@@ -183,7 +184,7 @@ def _test_set(
         # a kept column is taken there too; None stands for the label that the other dataset has
         further = Units.of_dataset(other, label=column if column in other.columns else None)
     else:
-        further = units.further(test)
+        further = units.further(test, keep=columns)
         if further.label is None:
             column = units.reading["word_label" if units.level == "word" else "label"]
             lacking = f"column {column!r}" if column else "column that is named as the label"
@@ -191,8 +192,25 @@ def _test_set(
         if vectors:
             further = further.encoded(encode_as(data.manifest, data.views, owner=str(data.path)))
     # TF-IDF was fitted on texts of pairs joined by a space
-    further = further if vectors else further.with_texts()
+    further = beside_numbers(further, columns) if vectors else further.with_texts()
     return TestSet.further(further, units, target, name="the test set")
+
+
+def _parameters(pipeline: Any) -> int | None:
+    """The number of parameters of a linear model; other kinds have none to compare."""
+    weights = [np.size(getattr(pipeline[-1], n, ())) for n in ("coef_", "intercept_")]
+    return sum(weights) or None
+
+
+def _keeping(
+    columns: tuple[str, ...], dataset: CorpusLike, level: str, extraction: dict[str, Any]
+) -> dict[str, Any]:
+    """The options of the extraction of a corpus, which has to keep the columns that are read."""
+    if columns and level == "word":
+        raise UsageError(f"columns={','.join(columns)!r} are of records; level='word' has none.")
+    if not columns or names_dataset(dataset):
+        return extraction
+    return extraction | {"keep": list(dict.fromkeys([*extraction.get("keep", ()), *columns]))}
 
 
 @accepts(*EXTRACTION)
@@ -205,6 +223,7 @@ def train(
     label: Labels = None,
     estimator: str | None = None,
     features: Features = "vectors",
+    columns: str | Sequence[str] = (),
     task: Task = "classification",
     label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
@@ -235,6 +254,9 @@ def train(
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
             as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
+        columns: numeric columns of the dataset beside the vectors, such as ``price``: what
+            ``extract`` stored with ``keep``, or the columns of a corpus. They are scaled, and
+            missing values replaced by the median, both learnt inside the training folds.
         task: {TASKS}: of these
             one classifier is fitted for each (``OneVsRestClassifier``), and those are predicted
             whose probability reaches 0.5; folds are not stratified.
@@ -270,32 +292,31 @@ def train(
     settings = EstimatorSettings.of(
         estimator, task=task, features=features, class_weight=class_weight, seed=seed
     )
-    settings.check_view(view)
+    columns = (columns,) if isinstance(columns, str) else tuple(columns)
+    settings.check_features(view=view, columns=columns)
+    extraction = _keeping(columns, dataset, level, extraction)
     named = [view] if isinstance(view, str) else view or ()
-    place = free_out(out, dataset, settings.method, *named, overwrite=overwrite)
+    place = free_out(out, dataset, settings.method, *named, *columns, overwrite=overwrite)
     decision = None if threshold is None else Threshold.parse(threshold)
-    where: dict[str, Any] = {"view": view, "level": level, "progress": progress}
-    data = load_or_extract(dataset, extraction, label=label, **where)
+    where: dict[str, Any] = {"view": view, "level": level, "label": label, "progress": progress}
+    data = load_or_extract(dataset, extraction, **where)
     units = Units.of_dataset(data, label=label)
-    units = units if features == "vectors" else units.with_texts()
+    vectors = features == "vectors"
+    units = beside_numbers(units, columns) if vectors else units.with_texts()
     target = units.target(task, label_separator)
-    if decision is not None:
-        decision.check(len(target.classes), sets=target.of_sets)
     sets = target.of_sets
+    if decision is not None:
+        decision.check(len(target.classes), sets=sets)
     chosen = split_for(units, split, column=split_column, folds=folds, seed=seed, sets=sets)
     # words without a label are in no fold
     chosen = chosen.labelled(target)
-    method = Frozen(settings, tune, decision)
+    method = Frozen(settings._replace(columns=len(columns)), tune, decision)
     method.check(chosen)
-    tested = _test_set(test, data, units, target, chosen, vectors=features == "vectors")
+    tested = _test_set(test, data, units, target, chosen, vectors=vectors, columns=columns)
     with new_run(place, overwrite=overwrite) as folder:
-        predictions, fits = cross_validate(
-            method, units, target, chosen, test=tested, progress=progress
-        )
-        pipeline = fits.final.pipeline
-        # of a linear model; other kinds have no number of parameters to compare
-        weights = [np.size(getattr(pipeline[-1], n, ())) for n in ("coef_", "intercept_")]
-        save_model(folder, pipeline)
+        about: dict[str, Any] = {"test": tested, "progress": progress}
+        predictions, fits = cross_validate(method, units, target, chosen, **about)
+        save_model(folder, fits.final.pipeline)
         fitted = {"class_weight": class_weight, "seed": seed, "metric": settings.metric}
         content = write_results(
             folder,
@@ -314,11 +335,13 @@ def train(
                 *(replace(fold.model.choice, fold=i) for i, fold in enumerate(fits.folds)),
                 fits.final.choice,
             ),
-            views=tuple(data.views) if features == "vectors" else (),
+            views=tuple(data.views) if vectors else (),
+            columns=columns,
             threshold=fits.threshold,
             dataset=dataset_content(data, folder),
             cost=fits.cost(
-                peak_memory_bytes=peak_memory_since(peak_before), parameters=sum(weights) or None
+                peak_memory_bytes=peak_memory_since(peak_before),
+                parameters=_parameters(fits.final.pipeline),
             ),
         )
     return RunResult(place, content)

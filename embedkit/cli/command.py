@@ -120,7 +120,10 @@ class Commands(click.Group):
                 # the command's own options come last, so that they win where several have the name;
                 # one of another command is named if a corpus lacks what only extract reads
                 others = [p for one in self.commands.values() for p in one.params]
-                message = in_options(str(error), [*others, *command.params])
+                message = str(error)
+                if not any(p.name == "overwrite" for p in command.params):
+                    message = message.replace(", or pass overwrite=True", "")
+                message = in_options(message, [*others, *command.params])
                 known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
                 lacking = [name for name in _OPTION.findall(message) if name not in known]
                 if isinstance(error, CorpusError) and lacking:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import EXPORTS, FEATURES, HEADS, PRECISIONS
+from embedkit.choices import EXPORTS, FEATURES, HEADS, OBJECTIVES, PRECISIONS
 from embedkit.cli.command import Result, answer_lines, command
 from embedkit.cli.options import (
     FILE,
@@ -99,6 +99,7 @@ def split(
     "--level",
     "--estimator",
     option("--features", help="{FEATURES}.", **choice(FEATURES, "vectors")),
+    option("--columns", help="Numeric columns to read beside the vectors, with commas: price,age."),
     "--task",
     "--label-separator",
     "--split",
@@ -113,7 +114,13 @@ def split(
     "--seed",
     "--overwrite",
 )
-def train(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
+def train(
+    dataset: Path,
+    view: str | None,
+    columns: str | None,
+    progress: ProgressCallback,
+    **settings: Any,
+) -> Result:
     """Cross-validate an estimator on stored vectors.
 
     It is then fitted on all folds, and saved for predict. DATASET is a folder that extract wrote;
@@ -122,7 +129,8 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     from embedkit.classifiers.train import train as fit
     from embedkit.cli.run_text import result_of
 
-    return result_of(fit(dataset, view=names_of(view) or None, progress=progress, **settings))
+    names: dict[str, Any] = {"view": names_of(view) or None, "columns": names_of(columns)}
+    return result_of(fit(dataset, **names, progress=progress, **settings))
 
 
 @command(
@@ -150,7 +158,6 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
     "--text",
     "--label",
-    "--id",
     "--overwrite",
 )
 def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
@@ -186,12 +193,12 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     ),
     "--level",
     "--task",
+    option("--objective", help="{OBJECTIVES}.", **choice(OBJECTIVES, "labels")),
     "--label-separator",
     "--split",
     "--folds",
     "--test",
     "--test-sample",
-    "--test-min-chars",
     option(
         "--epochs", type=int, help="Maximum number of epochs. [200 steps, at least 3, at most 20]"
     ),

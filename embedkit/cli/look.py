@@ -338,7 +338,7 @@ def _snippet(use: Use) -> str:
     "--view",
     option("--layers", default="all", help="Stored layers for the slider: all, -1 or 0,6,12."),
     option("--method", help="Layout in two dimensions.", **choice(LAYOUT_METHODS, "tsne")),
-    option("--color", help="Column for the first colours; the page offers all. [label]"),
+    option("--color", help="Column for the first colours, or clusters. [label, else clusters]"),
     "--label-names",
     option("--out", type=FILE, help="The page. [DATASET.explore.html]"),
     "--overwrite",

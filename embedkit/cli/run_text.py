@@ -305,7 +305,7 @@ def _method(content: PredictionRun) -> str:
     if isinstance(content, FinetuneRun):
         return f"{content.estimator}, {content.head} head, on {content.dataset.names.model}"
     views = ("every view",) if isinstance(content, ProbeRun) else content.views
-    return f"{content.estimator} on {' + '.join(views) or 'TF-IDF'}"
+    return f"{content.estimator} on {' + '.join([*views, *content.columns]) or 'TF-IDF'}"
 
 
 _KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Iterator[str]]]] = {

@@ -12,6 +12,7 @@ new records, but not for those of the folds.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
@@ -41,6 +42,8 @@ _TINY = 1e-6
 
 _Apply = Callable[[Sequence[Float64]], Float64]
 """Probabilities of the runs for some records, in the order of the runs → blended ones."""
+
+logger = logging.getLogger(__name__)
 
 
 class Blend(NamedTuple):
@@ -228,6 +231,12 @@ def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
             f"{made.name} has no predictions for the folds, since the runs have no inner "
             "predictions for common records. Train with tune=True, fine-tune with the same "
             "validation= above 0, blend their mean, or pass answers= for new records."
+        )
+    if test_only and list(map(str, p.ids)) == list(map(str, p.row.tolist())):
+        # they may be right; who joins answers by ids of another kind would join the wrong records
+        logger.warning(
+            "the ids of the submission are numbers of rows. If the test set has a column of ids, "
+            "name it where the runs or their dataset are made: id="
         )
     predicted = predictions_of(p.proba, p.y_pred, p.classes)
     words = {"word": p.word.tolist()} if p.of_words else {}

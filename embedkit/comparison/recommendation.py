@@ -124,7 +124,7 @@ def _title(compared: Compared, chosen: Row) -> str:
         return "Use the fine-tuned encoder"
     if content.kind == FOREIGN:
         return "Use the other tool"
-    features = " + ".join(map(view_text, content.views)) or "TF-IDF"
+    features = " + ".join([*map(view_text, content.views), *content.columns]) or "TF-IDF"
     return f"Use {_ESTIMATORS.get(content.estimator, content.estimator)} on {features}{of}"
 
 

@@ -123,3 +123,26 @@ def _filled(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tu
             span = first[0], last[1]
         yield span
         cursor = span[1]
+
+
+# words with their letters; Chinese and Japanese have no spaces between theirs
+_LETTERS, _UNSPACED = re.compile(r"\w+"), re.compile(r"[\u3040-\u30ff\u3400-\u9fff]+")
+_HANGUL = re.compile(r"[\uac00-\ud7a3]{3,}")
+
+
+def typical_parts(text: str) -> Iterator[str]:
+    """Yield the words of a text by which it may be told from others, in lower case.
+
+    Of Chinese and Japanese, pairs of characters; of Korean also the beginnings of words, since
+    particles stand at their ends.
+
+    >>> [list(typical_parts(text)) for text in ("The Bus is late", "東京都", "영화는 3D")]
+    [['the', 'bus', 'is', 'late'], ['東京', '京都'], ['영화는', '영화', '3d']]
+    """
+    for word in _LETTERS.findall(text.lower()):
+        if unspaced := "".join(_UNSPACED.findall(word)):
+            yield from (unspaced[i : i + 2] for i in range(max(len(unspaced) - 1, 1)))
+        elif len(word) > 1:
+            yield word
+            if _HANGUL.fullmatch(word):
+                yield from (word[:end] for end in range(2, len(word)))

@@ -4,6 +4,7 @@
 
 The head is a row of ``HEADS``: the checkpoint's own pooling in one linear layer, a CNN or an LSTM
 over all states, or a class of the user's, which is named on the command line and never by a file.
+The contrastive head is the mean with length 1, which a classifier of scikit-learn is fitted on.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from embedkit.encoding.model import PlainModel
 from embedkit.errors import UsageError
-from embedkit.finetuning.options import WORDS, own_head
-from embedkit.finetuning.vocabulary import embedding_layer
+from embedkit.finetuning.options import CONTRASTIVE, WORDS, own_head
 
 _FILTERS = 100  # of each width, as in Kim (2014)
 
@@ -108,7 +108,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         of one. ``windows`` ``(texts,)`` is the number of windows of each text; ``counted``
         ``(sequences, tokens)`` is 1 for the tokens that are taken from a window; ``places``
         ``(words,)`` are the tokens of the batch that stand for a word, row after row; ``states``
-        ``(sequences, tokens, width)`` are those of :mod:`embedkit.finetuning.states`.
+        ``(sequences, tokens, width)`` are those of :mod:`embedkit.finetuning.states`. The output
+        has the vectors that enter the last layer as its only ``hidden_states``.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self.takes_types and token_type_ids is not None:
@@ -129,7 +130,7 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             vectors = self.head.of_windows(hidden, attention_mask, counted, windows.tolist())
         logits = self.classifier(self.dropout(vectors))
         loss = None if labels is None else self.loss(logits, labels)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=(vectors,))
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss, in float32."""
@@ -200,6 +201,16 @@ class _Mean(_Cls):
         return torch.stack([total.sum(0) / count.sum(0) for total, count in texts])
 
 
+class _Contrastive(_Mean):
+    """The mean with length 1: a cosine of two of them is their product."""
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return functional.normalize(super().forward(hidden, mask))
+
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        return functional.normalize(super().of_windows(hidden, mask, counted, sizes))
+
+
 class _Cnn(_Cls):
     """Convolutions that begin at every token, with zeros after the end of the text."""
 
@@ -268,6 +279,7 @@ HEADS: dict[str, Callable[[HeadConfig, int], Any]] = {
     "cnn": _Cnn,
     "lstm": _Lstm,
     WORDS: _Cls,
+    CONTRASTIVE: _Contrastive,
 }
 
 
@@ -291,6 +303,17 @@ def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWith
     if isinstance(model.head, _Pooler) and (dense := pooler_layer(plain)) is not None:
         model.head.dense.load_state_dict(dense.state_dict())
     return model
+
+
+def embedding_layer(encoder: PreTrainedModel) -> nn.Embedding | None:
+    """Return the layer of an encoder that has a row for each token; ``None`` if it is unusual."""
+    try:
+        layer = encoder.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    # others may look their tokens up in another way: their matrix stays whole
+    usual = isinstance(layer, nn.Embedding) and isinstance(layer.weight, nn.Parameter)
+    return layer if usual else None
 
 
 def pooler_layer(plain: PlainModel) -> nn.Linear | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from embedkit.encoding.tokenizer import (
 )
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.finetuning.contrastive import train_contrastive
 from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
 from embedkit.finetuning.model import (
     predict_logits,
@@ -44,10 +45,10 @@ from embedkit.finetuning.model import (
     warn_of_cut,
     write_model,
 )
-from embedkit.finetuning.options import TrainingOptions
+from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions
 from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
 from embedkit.machine import __version__
-from embedkit.runs.cross_validation import Fits, FoldFit, Problem
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem, held_out_predictions
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions, TestSet
@@ -290,7 +291,11 @@ class FineTuned:
         """
         units, target, split, test = problem
         folds, choosing = self.folds(units, target, split)
-        results = list(self._results(folds, choosing, test, progress))
+        train: Callable[..., tuple[EncoderWithHead, FoldResult]] = train_fold
+        if self.options.objective == CONTRASTIVE:
+            # its classifier has inner folds, which need what the split keeps together
+            train = partial(train_contrastive, units=units, split=split)
+        results = list(self._results(folds, train, choosing, test, progress))
         size = self.options.seeds
         # models of one fold stand together, and have the same records
         folds = folds[::size]
@@ -343,6 +348,7 @@ class FineTuned:
     def _results(
         self,
         folds: Sequence[Fold],
+        train: Callable[..., tuple[EncoderWithHead, FoldResult]],
         choosing: Int64,
         test: TestSet | None,
         progress: ProgressCallback,
@@ -361,7 +367,7 @@ class FineTuned:
                     start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
                 # predicted before it is written: a fold is finished when its predictions are there
                 # too
-                model, result = train_fold(fold, start, progress=progress)
+                model, result = train(fold, start, progress=progress)
                 _predict(fold, model, result, choosing, test)
                 self._keep(fold, model, result)
                 storage.remove_tree(fold.work)
@@ -474,27 +480,13 @@ class FineTuned:
         self, units: Units, target: Target, split: Split, fits: Sequence[FoldFit]
     ) -> dict[str, tuple[float, ...]]:
         """The scores that the models of each seed have alone; nothing where there is one seed."""
-        decision, scores = self.options.decision, dict[str, tuple[float, ...]]()
-        about: dict[str, Any] = {"units": units, "group": split.group, "target": target}
-        for member in range(self.options.seeds if self.options.seeds > 1 else 0):
-            predictions = Predictions.joined(
-                [
-                    Predictions.of_fold(
-                        held_out,
-                        np.array(fit.model[member].proba),
-                        fold=fold,
-                        threshold=fit.threshold,
-                        **about,
-                    )
-                    for fold, ((_, held_out), fit) in enumerate(
-                        zip(split.subsets(), fits, strict=True)
-                    )
-                ]
-            )
-            metrics = metrics_of(predictions, beta=decision.beta if decision else None)
-            for name, metric in metrics.items():
-                score = metric.value(len(predictions.row))
-                scores[name] = (*scores.get(name, ()), score)
+        decision, seeds = self.options.decision, self.options.seeds
+        beta, scores = decision.beta if decision else None, dict[str, tuple[float, ...]]()
+        for member in range(seeds if seeds > 1 else 0):
+            alone = [fit._replace(proba=np.array(fit.model[member].proba)) for fit in fits]
+            predictions = Predictions.joined(held_out_predictions(alone, units, target, split))
+            for name, metric in metrics_of(predictions, beta=beta).items():
+                scores[name] = (*scores.get(name, ()), metric.value(len(predictions.row)))
         return scores
 
 

@@ -1,4 +1,4 @@
-"""Folders of encoders with a head, which are checkpoints of their family; freezing and batches.
+"""Folders of encoders with a head, which are checkpoints of their family; what of them is trained.
 
     config.json          of the encoder, with ``architectures`` and ``id2label``
     model.safetensors    weights under the names of transformers; in half precision if that
@@ -133,6 +133,68 @@ def merge_lora(model: EncoderWithHead, added: Any) -> None:
     """Add A B to the encoder's weights, so that an ordinary encoder is saved."""
     model.encoder = added.merge_and_unload()
     model.encoder.requires_grad_(True)  # LoRA had frozen it
+
+
+class OccurringRows:
+    """The rows of a layer's tokens that occur, in the place of all its rows.
+
+    Of a multilingual encoder four fifths of the weights are embeddings of tokens that no text of
+    the corpus contains. Their gradient is zero in every step, but it is computed, its norm is
+    taken, and AdamW goes through them with two moments each. Weight decay alone changes them, all
+    by one factor.
+
+    While a fold is trained, the embedding matrix therefore holds the rows of the tokens that occur,
+    and one more row, of ones, that no text refers to::
+
+        rows of the vocabulary          0  1  2  3  4  5  6  7 …
+        tokens that occur               0     2        5
+        rows that are trained           0     1        2           3: ones
+
+    The optimizer decays the last row like any other that has no gradient, whatever the schedule,
+    the skipped steps and the interruptions: what is left of its ones is the factor of all the rows
+    that stayed behind. :meth:`restore` puts the whole matrix together again. It is the one that
+    training of all rows gives, but for the rounding of a product in place of one by one.
+
+    The tokens are mapped where the layer is entered and not in the batches, since some families
+    count positions from the padding token's id.
+
+    Args:
+        layer: of :func:`~embedkit.finetuning.heads.embedding_layer`. Its matrix is not changed.
+        ids: tokens of all texts that the layer will meet, in any order.
+        device: where the layer will be.
+    """
+
+    def __init__(self, layer: nn.Embedding, ids: Int64, device: torch.device) -> None:
+        self._layer, self._whole, self._padding = layer, layer.weight, layer.padding_idx
+        # padding tokens are in batches, not in texts
+        padding = [] if layer.padding_idx is None else [layer.padding_idx]
+        self._rows = torch.from_numpy(np.union1d(ids, np.array(padding, np.int64)))
+        place = torch.full((len(self._whole),), -1)  # another token would be an error
+        place[self._rows] = torch.arange(len(self._rows))
+        if padding:
+            # this row gets no gradient, so the layer has to know where it is now
+            layer.padding_idx = int(place[padding[0]])
+        # where the batches are: looking up on the CPU would make each step wait
+        place = place.to(device)
+
+        def enter(_: nn.Module, inputs: Any) -> tuple[Tensor, ...]:
+            return (place[inputs[0]], *inputs[1:])
+
+        self._entered = layer.register_forward_pre_hook(enter)
+        # indexing copies: the matrix of the checkpoint, which other folds share, is never written
+        # to
+        rows = self._whole.detach()[self._rows]
+        layer.weight = nn.Parameter(torch.cat([rows, torch.ones_like(rows[:1])]))
+
+    def restore(self) -> None:
+        """Give the layer all its rows, as training has left them."""
+        trained = self._layer.weight.detach()
+        # rows that stayed behind have decayed as the row of ones has
+        whole = self._whole.detach().to(trained.device) * trained[-1]
+        whole[self._rows.to(trained.device)] = trained[:-1]
+        self._entered.remove()
+        self._layer.padding_idx = self._padding
+        self._layer.weight = nn.Parameter(whole)
 
 
 _PREDICT_TOKENS = {"cpu": 4_096, "cuda": 65_536}

@@ -11,14 +11,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any
 
 from embedkit.arguments import check_fields
-from embedkit.choices import HEADS, ClassWeight, OnLong, Precision, RunLevel, Task, check_choice
+from embedkit.choices import (
+    HEADS,
+    ClassWeight,
+    Objective,
+    OnLong,
+    Precision,
+    RunLevel,
+    Task,
+    check_choice,
+)
 from embedkit.errors import UsageError, first_line
 from embedkit.records import Positive, Seed
 from embedkit.runs.metrics import Threshold, named_metric
@@ -26,11 +35,17 @@ from embedkit.units.target import SEPARATOR
 
 WORDS = "words"
 """Head of taggers: a linear layer on the first token of each word."""
+CONTRASTIVE = "contrastive"
+"""Objective, and the head that goes with it: a linear layer on the mean of length 1."""
 
 _STEPS = 200  # that fine-tuning of few texts needs
 _EPOCHS = 3, 20  # at least, at most
 _PATIENCE = 5  # epochs, where their number is left open
 _NEW_RATE = 1e-3  # of weights that were drawn at random
+_OF_LABELS = (
+    "task level head one_logit label_smoothing dropout lora patience select_by".split()  # noqa: SIM905
+)
+"""Options that mean nothing where pairs are trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +55,8 @@ class TrainingOptions:
     Attributes:
         task: ``classification``, ``regression``, or ``multilabel``: a record has any number of
             classes, each with a logit of its own.
+        objective: {OBJECTIVES}.
+            The latter suits 8 to 64 labels a class; it needs ``pip install embedkit[contrastive]``.
         label_separator: between the classes of a record, for ``multilabel``.
         level: ``sentence``: texts are labelled, or ``word``: their words, by a linear layer on the
             first token of each, as in ``AutoModelForTokenClassification``.
@@ -88,6 +105,7 @@ class TrainingOptions:
     """
 
     task: Task = "classification"
+    objective: Objective = "labels"
     label_separator: str = SEPARATOR
     level: RunLevel = "sentence"
     head: str | Callable[[int, int], Any] | None = None
@@ -155,6 +173,8 @@ class TrainingOptions:
             for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
                 if getattr(self, name):
                     raise UsageError(f"{name}= is for classes, not for task={self.task!r}.")
+        if self.objective == CONTRASTIVE:
+            self._check_contrastive()
         # what is chosen on validation records cannot be chosen without any
         needs = {
             "patience": self.patience is not None,
@@ -171,9 +191,24 @@ class TrainingOptions:
         if self.lora is not None and find_spec("peft") is None:
             raise UsageError("lora= needs the package peft: pip install peft.")
 
+    def _check_contrastive(self) -> None:
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in (name for name in _OF_LABELS if getattr(self, name) != defaults[name]):
+            raise UsageError(f"{name}= is for objective='labels'; 'contrastive' pairs texts.")
+        if self.freeze_layers == "all":
+            raise UsageError("freeze_layers='all' leaves nothing for objective='contrastive'.")
+        # found, not imported: it takes seconds, and only training needs it
+        if find_spec("sentence_transformers") is None:
+            raise UsageError(
+                "objective='contrastive' needs the package sentence-transformers: "
+                "pip install embedkit[contrastive]."
+            )
+
     @property
     def head_name(self) -> str:
         """Name of the head, of words :data:`WORDS`; empty if the checkpoint chooses it."""
+        if self.objective == CONTRASTIVE:
+            return CONTRASTIVE
         return (str(self.head or "")) if self.level == "sentence" else WORDS
 
     @property
@@ -198,6 +233,8 @@ class TrainingOptions:
     def decided(self, *, texts: int, head: str) -> TrainingOptions:
         """Return the options with what was left open, for a number of training texts."""
         decided = replace(self, epochs=self.epochs_of(texts))
+        if self.objective == CONTRASTIVE:
+            return decided  # it has a head of its own, and every epoch is trained
         if self.level == "sentence" and self.head is None:
             decided = replace(decided, head=head)
         # whoever says how many epochs there are wants all of them

@@ -2,7 +2,7 @@
 
 This module adds batches of texts of similar length, durable checkpoints, an error where the loss is
 not a number, and the choice of the epoch. Of a large vocabulary only what the texts contain is
-trained (:mod:`embedkit.finetuning.vocabulary`).
+trained (:class:`~embedkit.finetuning.model.OccurringRows`).
 
 An epoch of few texts takes a second, and a checkpoint as long: one is written after an epoch, or
 1,000 steps, if a minute has passed since the last one. The weights of the best epoch so far are
@@ -32,9 +32,10 @@ from embedkit import storage
 from embedkit.encoding.model import PRECISIONS, whole_fp32
 from embedkit.encoding.windows import TokenizedTexts, ranges
 from embedkit.errors import EncodeError, UsageError
-from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.heads import EncoderWithHead, embedding_layer
 from embedkit.finetuning.model import (
     WEIGHTS,
+    OccurringRows,
     add_lora,
     freeze,
     merge_lora,
@@ -46,7 +47,6 @@ from embedkit.finetuning.model import (
 )
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.states import FrozenStates, frozen_states
-from embedkit.finetuning.vocabulary import OccurringRows, embedding_layer
 from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of, metrics_for
 from embedkit.types import Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import Target
@@ -151,9 +151,19 @@ class FoldResult:
 
 
 def train_fold(
-    fold: Fold, model: EncoderWithHead, *, progress: ProgressCallback = no_progress
+    fold: Fold,
+    model: EncoderWithHead,
+    *,
+    trainer: type[FoldTrainer] | None = None,
+    progress: ProgressCallback = no_progress,
 ) -> tuple[EncoderWithHead, FoldResult]:
     """Train a fold, or resume where an earlier attempt stopped; the initial model is changed.
+
+    Args:
+        fold: records and options.
+        model: an encoder with a head, which is changed.
+        trainer: by default :class:`FoldTrainer`, whose items are labelled texts.
+        progress: called with the steps.
 
     Returns:
         The model of the best epoch, and the log and cost of its training.
@@ -188,12 +198,12 @@ def train_fold(
     # an attempt that was killed after its last step has nothing left to train
     if state is None or (state.global_step < state.max_steps and not _is_stuck(state, options)):
         callback = _Callback(fold, earlier, totals, progress)
-        trainer = _FoldTrainer(fold, model, totals, callback, states)
-        trainer.best = best
+        running = (trainer or FoldTrainer)(fold, model, totals, callback, states)
+        running.best = best
         dtype = PRECISIONS[options.precision]
         with whole_fp32(fold.device, dtype):
-            trainer.train(resume_from_checkpoint=None if last is None else str(last))
-        state, best = trainer.state, trainer.best
+            running.train(resume_from_checkpoint=None if last is None else str(last))
+        state, best = running.state, running.best
     seconds = earlier + time.process_time() - started
     # without validation records the last step is kept
     kept = _best_step(state, options) or state.global_step
@@ -206,6 +216,10 @@ def train_fold(
     ]
     # the Trainer's state counts epochs on, so that the epoch that was kept is read from the log
     scored = [line["epoch"] for line in log if line["step"] == kept and "valid_loss" in line]
+    # a last step may spoil the weights after the last loss was looked at. Of the vocabulary the
+    # rows that occur and the factor of the others tell: to look at all would take its memory twice
+    if not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad):
+        raise _diverged(fold, "weights are not numbers any more")
     # before the parameters are counted: it is the whole matrix that was trained
     if occurring is not None:
         occurring.restore()
@@ -217,19 +231,17 @@ def train_fold(
         fit_seconds=seconds,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
     )
-    # a last step may spoil the weights after the last loss was looked at
-    if not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad):
-        raise _diverged(fold, "weights are not numbers any more")
     # last: until here the names of the weights were those of the checkpoints
     if lora is not None:
         merge_lora(model, lora)
     return model.eval(), trained
 
 
-class _FoldTrainer(Trainer):  # type: ignore[misc]
+class FoldTrainer(Trainer):  # type: ignore[misc]
     """The Trainer with this module's batches, evaluation and checkpoints."""
 
     control: Any
+    per_text = 1  # items of an epoch for each text
 
     def __init__(
         self,
@@ -244,10 +256,10 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         validates = len(fold.valid) > 0
         super().__init__(
             model=model,
-            args=_arguments(fold, validates),
+            args=_arguments(fold, validates, self.per_text),
             data_collator=self._collate,
             # records by position; the collator makes batches of them, since texts stay in one table
-            train_dataset=np.unique(fold.record[fold.train]).tolist(),
+            train_dataset=self.items(),
             # only so that the Trainer evaluates: evaluate below reads none of it
             eval_dataset=list(fold.valid) if validates else None,
             optimizers=(torch.optim.AdamW(parameter_groups(model, fold.options), fused=True), None),
@@ -255,6 +267,11 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         )
         # it prints every log to standard output, where commands write their results
         self.remove_callback(PrinterCallback)
+
+    def items(self) -> Sequence[int]:
+        """Return what an epoch goes through: the positions of the training texts."""
+        texts: list[int] = np.unique(self.fold.record[self.fold.train]).tolist()
+        return texts
 
     def _collate(self, items: Sequence[int]) -> dict[str, Any]:
         fold, texts = self.fold, np.array(items)
@@ -399,10 +416,10 @@ class LengthSampler(Sampler[int]):
         yield from (int(i) for batch in [*batches, order[whole:]] for i in batch)
 
 
-def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
+def _arguments(fold: Fold, validates: bool, per_text: int) -> TrainingArguments:
     options = fold.options
-    texts = len(np.unique(fold.record[fold.train]))
-    steps = math.ceil(texts / options.batch_size / options.accumulate)
+    items = len(np.unique(fold.record[fold.train])) * per_text
+    steps = math.ceil(items / options.batch_size / options.accumulate)
     warmup = int(options.warmup)
     if options.warmup < 1:  # older transformers take no fraction under this name
         warmup = math.ceil(options.warmup * fold.epochs * steps)
@@ -476,7 +493,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         totals, means = self._totals, {"epoch": state.epoch, "step": state.global_step}
         texts = max(totals["texts"], 1)
         means["epoch_loss"] = float(totals["loss"] / texts)
-        if self._fold.target.classes:
+        if self._fold.target.classes and "right" in totals:
             means["epoch_accuracy"] = float(totals["right"] / texts)
         # in place: the trainer adds to the same dict
         totals.update(dict.fromkeys(totals, 0.0))

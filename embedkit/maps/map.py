@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit.arguments import accepts
 from embedkit.choices import LAYOUT_METHODS, LayoutMethod, check_choice
@@ -23,9 +22,20 @@ from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown, shorten
 from embedkit.drawing import SHAPES
 from embedkit.encoding.views import layer_rank, parse_layers, split_view
+from embedkit.encoding.words import typical_parts
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
-from embedkit.pages import cut_texts, packed, packed_json, page_file, render_page, with_names
+from embedkit.pages import (
+    byte_planes,
+    curve_order,
+    cut_texts,
+    in_square,
+    packed,
+    packed_json,
+    page_file,
+    render_page,
+    with_names,
+)
 from embedkit.records import Positive
 from embedkit.search.exact import unit_rows
 from embedkit.storage import write_files
@@ -269,6 +279,12 @@ _KEPT_OF = 10
 _LISTED, _LISTED_OF_MANY = 10, 5
 # of all texts together
 _MOST_BYTES = 16_000_000
+CLUSTERS = "clusters"
+"""Name of the column of clusters, beside those of the dataset."""
+# clusters of a page: a legend has as many colours that can be told apart; texts that their middles
+# are fitted to, all others go to the nearest; characters of a text whose words count; and the words
+# that name a cluster
+_CLUSTERS, _FITTED, _CHARACTERS, _NAMED_BY = 12, 20_000, 1_000, 3
 _NO_COLOURS = ("row", "id", "text", "text_pair", "text_key")
 
 
@@ -315,8 +331,10 @@ def explore(
     """Write a page that shows the records of a dataset as points, layer by layer.
 
     ``view`` is shown first; the slider has the stored ``layers`` of the same pooling. ``color`` is
-    the column of the first colours, ``label_names`` are shown beside the labels. Of more than
-    ``limit`` records a random sample is shown. The page is by default ``DATASET.explore.html`` in
+    the column of the first colours: one of the dataset, or ``clusters``, of texts that are near
+    each other in that view, named by their typical words. By default that is the label, and
+    without one the clusters. ``label_names`` are shown beside the labels. Of more than ``limit``
+    records a random sample is shown. The page is by default ``DATASET.explore.html`` in
     the current folder.
 
     >>> embedkit.explore("vectors", method="pca", out="map.html").page.name
@@ -334,6 +352,9 @@ def explore(
     if len(indices) < 3:
         raise UsageError(f"{data.path}: {len(indices)} records are too few; expected 3 or more.")
     columns = _columns(data, indices, color, label_names or {})
+    columns.insert(
+        1 if columns and columns[0].name == "label" else 0, _clusters(data, indices, seed)
+    )
     label = next((c for c in columns if c.name == "label" and c.kind == "label"), None)
     # the chosen view is laid out first and freely; all others follow from it
     start = views.index(data.views[0])
@@ -435,7 +456,7 @@ def _columns(
 ) -> list[Column]:
     """Every column that can give colours, that of the labels first; of one value only if asked."""
     names = [name for name in data.columns if name not in _NO_COLOURS]
-    if color is not None and color not in names:
+    if color is not None and color not in (CLUSTERS, *names):
         if color not in data.columns:
             near = did_you_mean(color, data.columns)
             raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.{near}")
@@ -456,6 +477,82 @@ def _columns(
         shown = with_names(labels.names if labels else (), label_names)
         columns = [replace(c, names=shown) if c is labels else c for c in columns]
     return columns
+
+
+def cluster_texts(unit: Float32, texts: Sequence[str], *, seed: int = 0) -> tuple[Int64, list[str]]:
+    """Return the cluster of each text ``(n,)``, the largest first, and the names of the clusters.
+
+        vectors (n, width) ──► k-means ──► codes (n,)            0  0  1  0  2  1
+        texts ──► words ──► the three of the highest weight      0: "tax, vat, invoice"
+
+    The weight is a kind of class-based TF-IDF (a cluster is one document), of shares of texts in
+    place of counts: a long text has no more votes than a short one, and words that all clusters
+    have, such as "the", weigh nothing, without a list of them for each language.
+
+    ``unit`` are ``(n, width)`` vectors of length 1. There are as many clusters as half the root of
+    ``n / 2``, at least 2 and at most 12.
+    """
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
+
+    k = min(max(round(math.sqrt(len(unit) / 8)), 2), _CLUSTERS, len(np.unique(unit, axis=0)))
+    random = np.random.default_rng(seed)
+    fitted = np.sort(random.choice(len(unit), min(len(unit), _FITTED), replace=False))
+    # one thread: several add up their sums in the order in which they end, and a text between two
+    # clusters would change its colour from one page to the next
+    with threadpool_limits(1):
+        middles = KMeans(k, n_init=4, random_state=seed).fit(unit[fitted]).cluster_centers_
+        # the nearest middle: |x - m|² = 1 - 2 x·m + |m|²
+        nearest = (unit @ middles.T - (middles**2).sum(axis=1) / 2).argmax(axis=1)
+    _, codes, counts = np.unique(nearest, return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    codes = np.argsort(order)[codes]
+    return codes, _cluster_names(codes, texts, len(order))
+
+
+def _cluster_names(codes: Int64, texts: Sequence[str], k: int) -> list[str]:
+    """The typical words of each cluster."""
+    having, everywhere = [Counter[str]() for _ in range(k)], Counter[str]()
+    for code, text in zip(codes.tolist(), texts, strict=True):
+        words = set(typical_parts(text[:_CHARACTERS]))
+        having[code].update(words)
+        everywhere.update(words)
+    names: list[str] = []
+    sizes = np.bincount(codes, minlength=k).tolist()
+    for size, counts in zip(sizes, having, strict=True):
+        # a word of a single text is typical of that text alone
+        weights = {
+            word: _weight(n / size, everywhere[word] / len(texts))
+            for word, n in counts.items()
+            if n > 1
+        }
+        chosen: list[str] = []
+        for word in sorted(weights, key=lambda word: (-weights[word], -len(word), word)):
+            # "영화" says what "영화는" says
+            if weights[word] > 0 and not any(word in one or one in word for one in chosen):
+                chosen.append(word)
+            if len(chosen) == _NAMED_BY:
+                break
+        name = ", ".join(chosen) or f"cluster {len(names) + 1}"
+        names.append(f"{name} ({len(names) + 1})" if name in names else name)
+    return names
+
+
+def _weight(share: float, overall: float) -> float:
+    """How typical a word is by its share of the texts of a cluster, and of all texts."""
+    # the second factor is what TF-IDF has: rare words say more. The third, squared, is what a
+    # cluster adds: without the square "been" and "our" of a few sentences come before "tax"
+    return share * -math.log(overall) * max(math.log(share / overall), 0) ** 2
+
+
+def _clusters(data: VectorData, indices: Int64, seed: int) -> Column:
+    """Clusters of the texts by the view that is shown first."""
+    texts = [""] * len(indices)
+    if "text" in data.columns:
+        texts = [text or "" for text in data.reader.pick(indices, ["text"])["text"]]
+    codes, names = cluster_texts(unit_rows(data.reader.vectors_at(indices)), texts, seed=seed)
+    counts = tuple(np.bincount(codes, minlength=len(names)).tolist())
+    return Column(CLUSTERS, "label", tuple(names), counts, codes, np.empty(0))
 
 
 def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str]:
@@ -511,24 +608,6 @@ def _chance(label: Column | None) -> float:
     return float((known * (known - 1)).sum() / (n * (n - 1))) if n > 1 else math.nan
 
 
-def _curve(points: Float32) -> Int64:
-    """An order in which points that follow each other lie together, so that they pack well."""
-    # Z-order: the bits of x and y of a point are interleaved, first spread to every second bit,
-    # then joined. Neighbours on the curve have small differences, which compress
-    cells = (_in_square(points) * 65_535).astype(np.uint64)
-    for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
-        cells = (cells | (cells << np.uint64(shift))) & np.uint64(mask)
-    return np.argsort(cells[:, 0] | (cells[:, 1] << np.uint64(1)), kind="stable").astype(np.int64)
-
-
-def _in_square(points: Float32) -> Float32:
-    """Points moved to the middle of the unit square, and as large as it is."""
-    low, high = points.min(axis=0), points.max(axis=0)
-    # one factor for both axes keeps the angles
-    size = max(float((high - low).max()), 1e-12)
-    return np.asarray((points - (low + high) / 2) / size + 0.5, np.float32)
-
-
 def _page(
     data: VectorData,
     indices: Int64,
@@ -537,23 +616,23 @@ def _page(
     drawn: Sequence[_Drawn],
 ) -> str:
     """The page; points stand in it in the order of a curve through the first layout."""
-    order = _curve(drawn[content["start"]].points)
+    order = curve_order(drawn[content["start"]].points)
     # the inverse of `order`: where a record stands on the page
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     blocks = {}
-    squares = [_in_square(one.points[order]) for one in drawn]
+    squares = [in_square(one.points[order]) for one in drawn]
     # common to all views, so that the picture does not jump while the slider moves
     content["bounds"] = [v for end in (np.min, np.max) for v in end(squares, (0, 1)).tolist()]
     content["views"] = []
     for number, (one, points) in enumerate(zip(drawn, squares, strict=True)):
         # 16 bits are finer than any screen; all x first, then all y
         cells = np.rint(points * 65_535).astype(np.uint16)
-        blocks[f"points-{number}"] = packed(_planes(cells.ravel(order="F"), 2))
+        blocks[f"points-{number}"] = packed(byte_planes(cells.ravel(order="F"), 2))
         # how far on the curve a neighbour is; with the sign in the lowest bit (zigzag) small
         # differences have small numbers, whose upper bytes are zeros
         apart = place[one.near[order]] - np.arange(len(order))[:, None]
-        blocks[f"near-{number}"] = packed(_planes((apart << 1) ^ (apart >> 63), 3))
+        blocks[f"near-{number}"] = packed(byte_planes((apart << 1) ^ (apart >> 63), 3))
         least, most = float(one.cosines.min()), float(one.cosines.max())
         # one byte for each cosine, between the least and the most of the view
         step = max(most - least, 1e-9) / 255
@@ -579,11 +658,3 @@ def _page(
     blocks["records"] = packed_json({"rows": values["row"], "ids": values["id"]})
     blocks["texts"] = packed_json(cut_texts(texts, most_bytes=_MOST_BYTES))
     return render_page("explore", content=content, blocks=blocks)
-
-
-def _planes(values: NDArray[Any], width: int) -> bytes:
-    """The lowest ``width`` bytes of numbers: all first ones, all second ones, and so on."""
-    numbers = values.astype(np.uint64).ravel()
-    # bytes of one significance together compress better than whole numbers
-    planes = [(numbers >> np.uint64(8 * i)).astype(np.uint8).tobytes() for i in range(width)]
-    return b"".join(planes)

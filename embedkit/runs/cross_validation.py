@@ -80,9 +80,20 @@ def cross_validate(
     # before the fit, which may take hours
     split.check(target)
     fits = method.fit(Problem(units, target, split, test), progress=progress)
+    parts = held_out_predictions(fits.folds, units, target, split)
+    # a probe compares views and predicts no test set
+    if test is not None and fits.test is not None:
+        parts.append(test.predictions(fits.test, threshold=fits.threshold))
+    return Predictions.joined(parts), fits
+
+
+def held_out_predictions(
+    folds: Sequence[FoldFit], units: Units, target: Target, split: Split
+) -> list[Predictions]:
+    """Return the predictions of each fold's model for the units that it holds out."""
     # a method returns its folds in the order of subsets(); one more or less is an error of strict=
     parts, about = [], dict[str, Any](units=units, group=split.group, target=target)
-    for fold, ((_, held_out), fitted) in enumerate(zip(split.subsets(), fits.folds, strict=True)):
+    for fold, ((_, held_out), fitted) in enumerate(zip(split.subsets(), folds, strict=True)):
         # inner predictions are for training records, and carry the fold that their models have not
         # seen: blends are fitted on them
         about["fold"], inner = fold, None
@@ -93,7 +104,4 @@ def cross_validate(
         parts.append(
             Predictions.of_fold(held_out, fitted.proba, threshold=cut, inner=inner, **about)
         )
-    # a probe compares views and predicts no test set
-    if test is not None and fits.test is not None:
-        parts.append(test.predictions(fits.test, threshold=fits.threshold))
-    return Predictions.joined(parts), fits
+    return parts

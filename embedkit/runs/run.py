@@ -139,6 +139,7 @@ class PredictionRun(Run):
     level: RunLevel = "sentence"
     features: Annotated[str, one_of((*FEATURES, "text"))]
     views: tuple[str, ...]  # side by side; empty if the run reads texts
+    columns: tuple[str, ...] = ()  # of the user's own numbers, behind the views
     classes: tuple[str, ...]  # by class number; empty for a regression
     threshold: float | None = None  # probability from which the second of two classes is predicted
     records: dict[str, int]  # in "folds" and in the "test" set

@@ -11,6 +11,11 @@ gets what stands there: replacing that function turns records with vectors into 
 with texts (:meth:`Units.with_texts`), with vectors of an encoder (:meth:`Units.encoded`), or with
 tokens for fine-tuning.
 
+Numbers of the user's own, such as a price, stand behind the vectors (:func:`beside_numbers`):
+
+    inputs (n, width + 2) float32      0.12  −0.03 …  0.41 │ 12.5   37      price, age
+                                       0.08   0.11 … −0.20 │  NaN   41
+
 Words have a row for each word and know their records (``records``), since folds, equal texts and
 intervals are a matter of records: words go where their record goes. Records are their own records.
 """
@@ -32,7 +37,7 @@ from embedkit.corpus.conllu import Words
 from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, hash_inputs, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.corpus.values import text_of
+from embedkit.corpus.values import is_missing, text_of
 from embedkit.dataset.fold_models import keys_of_texts
 from embedkit.dataset.format import SEPARATOR as BETWEEN_TEXTS
 from embedkit.dataset.format import names_dataset, whole_text
@@ -41,7 +46,7 @@ from embedkit.display import count_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, UsageError
-from embedkit.types import AnyPath, Bool, Int64, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Bool, Float32, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
 if TYPE_CHECKING:
@@ -58,6 +63,7 @@ _COLUMNS = ("text", "text_pair", "spans", "id", "label", "word_label")
 # choice of its own, and another dialect if it needs one
 _CHOICE = ("min_chars", "limit", "sample", "seed")
 _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
+_TRUTHS = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,11 +152,18 @@ class Units:
             return cls._planned(plan, level=level)
 
     def further(
-        self, source: CorpusLike, *, sample: int | None = None, min_chars: int = 0, seed: int = 0
+        self,
+        source: CorpusLike,
+        *,
+        keep: Sequence[str] = (),
+        sample: int | None = None,
+        min_chars: int = 0,
+        seed: int = 0,
     ) -> Units:
         """Read a further corpus or dataset, with the columns and dialect of these units.
 
-        A file in another dialect, such as a ``.csv`` beside a ``.tsv``, is read in its own.
+        A file in another dialect, such as a ``.csv`` beside a ``.tsv``, is read in its own. Of a
+        corpus also the columns ``keep`` are read, as far as it has them.
         """
         # a seed without a sample changes nothing, and would be refused of a dataset as an option
         seed = 0 if sample is None else seed
@@ -180,7 +193,8 @@ class Units:
             # a test file may lack both: it is predicted under its row numbers, and not scored
             id_, label = (c if c in plan.columns else None for c in (before["id"], before["label"]))
             word_label = of_words if marked or of_words in plan.columns else None
-            plan = replace(plan, id=id_, label=label, word_label=word_label)
+            kept = tuple(name for name in keep if name in plan.columns)
+            plan = replace(plan, id=id_, label=label, word_label=word_label, keep=kept)
             return self._planned(plan, level=self.level)
 
     @classmethod
@@ -200,6 +214,7 @@ class Units:
             label=[r.label for r in records] if plan.label else None,
             group=[r.kept[0] for r in records] if plan.keep else None,
             pairs=plan.text_pair is not None,
+            keep=plan.keep,
             reading=reading_of(plan),
             rejected=dict(reader.counts.rejected),
         )
@@ -217,11 +232,14 @@ class Units:
         return replace(units.with_texts(), rejected={}, run=None)
 
     @classmethod
-    def of_records(cls, records: Sequence[Record], *, pairs: bool, **fields: Any) -> Units:
-        """Return records of a corpus, whose inputs are their texts."""
+    def of_records(
+        cls, records: Sequence[Record], *, pairs: bool, keep: Sequence[str] = (), **fields: Any
+    ) -> Units:
+        """Return records of a corpus, whose inputs are their texts; ``keep`` names other cells."""
         return cls.of_texts(
             [r.text for r in records],
             [str(r.text_pair) for r in records] if pairs else None,
+            columns={name: [r.kept[place] for r in records] for place, name in enumerate(keep)},
             row=np.array([r.row for r in records], np.int64),
             ids=[r.id for r in records],
             **fields,
@@ -229,12 +247,19 @@ class Units:
 
     @classmethod
     def of_texts(
-        cls, texts: Sequence[str], pairs: Sequence[str] | None = None, **fields: Any
+        cls,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        columns: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Units:
-        """Return texts, or pairs of texts, as records."""
+        """Return texts, or pairs of texts, as records, with further ``columns``."""
         row, seconds = np.arange(len(texts)), None if pairs is None else list(pairs)
-        columns: dict[str, Any] = {"text": list(texts), "text_pair": seconds}
-        about: dict[str, Any] = {"row": row, "ids": row, "column": columns.__getitem__, **fields}
+        # of a frame, too, which has no truth value
+        own = {} if columns is None else {name: list(values) for name, values in columns.items()}
+        named: dict[str, Any] = own | {"text": list(texts), "text_pair": seconds}
+        about: dict[str, Any] = {"row": row, "ids": row, "column": named.__getitem__, **fields}
         whole = list(texts)
         if seconds is not None:
             # TF-IDF reads a pair as one text, without a mark between its two
@@ -426,6 +451,65 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
             f"record of the input of {data.path}."
         )
     return getattr(label, "name", None) or stored, [labels[row] for row in data.row.tolist()]
+
+
+def beside_numbers(units: Units, columns: Sequence[str]) -> Units:
+    """Return the records with their numbers behind the vectors; the same without ``columns``.
+
+    Raises:
+        UsageError: the units have no such column, or a value is no number.
+    """
+    if not columns:
+        return units
+    vectors, numbers = units.inputs, numbers_of(units, columns)
+    return replace(units, inputs=lambda index: np.hstack([vectors(index), numbers[index]]))
+
+
+def numbers_of(units: Units, columns: Sequence[str]) -> Float32:
+    """Return columns of the units as ``(n, columns)`` float32, NaN where a value is missing.
+
+    A dataset stores every further column as text, and so does a record of a corpus: numbers are
+    read here. What is missing stays NaN: a step of the pipeline replaces it by the median of the
+    training records, which alone may be known.
+    """
+    numbers = np.empty((len(units), len(columns)), np.float32)
+    for place, name in enumerate(columns):
+        try:
+            values = units.column(name)
+        except KeyError:
+            raise lacks_column(units.name, name) from None
+        if len(values) != len(units):
+            raise UsageError(
+                f"columns=: {name!r} has {len(values):,} values for {len(units):,} texts."
+            )
+        for i, value in enumerate(values):
+            if (number := _number(value)) is None:
+                raise UsageError(
+                    f"columns={name!r}: {units.name}, row {units.row[i]}, holds {value!r}, which "
+                    "is no number. Leave the column out, or write its values as numbers."
+                )
+            numbers[i, place] = number
+    return numbers
+
+
+def lacks_column(name: str, column: str) -> UsageError:
+    """The error of data without a column that a run reads."""
+    return UsageError(
+        f"{name} has no column {column!r}, a number that the run reads beside the text. Predict a "
+        "corpus or a dataset that has it; in Python, give Predictor.predict() the columns."
+    )
+
+
+def _number(value: Any) -> float | None:
+    """The number that a value is or tells, NaN for a missing one; ``None`` for another value."""
+    if is_missing(value) or value == "":
+        return float("nan")
+    try:
+        number = _TRUTHS[value] if value in _TRUTHS else float(value)
+    except (TypeError, ValueError):
+        return None
+    # beyond float32 it would be infinite, which no estimator takes; `nan` as a text is a word
+    return number if abs(number) < np.finfo(np.float32).max else None
 
 
 def _some(values: Any, index: Int64) -> Any:

@@ -26,13 +26,13 @@ SOME = [text for text in TEXTS if text.strip()]
 TRAIN, VALID = np.arange(8), np.array([8, 9])  # the others are held out
 
 
-def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) -> Any:
-    """The weights of a fold without dropout, by the precision of its computation."""
+def fold_of(checkpoint: Any, work: Path, **settings: Any) -> Fold:
+    """A fold of short texts, every second of one class."""
     tokenizer = load_tokenizer(checkpoint)
     options = TrainingOptions(
         epochs=5, batch_size=3, learning_rate=1e-2, precision="fp32", **settings
     )
-    fold = Fold(
+    return Fold(
         number=0,
         name="a fold",
         texts=tokenizer.encode(SOME, settings=TokenizerSettings(24)),
@@ -48,6 +48,11 @@ def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) ->
         pad_id=tokenizer.pad_id,
         work=work,
     )
+
+
+def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) -> Any:
+    """The weights of a fold without dropout, by the precision of its computation."""
+    fold = fold_of(checkpoint, work, **settings)
     model = build_model(plain_of(checkpoint), seed=3, head="mean").to(dtype)
     for module in model.modules():
         if isinstance(module, nn.Dropout):

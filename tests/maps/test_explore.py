@@ -20,7 +20,14 @@ from embedkit.dataset.info import atlas_line
 from embedkit.drawing import SHAPES
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps import map as layout
-from embedkit.maps.map import explore, first_axes, kept_neighbours, lay_out, nearest_points
+from embedkit.maps.map import (
+    cluster_texts,
+    explore,
+    first_axes,
+    kept_neighbours,
+    lay_out,
+    nearest_points,
+)
 from embedkit.search.exact import unit_rows
 from tests.page_checks import block as block_of
 from tests.page_checks import (
@@ -152,6 +159,24 @@ def test_progress_ends_at_its_total(folder: Path, tmp_path: Path, method: Any, t
 
 
 # colours and columns
+
+
+def test_clusters_are_named_by_words_that_the_others_lack(folder: Path) -> None:
+    """In three scripts; particles and characters between spaces do not hide what texts share."""
+    texts = [f"the {word} is here {i}" for word in ("tax", "cat") for i in range(32)]
+    texts += [f"そこの天気は{i}" for i in range(32)] + [f"영화{p} 봐" for p in "는가를도" * 8]
+    # a point of the middle of each group, so that no cluster is divided
+    unit = np.repeat(np.eye(4, dtype=np.float32), 32, axis=0)
+    random = np.random.default_rng(0).permutation(128)
+    codes, names = cluster_texts(unit[random], [texts[i] for i in random])
+    for group, word in enumerate(("tax", "cat", "この", "영화")):
+        (code,) = set(codes[random // 32 == group].tolist())
+        assert names[code].split(", ")[0] == word
+    columns = json_block(folder / "page.html", "content")["columns"]
+    assert [c["name"] for c in columns[:2]] == ["label", "clusters"]
+    described, counts = json_block(folder / "page.html", "names")[1]
+    assert sum(counts) == N
+    assert len(set(described)) == len(described) > 1
 
 
 def linear(colour: str) -> Any:

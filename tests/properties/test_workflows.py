@@ -143,7 +143,7 @@ def test_korean_film_reviews_on_a_stand_in(tmp_path: Path) -> None:
         (tmp_path / f"ratings_{name}.txt").write_text(content, "utf-8")
     less = {
         "--sample 400": "--sample 60",
-        "--test-sample 200": "--test-sample 30",
+        "--sample 200": "--sample 30",
         "--epochs 4": "--epochs 2",
         "--max-length 64": "--max-length 20",
     }
