@@ -46,7 +46,7 @@ HEADINGS: Mapping[str, frozenset[str]] = {
             "--validation --patience --threshold",
         ),
         ("Storage", "--storage --no-text"),
-        ("Running and printing", "--seed --overwrite --all --tsv --json --quiet --help"),
+        ("Running and printing", "--seed --overwrite --all --json --quiet --help"),
     )
 }
 """Headings of the help and their options; all others come first, under :data:`FIRST_HEADING`."""
@@ -143,6 +143,7 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("--split", "Split file written by embedkit split.", {"type": FILE}),
     ("--test", "Test set: a corpus or a dataset, with labels or without.", {"type": FILE}),
     ("--test-sample", "Use only N randomly chosen records of the file given with --test.", _COUNT),
+    ("--test-min-chars", "Leave out shorter texts of the file given with --test.", {"default": 0}),
     (
         "--folds",
         "Number of folds, if there is no --split; 1: a single training, a fifth of the "
