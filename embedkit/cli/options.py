@@ -143,7 +143,6 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("--split", "Split file written by embedkit split.", {"type": FILE}),
     ("--test", "Test set: a corpus or a dataset, with labels or without.", {"type": FILE}),
     ("--test-sample", "Use only N randomly chosen records of the file given with --test.", _COUNT),
-    ("--test-min-chars", "Leave out shorter texts of the file given with --test.", {"default": 0}),
     (
         "--folds",
         "Number of folds, if there is no --split; 1: a single training, a fifth of the "
