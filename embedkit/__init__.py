@@ -32,6 +32,7 @@ _HOMES = {
     "index": "search.index",
     "info": "runs.folder",
     "load": "dataset.read",
+    "near_duplicates": "search.exact",
     "probe": "classifiers.probe",
     "similarity": "sts",
     "split": "runs.split",

@@ -42,6 +42,7 @@ from embedkit.runs.run import ProbeRun
 from embedkit.runs.run import Run
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import Split
+from embedkit.search.exact import NearDuplicates
 from embedkit.search.exact import Searcher as Searcher
 from embedkit.search.index import IndexInfo
 from embedkit.sts import PairSimilarity
@@ -53,7 +54,7 @@ from pathlib import Path
 from typing import Any
 import os
 
-__all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'diff', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
+__all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'diff', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'near_duplicates', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
 __version__: str
 
 def compare(
@@ -241,6 +242,16 @@ def load(
     *,
     level: Level = ...,
 ) -> VectorData: ...
+
+def near_duplicates(
+    dataset: AnyPath,
+    *,
+    threshold: float = ...,
+    view: str | None = ...,
+    whitening: WhiteningKind | None = ...,
+    where: str | None = ...,
+    progress: ProgressCallback = ...,
+) -> NearDuplicates: ...
 
 def probe(
     dataset: CorpusLike,

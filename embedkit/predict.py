@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
@@ -33,7 +32,7 @@ from embedkit.prediction_files import (
     Prediction,
     Submission,
     WordPrediction,
-    file_format,
+    check_file,
     parse_submission,
     with_columns,
     write_prediction_file,
@@ -418,12 +417,10 @@ def predict_file(
     # all that can be wrong with names and places, in order of its cost: a model takes longest
     columns, corpus = parse_submission(submission), Path(corpus)
     if out is not None:
-        file_format(out)
         # samefile: also by another path or a link
         if out.exists() and corpus.exists() and out.samefile(corpus):
             raise OutputExistsError(f"out={str(out)!r} is the corpus itself. Choose another file.")
-        storage.refuse_existing(out, overwrite=overwrite)
-        storage.check_place(out)
+        check_file(out, overwrite=overwrite)
     # a corpus that is not a file is written to one for as long as it is read
     with ExitStack() as held:
         reader: CorpusReader | None = None

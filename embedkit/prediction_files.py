@@ -11,7 +11,7 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -94,18 +94,45 @@ def write_prediction_file(
     ``names`` are those of the classes, ``more`` of the columns ``word``, ``text`` and ``fold``. A
     submission has the columns of id and answer alone.
     """
-    # of what is printed
-    kind = "jsonl" if as_json else "tsv"
-    if out is not None:
-        kind = file_format(out)
     answer, of_answer = ("label", "string") if names else ("value", "float64")
     columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in more}
     columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
     # an iterator up to here, so that rows can be printed as they are predicted
-    rows = (_fields(*record, flat=kind != "jsonl") for record in records)
+    flat = _format(out, as_json=as_json) != "jsonl"
+    rows = (_fields(*record, flat=flat) for record in records)
     if submission is not None:
         columns = {submission[0]: "string", submission[1]: of_answer}
         rows = (dict(zip(columns, (f["id"], f[answer]), strict=True)) for f in rows)
+    return write_rows(rows, columns, out, as_json=as_json, overwrite=overwrite)
+
+
+def _format(out: Path | None, *, as_json: bool) -> str:
+    """The format of a file; TSV or JSON lines of what is printed."""
+    if out is not None:
+        return file_format(out)
+    return "jsonl" if as_json else "tsv"
+
+
+def check_file(out: Path, *, overwrite: bool = False) -> None:
+    """Raise an error if a file of rows cannot be written there; writes nothing."""
+    file_format(out)
+    storage.refuse_existing(out, overwrite=overwrite)
+    storage.check_place(out)
+
+
+def write_rows(
+    rows: Iterable[dict[str, Any]],
+    columns: Mapping[str, str],
+    out: Path | None,
+    *,
+    as_json: bool = False,
+    overwrite: bool = False,
+) -> int:
+    """Write rows with these columns and Arrow types to a file, or print them; return their number.
+
+    The file appears when it is complete, in the format of its ending.
+    """
+    kind = _format(out, as_json=as_json)
     if out is not None and kind == "parquet":
         import pyarrow as pa
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,39 +14,35 @@ import click
 
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, answer_lines, command
-from embedkit.cli.options import FILE, FLAG, LAYERS, choice, names_of, option, options
+from embedkit.cli.options import FILE, LAYERS, choice, names_of, option, options
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, json_line, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import metric_text
-from embedkit.storage import unreadable
 
 if TYPE_CHECKING:
     from embedkit.contexts.uses import Use, WordReport
     from embedkit.difference import Diff, Explanation
     from embedkit.maps.map import Explored
-    from embedkit.search.exact import Answer
+    from embedkit.search.exact import Answer, NearDuplicates
     from embedkit.sts import PairSimilarity
     from embedkit.types import ProgressCallback
 
 
 _SHOWN = 100
-# all that str.splitlines, and readers built on it, take for the end of a line
-_BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 
 
 @command(
     'embedkit search reviews.vectors "a waste of money" -k 5',
-    "embedkit search reviews.vectors --queries questions.txt --tsv",
     "embedkit search reviews.vectors --json < questions.txt",
     "embedkit search reviews.vectors --like 17 --where \"label = '1'\"",
     'embedkit search reviews.vectors "good fun" --index hnsw',
+    "embedkit search reviews.vectors --duplicates 0.95 --out pairs.csv",
 )
 @click.argument("dataset", type=FILE)
 @click.argument("query", required=False)
 @options(
     option("-k", "k", default=10, help="Number of results per query."),
-    option("--queries", type=FILE, help="Text file of queries, one per line."),
     option("--like", type=int, multiple=True, help="Find records like this row; can be repeated."),
     "--view",
     option("--metric", help="Similarity of two vectors.", **choice(SEARCH_METRICS, "cosine")),
@@ -56,16 +52,22 @@ _BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
         "--index", "kind", help="Search an index instead of all records.", **choice(INDEX_KINDS)
     ),
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
-    option("--tsv", "as_tsv", **FLAG, help="Print tab-separated values."),
+    option(
+        "--duplicates",
+        type=float,
+        metavar="COSINE",
+        help="Find the pairs of texts of the dataset that are so near, and their groups.",
+    ),
+    option("--out", type=FILE, help="File for the pairs: .tsv, .csv, .jsonl or .parquet."),
 )
 def search(
     dataset: Path,
     query: str | None,
     k: int,
-    queries: Path | None,
     like: tuple[int, ...],
     kind: str | None,
-    as_tsv: bool,
+    duplicates: float | None,
+    out: Path | None,
     progress: ProgressCallback,
     **settings: Any,
 ) -> Result | int:
@@ -73,48 +75,35 @@ def search(
 
     DATASET is a folder that extract wrote, QUERY a text; without one every line of standard input
     is answered as it comes, by one process. Search is exact unless --index is given. Duplicate
-    texts are returned once.
+    texts are returned once. With --duplicates there is no query: every two texts are compared.
     """
+    if [query is not None, duplicates is not None, bool(like)].count(True) > 1:
+        raise UsageError("give a QUERY, or --like ROW, or --duplicates COSINE.")
+    if duplicates is not None:
+        return _duplicates(dataset, duplicates, out, kind, progress, **settings)
+    if out is not None:
+        raise UsageError("--out is for the pairs of --duplicates; redirect answers with >.")
     from embedkit.search.exact import Searcher
 
-    given = [query is not None, queries is not None, bool(like)].count(True)
-    if given > 1:
-        raise UsageError("give a QUERY, or --queries FILE, or --like ROW.")
     if kind is not None:
         from embedkit.dataset.read import load
         from embedkit.search.index import open_index
 
         shared = {name: settings[name] for name in ("metric", "whitening")}
         settings["finder"] = open_index(load(dataset, settings["view"]), kind=kind, **shared)
-    text: Callable[[Sequence[Answer]], str] = _answers_text
-    if as_tsv:
-        # answers to lines are one stream, which would have a header in its middle
-        text = partial(_answers_tsv, header=bool(given))
-    searcher = Searcher(dataset, progress=progress, warm=not given, **settings)
-    if not given:
+    lines = query is None and not like
+    searcher = Searcher(dataset, progress=progress, warm=lines, **settings)
+    if lines:
         as_json = click.get_current_context().params["as_json"]
 
         def show(line: str) -> None:
             answer = searcher.texts(line, k=k)
-            click.echo(json_line(asdict(answer)) if as_json else text([answer]))
+            click.echo(json_line(asdict(answer)) if as_json else _answers_text([answer]))
 
         return answer_lines(show, "query")
-    if like:
-        answers = searcher.like(like, k=k)
-    else:
-        answers = searcher.texts(_read_queries(queries) if queries else [str(query)], k=k)
-    return Result([asdict(answer) for answer in answers], lambda: text(answers), asked_for=True)
-
-
-def _read_queries(path: Path) -> list[str]:
-    """Lines of a UTF-8 text file."""
-    try:
-        # editors on Windows begin files with a BOM, which would be part of the first query; the
-        # last line end opens no further query
-        return path.read_text("utf-8-sig").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        advice = "Give a UTF-8 text file as --queries."
-        raise unreadable(path, error, error=UsageError, advice=advice) from error
+    answers = searcher.like(like, k=k) if like else searcher.texts([str(query)], k=k)
+    data = [asdict(answer) for answer in answers]
+    return Result(data, lambda: _answers_text(answers), asked_for=True)
 
 
 def _answers_text(answers: Sequence[Answer]) -> str:
@@ -134,15 +123,68 @@ def _answers_text(answers: Sequence[Answer]) -> str:
     return "\n".join(parts)
 
 
-def _answers_tsv(answers: Sequence[Answer], *, header: bool) -> str:
-    """Lines, the first one a header; tabs and line ends in a text become spaces."""
-    lines = [["query", "rank", "score", "row", "id", "label", "text", "text_pair"]] * header
-    for answer in answers:
-        for rank, hit in enumerate(answer.hits, start=1):
-            numbers = [str(rank), f"{hit.score:.6f}", str(hit.row)]
-            texts = [hit.id, hit.label or "", hit.text or "", hit.text_pair or ""]
-            lines.append([answer.query, *numbers, *texts])
-    return "\n".join("\t".join(cell.translate(_BREAKS) for cell in line) for line in lines)
+def _duplicates(
+    dataset: Path,
+    threshold: float,
+    out: Path | None,
+    kind: str | None,
+    progress: ProgressCallback,
+    *,
+    metric: str,
+    model: str | None,
+    **settings: Any,
+) -> Result:
+    """The near-duplicates of a dataset: exact, by cosine, of its stored vectors."""
+    from embedkit.prediction_files import check_file, write_rows
+    from embedkit.search.exact import near_duplicates
+
+    for name, value in {"index": kind, "model": model, "metric": metric}.items():
+        if value not in (None, "cosine"):
+            raise UsageError(f"--{name} {value} is for queries, not for --duplicates.")
+    if out is not None:
+        # before every two texts are compared
+        check_file(out)
+    found = near_duplicates(dataset, threshold=threshold, progress=progress, **settings)
+    if out is not None:
+        write_rows(found.pairs, PAIR_COLUMNS, out)
+    return Result(found, lambda: _duplicates_text(found, out), asked_for=True)
+
+
+_PAIRS = 10
+PAIR_COLUMNS = {"group": "int64", "cosine": "float64"} | {
+    f"{whose}{name}": kind
+    for whose in ("", "other_")
+    for name, kind in (("row", "int64"), ("id", "string"), ("text", "string"))
+}
+"""Columns of a file of pairs, with their Arrow types."""
+
+
+def _duplicates_text(found: NearDuplicates, out: Path | None) -> str:
+    """How many there are, and the nearest pair of each of the largest groups."""
+    lines = [
+        f"{found.grouped:,} of {count_text(found.records, 'record')} have a near-duplicate (cosine "
+        f"{found.threshold:g} or more): {count_text(len(found.pairs), 'pair')} in "
+        f"{count_text(found.groups, 'group')}; {found.repeated:,} repeat a text"
+    ]
+    sizes: dict[int, set[int]] = {}
+    for pair in found.pairs:
+        sizes.setdefault(pair["group"], set()).update((pair["row"], pair["other_row"]))
+    first = {pair["group"]: pair for pair in reversed(found.pairs)}
+    rows = [
+        {"group": number, "records": len(sizes[number]), "cosine": f"{first[number]['cosine']:.4f}"}
+        | {"rows": f"{first[number]['row']}, {first[number]['other_row']}"}
+        | {
+            name: visible(one_line(first[number].get(name) or ""), limit=_SHOWN // 2)
+            for name in ("text", "other_text")
+        }
+        for number in list(sizes)[:_PAIRS]
+    ]
+    lines += [table_text(rows)] if rows else []
+    if (more := found.groups - len(rows)) > 0:
+        lines.append(f"{count_text(more, 'more group')}: {out or '--out FILE has every pair'}")
+    elif out is not None:
+        lines.append(f"wrote {out}")
+    return "\n".join(lines)
 
 
 @command("embedkit index reviews.vectors", "embedkit index reviews.vectors --kind ivf --view cls_6")

@@ -46,7 +46,7 @@ HEADINGS: Mapping[str, frozenset[str]] = {
             "--validation --patience --threshold",
         ),
         ("Storage", "--storage --no-text"),
-        ("Running and printing", "--seed --overwrite --all --tsv --json --quiet --help"),
+        ("Running and printing", "--seed --overwrite --all --json --quiet --help"),
     )
 }
 """Headings of the help and their options; all others come first, under :data:`FIRST_HEADING`."""

@@ -46,6 +46,8 @@ _TILE = 1 << 21  # scores that a thread holds at once: 8 MB
 _BLOCKS = 4  # row groups that a thread works on before the results are merged
 _MOST_OF_INDEX = 2_048  # beyond that exact search is faster
 _HELD = 1 << 30  # bytes of vectors that a warm searcher keeps in memory
+_PAIRS_TILE = 4_096  # records of which all pairs are compared at once, whose products take 64 MB
+_MOST_PAIRS = 1_000_000  # near-duplicates: nobody reads more, and each takes half a kilobyte
 
 
 def chosen_records(data: VectorData, condition: str) -> Bool:
@@ -535,3 +537,139 @@ class Searcher:
                 distinct.append((index, score))
             seen.add(key)
         return distinct
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NearDuplicates(Shown):
+    """Pairs of near-duplicates, the nearest of a group first; the largest group first.
+
+    A row of ``pairs`` has ``group``, ``cosine``, and ``row``, ``id`` and ``text`` of both records,
+    those of the second as ``other_row`` and so on. Of a group of copies of one text each copy is a
+    pair with the first of them.
+    """
+
+    threshold: float
+    records: int  # that were compared
+    repeated: int  # records with the text of an earlier one
+    grouped: int  # records in a group
+    groups: int
+    pairs: list[dict[str, Any]]
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """The pairs."""
+        return self.pairs
+
+
+@accepts()
+def near_duplicates(
+    dataset: AnyPath,
+    *,
+    threshold: float = 0.95,
+    view: str | None = None,
+    whitening: WhiteningKind | None = None,
+    where: str | None = None,
+    progress: ProgressCallback = no_progress,
+) -> NearDuplicates:
+    """Find all pairs of records with a cosine of at least ``threshold``, and the groups they form.
+
+        records   0 1 2 3   4 5 6 7      products of unit vectors, tile by tile, of what lies
+        0 1 2 3     ╲ x x   x x x x      above the diagonal
+        4 5 6 7             ╲ x x x
+
+    Every two texts are compared, so that nothing is missed: ten times as many records take a
+    hundred times as long. Records that repeat a text are joined to the first one with it.
+
+    A group holds what pairs connect, so that two of its records may be further apart than the
+    threshold. Which threshold suits depends on the model: where any two texts have a high cosine
+    (``embedkit info DATASET``), whitening or a higher threshold tells them apart.
+
+    Args:
+        dataset: folder that ``extract`` wrote.
+        threshold: cosine from which two texts count as nearly the same.
+        view: a stored view; by default the last mean.
+        whitening: change of all vectors first, as of ``Searcher``.
+        where: an SQL condition on the columns: only such records are compared.
+        progress: called in records.
+
+    Raises:
+        UsageError: there is no such view or column, or there are more than a million pairs.
+
+    Example:
+        >>> found = embedkit.near_duplicates("vectors", threshold=0.999)
+        >>> found.records, found.repeated
+        (12, 0)
+    """
+    if not 0 < threshold <= 1:
+        raise UsageError(f"near-duplicates of a cosine of {threshold}: expected one in (0, 1].")
+    data = load(dataset, view)
+    chosen = np.arange(len(data))
+    if where is not None:
+        chosen = np.flatnonzero(chosen_records(data, where))
+    # of each text the first record; the others are copies of it
+    _, first, text = np.unique(text_keys(data)[chosen], return_index=True, return_inverse=True)
+    texts, copies = np.sort(first), np.flatnonzero(first[text] != np.arange(len(chosen)))
+    vectors = data.reader.vectors_at(chosen[texts])
+    if whitening is not None:
+        vectors = fit_whitening(data, whitening).apply(vectors)
+    pairs, cosines = _near_pairs(unit_rows(vectors), threshold, progress)
+    pairs = np.concatenate([texts[pairs], np.stack([first[text[copies]], copies], axis=1)])
+    cosines = np.concatenate([cosines, np.ones(len(copies), np.float32)])
+    group = _groups(pairs, len(chosen))
+    members = np.unique(pairs)
+    order = np.lexsort((pairs[:, 1], pairs[:, 0], -cosines, group))
+    places = chosen[pairs[order]]
+    records = np.unique(places)
+    names = [name for name in ("row", "id", "text", "text_pair") if name in data.columns]
+    columns = data.reader.pick(records, names)
+    # the texts of a pair as one; none where a dataset stores none
+    texts_of = zip(
+        *(columns.get(n, [""] * len(records)) for n in ("text", "text_pair")), strict=True
+    )
+    columns["text"] = [" | ".join(filter(None, texts)) for texts in texts_of]
+    rows = [
+        {"group": int(number), "cosine": round(float(cosine), 6)}
+        | {name: columns[name][one] for name in ("row", "id", "text")}
+        | {f"other_{name}": columns[name][other] for name in ("row", "id", "text")}
+        for (one, other), number, cosine in zip(
+            np.searchsorted(records, places).tolist(), group[order], cosines[order], strict=True
+        )
+    ]
+    count = int(group.max(initial=0))
+    return NearDuplicates(threshold, len(chosen), len(copies), len(members), count, rows)
+
+
+def _near_pairs(
+    unit: Float32, threshold: float, progress: ProgressCallback
+) -> tuple[Int64, Float32]:
+    """Pairs ``(m, 2)`` of rows of length 1, the lower number first, and their cosines ``(m,)``."""
+    pairs, cosines, count = [np.empty((0, 2), np.int64)], [np.empty(0, np.float32)], 0
+    for start in range(0, len(unit), _PAIRS_TILE):
+        for other in range(start, len(unit), _PAIRS_TILE):
+            products = unit[start : start + _PAIRS_TILE] @ unit[other : other + _PAIRS_TILE].T
+            near = products >= threshold
+            # a tile on the diagonal has each pair twice, and each record with itself
+            one, two = np.nonzero(np.triu(near, 1) if start == other else near)
+            pairs.append(np.stack([one + start, two + other], axis=1))
+            cosines.append(np.minimum(products[one, two], 1))
+            count += len(one)
+            if count > _MOST_PAIRS:
+                raise UsageError(
+                    f"more than {_MOST_PAIRS:,} pairs have a cosine of {threshold} or more. Choose "
+                    "a higher one, or whitening='center' where any two texts have a high cosine."
+                )
+        progress(Progress("comparing", min(start + _PAIRS_TILE, len(unit)), len(unit), "records"))
+    return np.concatenate(pairs), np.concatenate(cosines)
+
+
+def _groups(pairs: Int64, n: int) -> Int64:
+    """The number of the group of each pair ``(m,)``, from 1 on, by size, then by first record."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    edges = coo_array((np.ones(len(pairs), np.int8), pairs.T), shape=(n, n))
+    _, component = connected_components(edges, directed=False)
+    # components are numbered by their first record; those of one record have no pair
+    sizes = np.bincount(component, minlength=1)
+    number = np.empty(len(sizes), np.int64)
+    number[np.argsort(-sizes, kind="stable")] = np.arange(1, len(sizes) + 1)
+    return np.asarray(number[component[pairs[:, 0]]], np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from sklearn.decomposition import PCA
 
 import embedkit
 from embedkit.dataset.read import VectorData
 from embedkit.dataset.tables import Block, TableReader
 from embedkit.errors import MismatchError, UsageError
+from embedkit.search import exact
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
-from tests.processes import ROOT, command, invoke
+from tests.processes import command, invoke
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -248,12 +252,12 @@ def test_a_warm_searcher_reads_nothing_more(dataset: Path, calls_of: Any) -> Non
 
 
 def test_lines_of_standard_input_are_queries(dataset: Path, tmp_path: Path) -> None:
-    options = ("search", dataset, "-k", "2", "--tsv")
+    options = ("search", dataset, "-k", "2")
     done = command(*options, cwd=tmp_path, stdin=b"the movie was good\n\nbus home")
     assert done.returncode == 0, done.stderr
     assert "the query is empty" in done.stderr
     answers = [command(*options, text, cwd=tmp_path) for text in ("the movie was good", "bus home")]
-    assert done.stdout == "".join(answer.stdout.partition("\n")[2] for answer in answers)
+    assert done.stdout == "".join(answer.stdout for answer in answers)
 
 
 def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
@@ -336,11 +340,6 @@ def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
     found = json.loads(answers)
     assert [answer["query"] for answer in found] == ["row 0", "row 7"]
     assert all(len(answer["hits"]) == 3 for answer in found)
-    (tmp_path / "q.txt").write_text("good\nbad bus\n", "utf-8")
-    lines = invoke("search", dataset, "--queries", tmp_path / "q.txt", "-k", 2, "--tsv").stdout
-    rows = [line.split("\t") for line in lines.splitlines()]
-    assert rows[0] == ["query", "rank", "score", "row", "id", "label", "text", "text_pair"]
-    assert [" ".join(row[:2]) for row in rows[1:]] == ["good 1", "good 2", "bad bus 1", "bad bus 2"]
 
 
 @pytest.mark.parametrize(
@@ -348,8 +347,9 @@ def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
     [
         (("good", "--like", 3), "QUERY"),
         (("good", "--index", "hnsw"), "hnsw"),
-        (("--queries", "none.txt"), "none.txt"),
-        (("--queries", ROOT / "LICENSE"), "number 2"),
+        (("good", "--out", "pairs.csv"), "--duplicates"),
+        (("--duplicates", "0.9", "--index", "hnsw"), "--index hnsw"),
+        (("--duplicates", "1.5"), "1.5"),
     ],
 )
 def test_options_that_cannot_be_used(dataset: Path, arguments: Any, message: str) -> None:
@@ -365,4 +365,35 @@ def test_every_answer_is_one_line(tmp_path: Path) -> None:
     table = invoke("search", made.out, "good", "-k", 2).stdout.splitlines()
     assert table[1].split() == ["score", "row", "id", "label", "text"]
     assert len(table) == 4
-    assert len(invoke("search", made.out, "good", "-k", 2, "--tsv").stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize("tile", [3, 4_096])
+def test_near_duplicates_are_all_pairs_of_the_threshold(
+    dataset: Path, tmp_path: Path, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared with all products at once; copies of a text are joined to the first of them."""
+    monkeypatch.setattr(exact, "_PAIRS_TILE", tile)
+    data = embedkit.load(dataset)
+    cosines = np.triu(plain(data.X, data.X, "cosine"), 1)
+    threshold = float(np.quantile(cosines[cosines > 0], 0.9))
+    found = embedkit.near_duplicates(dataset, threshold=threshold)
+    first = {text: row for row, text in reversed(list(zip(data.row, data.text, strict=True)))}
+    near = {
+        tuple(sorted((first[data.text[a]], first[data.text[b]])))
+        for a, b in zip(*np.nonzero(cosines >= threshold), strict=True)
+    }
+    copies = {(first[t], r) for r, t in zip(data.row, data.text, strict=True) if first[t] != r}
+    pairs = [(p["row"], p["other_row"]) for p in found.pairs]
+    assert set(pairs) == {pair for pair in near if pair[0] != pair[1]} | copies
+    assert (len(pairs), found.repeated) == (len(set(pairs)), len(copies))
+    groups = [p["group"] for p in found.pairs]
+    assert groups == sorted(groups)
+    edges = coo_array((np.ones(len(pairs)), np.transpose(pairs)), shape=(N, N))
+    _, parts = connected_components(edges, directed=False)
+    assert len({*zip(groups, parts[[a for a, _ in pairs]], strict=True)}) == found.groups
+    assert found.groups == len({*groups}) == len({*parts[np.unique(pairs)]})
+    out = tmp_path / "pairs.csv"
+    answer = invoke("search", dataset, "--duplicates", threshold, "--out", out).stdout
+    assert answer.startswith(f"{found.grouped} of {len(data)} records have a near-duplicate")
+    with out.open(encoding="utf-8", newline="") as stream:
+        assert [int(row["other_row"]) for row in csv.DictReader(stream)] == [b for _, b in pairs]
