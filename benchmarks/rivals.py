@@ -49,6 +49,14 @@ COLUMNS = {"document": "text", "intent": "label"}
 TEST = 500  # records at most
 KEYS = ("corpus", "model", "labels", "seed", "method")
 PAIRS = 20  # of each kind for a text
+# of both trainers: they write nothing, and compute where embedkit does
+QUIET: dict[str, Any] = {
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "logging_strategy": "no",
+    "use_cpu": True,
+}
 
 
 def main() -> None:
@@ -187,12 +195,8 @@ def _trainer(train: pd.DataFrame, test: pd.DataFrame, model: str, seed: int) -> 
                 per_device_train_batch_size=16,
                 learning_rate=5e-5,
                 warmup_steps=steps // 10,
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                logging_strategy="no",
                 seed=seed,
-                use_cpu=True,
+                **QUIET,
             ),
             train_dataset=items(train),
             data_collator=DataCollatorWithPadding(tokenizer),
@@ -233,12 +237,8 @@ def _setfit(train: pd.DataFrame, test: pd.DataFrame, model: str, seed: int) -> A
                 per_device_train_batch_size=16,
                 learning_rate=2e-5,
                 warmup_steps=len(pairs) // 160,
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                logging_strategy="no",
                 seed=seed,
-                use_cpu=True,
+                **QUIET,
             ),
             train_dataset=dataset,
             loss=CosineSimilarityLoss(encoder),

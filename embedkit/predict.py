@@ -145,7 +145,7 @@ class Predictor:
             texts: ``n`` texts; of one text that is not in a list, one row is returned.
             pairs: ``n`` second texts, for a run that was made on pairs.
             columns: ``n`` values of each column that the run reads beside the texts, by its name:
-                a ``dict`` or a ``pandas.DataFrame``; of one text one value.
+                a ``dict``, or a data frame of pandas or Polars; of one text one value.
 
         Raises:
             UsageError: pairs were given or are missing, unlike in the run's dataset; or the run
@@ -154,7 +154,6 @@ class Predictor:
         self._check_level("sentence")
         if isinstance(texts, str):
             second = None if pairs is None else [str(pairs)]
-            columns = columns and {name: [value] for name, value in columns.items()}
             one: Float64 = self.predict_proba([texts], second, columns)[0]
             return one
         self.check_pairs(pairs is not None)

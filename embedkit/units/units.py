@@ -257,7 +257,7 @@ class Units:
         """Return texts, or pairs of texts, as records, with further ``columns``."""
         row, seconds = np.arange(len(texts)), None if pairs is None else list(pairs)
         # of a frame, too, which has no truth value
-        own = {} if columns is None else {name: list(values) for name, values in columns.items()}
+        own = {} if columns is None else _columns_of(columns)
         named: dict[str, Any] = own | {"text": list(texts), "text_pair": seconds}
         about: dict[str, Any] = {"row": row, "ids": row, "column": named.__getitem__, **fields}
         whole = list(texts)
@@ -451,6 +451,19 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
             f"record of the input of {data.path}."
         )
     return getattr(label, "name", None) or stored, [labels[row] for row in data.row.tolist()]
+
+
+def _columns_of(columns: Any) -> dict[str, list[Any]]:
+    """The values of columns by name: of a mapping, or of a frame of pandas or Polars."""
+    # a frame of Polars has no keys, and iterates over its values
+    names = columns.keys() if hasattr(columns, "keys") else getattr(columns, "columns", None)
+    if names is None:
+        kind = type(columns).__name__
+        raise UsageError(f"columns={kind}: expected values by name, in a dict or a data frame.")
+    values = {str(name): columns[name] for name in names}
+    # of one text a value may stand alone
+    alone = {name: isinstance(v, str) or not hasattr(v, "__len__") for name, v in values.items()}
+    return {name: [v] if alone[name] else list(v) for name, v in values.items()}
 
 
 def beside_numbers(units: Units, columns: Sequence[str]) -> Units:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
@@ -72,6 +73,25 @@ def test_files_datasets_and_texts_are_predicted_alike(trained: Path, frame: pd.D
     assert np.allclose(pd.read_csv(trained / "out.csv").iloc[:, -1], proba, atol=1e-6)
     one = predictor.predict(frame.text[1], columns={"price": 1e4, "age": None})
     assert one.label == "1"
+
+
+def test_columns_come_in_a_dict_or_a_frame_of_any_library(
+    trained: Path, frame: pd.DataFrame
+) -> None:
+    predictor = Predictor(trained / "run", warm=False)
+    texts, numbers = list(frame.text), frame[["price", "age"]]
+    expected = predictor.predict_proba(texts, columns=numbers)
+    given: Any
+    for given in (dict(numbers), numbers.to_dict("list"), pl.from_pandas(numbers)):
+        assert np.array_equal(predictor.predict_proba(texts, columns=given), expected)
+    # of one text a value may stand alone
+    for given in (numbers.iloc[:1], dict(numbers.iloc[0]), dict(numbers.iloc[:1])):
+        alone = predictor.predict_proba(texts[0], columns=given)
+        assert np.allclose(alone, expected[0], atol=1e-6)
+    with pytest.raises(UsageError, match="columns=list: expected values by name"):
+        predictor.predict(texts, columns=[[1, 2]])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'price' has 1 values for 2 texts"):
+        predictor.predict(texts[:2], columns={"price": 1, "age": 2})
 
 
 def test_what_is_missing_or_no_number_is_named(trained: Path, frame: pd.DataFrame) -> None:
