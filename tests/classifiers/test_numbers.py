@@ -66,11 +66,11 @@ def test_files_datasets_and_texts_are_predicted_alike(trained: Path, frame: pd.D
     predictor = Predictor(trained / "run", warm=False)
     proba = predictor.predict_proba(list(frame.text), columns=frame)[:, 1]
     tested = pd.read_parquet(trained / "run/predictions.parquet").query("fold == 'test'")
-    assert np.allclose(tested.sort_values("row").proba_1, proba, atol=1e-6)
+    assert np.allclose(tested.sort_values("row").proba_1, proba, atol=1e-5)
     stored = [one.proba["1"] for one in predictor.predict_stored(trained / "data")[1]]
-    assert np.allclose(stored, proba, atol=1e-6)
+    assert np.allclose(stored, proba, atol=1e-5)
     predict_file(trained / "run", trained / "test.csv", out=trained / "out.csv")
-    assert np.allclose(pd.read_csv(trained / "out.csv").iloc[:, -1], proba, atol=1e-6)
+    assert np.allclose(pd.read_csv(trained / "out.csv").iloc[:, -1], proba, atol=1e-5)
     one = predictor.predict(frame.text[1], columns={"price": 1e4, "age": None})
     assert one.label == "1"
 
@@ -87,7 +87,7 @@ def test_columns_come_in_a_dict_or_a_frame_of_any_library(
     # of one text a value may stand alone
     for given in (numbers.iloc[:1], dict(numbers.iloc[0]), dict(numbers.iloc[:1])):
         alone = predictor.predict_proba(texts[0], columns=given)
-        assert np.allclose(alone, expected[0], atol=1e-6)
+        assert np.allclose(alone, expected[0], atol=1e-5)
     with pytest.raises(UsageError, match="columns=list: expected values by name"):
         predictor.predict(texts, columns=[[1, 2]])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="'price' has 1 values for 2 texts"):
