@@ -176,7 +176,7 @@ def diff(
     """
     names = [view] if view is None or isinstance(view, str) else list(view)
     if not 1 <= len(names) <= 2:
-        raise UsageError(f"view={view!r}: expected one view of both, or two.")
+        raise UsageError("expected one view of both, or two.", view=view)
     folder, second = local_dataset(a), local_dataset(b) if isinstance(b, str | os.PathLike) else b
     if not is_dataset(folder):
         raise UsageError(f"{a} is not a dataset. Give the dataset first, then what to compare.")

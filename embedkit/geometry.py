@@ -160,7 +160,7 @@ def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = N
     """
     if k < 1 or len(X) < 2:
         raise UsageError(
-            f"k={k} neighbours among {len(X)} vectors: give k from 1 on and at least 2 vectors."
+            f"{len(X)} vectors; expected one or more neighbours, and two or more vectors.", k=k
         )
     unit = unit_vectors(X)
     rows = np.arange(len(unit)) if rows is None else np.asarray(rows, np.int64)

@@ -33,6 +33,7 @@ from embedkit.errors import (
     EXIT_REJECTS,
     DamagedError,
     MismatchError,
+    Option,
     RecipeError,
     StorageError,
     UsageError,
@@ -141,7 +142,7 @@ def read_recipe(
         except UsageError as error:
             fail(name, str(error))
         if needs and not trust:
-            fail(name, f"{needs[0]}. If you trust the recipe, pass trust=True.")
+            fail(name, f"{needs[0]}. If you trust the recipe, pass {Option('trust', True)}.")
         stages[-1] = replace(stages[-1], needs_trust=needs)
     return stages
 
@@ -379,14 +380,14 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     """Download a file with a known hash unless ``out`` has it; return if it was downloaded."""
     expected, target, shown = sha256.lower(), Path(out), storage.without_secrets(url)
     if not re.fullmatch(r"[0-9a-f]{64}", expected):
-        raise UsageError(f"sha256={sha256!r}: expected 64 hex digits.")
+        raise UsageError("expected 64 hex digits.", sha256=sha256)
     if not re.match(r"https?://([^/\[\]]|\[[^/\]]+\])", url):
         raise UsageError(f"{shown}: expected an address that begins with https:// or http://.")
     # urllib would take them for a part of the host's name, and they would be shown in errors
     if re.match(r"[a-z]+://[^/?#]*@", url):
         raise UsageError(f"{shown}: user and password of an address are not sent; leave them out.")
     if target.is_dir():
-        raise UsageError(f"out={str(target)!r} is a folder; expected a file name.")
+        raise UsageError("this is a folder; expected a file name.", out=target)
     if target.is_file():
         if storage.file_sha256(target) == expected:
             return False

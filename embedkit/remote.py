@@ -17,7 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedkit.errors import EmbedkitError, OutputExistsError, StorageError, UsageError, first_line
+from embedkit.errors import (
+    OVERWRITE,
+    EmbedkitError,
+    Option,
+    OutputExistsError,
+    StorageError,
+    UsageError,
+    first_line,
+)
 from embedkit.storage import SUMS, file_sums, without_secrets
 from embedkit.types import AnyPath
 
@@ -91,9 +99,10 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
             except FileExistsError:
                 existing = bytes(store.cat_file(place))
                 if existing != content and not replace:
-                    problem = "holds another dataset, or a part of it. Pass another out="
+                    problem = "holds another dataset, or a part of it"
                     shown = without_secrets(address)
-                    raise OutputExistsError(f"{shown} {problem}, or overwrite=True.") from None
+                    advice = f"Pass another {Option('out')}, or {OVERWRITE}."
+                    raise OutputExistsError(f"{shown} {problem}. {advice}") from None
                 return existing
             return None
 

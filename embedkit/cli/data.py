@@ -164,9 +164,7 @@ def extract(
     files = [Path(name) for name in corpus]
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
         if dry_run:
-            command = click.get_current_context().command
-            there = existing_output(plan.out, plan.job, overwrite=overwrite)
-            there = in_options(there, command.params)
+            there = in_options(existing_output(plan.out, plan.job, overwrite=overwrite))
             cost = estimate(plan, reuse=reuse, progress=progress)
             data = {**asdict(cost), "output": there}
             return Result(data, lambda: _estimate_text(plan, cost, there), asked_for=True)
@@ -213,7 +211,7 @@ def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
     # a margin for an estimate that is measured on some of the texts
     if cost.bytes_total * 1.1 > cost.free_bytes:
         lines.append("  WARNING: this will not fit. Use fewer --layers or --storage compact.")
-    lines += [f"  note: {note}" for note in (*cost.notices, there) if note]
+    lines += [f"  note: {note}" for note in (*map(in_options, cost.notices), there) if note]
     return "\n".join(lines)
 
 

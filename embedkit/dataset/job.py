@@ -44,7 +44,16 @@ from embedkit.dataset.info import card_of
 from embedkit.dataset.parquet import Footer, footer_sha256, read_footer
 from embedkit.dataset.settings import JobSettings
 from embedkit.display import count_text
-from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
+from embedkit.errors import (
+    OVERWRITE,
+    START_OVER,
+    CorpusError,
+    DamagedError,
+    Message,
+    MismatchError,
+    Option,
+    OutputExistsError,
+)
 from embedkit.records import canonical_json, from_json, read_json, to_json
 from embedkit.types import Progress, ProgressCallback
 
@@ -64,27 +73,27 @@ class Job:
     environment: dict[str, Any]
 
 
-def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
+def existing_output(out: Path, job: Job, *, overwrite: bool) -> Message:
     """Describe existing output for ``--dry-run``; empty if there is none. Writes nothing."""
     layout = Layout(storage.incomplete(out))
     try:
         free = _is_free(out)
         _refuse_foreign(layout.root)
     except OutputExistsError as error:
-        return str(error)
+        return error.message
     if not free:
         layout = Layout(out)
     # an attempt that ended before its first shard binds nobody: the job is begun anew
     elif not (layout.job.is_file() and not _holds_nothing(layout)):
-        return ""
+        return Message("")
     kept = len(layout.shard_files("sentences"))
     if difference(_known(layout)[0], asdict(job.settings)):
-        return f"{layout.root} has other settings; it is replaced only with overwrite=True"
+        only = f"it is replaced only with {OVERWRITE}"
+        return Message(f"{layout.root} has other settings; {only}")
     if overwrite and not free:
-        return f"{out} is complete, and would be replaced"
-    return (
-        f"{layout.root} has {count_text(kept, 'finished shard')} of this job, which would be kept"
-    )
+        return Message(f"{out} is complete, and would be replaced")
+    shards = count_text(kept, "finished shard")
+    return Message(f"{layout.root} has {shards} of this job, which would be kept")
 
 
 def recorded_precision(out: Path) -> str:
@@ -277,7 +286,7 @@ class ShardReader:
         if (len(read), last) != (shard.rows, shard.last_row):
             raise CorpusError(
                 f"shard {shard.number} has {len(read)} records up to row {last}, expected "
-                f"{shard.rows} up to {shard.last_row}. Start over with overwrite=True."
+                f"{shard.rows} up to {shard.last_row}. Delete it, or {START_OVER}."
             )
         self._next, self._file = last + 1, read[-1].file if read else -1
         return read
@@ -458,10 +467,11 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
         grown = ""
         # a corpus that has grown is the usual reason, and need not cost all of its texts again
         if "input." in differences:
-            grown = f", with reuse={str(out)!r}, which encodes the texts alone that it lacks"
+            use = "which encodes the texts alone that it lacks"
+            grown = f", with {Option('reuse', out)}, {use}"
         raise OutputExistsError(
-            f"{out} already exists with different settings. Pass another out=, or replace it with "
-            f"overwrite=True{grown}. It differs in:\n{differences}"
+            f"{out} already exists with different settings. Pass another {Option('out')}, or "
+            f"replace it with {OVERWRITE}{grown}. It differs in:\n{differences}"
         )
     if damaged:
         shown = "; ".join(list(damaged.values())[:3])
@@ -479,7 +489,7 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
     elif settings:
         raise MismatchError(
             f"{layout.root} is an unfinished job with other input, model or settings. Pass another "
-            f"out=, or start over with overwrite=True. It differs in:\n{settings}"
+            f"{Option('out')}, or {START_OVER}. It differs in:\n{settings}"
         )
     elif not allow_env_change:
         check_environment(layout.root, recorded[1], job.environment)
@@ -489,9 +499,9 @@ def check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, A
     """Raise a :class:`MismatchError` if versions, device or arithmetic differ."""
     if environment := difference(before, now):
         raise MismatchError(
-            f"{path} was begun in another environment, whose bits could differ. Start over with "
-            "overwrite=True, or continue in Python with allow_env_change=True. Differences:\n"
-            f"{environment}"
+            f"{path} was begun in another environment, whose bits could differ. Either "
+            f"{START_OVER}, or continue in Python with {Option('allow_env_change', True)}. "
+            f"Differences:\n{environment}"
         )
 
 
@@ -523,11 +533,12 @@ def _is_free(out: Path) -> bool:
         return True
     if out.is_symlink():
         raise OutputExistsError(
-            f"{out} is a symbolic link, which is never replaced. Pass out='{out.resolve()}'."
+            f"{out} is a symbolic link, which is never replaced. Pass "
+            f"{Option('out', out.resolve())}."
         )
     if not is_dataset(out):
         raise OutputExistsError(
-            f"{out} is not a dataset of embedkit, so it is never replaced. Pass another out=."
+            f"{out} is no dataset of embedkit, and never replaced. Pass another {Option('out')}."
         )
     return False
 
@@ -552,7 +563,7 @@ def _refuse_foreign(root: Path) -> None:
     if foreign:
         raise OutputExistsError(
             f"{root} is the folder of the unfinished job, but {foreign[0]} was not made by "
-            "embedkit. Move it away, or pass another out=."
+            f"embedkit. Move it away, or pass another {Option('out')}."
         )
 
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit.encoding.views import l2_normalize
-from embedkit.errors import EncodeError
+from embedkit.errors import EncodeError, Option
 from embedkit.types import Float32
 
 # what a reader holds in memory at a time: 12 MB of a float32 view of width 384
@@ -133,7 +133,7 @@ def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) ->
         reason = "NaN or infinite values"
         if np.isfinite(vectors).all():
             # finite before, so that only the rounding is to blame
-            reason = "values beyond float16 (over 65504); use storage='float32'"
+            reason = f"values beyond float16 (over 65504); use {Option('storage', 'float32')}"
         listed = ", ".join(str(rows[i]) for i in bad[:5])
         raise EncodeError(f"{name}: {reason} in {len(bad)} vectors (rows {listed}).")
     # the low bits are zero now, which byte stream split gathers and zstd takes away

@@ -22,7 +22,7 @@ from embedkit.dataset.parquet import vector_column
 from embedkit.dataset.tables import Block, TableReader
 from embedkit.display import Shown
 from embedkit.encoding.views import parse_layers, parse_view, split_view
-from embedkit.errors import UsageError, did_you_mean
+from embedkit.errors import Option, UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.records import Positive, Seed
 from embedkit.types import AnyPath, Float32, Int64
@@ -164,7 +164,8 @@ def load(
     manifest = read_manifest(folder)
     stored = list(manifest.columns_of(_TABLE_OF[level]))
     if level != "sentence" and not getattr(manifest.job.vectors, _TABLE_OF[level]):
-        option = "words='mean'" if level == "word" else "tokens=True"
+        name, value = ("words", "mean") if level == "word" else ("tokens", True)
+        option = Option(name, value, of="extract")
         raise UsageError(f"{folder} has no {level} vectors. Extract it again with {option}.")
     if view is None:
         names = [manifest.default_view(_TABLE_OF[level])]
@@ -364,7 +365,7 @@ class VectorData(Shown):
             )
         for name in columns:
             if name not in self.columns:
-                raise UsageError(f"columns={name!r}: {self.path} has {', '.join(self.columns)}.")
+                raise UsageError(f"{self.path} has {', '.join(self.columns)}.", columns=name)
         # not a generator itself: arguments are judged at the call, not at the first batch
         return _batches(self, batch_size, columns, shuffle_seed, worker)
 

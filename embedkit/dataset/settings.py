@@ -25,7 +25,7 @@ from embedkit.corpus.plan import CorpusOptions, CorpusSettings
 from embedkit.dataset.parquet import cast_for_storage
 from embedkit.encoding.views import l2_normalize
 from embedkit.encoding.windows import TokenizerSettings
-from embedkit.errors import UsageError
+from embedkit.errors import Option, UsageError
 from embedkit.records import Count, Positive, canonical_json
 from embedkit.types import Float32
 
@@ -125,7 +125,8 @@ class ExtractOptions(VectorOptions):
         index, count = self.shard_index, self.num_shards
         # both or neither; count or 0: an index without a count is refused too
         if (index, count) != (None, None) and (index is None or not 0 <= index < (count or 0)):
-            raise UsageError(f"shard_index={index}: expected one from 0 to num_shards= minus 1.")
+            problem = f"expected one from 0 to {Option('num_shards')} minus 1."
+            raise UsageError(problem, shard_index=index)
 
     @property
     def devices(self) -> list[str]:

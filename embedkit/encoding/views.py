@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embedkit.choices import POOLINGS, Pooling, check_choice
-from embedkit.errors import UsageError, did_you_mean
+from embedkit.errors import Option, UsageError, did_you_mean
 from embedkit.types import Float32
 
 _COMBINATIONS = ("sum", "mean", "concat")
@@ -104,7 +104,7 @@ def parse_layers(
         try:
             specs.update(dict.fromkeys(_parse_part(part, n_layers)))
         except ValueError as error:
-            raise UsageError(f"{view or f'layers={part!r}'}: {error}") from None
+            raise UsageError(f"{view or Option('layers', part)}: {error}") from None
     return tuple(specs)
 
 

@@ -115,7 +115,7 @@ def window_starts(length: int, size: int, stride: int) -> list[int]:
     """Starts of the windows of ``size`` tokens over ``length`` tokens."""
     if stride >= size:
         raise UsageError(
-            f"stride={stride}: must be smaller than the {size} tokens of text in a window."
+            f"must be smaller than the {size} tokens of text in a window.", stride=stride
         )
     # the last window ends with the text, hence it may share more than stride with the one before it
     last = max(length - size, 0)

@@ -28,7 +28,7 @@ from embedkit.choices import (
     Task,
     check_choice,
 )
-from embedkit.errors import UsageError, first_line
+from embedkit.errors import Option, UsageError, first_line
 from embedkit.records import Positive, Seed
 from embedkit.runs.metrics import Threshold, named_metric
 from embedkit.units.target import SEPARATOR
@@ -165,14 +165,16 @@ class TrainingOptions:
         for name, fits, expected in checks:
             if not fits:
                 value = getattr(self, name)
-                shown = repr(",".join(map(str, value)) if isinstance(value, tuple) else value)
-                raise UsageError(f"{name}={shown}: expected {expected}.")
+                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                raise UsageError(f"expected {expected}.", **{name: shown})
         if self.level == "word" and (self.head is not None or self.task != "classification"):
-            raise UsageError("level='word' has its own head and labels; leave out head=, task=.")
+            others = f"{Option('head')}, {Option('task')}"
+            raise UsageError(f"it has its own head and labels; leave out {others}.", level="word")
         if self.task != "classification":
             for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
-                if getattr(self, name):
-                    raise UsageError(f"{name}= is for classes, not for task={self.task!r}.")
+                if value := getattr(self, name):
+                    problem = f"it is for classes, not for {Option('task', self.task)}."
+                    raise UsageError(problem, **{name: value})
         if self.objective == CONTRASTIVE:
             self._check_contrastive()
         # what is chosen on validation records cannot be chosen without any
@@ -182,26 +184,30 @@ class TrainingOptions:
             "threshold": self.chooses_threshold,
         }
         for name in (name for name, given in needs.items() if given and not self.validation):
-            raise UsageError(f"{name}= needs validation records; pass validation=0.1.")
+            problem = f"it needs validation records; pass {Option('validation', 0.1)}."
+            raise UsageError(problem, **{name: getattr(self, name)})
         if self.stride is not None and self.on_long != "window":
-            raise UsageError(f"stride={self.stride} is for on_long='window'.")
+            raise UsageError(f"it is for {Option('on_long', 'window')}.", stride=self.stride)
         if self.lora is not None and self.freeze_layers is not None:
-            raise UsageError("lora= trains no weight of the encoder; leave out freeze_layers=.")
+            problem = f"it trains no weight of the encoder; leave out {Option('freeze_layers')}."
+            raise UsageError(problem, lora=self.lora)
         # found, not imported: peft takes seconds, and only training needs it
         if self.lora is not None and find_spec("peft") is None:
-            raise UsageError("lora= needs the package peft: pip install peft.")
+            raise UsageError("it needs the package peft: pip install peft.", lora=self.lora)
 
     def _check_contrastive(self) -> None:
         defaults = {field.name: field.default for field in fields(self)}
         for name in (name for name in _OF_LABELS if getattr(self, name) != defaults[name]):
-            raise UsageError(f"{name}= is for objective='labels'; 'contrastive' pairs texts.")
+            problem = f"it is for {Option('objective', 'labels')}; 'contrastive' pairs texts."
+            raise UsageError(problem, **{name: getattr(self, name)})
         if self.freeze_layers == "all":
-            raise UsageError("freeze_layers='all' leaves nothing for objective='contrastive'.")
+            problem = f"this leaves nothing for {Option('objective', 'contrastive')}."
+            raise UsageError(problem, freeze_layers="all")
         # found, not imported: it takes seconds, and only training needs it
         if find_spec("sentence_transformers") is None:
             raise UsageError(
-                "objective='contrastive' needs the package sentence-transformers: "
-                "pip install embedkit[contrastive]."
+                "it needs the package sentence-transformers: pip install embedkit[contrastive].",
+                objective=CONTRASTIVE,
             )
 
     @property
@@ -267,5 +273,5 @@ def own_head(name: str) -> Callable[[int, int], Any]:
         head: Callable[[int, int], Any] = attrgetter(path)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         advice = "Define the class at the top of a module that can be imported"
-        raise UsageError(f"head={name!r}: {first_line(error)}. {advice}.") from error
+        raise UsageError(f"{first_line(error)}. {advice}.", head=name) from error
     return head

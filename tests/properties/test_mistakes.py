@@ -83,7 +83,7 @@ def folder(common: Path) -> Path:
         ("tokenize --vocab 0:99999", 2, "--vocab"),
         ("tokenize", 2, "--vocab"),
         ("train train.csv", 2, "which column is the text?"),
-        ("train train.csv", 2, "Only embedkit extract has --text-pair: run that first"),
+        ("train train.csv", 2, "with --text-pair (of embedkit extract)"),
         ("train train.csv --text smss", 2, "Did you mean 'sms'"),
         ("probe sms --text sms", 2, "--text sms is for a corpus"),
         ("probe sms --label targte", 2, "sms has no column 'targte'"),
