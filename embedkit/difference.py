@@ -44,7 +44,7 @@ from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.display import Shown
 from embedkit.encoding.views import l2_normalize, parse_layers, split_view, views_of
-from embedkit.errors import EmbedkitError, MismatchError, UsageError
+from embedkit.errors import EmbedkitError, Message, MismatchError, UsageError
 from embedkit.geometry import NEIGHBOURS, kept_neighbours, linear_cka, unit_vectors
 from embedkit.records import Seed
 from embedkit.runs.cross_validation import cross_validate
@@ -224,7 +224,8 @@ def diff(
     try:
         before, tried = _explained(both, join.by, random, load_encoder, progress)
     except EmbedkitError as error:  # the checkpoint is not here; what was measured is
-        logger.warning(f"what explains the difference was not tried: {error}")
+        problem = f"what explains the difference was not tried: {error.message}"
+        logger.warning(Message(problem))
         return result
     return replace(result, before=before, explanations=tuple(tried))
 
@@ -418,7 +419,7 @@ def _with_decisions(
             inputs = replace(units, inputs=vectors.__getitem__)
             held_out[name], _ = cross_validate(method, inputs, target, split, progress=progress)
     except UsageError as error:
-        logger.info(f"no classifier is compared: {error}")
+        logger.info(Message(f"no classifier is compared: {error.message}"))
         return result
     scores, differences = scores_and_differences(held_out, "accuracy", no_progress)
     return replace(

@@ -33,8 +33,8 @@ spells it:
 
 An f-string is text alone, and would lose what an option is. Therefore an option that is formatted
 writes its fields as JSON between two code points that Unicode keeps for inner use, and
-:class:`Message`, which every error makes of its text, reads them back. Messages and errors that are
-formatted write them again, so that f-strings can put messages together of others.
+:class:`Message`, which every error makes of its text, reads them back. A message that is formatted
+writes them again, so that f-strings can put messages together of others; an error is its text.
 """
 
 from __future__ import annotations
@@ -141,9 +141,6 @@ class EmbedkitError(Exception):
         options = "".join(f"{Option(name, value)}: " for name, value in given.items())
         super().__init__(Message(f"{options}{text}"))
         self.problem = Message(text)  # without the options that the message begins with
-
-    def __format__(self, spec: str) -> str:
-        return format(self.message)
 
     @property
     def message(self) -> Message:

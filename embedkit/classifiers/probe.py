@@ -613,8 +613,8 @@ def encode_at_random(
 
     if not data.manifest.job.storage.text or units.pairs:
         raise UsageError(
-            "control='random-weights' encodes the stored texts again, and this dataset has none "
-            "or has pairs."
+            "it encodes the stored texts again, and this dataset has none or has pairs.",
+            control="random-weights",
         )
     texts = units.records.texts()
     checkpoint, vectors = data.manifest.names, data.manifest.vector_settings

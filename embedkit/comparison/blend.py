@@ -231,7 +231,7 @@ def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
     if not len(p.row):
         raise UsageError(
             f"{made.name} has no predictions for the folds, since the runs have no inner "
-            f"predictions for common records. Train with {Option('tune', True)}, fine-tune with "
+            f"predictions for common records. Train with {Option('tune', True, of='train')}, fine-tune with "
             f"the same {Option('validation', of='finetune')} above 0, blend their mean, or pass "
             f"{Option('answers')} for new records."
         )

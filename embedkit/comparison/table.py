@@ -221,7 +221,9 @@ class Compared:
     def blend_to_use(self) -> Blend:
         """Return the method to use as a blend, in which a single run may have all the weight."""
         if self.records.of_sets:
-            raise UsageError(f"runs with {Option('task', 'multilabel')} cannot be blended.")
+            raise UsageError(
+                f"runs with {Option('task', 'multilabel', of='train')} cannot be blended."
+            )
         name = self.selection.with_model
         if found := next((one for one in self.blends.values() if one.name == name), None):
             return found

@@ -110,6 +110,7 @@ def words(
         >>> len(report.uses), report.cosines.shape
         (2, (2, 2))
     """
+    given = Option("layer", layer)
     if isinstance(source, str | os.PathLike):
         uses = uses_in_dataset(source, word, match=match)
         n_layers = uses.data.manifest.job.model.n_layers if uses.data else 0
@@ -119,9 +120,9 @@ def words(
         encoder = Encoder.load(model, device=device)
         n_layers = encoder.n_layers
         # only the layers that are asked for are kept of the forward pass
-        parsed = parse_layers(layer or "all", n_layers=n_layers)
+        parsed = parse_layers(layer or "all", n_layers=n_layers, given=given)
         uses = uses_in_texts(encoder, list(map(str, source)), word, parsed, match=match)
-    chosen = None if layer is None else parse_layers(layer, n_layers=n_layers)[0]
+    chosen = None if layer is None else parse_layers(layer, n_layers=n_layers, given=given)[0]
     return describe_uses(uses, word, layer=chosen)
 
 
