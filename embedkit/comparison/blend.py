@@ -231,9 +231,9 @@ def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
     if not len(p.row):
         raise UsageError(
             f"{made.name} has no predictions for the folds, since the runs have no inner "
-            f"predictions for common records. Train with {Option('tune', True, of='train')}, fine-tune with "
-            f"the same {Option('validation', of='finetune')} above 0, blend their mean, or pass "
-            f"{Option('answers')} for new records."
+            f"predictions for common records. Train with {Option('tune', True, of='train')}, "
+            f"fine-tune with the same {Option('validation', of='finetune')} above 0, blend their "
+            f"mean, or pass {Option('answers')} for new records."
         )
     if test_only and list(map(str, p.ids)) == list(map(str, p.row.tolist())):
         # they may be right; who joins answers by ids of another kind would join the wrong records
