@@ -58,7 +58,7 @@ def test_both_kinds_of_pairs_count_alike(labels: list[int]) -> None:
     expected = sum(sum(kind) / max(len(kind), 1) for kind in kinds) / 2
     loss = pair_loss(vectors, torch.tensor(labels))
     assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert vectors.grad is not None
     assert bool(vectors.grad.isfinite().all())
 
