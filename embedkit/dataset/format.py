@@ -268,12 +268,16 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
 
 
 def is_dataset(path: AnyPath) -> bool:
-    """True if the folder, or the address of one, is a complete dataset.
+    """True if the folder, or the address of one, is a complete dataset."""
+    address = address_of(path)
+    return _is_stored(address) if address else (Path(path) / MANIFEST).is_file()
 
-    An address that ends as a corpus file does is not asked: some servers have a page for any name.
+
+def _is_stored(address: str) -> bool:
+    """True if there is a dataset at an address.
+
+    One that ends as a corpus file does is not asked: some servers have a page for any name.
     """
-    if not (address := address_of(path)):
-        return Layout(Path(path)).manifest.is_file()
     # the query of a signed address comes after the name
     if format_of_name(Path(address.partition("?")[0])):
         return False
@@ -285,8 +289,8 @@ def names_dataset(source: object) -> TypeGuard[AnyPath]:
     """True for a folder, also an unfinished one, and the address of a dataset; else a corpus."""
     if not isinstance(source, str | os.PathLike):
         return False
-    if address_of(source):
-        return is_dataset(source)
+    if address := address_of(source):
+        return _is_stored(address)
     return Path(source).is_dir() or incomplete(Path(source)).is_dir()
 
 

@@ -30,8 +30,8 @@ from embedkit.choices import (
 )
 from embedkit.errors import UsageError, first_line
 from embedkit.records import Positive, Seed
-from embedkit.runs.metrics import Threshold, named_metric
-from embedkit.units.target import SEPARATOR
+from embedkit.runs.metrics import Threshold, check_metric, named_metric
+from embedkit.units.target import SEPARATOR, Target
 
 WORDS = "words"
 """Head of taggers: a linear layer on the first token of each word."""
@@ -241,6 +241,16 @@ class TrainingOptions:
         if self.epochs is None and self.patience is None and self.validation:
             decided = replace(decided, patience=_PATIENCE)
         return decided
+
+    def check(self, target: Target) -> None:
+        """Raise a :class:`UsageError` for options that do not fit what is to be learnt."""
+        count = len(target.classes)
+        if self.one_logit and count != 2:
+            raise UsageError(f"one_logit= needs two classes; there are {count}.")
+        if self.decision is not None:
+            self.decision.check(target)
+        if self.select_by != "loss":
+            check_metric(self.select_by, classes=count, sets=target.of_sets, name="select_by")
 
     @property
     def decision(self) -> Threshold | None:
