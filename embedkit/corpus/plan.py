@@ -127,13 +127,14 @@ class CorpusOptions:
         object.__setattr__(self, "keep", tuple(self.keep))
         spans: Any = str(self.spans) if isinstance(self.spans, os.PathLike) else self.spans
         # a table is one thing, though its columns could be iterated
-        spans = (spans,) if isinstance(spans, str | ArrowStream) else tuple(spans)
-        object.__setattr__(self, "spans", spans)
-        if len(spans) > 2:
+        if isinstance(spans, str | ArrowStream):
+            spans = (spans,)
+        if not isinstance(spans, list | tuple) or len(spans) > 2:
             raise UsageError(
                 f"spans={spans!r}: expected a column of lists [[start, end], …], or two columns, "
                 "of start and end, a table of spans, or sentences."
             )
+        object.__setattr__(self, "spans", tuple(spans))
         if self.spans and self.text_pair is not None:
             raise UsageError("spans= are of single texts, not of pairs; leave out text_pair=.")
         object.__setattr__(self, "encoding", _settled_encoding(self.encoding))
