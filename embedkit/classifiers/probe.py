@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -188,6 +188,8 @@ def geometry_of(
     # of two points the rank is 1 and the CKA is 1 in every layer
     if len(rows) < 3:
         return {}
+    # the most expensive number, of which the last layer's part is that of each comparison
+    near = cache(lambda name: geometry.nearest_rows(method.vectors(name)[rows]))
     curves = _curvatures(data, data.row[rows[:_CURVES_OF]])
     numbers: dict[str, dict[str, float]] = {}
     for name in method.names:
@@ -200,7 +202,7 @@ def geometry_of(
             "mean_cosine": geometry.mean_cosine(X),
             "entropy": geometry.gram_entropy(X),
             "cka_to_last": geometry.linear_cka(X, end),
-            "neighbours_of_last": float(geometry.kept_neighbours(X, end).mean()),
+            "neighbours_of_last": float(geometry.shared_rows(near(name), near(last)).mean()),
         } | ({"curvature": curves[layer]} if layer in curves else {})
     return numbers
 

@@ -10,6 +10,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -257,7 +258,9 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
                     if (copy / name).is_file() and storage.file_sha256(copy / name) == digest:
                         storage.link_file(copy / name, work / name)
                     else:
-                        store.get_file(f"{root}/{name}", str(work / name))
+                        # one that is missing is named below, with those that are damaged
+                        with suppress(FileNotFoundError):
+                            store.get_file(f"{root}/{name}", str(work / name))
                 if not new:  # a job makes what is damaged again
                     check_files(work, advice=f"Make {shown} again.")
                 # indexes are made here and are not in the store; they belong to this very content
