@@ -137,8 +137,8 @@ def types_page() -> str:
     """A line for each type that carries data through the package, in the order of the layers."""
     lines = ["# Types\n", GENERATED]
     lines.append(
-        "What data are called on their way, a line for each dataclass and named tuple: the first of "
-        "its docstring. [Architecture](architecture.md) draws where they go.\n"
+        "What data are called on their way, a line for each dataclass and named tuple: the first "
+        "of its docstring. [Architecture](architecture.md) draws where they go.\n"
     )
     lines += ["| module | type | what it is |", "|---|---|---|"]
     package = HERE.parent / "embedkit"
