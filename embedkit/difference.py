@@ -223,8 +223,7 @@ def diff(
     try:
         before, tried = _explained(both, join.by, random, load_encoder, progress)
     except EmbedkitError as error:  # the checkpoint is not here; what was measured is
-        problem = f"what explains the difference was not tried: {error.message}"
-        logger.warning(Message(problem))
+        logger.warning(Message(f"what explains the difference was not tried: {error.message}"))
         return result
     return replace(result, before=before, explanations=tuple(tried))
 

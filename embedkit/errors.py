@@ -78,7 +78,6 @@ class Option(NamedTuple):
 
 
 OVERWRITE = Option("overwrite", True)
-START_OVER = Option("overwrite", True, before="start over with ")
 
 
 class Message(str):
@@ -132,20 +131,16 @@ def _option(data: str) -> Option | str:
 class EmbedkitError(Exception):
     """Base of all errors, which the command line prints as one line.
 
-    Keywords are options, which the message begins with.
+    Keywords are options, which the message begins with; ``message`` has all options as data.
     """
 
     exit_code = 1
 
     def __init__(self, text: str, /, **given: Any) -> None:
-        options = "".join(f"{Option(name, value)}: " for name, value in given.items())
-        super().__init__(Message(f"{options}{text}"))
+        options = ", ".join(f"{Option(name, value)}" for name, value in given.items())
+        self.message = Message(f"{options}: {text}" if given else text)
         self.problem = Message(text)  # without the options that the message begins with
-
-    @property
-    def message(self) -> Message:
-        """The text, with the options that it names as data."""
-        return self.args[0]  # type: ignore[no-any-return]
+        super().__init__(self.message)
 
 
 class UsageError(EmbedkitError, ValueError):

@@ -162,9 +162,7 @@ def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = N
     ``X`` is ``(n, width)``; the result ``(m, min(k, n - 1))`` for the ``m`` rows, by default all.
     """
     if k < 1 or len(X) < 2:
-        raise UsageError(
-            f"{len(X)} vectors; expected one or more neighbours, and two or more vectors.", k=k
-        )
+        raise UsageError(f"{len(X)} vectors; expected k from 1 on, and two vectors.", k=k)
     unit = unit_vectors(X)
     rows = np.arange(len(unit)) if rows is None else np.asarray(rows, np.int64)
     k = min(k, len(unit) - 1)

@@ -17,15 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedkit.errors import (
-    OVERWRITE,
-    EmbedkitError,
-    Option,
-    OutputExistsError,
-    StorageError,
-    UsageError,
-    first_line,
-)
+from embedkit.errors import EmbedkitError, OutputExistsError, StorageError, UsageError, first_line
 from embedkit.storage import SUMS, file_sums, without_secrets
 from embedkit.types import AnyPath
 
@@ -101,8 +93,8 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
                 if existing != content and not replace:
                     problem = "holds another dataset, or a part of it"
                     shown = without_secrets(address)
-                    advice = f"Pass another {Option('out')}, or {OVERWRITE}."
-                    raise OutputExistsError(f"{shown} {problem}. {advice}") from None
+                    advice = "Choose another address, or overwrite it"
+                    raise OutputExistsError(f"{shown} {problem}. {advice}.") from None
                 return existing
             return None
 

@@ -327,9 +327,7 @@ def state_of(path: Path) -> State:
 def check_unchanged(path: Path, seen: State) -> None:
     """Raise a :class:`LockedError` if what stands at a path is not what was seen there."""
     if state_of(path) != seen:
-        raise LockedError(
-            f"{path} was changed by another process meanwhile. Run the same command again."
-        )
+        raise LockedError(f"{path} was changed by another process. Run the same command again.")
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:

@@ -220,7 +220,7 @@ def named_options(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
             continue
         if node.func.id == "Option" and node.args and isinstance(node.args[0], ast.Constant):
             of = [k.value.value for k in node.keywords if k.arg == "of"]  # type: ignore[attr-defined]
-            yield node.lineno, node.args[0].value, of[0] if of else ""
+            yield node.lineno, str(node.args[0].value), of[0] if of else ""
         if node.func.id.endswith("Error"):
             yield from ((node.lineno, k.arg, "") for k in node.keywords if k.arg)
 

@@ -69,9 +69,7 @@ class EstimatorSettings(NamedTuple):
         if result.class_weight is not None and (
             task == "regression" or "class_weight" not in result.row.build().get_params()
         ):
-            raise UsageError(
-                "it needs a classifier such as logreg.", class_weight=result.class_weight
-            )
+            raise UsageError("it needs a classifier, as logreg.", class_weight=result.class_weight)
         return result
 
     @property

@@ -289,9 +289,8 @@ class SheetTable(Table):
         except (python_calamine.CalamineError, OSError) as error:
             # a web page or another text with the suffix of a workbook is named as what it is
             check_kind(path)
-            problem = f"is not a readable workbook: {error}"
-            text = f"If it is text: {Option('format', 'tsv')}"
-            raise CorpusError(f"{path} {problem}. {text} or 'csv'.") from error
+            problem = f"is no workbook: {error}. If it is text: {Option('format', 'tsv')} or 'csv'"
+            raise CorpusError(f"{path} {problem}.") from error
         rows = enumerate(self._sheet.iter_rows())
         # the first row that is not empty names the columns; two below it tell whether it is a title
         filled = list(islice(((i, row) for i, row in rows if any(map(_sheet_cell, row))), 3))
@@ -306,10 +305,10 @@ class SheetTable(Table):
     def _sheet_of(self, names: Sequence[str], given: str) -> str:
         """The name of the sheet to read; a tab stands for the first one."""
         listed = ", ".join(map(repr, names))
-        several = len(names) > 1
-        self._others = f" There are {listed}; name one with {Option('sheet')}." if several else ""
+        others = f" There are {listed}; name one with {Option('sheet')}."
+        self._others = others if len(names) > 1 else ""
         if given == "\t":
-            if several:
+            if self._others:
                 self.notices = (guessed(f"sheet: {names[0]!r}, of {listed}", "sheet"),)
             return names[0]
         if given not in names:

@@ -189,8 +189,7 @@ class ConllTable(ConlluTable):
         # 0 where no line has words
         self._width = max([0, *(width for width in widths if width)], key=lambda n: widths[n])
         if peeked and self._width < 2:
-            problem = "has no columns of words and labels"
-            raise CorpusError(f"{self.path} {problem}. Set {Option('format')}.")
+            raise CorpusError(f"{self.path} has no columns of words. Set {Option('format')}.")
         self.word_columns = _NAMES.get(self._width) or tuple(map(str, range(self._width)))
         # the columns of words are no columns of records: `word_label` finds them
         return ["text"]

@@ -137,8 +137,7 @@ class CorpusOptions:
             )
         object.__setattr__(self, "spans", tuple(spans))
         if self.spans and self.text_pair is not None:
-            problem = f"{Option('spans')} are of single texts, not of pairs."
-            raise UsageError(problem, text_pair=self.text_pair)
+            raise UsageError("spans are of single texts.", spans=..., text_pair=self.text_pair)
         object.__setattr__(self, "encoding", _settled_encoding(self.encoding))
 
     @contextmanager
@@ -437,8 +436,7 @@ class _Guess:
             (only,) = self._columns
             # 0 is the name that a column without a header has
             if only.lower() not in (*_TEXT_NAMES, "0"):
-                why = "if that is a text, there is no header"
-                advice = Option("header", False, before=f" ({why}: ", after=")")
+                advice = Option("header", False, before=" (if that is a text: ", after=")")
                 self._notices.append(Message(f"text column: the only one, {only[:60]!r}{advice}"))
             return only
         # a column of words is a text only if it is a list; last,
@@ -465,14 +463,11 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
         notices.append(guessed(f"format: {name}", "format", "recognised by its first bytes"))
     kind, given = READERS[name], options.delimiter
     if options.sheet is not None and name != "sheet":
-        raise UsageError(
-            f"{Option('sheet', options.sheet)} is for workbooks; {file.name} is read as {name}."
-        )
+        raise UsageError(f"for workbooks; {file.name} is read as {name}.", sheet=options.sheet)
     if not kind.text:
         check_kind(file.path, text=False)
         if name != "sheet" and compression_of(first_bytes(file.path), file.path):
-            problem = f"a compressed {name.capitalize()} file must be unpacked first"
-            raise CorpusError(f"{file.name}: {problem}.")
+            raise CorpusError(f"{file.name}: unpack a compressed {name.capitalize()} file first.")
         # the name of the sheet takes the place of the delimiter, which a workbook has not
         return Dialect(name, delimiter=options.sheet or "\t"), notices
     if not kind.quoting:
@@ -511,8 +506,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
     if not delimiter:
         delimiter = marks[0] if marks else usual
         if len(marks) > 1 and len(texts) > 1:
-            problem = "on which the first lines do not agree"
-            notices.append(Message(f"delimiter: {delimiter!r}, {problem}"))
+            notices.append(Message(f"delimiter: {delimiter!r}, on which the first lines differ"))
     if delimiter != usual and not given:
         notices.append(guessed(f"delimiter: {delimiter!r}", "delimiter"))
     # a first line without any mark above lines with them is a title, not a header

@@ -238,9 +238,8 @@ def _own_poolings(
     if settings.normalize is not None:
         normalize = settings.normalize
     elif last and (normalize or pooling != Pooling.MEAN):
-        others = Option("pooling", before=" (others: ", after=")")
-        defined = f"vectors as the checkpoint defines them: {checkpoint.definition}"
-        logger.info(Message(f"{defined}{others}"))
+        defined, others = checkpoint.definition, Option("pooling", before=" (others: ", after=")")
+        logger.info(Message(f"vectors as the checkpoint defines them: {defined}{others}"))
     return (pooling,), normalize
 
 
@@ -316,9 +315,7 @@ def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str)
     try:
         str(folder).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UsageError(
-            "readers of Parquet open only names in UTF-8. Pass another.", out=folder
-        ) from error
+        raise UsageError("expected a name in UTF-8, as Parquet needs it.", out=folder) from error
     return folder
 
 

@@ -360,9 +360,7 @@ class VectorData(Shown):
             12
         """
         if not 0 <= worker[0] < worker[1]:
-            raise UsageError(
-                f"worker={worker}: expected a number from 0, and the number of workers."
-            )
+            raise UsageError("expected a number from 0, and that of workers.", worker=worker)
         for name in columns:
             if name not in self.columns:
                 raise UsageError(f"{self.path} has {', '.join(self.columns)}.", columns=name)

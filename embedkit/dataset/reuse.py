@@ -56,9 +56,7 @@ class Source:
         if not made.storage.text:
             raise UsageError("it stores no texts, by which vectors are found.", reuse=path)
         if settings.storage.profile == "int8":
-            raise UsageError(
-                f"{Option('storage', 'int8')} rounds all vectors of a shard together.", reuse=path
-            )
+            raise UsageError("int8 rounds all vectors of a shard together.", reuse=path)
         # the dataset may have more columns than the job, but not fewer
         lacking = (wanted.columns(n) - made.vectors.columns(n) for n in ("sentence", "word"))
         differing = made.vector_settings.differences(settings.vector_settings)

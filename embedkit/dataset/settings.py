@@ -25,7 +25,7 @@ from embedkit.corpus.plan import CorpusOptions, CorpusSettings
 from embedkit.dataset.parquet import cast_for_storage
 from embedkit.encoding.views import l2_normalize
 from embedkit.encoding.windows import TokenizerSettings
-from embedkit.errors import Option, UsageError
+from embedkit.errors import UsageError
 from embedkit.records import Count, Positive, canonical_json
 from embedkit.types import Float32
 
@@ -125,8 +125,7 @@ class ExtractOptions(VectorOptions):
         index, count = self.shard_index, self.num_shards
         # both or neither; count or 0: an index without a count is refused too
         if (index, count) != (None, None) and (index is None or not 0 <= index < (count or 0)):
-            problem = f"expected one from 0 to {Option('num_shards')} minus 1."
-            raise UsageError(problem, shard_index=index)
+            raise UsageError("expected one below the number.", shard_index=index, num_shards=count)
 
     @property
     def devices(self) -> list[str]:

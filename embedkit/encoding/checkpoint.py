@@ -31,14 +31,7 @@ from embedkit.encoding.definition import (
     sentence_settings,
 )
 from embedkit.encoding.inventory import Statement
-from embedkit.errors import (
-    DamagedModelError,
-    ModelError,
-    Option,
-    UsageError,
-    did_you_mean,
-    first_line,
-)
+from embedkit.errors import DamagedModelError, ModelError, UsageError, did_you_mean, first_line
 from embedkit.storage import file_sha256
 
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
@@ -141,7 +134,7 @@ class Checkpoint:
         if prompt is None:
             return self.prefix if asked is None else asked
         if asked is not None:
-            raise UsageError(f"it names a prefix; leave out {Option('prefix')}.", prompt=prompt)
+            raise UsageError("it names a prefix; give one of both.", prompt=prompt, prefix=asked)
         check_choice(tuple(self.definition.prompts), prompt=prompt)
         return self.definition.prompts[prompt]
 
@@ -154,10 +147,8 @@ class Checkpoint:
         if not last_layer:
             return own.pooling, False
         if own.problem:
-            raise ModelError(
-                f"{self.name}: its sentence vector {own}. Choose another one, such as "
-                f"{Option('pooling', 'mean')}."
-            )
+            problem = f"{self.name}: its sentence vector {own}. Choose another one, such as mean."
+            raise ModelError(problem, pooling="sentence")
         # more than a pooling and a norm: only the pooling sentence computes it
         if own.dims or any(module.kind == "Dense" for module in own.modules):
             return Pooling.SENTENCE, False

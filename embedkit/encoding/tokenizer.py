@@ -37,14 +37,7 @@ from embedkit.encoding.windows import (
     windows_of,
 )
 from embedkit.encoding.words import ENDLESS, Ints, Spans, align, word_index, word_spans
-from embedkit.errors import (
-    DamagedModelError,
-    ModelError,
-    Option,
-    UsageError,
-    check_counts,
-    first_line,
-)
+from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, first_line
 from embedkit.types import Int64
 
 logger = logging.getLogger(__name__)
@@ -162,7 +155,8 @@ def _is_installed(package: str) -> bool:
 
 def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
-    check_counts(max_length=asked)
+    if asked is not None and asked < 1:
+        raise UsageError("expected 1 or more.", max_length=asked)
     if asked is not None and asked > checkpoint.positions:
         raise UsageError(
             f"{checkpoint.name} has positions for {checkpoint.positions} tokens."
@@ -233,9 +227,7 @@ def tokenize(
     )
     total, kept = int(tokens.n_tokens[0]), len(tokens.ids)
     if tokens.cut.any():
-        logger.warning(
-            f"the text has {total} tokens; the model does not see {total - kept} beyond {length}"
-        )
+        logger.warning(f"of {total} tokens the model does not see {total - kept} beyond {length}")
     assert tokens.spans is not None
     assert tokens.word is not None
     ids, (starts, ends) = tokens.ids.tolist(), tokens.spans.T.tolist()

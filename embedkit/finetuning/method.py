@@ -98,8 +98,7 @@ def divide(
     """
     fraction, seed = options.validation, split.settings.seed + VALIDATION_SEED
     if not fraction and split.n_folds == 1:
-        remedy = f"pass {Option('validation', 0.1)}"
-        raise UsageError(f"the baseline is of validation records; {remedy}.", folds=1)
+        raise UsageError("the baseline is of validation records, as 0.1.", folds=1, validation=0)
     chosen_from = partial(validation_records, group=split.group, strata=target.strata)
     parts = split.subsets()
     # none, unless a threshold is chosen

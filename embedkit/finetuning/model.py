@@ -220,8 +220,7 @@ def warn_of_cut(texts: TokenizedTexts, name: str, limit: int) -> None:
     """Warn of texts of ``name`` that have more tokens than the limit."""
     if cut := int(texts.cut.sum()):
         counts = f"{cut:,} of {len(texts):,} texts of"
-        at = f"{Option('max_length', limit)} tokens"
-        logger.warning(Message(f"{counts} {name} are cut at {at}"))
+        logger.warning(Message(f"{counts} {name} are cut at {Option('max_length', limit)} tokens"))
 
 
 def n_seen(texts: TokenizedTexts) -> Int64:

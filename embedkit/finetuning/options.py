@@ -175,8 +175,7 @@ class TrainingOptions:
         if self.task != "classification":
             for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
                 if value := getattr(self, name):
-                    problem = f"it is for classes, not for {Option('task', self.task)}."
-                    raise UsageError(problem, **{name: value})
+                    raise UsageError("it is for classes.", **{name: value}, task=self.task)
         if self.objective == CONTRASTIVE:
             self._check_contrastive()
         # what is chosen on validation records cannot be chosen without any
@@ -191,19 +190,18 @@ class TrainingOptions:
         if self.stride is not None and self.on_long != "window":
             raise UsageError(f"it is for {Option('on_long', 'window')}.", stride=self.stride)
         if self.lora is not None and self.freeze_layers is not None:
-            problem = f"it trains no weight of the encoder; leave out {Option('freeze_layers')}."
-            raise UsageError(problem, lora=self.lora)
+            one = "it trains no weight of the encoder; leave out the other."
+            raise UsageError(one, lora=self.lora, freeze_layers=self.freeze_layers)
         # found, not imported: peft takes seconds, and only training needs it
         if self.lora is not None and find_spec("peft") is None:
             raise UsageError("it needs the package peft: pip install peft.", lora=self.lora)
 
     def _check_contrastive(self) -> None:
         for name in self._of_labels:
-            problem = f"it is for {Option('objective', 'labels')}; 'contrastive' pairs texts."
-            raise UsageError(problem, **{name: getattr(self, name)})
+            given = {name: getattr(self, name)}
+            raise UsageError("it is for labels, not for pairs.", **given, objective=CONTRASTIVE)
         if self.freeze_layers == "all":
-            problem = f"this leaves nothing for {Option('objective', 'contrastive')}."
-            raise UsageError(problem, freeze_layers="all")
+            raise UsageError("nothing left to train.", freeze_layers="all", objective=CONTRASTIVE)
 
     @property
     def _of_labels(self) -> list[str]:

@@ -103,8 +103,7 @@ def finetune(
     out = free_out(out, corpus, options.head_name or "finetuned", overwrite=overwrite)
     for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
         if test is None and value:
-            remedy = f"name one with {Option('test')}"
-            raise UsageError(f"there is no test set; {remedy}.", **{name: value})
+            raise UsageError(f"no test set is named by {Option('test')}.", **{name: value})
     # options by name win over those in reading=
     named = {name: value for name, value in training.items() if hasattr(columns, name)}
     reading = replace(reading or CorpusOptions(), **named)

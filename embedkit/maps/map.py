@@ -445,9 +445,8 @@ def _views(data: VectorData, layers: str) -> list[str]:
         for one in parse_layers(layers, n_layers=data.manifest.job.model.n_layers)
     ]
     if unknown := [name for name in wanted if name not in mine]:
-        raise UsageError(
-            f"{data.path} has no view {unknown[0]}; it has {', '.join(mine)}.", layers=layers
-        )
+        problem = f"{data.path} has no view {unknown[0]}; it has {', '.join(mine)}."
+        raise UsageError(problem, layers=layers)
     return [name for name in mine if name in wanted or name == data.views[0]]
 
 

@@ -34,7 +34,6 @@ from embedkit.dataset.read import VectorData
 from embedkit.display import ShownFolder
 from embedkit.errors import (
     OVERWRITE,
-    START_OVER,
     DamagedError,
     EncodeError,
     MismatchError,
@@ -145,7 +144,7 @@ def resumable_run(
             if not overwrite:
                 raise MismatchError(
                     f"{work} is an unfinished run. Repeat its command, choose another "
-                    f"{Option('out')}, or {START_OVER}. It differs in:\n{differences}"
+                    f"{Option('out')}, or pass {OVERWRITE}. It differs in:\n{differences}"
                 )
             storage.empty_folder(work)
         storage.make_folder(job.parent)
@@ -262,9 +261,7 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path} was made by another version of embedkit. {_ADVICE}")
     content = from_json(KINDS[head.kind], data, file=file, advice=_ADVICE)
     if name := _wrong_field(content):
-        raise DamagedError(
-            f"{file} is damaged: {name} does not agree with the other fields. {_ADVICE}"
-        )
+        raise DamagedError(f"{file} is damaged: {name} contradicts other fields. {_ADVICE}")
     return content
 
 

@@ -223,9 +223,8 @@ def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "
     """
     known = _rows(classes, beta_of(metric), sets=sets)
     if metric not in known:
-        raise UsageError(
-            f"expected {', '.join(known)}.{did_you_mean(metric, known)}", **{name: metric}
-        )
+        expected = f"{', '.join(known)}.{did_you_mean(metric, known)}"
+        raise UsageError(f"expected {expected}", **{name: metric})
 
 
 def _rows(

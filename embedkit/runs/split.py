@@ -268,14 +268,10 @@ def align_split(file: str | Path | Split, records: Units) -> Split:
     advice = f"Make one for it: embedkit split {name} --out FILE."
     # row numbers mean the same records only in the same input files
     if split.settings.source != records.source:
-        raise MismatchError(
-            f"{file} was made for other data than {name} (their input files differ). {advice}"
-        )
+        raise MismatchError(f"{file} was made for other data than {name} (other files). {advice}")
     index = match(records.row, split.row)
     if missing := int((index < 0).sum()):
-        raise MismatchError(
-            f"{file} has no fold for {missing} of the {len(index)} records of {name}. {advice}"
-        )
+        raise MismatchError(f"{file} lacks {missing} of {len(index)} records of {name}. {advice}")
     return Split(records.row, split.group[index], split.folds[index], split.settings)
 
 

@@ -485,8 +485,8 @@ class Searcher:
         check_counts(k=k)
         there = len(self.data) if self._chosen is None else int(self._chosen.sum())
         if k > there:
-            there_are = f"there are {count_text(there, 'record')} to choose from"
-            logger.warning(Message(f"{Option('k', k)}: {there_are}"))
+            more = f"more than the {count_text(there, 'record')} to choose from"
+            logger.warning(Message(f"{Option('k', k)}, {more}"))
         # the most that an index is asked for: beyond that exact search is faster
         most = there if self._is_exact else min(there, max(k + 1, _MOST_OF_INDEX))
         # twice as many leave room for repeated texts; the 16 are for small k

@@ -440,10 +440,8 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
     if label is None or (isinstance(label, str) and label == stored):
         return stored, data.column("label") if "label" in data.columns else None
     if data.level == "word":
-        of_words = Option("word_label", of="extract")
-        raise UsageError(
-            f"it is for records; words have the labels of extract's {of_words}.", label=...
-        )
+        of_words = f"words have those of {Option('word_label', of='extract')}"
+        raise UsageError(f"it is for labels of records; {of_words}.", label=...)
     if isinstance(label, str):
         return label, [text_of(value) for value in data.column(label)]
     if not isinstance(label, Iterable):
@@ -498,9 +496,7 @@ def numbers_of(units: Units, columns: Sequence[str]) -> Float32:
         except KeyError:
             raise lacks_column(units.name, name) from None
         if len(values) != len(units):
-            raise UsageError(
-                f"{name!r} has {len(values):,} values for {len(units):,} texts.", columns=...
-            )
+            raise UsageError(f"{len(values):,} values for {len(units):,} texts.", columns=name)
         for i, value in enumerate(values):
             if (number := _number(value)) is None:
                 raise UsageError(
