@@ -31,6 +31,7 @@ from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.dataset.tables import Block
 from embedkit.display import Shown, count_text
+from embedkit.encoding.windows import ends_of
 from embedkit.errors import UsageError, check_counts, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.storage import places
@@ -386,7 +387,9 @@ class Searcher:
         self._columns = [name for name in wanted if name in self.data.columns]
         self._records: pa.Table | None = None
         if held:
-            self._records = pa.table({n: self.data.reader.column(n) for n in self._columns})
+            records = pa.table({n: self.data.reader.column(n) for n in self._columns})
+            # in one piece: rows of many pieces take milliseconds to find
+            self._records = records.combine_chunks()
         if warm:
             # a whole answer: it loads the model, reads the vectors into memory and
             # lets libraries allocate what they need
@@ -428,17 +431,16 @@ class Searcher:
     def _warn(self, encode: DatasetEncoder, texts: Sequence[str]) -> None:
         """Log a warning for each query that was cut or that the vocabulary does not know."""
         # an empty text tells the tokens of the prefix, which belong to no query
-        tokenized = encode.tokenized(["", *texts])
-        prefix = tokenized[0]
+        tokens = encode.tokenized(["", *texts])
+        kept, counts = tokens.n_kept, np.diff(ends_of(~tokens.special)[tokens.ends])
         for number, text in enumerate(texts, 1):
-            tokens = tokenized[number]
-            own = int((~tokens.special).sum() - (~prefix.special).sum())
-            unknown = int(tokens.n_unknown[0] - prefix.n_unknown[0])
+            own = int(counts[number] - counts[0])
+            unknown = int(tokens.n_unknown[number] - tokens.n_unknown[0])
             shown = repr(text if len(text) <= 40 else text[:39] + "…")
-            if tokens.cut:
+            if tokens.cut[number]:
                 logger.warning(
-                    f"query {shown} has {tokens.n_tokens[0]} tokens; only the first "
-                    f"{len(tokens.ids)} count"
+                    f"query {shown} has {tokens.n_tokens[number]} tokens; only the first "
+                    f"{kept[number]} count"
                 )
             if 2 * unknown >= own:  # also of a query without tokens
                 logger.warning(
