@@ -253,8 +253,7 @@ def _foreign(source: Any, column: str | None) -> tuple[Float32, list[str] | None
         try:
             source, name = readers[path.suffix](path), str(path)
             if isinstance(source, pd.DataFrame):
-                column_of_ids = next((name for name in _IDS if name in source), None)
-                ids = list(map(str, source[column_of_ids])) if column_of_ids else None
+                ids = next((list(map(str, source[name])) for name in _IDS if name in source), None)
                 source = _vectors_of(source, column)
         except (ValueError, OSError, TypeError) as error:
             raise unreadable(path, error, error=UsageError, advice=_ADVICE) from error

@@ -73,7 +73,8 @@ def reported(progress: ProgressCallback | None = None) -> Iterator[ProgressCallb
     finally:
         _calls.pop()
         if line is not None:
-            line.end()
+            line.timer.cancel()
+            line.show("")
 
 
 def clear_line() -> None:
@@ -91,9 +92,9 @@ class _Line:
         self._stage, self._since, self._first = "", 0.0, 0
         # imports and models take seconds in which nothing is reported yet; the thread must not keep
         # a process alive
-        self._timer = threading.Timer(_PATIENCE, self.show, ["working"])
-        self._timer.daemon = True
-        self._timer.start()
+        self.timer = threading.Timer(_PATIENCE, self.show, ["working"])
+        self.timer.daemon = True
+        self.timer.start()
 
     def __call__(self, state: Progress) -> None:
         now = time.monotonic()
@@ -102,10 +103,8 @@ class _Line:
         if now < self._next:
             return
         self._next, done = now + _PAUSE, state.done - self._first
-        text = visible(state.stage)
-        if state.total or state.done:
-            total = "" if state.total is None else f" of {state.total:,}"
-            text += f": {state.done:,}{total} {state.unit}"
+        total = "" if state.total is None else f" of {state.total:,}"
+        text = f"{visible(state.stage)}: {state.done:,}{total} {state.unit}"
         if state.total and 0 < done < state.total - self._first:
             seconds = (now - self._since) / done * (state.total - state.done)
             text += f", {duration_text(seconds)} left"
@@ -118,8 +117,3 @@ class _Line:
             sys.stderr.write(f"\r{text.ljust(self._width)}" + ("" if text else "\r"))
             sys.stderr.flush()
         self._width = len(text)
-
-    def end(self) -> None:
-        """Take the line away for good."""
-        self._timer.cancel()
-        self.show("")

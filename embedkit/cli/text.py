@@ -56,8 +56,7 @@ def say(text: str, *, err: bool = False, finding: bool = False) -> None:
         if styled and (number == 0 or warns):
             part = click.style(part, bold=True, fg="yellow" if warns else None)
         lines.append(part)
-    if shows:  # output that goes to a file does not meet the line of progress
-        clear_line()
+    clear_line()
     click.echo("\n".join(lines), err=err)
 
 

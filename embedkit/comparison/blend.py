@@ -40,9 +40,6 @@ from embedkit.types import Float64, Int64
 # all others by a log of 0
 _TINY = 1e-6
 
-# of the search for a pool, which takes five to ten
-_STEPS = 100
-
 _Apply = Callable[[Sequence[Float64]], Float64]
 """Probabilities of the runs for some records, in the order of the runs → blended ones."""
 
@@ -175,7 +172,7 @@ def _penalised(logs: Float64, y: NDArray[Any], start: Float64) -> Float64:
 
     best = start
     value, log_proba = loss(best)
-    for _ in range(_STEPS):
+    for _ in range(100):  # it takes five to ten
         p = np.exp(log_proba)
         # logarithms less their mean by p, times p: what the scores' covariances are made of
         spread = (logs - (logs * p).sum(axis=2, keepdims=True)) * p

@@ -182,7 +182,7 @@ def nearest(
         return _best(queries, rows, indices, k, metric)
 
     # row groups without a chosen record are not read
-    blocks = data.reader.blocks if blocks is None else blocks
+    blocks = blocks or data.reader.blocks
     blocks = [b for b in blocks if chosen is None or chosen[b.start : b.stop].any()]
     threads = max(1, min(threads or usable_cores(), len(blocks)))
     with (
@@ -282,9 +282,10 @@ def _best(
     return heap.D, heap.I
 
 
-def _held(
-    blocks: list[Block], read: Callable[[Block], Rows]
-) -> tuple[list[Block], Callable[[Block], Rows]]:
+_Read = Callable[[Block], Rows]
+
+
+def _held(blocks: list[Block], read: _Read) -> tuple[list[Block], _Read]:
     """Row groups put together, one part for each core, and what returns their rows from memory.
 
     Each task of a search costs a tenth of a millisecond, whatever the number of its rows.
