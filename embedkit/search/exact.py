@@ -388,7 +388,7 @@ class Searcher:
         held = warm and 4 * len(self.data) * self.data.width <= _HELD
         if finder is None:
             fitted = None if whitening is None else fit_whitening(self.data, whitening)
-            read = partial(rows_of, self.data, metric=metric, whitening=fitted)
+            read: _Read = partial(rows_of, self.data, metric=metric, whitening=fitted)
             blocks = self.data.reader.blocks
             if held:
                 blocks, read = _held(blocks, read)
