@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
@@ -93,13 +94,14 @@ def test_a_note_takes_the_place_of_the_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_a_call_in_a_script_reports_on_one_line_of_a_terminal(
-    place: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
 ) -> None:
     terminal = _Terminal() if watched else io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(types, "_PATIENCE", 0)
     monkeypatch.setattr(types, "_PAUSE", 0)
-    embedkit.train(place / "data", folds=2, tune=False)
+    train = partial(embedkit.train, place / "data", out=tmp_path / "run", folds=2, tune=False)
+    train()
     shown = terminal.getvalue().split("\r")
     assert bool(len(shown) > 3) is watched
     if watched:
@@ -107,5 +109,5 @@ def test_a_call_in_a_script_reports_on_one_line_of_a_terminal(
         assert not shown[-2].strip()  # the line is gone
         assert "\n" not in terminal.getvalue()
     before = terminal.getvalue()
-    embedkit.train(place / "data", folds=2, tune=False, progress=no_progress)
+    train(overwrite=True, progress=no_progress)
     assert terminal.getvalue() == before
