@@ -78,12 +78,15 @@ class EstimatorSettings(NamedTuple):
         return self.estimator if self.features == "vectors" else self.features
 
     def check_features(self, **named: str | Sequence[str] | None) -> None:
-        """Raise a :class:`UsageError` if views or columns are named for features of texts."""
+        """Raise a :class:`UsageError` for views or columns of texts, or for one named twice."""
         for name, value in named.items():
-            if self.features != "vectors" and value:
-                given = value if isinstance(value, str) else ",".join(value)
+            names = [value] if isinstance(value, str) else list(value or ())
+            given = {name: ",".join(names)}
+            if self.features != "vectors" and names:
                 problem = f"{Option('features', self.features)} are of texts, not of vectors."
-                raise UsageError(problem, **{name: given})
+                raise UsageError(problem, **given)
+            if len(set(names)) < len(names):
+                raise UsageError("name each once.", **given)
 
     @property
     def threads(self) -> int | None:
