@@ -367,8 +367,7 @@ def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[st
     for name in given:
         if name not in classes:
             raise UsageError(
-                f"there is no label {name!r}; expected {', '.join(classes) or 'values'}.",
-                label_names=...,
+                f"no label is {name!r}; expected {', '.join(classes) or 'values'}.", label_names=...
             )
     names = [given.get(name, name) for name in classes]
     # probabilities are given by name, so that one of two would be lost

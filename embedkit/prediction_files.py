@@ -174,8 +174,7 @@ def parse_submission(text: str | None) -> Submission | None:
     first, _, second = (name.strip() for name in text.partition(","))
     if not first or not second or "," in second or first == second:
         raise UsageError(
-            "expected two column names, of the id and of the answer, such as id,label.",
-            submission=text,
+            "expected two column names, of id and answer, such as id,label.", submission=text
         )
     return first, second
 

@@ -647,8 +647,7 @@ def encode_at_random(
 
     if not data.manifest.job.storage.text or units.pairs:
         raise UsageError(
-            "it encodes the stored texts again, and this dataset has none or has pairs.",
-            control="random-weights",
+            "it encodes stored single texts, which this dataset lacks.", control="random-weights"
         )
     texts = units.records.texts()
     checkpoint, vectors = data.manifest.names, data.manifest.vector_settings

@@ -15,16 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from embedkit import errors
 from embedkit.cli.options import FIRST_HEADING, HEADINGS, names_of, progress_bar
 from embedkit.cli.text import fitted, json_text, say
-from embedkit.errors import (
-    EXIT_INTERRUPTED,
-    EmbedkitError,
-    Message,
-    Option,
-    StorageError,
-    UsageError,
-)
 from embedkit.types import no_progress
 
 if TYPE_CHECKING:
@@ -48,7 +41,7 @@ class _Notes(logging.Handler):
         if message in self._shown:  # every fold that loads a model repeats its messages
             return
         self._shown.add(message)
-        if isinstance(record.msg, Message):
+        if isinstance(record.msg, errors.Message):
             message = in_options(record.msg, self._context)
         say(f"note: {message}", err=True)
 
@@ -96,7 +89,7 @@ class Commands(click.Group):
             # an error of the disk that no module has worded: one line all the same, and no
             # traceback
             message = f"{error.filename or 'input/output'}: {error.strerror or error}."
-            code = StorageError.exit_code
+            code = errors.StorageError.exit_code
         complain(message)
         return code
 
@@ -112,7 +105,7 @@ class Commands(click.Group):
         ctx.obj = time.monotonic() if ctx.obj is None else ctx.obj
         try:
             return super().invoke(ctx)
-        except EmbedkitError as error:
+        except errors.EmbedkitError as error:
             complain(in_options(error.message, ctx))
             ctx.exit(error.exit_code)
 
@@ -135,13 +128,13 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
         for line in TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace"):
             try:
                 answer(line.rstrip("\r\n"))
-            except UsageError as error:
+            except errors.UsageError as error:
                 complain(in_options(error.message))
             # the program at the other end of a pipe waits for this answer before it asks again
             sys.stdout.flush()
     except KeyboardInterrupt:
         say("", err=True)
-        return EXIT_INTERRUPTED
+        return errors.EXIT_INTERRUPTED
     return 0
 
 
@@ -157,7 +150,7 @@ def quiet_notes(_context: click.Context, _option: click.Parameter, quiet: bool) 
     return quiet
 
 
-def in_options(message: Message, context: click.Context | None = None) -> str:
+def in_options(message: errors.Message, context: click.Context | None = None) -> str:
     """A message with options as the command that runs has them: ``k=3`` → ``--k 3``.
 
     What is said only to those who have an option is left out where the command has none. If another
@@ -167,7 +160,7 @@ def in_options(message: Message, context: click.Context | None = None) -> str:
     root = (context or click.get_current_context()).find_root()
     commands = cast(click.Group, root.command).commands
 
-    def spelled(option: Option) -> str:
+    def spelled(option: errors.Option) -> str:
         own = commands[option.of or str(root.invoked_subcommand)]
         if parameter := _parameter(own, option):
             return f"{option.before}{_as_typed(parameter, option.value)}{option.after}"
@@ -181,7 +174,7 @@ def in_options(message: Message, context: click.Context | None = None) -> str:
     return message.worded(spelled)
 
 
-def _parameter(command: click.Command, option: Option) -> click.Option | None:
+def _parameter(command: click.Command, option: errors.Option) -> click.Option | None:
     named = (p for p in command.params if p.name == option.name)
     return next((p for p in named if isinstance(p, click.Option)), None)
 

@@ -29,7 +29,7 @@ from embedkit.comparison.load import (
     with_models,
 )
 from embedkit.display import Shown
-from embedkit.errors import UsageError, did_you_mean
+from embedkit.errors import Option, UsageError, did_you_mean
 from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,
@@ -221,7 +221,7 @@ class Compared:
     def blend_to_use(self) -> Blend:
         """Return the method to use as a blend, in which a single run may have all the weight."""
         if self.records.of_sets:
-            raise UsageError("runs of several classes for a record cannot be blended.")
+            raise UsageError(f"runs of {Option('task', 'multilabel', of='train')} have no blend.")
         name = self.selection.with_model
         if found := next((one for one in self.blends.values() if one.name == name), None):
             return found

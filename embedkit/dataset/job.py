@@ -532,9 +532,7 @@ def _is_free(out: Path) -> bool:
             f"{Option('out', out.resolve())}."
         )
     if not is_dataset(out):
-        raise OutputExistsError(
-            f"{out} is no dataset of embedkit, and never replaced. Pass another {Option('out')}."
-        )
+        raise OutputExistsError(f"{out} is no dataset, and stays. Pass another {Option('out')}.")
     return False
 
 

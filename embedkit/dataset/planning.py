@@ -91,10 +91,7 @@ def plan_extract(
     if reading.spans and settings.words is None:
         settings = replace(settings, words="mean")
     if reading.word_label is not None and settings.words is None:
-        raise UsageError(
-            f"it is stored with word vectors. Pass {Option('words', 'mean')} too.",
-            word_label=reading.word_label,
-        )
+        raise UsageError(f"pass {Option('words', 'mean')} too.", word_label=reading.word_label)
     address = "" if out is None else address_of(out)
     if address and (settings.num_shards is not None or settings.engine != "local"):
         shown = storage.without_secrets(address)

@@ -490,8 +490,7 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
         cached = next((file for file in found if isinstance(file, str)), None)
     except HFValidationError as error:
         raise ModelError(
-            f"neither a folder nor a name on the hub (owner/name).{near_folder(Path(name))}",
-            model=name,
+            f"no folder, and no name on the hub (owner/name).{near_folder(Path(name))}", model=name
         ) from error
     folder = None if cached is None else Path(cached).parent
     # a snapshot without weights is a download that was interrupted, and is continued

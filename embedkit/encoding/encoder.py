@@ -473,8 +473,7 @@ class Encoder:
             raise ModelError(f"{name} has no pooler weights. Use mean.", pooling="pooler")
         if Pooling.CLS in asked and self.is_causal:
             raise ModelError(
-                f"{name} is a decoder, whose first token sees no other. Use last_token or mean.",
-                pooling="cls",
+                f"{name} is a decoder: its first token sees no other. Use mean.", pooling="cls"
             )
         if not asked <= self.poolers.keys():
             self.checkpoint.own_view(last_layer=True)  # raises the reason

@@ -170,8 +170,7 @@ class TrainingOptions:
                 shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
                 raise UsageError(f"expected {expected}.", **{name: shown})
         if self.level == "word" and (self.head is not None or self.task != "classification"):
-            others = f"{Option('head')}, {Option('task')}"
-            raise UsageError(f"it has its own head and labels; leave out {others}.", level="word")
+            raise UsageError("words have their own.", level="word", head=self.head, task=self.task)
         if self.task != "classification":
             for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
                 if value := getattr(self, name):
@@ -190,8 +189,7 @@ class TrainingOptions:
         if self.stride is not None and self.on_long != "window":
             raise UsageError(f"it is for {Option('on_long', 'window')}.", stride=self.stride)
         if self.lora is not None and self.freeze_layers is not None:
-            one = "it trains no weight of the encoder; leave out the other."
-            raise UsageError(one, lora=self.lora, freeze_layers=self.freeze_layers)
+            raise UsageError("take one.", lora=self.lora, freeze_layers=self.freeze_layers)
         # found, not imported: peft takes seconds, and only training needs it
         if self.lora is not None and find_spec("peft") is None:
             raise UsageError("it needs the package peft: pip install peft.", lora=self.lora)

@@ -86,9 +86,7 @@ class Target:
         for label, row in zip(labels, rows, strict=True):
             # half of the labels would score half of the records under the name of all
             if label is None or not (self.separator or has_label(label)):
-                raise UsageError(
-                    f"{name}: row {row} has no label, unlike others. Label all or none."
-                )
+                raise UsageError(f"{name}: row {row} has no label, unlike others. Label all.")
             for part in parts_of(label, self.separator) if self.separator else [label]:
                 if self.classes and part not in self.classes:
                     raise UsageError(

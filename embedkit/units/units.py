@@ -172,8 +172,7 @@ class Units:
             other = self._stored(source, reading, level=self.level, prefix="test_")
             if other.pairs != self.pairs:
                 raise UsageError(
-                    f"one of {source} and {self.name} was made of pairs of texts, the other was "
-                    "not."
+                    f"one of {source} and {self.name} was made of pairs of texts, the other not."
                 )
             return other
         before, dialect = self.reading, self.reading["dialect"]
