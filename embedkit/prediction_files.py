@@ -173,9 +173,7 @@ def parse_submission(text: str | None) -> Submission | None:
         return None
     first, _, second = (name.strip() for name in text.partition(","))
     if not first or not second or "," in second or first == second:
-        raise UsageError(
-            "expected two column names, of id and answer, such as id,label.", submission=text
-        )
+        raise UsageError("expected two columns, of id and answer, as id,label.", submission=text)
     return first, second
 
 

@@ -67,7 +67,10 @@ def test_any_text_may_stand_beside_an_option(parts: list[str | Option]) -> None:
 RIGHT = {
     **dict.fromkeys(("info", "verify", "train", "probe", "export", "index"), "data"),
     **dict.fromkeys(("extract", "split", "finetune"), "c.tsv"),
-    **{"predict": "run c.tsv", "compare": "run other", "search": "data good", "words": "data good"},
+    "predict": "run c.tsv",
+    "compare": "run other",
+    "search": "data good",
+    "words": "data good",
 }
 
 
@@ -119,8 +122,8 @@ def named_options(tree: ast.AST) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func).rpartition(".")[2]
             if called == "Option" and node.args and isinstance(node.args[0], ast.Constant):
-                of = [ast.literal_eval(k.value) for k in node.keywords if k.arg == "of"]
-                yield str(node.args[0].value), *of or [""]
+                of = [ast.literal_eval(k.value) for k in node.keywords if k.arg == "of"] or [""]
+                yield str(node.args[0].value), of[0]
             if called.endswith("Error"):
                 yield from ((k.arg, "") for k in node.keywords if k.arg)
 
@@ -134,7 +137,7 @@ def test_an_option_that_is_named_exists() -> None:
         for name, of in named_options(tree):
             assert name in (known[of] if of else every), (module, name, of)
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name in embedkit.__all__:
+            if isinstance(node, ast.FunctionDef) and node.name in known:
                 own = {name for name, of in named_options(node) if not of}
                 assert own <= known[node.name], (module, node.name)
 

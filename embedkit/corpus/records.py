@@ -208,8 +208,7 @@ class CorpusReader:
         if self._unmet and start is None:
             raise CorpusError(
                 f"{self.plan.files[-1].name}: no record has {count_text(len(self._unmet), 'id')} "
-                f"of its spans, such as {min(self._unmet)!r}. Take them out, or pass the "
-                f"right {Option('id')}."
+                f"of its spans, such as {min(self._unmet)!r}. Drop them, or pass {Option('id')}."
             )
 
     def _with_list(self, raw: Row, row: int) -> Row:

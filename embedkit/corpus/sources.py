@@ -38,7 +38,6 @@ _MAGIC = {
     b"PK\x03\x04": "zip",
 }
 _KIND, _FETCH = f"Name its kind with {Option('format')}", "Fetch the file itself"
-_WORKBOOK = f"Of a workbook: {Option('format', 'sheet')}"
 _FOREIGN: Sequence[tuple[str, int | None, bytes, str]] = (
     ("a PDF", 0, b"%PDF-", "Extract its text first"),
     ("a PNG image", 0, b"\x89PNG\r\n", _FETCH),
@@ -47,7 +46,7 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes, str]] = (
     ("a tar archive", 257, b"ustar", "Unpack it"),
     ("a 7z archive", 0, b"7z\xbc\xaf\x27\x1c", "Unpack it"),
     ("a RAR archive", 0, b"Rar!\x1a\x07", "Unpack it"),
-    ("an old Office document", 0, b"\xd0\xcf\x11\xe0\xa1\xb1", _WORKBOOK),
+    ("an old Office document", 0, b"\xd0\xcf\x11\xe0\xa1\xb1", _KIND),
     ("an HDF5 file", 0, b"\x89HDF\r\n", "Export a table of it as CSV"),
     ("a pickle", 0, b"\x80\x04\x95", "Load it, and pass the object in Python"),
     ("a pickle", 0, b"\x80\x05\x95", "Load it, and pass the object in Python"),

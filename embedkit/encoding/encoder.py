@@ -472,9 +472,7 @@ class Encoder:
         if Pooling.POOLER in asked and not self.has_pooler:
             raise ModelError(f"{name} has no pooler weights. Use mean.", pooling="pooler")
         if Pooling.CLS in asked and self.is_causal:
-            raise ModelError(
-                f"{name} is a decoder: its first token sees no other. Use mean.", pooling="cls"
-            )
+            raise ModelError(f"{name} is a decoder: cls sees itself only. Use mean.", pooling="cls")
         if not asked <= self.poolers.keys():
             self.checkpoint.own_view(last_layer=True)  # raises the reason
 

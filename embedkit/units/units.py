@@ -171,9 +171,7 @@ class Units:
         if names_dataset(source):
             other = self._stored(source, reading, level=self.level, prefix="test_")
             if other.pairs != self.pairs:
-                raise UsageError(
-                    f"one of {source} and {self.name} was made of pairs of texts, the other not."
-                )
+                raise UsageError(f"of {source} and {self.name} one is of pairs of texts.")
             return other
         before, dialect = self.reading, self.reading["dialect"]
         reading = replace(reading, **{n: before[n] for n in ("text", "text_pair", "spans")})
