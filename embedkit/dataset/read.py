@@ -358,7 +358,7 @@ class VectorData(Shown):
             12
         """
         if not 0 <= worker[0] < worker[1]:
-            raise UsageError("expected a number from 0, and that of workers.", worker=worker)
+            raise UsageError(f"worker={worker}: expected a number from 0, and that of workers.")
         for name in columns:
             if name not in self.columns:
                 raise UsageError(f"{self.path} has {', '.join(self.columns)}.", columns=name)

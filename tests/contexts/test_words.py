@@ -271,6 +271,4 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_that_cannot_be_used(arguments: Any, message: str) -> None:
-    answer = invoke("words", *arguments, "--model", tiny_model())
-    assert answer.return_value == UsageError.exit_code
-    assert message in answer.output
+    assert message in invoke("words", *arguments, "--model", tiny_model()).output

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
+import click
 import fsspec
 import numpy as np
 import pandas as pd
@@ -13,6 +15,7 @@ import pytest
 
 import embedkit
 from embedkit.choices import EXPORTS
+from embedkit.cli.main import cli
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import UsageError
 from embedkit.predict import predict_file
@@ -35,6 +38,7 @@ def folder(common: Path) -> Path:
     (common / "pairs.tsv").write_text("a\tb\nx\ty\n", "utf-8")
     write_tsv(common / "corpus.tsv")
     (common / "empty.tsv").touch()
+    (common / "wide.csv").write_bytes("id,y_pred\n1,wide\n".encode("utf-16"))
     (common / "folder").mkdir()
     job = common / "begun.incomplete/_embedkit/job.json"
     job.parent.mkdir(parents=True)
@@ -72,17 +76,13 @@ def folder(common: Path) -> Path:
         ("extract rare.tsv --layers 99", 2, "--layers 99"),
         ("extract rare.tsv --max-length 999", 2, "--max-length 999"),
         ("extract rare.tsv --encoding klingon", 2, "--encoding klingon"),
-        ("extract rare.tsv --storage float8", 2, "float8"),
         ("extract rare.tsv --out same.tsv", 8, "same.tsv"),
         ("extract empty.tsv", 2, "empty.tsv"),
         ("extract --words rare.tsv", 2, "before --words"),
         ("info rare.tsv", 2, "rare.tsv"),
         ("info begun", 2, "begun.incomplete"),
         ("verify foldr", 2, "Did you mean"),
-        ("tokenize x --vocab 0:9", 2, "--vocab"),
         ("tokenize --vocab 0:99999", 2, "--vocab"),
-        ("tokenize", 2, "--vocab"),
-        ("train train.csv", 2, "which column is the text?"),
         ("train train.csv", 2, "with --text-pair (of embedkit extract)"),
         ("train train.csv --text smss", 2, "Did you mean 'sms'"),
         ("probe sms --text sms", 2, "--text sms is for a corpus"),
@@ -110,6 +110,33 @@ def test_what_is_told(
         assert done.stderr.splitlines()[-1].startswith("embedkit: ")
         assert done.stderr.endswith((".\n", "?\n"))
         assert tree(folder) == before
+
+
+# the arguments of a command that could be done
+RIGHT = dict.fromkeys(("info", "verify", "train", "probe", "export", "index"), "sms")
+RIGHT |= dict.fromkeys(("extract", "split", "finetune"), "corpus.tsv")
+RIGHT |= {"predict": "spam train.csv", "compare": "spam", "search": "sms good", "words": "sms good"}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_command_is_told_of_its_own_options(folder: Path, name: str) -> None:
+    """Each option has a wrong value once; an option of another command is said to be its."""
+    params = [p for p in cli.commands[name].params if isinstance(p, click.Option)]
+    own = {option for p in params for option in (*p.opts, *p.secondary_opts)} | {"--help"}
+    # a prefix may be any text
+    wrong = [p.opts[-1] for p in params if not p.is_flag and p.name not in ("prefix", "out")]
+    lines = [f"{RIGHT[name]} {option} zzz" for option in wrong]
+    lines += [f"{first}{file}" for first in ("", "spam ") for file in ("wide.csv", "no.tsv")]
+    for line in lines:
+        model = ["--model", str(tiny_model())] if "--model" in own and "--model" not in line else []
+        said = command(name, *line.split(), *model, cwd=folder).stderr
+        named = re.findall(r"(?<![\w-])(--[a-z][a-z-]*)(?: \S+)?(?: \(of embedkit (\w+)\))?", said)
+        again = said.partition("xtract it again with ")[2]  # what follows is of extract
+        for option, owner in named:
+            theirs = {o for p in cli.commands[owner].params for o in p.opts} if owner else own
+            assert option in theirs or option in again, (line, said)
+        python = set(re.findall(r"(?<![\w.-])([a-z_]+)=", said))  # as in text='x'
+        assert python.isdisjoint(str(p.name) for p in params), (line, said)
 
 
 def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> None:

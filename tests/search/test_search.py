@@ -359,9 +359,7 @@ def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_that_cannot_be_used(dataset: Path, arguments: Any, message: str) -> None:
-    answer = invoke("search", dataset, *arguments)
-    assert answer.return_value == UsageError.exit_code
-    assert message in answer.output
+    assert message in invoke("search", dataset, *arguments).output
 
 
 def test_every_answer_is_one_line(tmp_path: Path) -> None:
