@@ -69,7 +69,6 @@ def folder(common: Path) -> Path:
         ("extract rare.tsv --batch-size 2 --dry-run", 0, "would write"),
         ("extract rare.tsv --pooling avg", 2, "Did you mean 'mean'?"),
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
-        ("extract rare.tsv --layrs 1", 2, "embedkit: No such option"),
         ("extract", 2, "See embedkit extract --help."),
         ("extract corpus.tsv --text documnt", 2, "--text documnt"),
         ("extract corpsu.tsv", 2, "'corpus.tsv'?"),
@@ -131,10 +130,10 @@ def test_a_command_is_told_of_its_own_options(folder: Path, name: str) -> None:
         model = ["--model", str(tiny_model())] if "--model" in own and "--model" not in line else []
         said = command(name, *line.split(), *model, cwd=folder).stderr
         named = re.findall(r"(?<![\w-])(--[a-z][a-z-]*)(?: \S+)?(?: \(of embedkit (\w+)\))?", said)
-        again = said.partition("xtract it again with ")[2]  # what follows is of extract
         for option, owner in named:
             theirs = {o for p in cli.commands[owner].params for o in p.opts} if owner else own
-            assert option in theirs or option in again, (line, said)
+            # what stands behind this is of extract
+            assert option in theirs or option in said.partition("tract it again")[2], (line, said)
         python = set(re.findall(r"(?<![\w.-])([a-z_]+)=", said))  # as in text='x'
         assert python.isdisjoint(str(p.name) for p in params), (line, said)
 
