@@ -204,15 +204,12 @@ def _settled_encoding(encoding: str) -> str:
 class CorpusPlan(CorpusSettings):
     """Everything that determines the records of a corpus."""
 
-    files: tuple[InputFile, ...]  # in reading order, and after them a table of spans
+    files: tuple[
+        InputFile, ...
+    ]  # in reading order; then a table of spans, for the last kept column
     columns: tuple[str, ...]
     dialects: tuple[Dialect, ...]  # of each file of records
     notices: tuple[str, ...] = ()  # about guesses, for the user
-
-    @property
-    def spans_file(self) -> InputFile | None:
-        """The table of spans, from which the last kept column is made."""
-        return self.files[-1] if len(self.files) > len(self.dialects) else None
 
     @property
     def wanted(self) -> tuple[str, ...]:

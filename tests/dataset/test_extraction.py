@@ -285,9 +285,9 @@ def test_a_table_of_spans_is_a_column_of_lists(corpus: Path, tmp_path: Path, suf
             SPANS.assign(id=["017", "8", "017", "11"]),
             "no record has 2 ids of its spans, such as '11'",
         ),
-        (SPANS.drop(columns="end"), "has no column 'end'"),
-        (SPANS.assign(end="x"), r"row 0 has \('017', '5', 'x'\)"),
-        (SPANS[:0], "has no rows"),
+        (SPANS.drop(columns="end"), "it has id, start, and no rows"),
+        (SPANS.assign(end="x"), r"it has id, start, end, and \('017', '5', 'x'\)"),
+        (SPANS[:0], "it has id, start, end, and no rows"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(
