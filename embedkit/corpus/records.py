@@ -133,7 +133,8 @@ class CorpusReader:
         # cells of a column that the corpus lacks, and ids that were not met yet
         spans = plan.files[len(plan.dialects) :]
         self._lists = _span_lists(*spans) if spans else {}
-        self._unmet = set(self._lists)
+        # which only a reader of the whole corpus can tell
+        self._unmet = set(self._lists if start is None else ())
 
     @property
     def fraction(self) -> float:
@@ -202,7 +203,7 @@ class CorpusReader:
                 self.file_number, self._table = number + 1, None
         # sorted once at the end: a set of as many hashes takes several times the memory
         counts.repeated_ids += len(self._ids) - len(np.unique(self._ids))
-        if self._unmet and start is None:
+        if self._unmet:
             raise CorpusError(
                 f"{self.plan.files[-1].name}: no record has {count_text(len(self._unmet), 'id')} "
                 f"of its spans, such as {min(self._unmet)!r}. Take them out, or pass the right id=."
