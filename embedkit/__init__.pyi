@@ -192,7 +192,7 @@ def finetune(
     seed: Count = ...,
     limit: Positive | None = ...,
     task: Task = ...,
-    objective: Objective = ...,
+    objective: Objective | None = ...,
     label_separator: str = ...,
     level: RunLevel = ...,
     head: str | Callable[[int, int], Any] | None = ...,

@@ -38,6 +38,7 @@ from embedkit.storage import file_sha256
 _MARKS = '\t\r\n",;|'
 # characters of a list of columns in a message, and lines by which delimiters are judged
 _SHOWN, _SAMPLED_LINES = 500, 50
+_CLASSES = 12  # whose names a notice shows
 # the order is that of preference, as of ids and labels below
 _TEXT_NAMES = ("text", "document", "sentence", "content", "review", "comment", "body", "title")
 _ID_NAMES = ("id", "doc_id", "document_id", "uid", "guid", "idx", "index")
@@ -126,13 +127,14 @@ class CorpusOptions:
         object.__setattr__(self, "keep", tuple(self.keep))
         spans: Any = Path(self.spans) if isinstance(self.spans, os.PathLike) else self.spans
         # a table is one thing, though its columns could be iterated
-        spans = (spans,) if isinstance(spans, str | Path | ArrowStream) else tuple(spans)
-        object.__setattr__(self, "spans", spans)
-        if len(spans) > 2:
+        if isinstance(spans, str | Path | ArrowStream):
+            spans = (spans,)
+        if not isinstance(spans, list | tuple) or len(spans) > 2:
             raise UsageError(
                 f"spans={spans!r}: expected a column of lists [[start, end], …], or two columns, "
                 "of start and end, a table of spans, or sentences."
             )
+        object.__setattr__(self, "spans", tuple(spans))
         if self.spans and self.text_pair is not None:
             raise UsageError("spans= are of single texts, not of pairs; leave out text_pair=.")
         object.__setattr__(self, "encoding", _settled_encoding(self.encoding))
@@ -291,6 +293,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
         seed=options.seed if options.sample is not None else None,
         notices=tuple(notices),
     )
+    plan = dataclasses.replace(plan, notices=plan.notices + _named_classes(plan, tables[0]))
     if plan.divided and (plan.text_pair or plan.spans):
         raise CorpusError(f"text={text!r}: its lists are the words of single texts, without spans.")
     # of a column with several roles the strictest one remains, which stands last
@@ -302,6 +305,18 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
             if problem := _problem_of(table, name, option if option in _TEXTS else ""):
                 raise CorpusError(f"{file.name}: {option}={name!r}: {problem}")
     return plan
+
+
+def _named_classes(plan: CorpusPlan, table: Table) -> tuple[str, ...]:
+    """Notices of labels that are numbers of classes, which the file has names for."""
+    notices = []
+    for column in filter(None, (plan.label, plan.word_label)):
+        names = table.class_names(column)
+        pairs = ",".join(f"{number}={name}" for number, name in enumerate(names[:_CLASSES]))
+        if pairs:
+            more = ",…" if len(names) > _CLASSES else ""
+            notices.append(f"labels stay the numbers in {column}, named {pairs}{more} there")
+    return tuple(notices)
 
 
 def open_table(file: InputFile) -> Table:
