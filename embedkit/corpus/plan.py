@@ -263,8 +263,9 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     if spans and isinstance(spans[0], Path) and str(spans[0]) not in columns:
         files, spans = [*files, InputFile.of(spans[0])], SPANS
         if SPANS[0] in columns:
-            problem = "as the lists made of the table are called. Rename it"
-            raise CorpusError(f"{files[0].name} has a column {SPANS[0]!r}, {problem}.")
+            raise CorpusError(
+                f"{files[0].name} already has a column {SPANS[0]!r}: rename that one."
+            )
     elif spans != SENTENCES or SENTENCES[0] in columns:
         spans = tuple(str(guess.given("spans", str(name))) for name in spans)
     # columns of spans are read as kept columns
