@@ -264,7 +264,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
         files, spans = [*files, InputFile.of(spans[0])], SPANS
         if SPANS[0] in columns:
             raise CorpusError(
-                f"{files[0].name} already has a column {SPANS[0]!r}: rename that one."
+                f"{files[0].name} has a column {SPANS[0]!r} already. Rename it."
             )
     elif spans != SENTENCES or SENTENCES[0] in columns:
         spans = tuple(str(guess.given("spans", str(name))) for name in spans)
