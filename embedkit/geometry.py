@@ -128,7 +128,7 @@ def linear_cka(a: NDArray[Any], b: NDArray[Any]) -> float:
     return float(np.linalg.norm(a.T @ b) ** 2 / sizes) if sizes else float("nan")
 
 
-def kept_neighbours(near: Int64, others: Int64) -> Float64:
+def shared_neighbours(near: Int64, others: Int64) -> Float64:
     """Return which fraction of the neighbours of each record is the same in two sets of vectors.
 
     Both are what :func:`nearest_rows` says of the same ``(m, k)`` records, so that a set which is
@@ -140,7 +140,7 @@ def kept_neighbours(near: Int64, others: Int64) -> Float64:
 
     Example:
         >>> a = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-        >>> kept_neighbours(nearest_rows(a, k=1), nearest_rows(a * 2, k=1))
+        >>> shared_neighbours(nearest_rows(a, k=1), nearest_rows(a * 2, k=1))
         array([1., 1., 1., 1.])
     """
     return np.asarray((near[:, :, None] == others[:, None, :]).any(2).mean(1), np.float64)
@@ -171,7 +171,8 @@ def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = N
     step = max(1, _AT_ONCE // len(unit))
     for start in range(0, len(rows), step):
         these = rows[start : start + step]
-        cosines = unit[these] @ unit.T
+        # rounded, so that the order in which threads make a sum decides nothing
+        cosines = (unit[these] @ unit.T).round(9)
         # a record is not its own neighbour
         cosines[np.arange(len(these)), these] = -np.inf
         # the k best in linear time, without a negated copy of the matrix; only these are sorted

@@ -263,9 +263,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     if spans and isinstance(spans[0], Path) and str(spans[0]) not in columns:
         files, spans = [*files, InputFile.of(spans[0])], SPANS
         if SPANS[0] in columns:
-            raise CorpusError(
-                f"{files[0].name} has a column {SPANS[0]!r} already. Rename it."
-            )
+            raise CorpusError(f"{files[0].name} has a column {SPANS[0]!r} already. Rename it.")
     elif spans != SENTENCES or SENTENCES[0] in columns:
         spans = tuple(str(guess.given("spans", str(name))) for name in spans)
     # columns of spans are read as kept columns
