@@ -46,8 +46,9 @@ def parameters() -> dict[str, set[str]]:
     public = (*(getattr(embedkit, name) for name in embedkit.__all__), TextEncoder)
     for thing in filter(callable, public):
         methods = [m for m in vars(thing).values() if inspect.isfunction(m)]
-        every = [inspect.signature(function).parameters for function in (thing, *methods)]
-        names[thing.__name__] = {name for its in every for name in its}
+        names[thing.__name__] = {
+            p for f in (thing, *methods) for p in inspect.signature(f).parameters
+        }
     return names
 
 
@@ -73,5 +74,4 @@ def test_an_option_that_is_named_exists() -> None:
             assert name in (known[of] if of else every), (module, name, of)
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and node.name in known:
-                own = {name for name, of in named_options(node) if not of}
-                assert own <= known[node.name], (module, node.name)
+                assert {n for n, of in named_options(node) if not of} <= known[node.name], module

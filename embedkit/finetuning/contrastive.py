@@ -61,10 +61,8 @@ def train_contrastive(
     """
     y = fold.target.y[np.sort(fold.train)]
     if len(np.unique(y)) < 2:
-        raise UsageError(
-            f"{fold.name}: its {len(y)} training records are of one class, and "
-            "objective='contrastive' needs two. Pass objective='labels', or another split."
-        )
+        problem = f"{fold.name}: its {len(y)} training records are of one class, and two are needed"
+        raise UsageError(f"{problem}. Take labels, or another split.", objective="contrastive")
     # what train_fold does not see cannot choose an epoch: the last one is kept
     model, result = train_fold(
         replace(fold, valid=fold.valid[:0]), model, trainer=PairTrainer, progress=progress
