@@ -84,7 +84,7 @@ class SeenRecords:
         fold_of = self._fold_of_key
         folds = np.array([fold_of.get(key, ALL_FOLDS) for key in keys.tolist()], np.int64)
         if trained := int((folds == _TRAINED).sum()):
-            raise UsageError(f"its one model has seen {trained} of these texts.", model=self.run)
+            raise UsageError(f"the model was trained on {trained} of these texts.", model=self.run)
         if several := int((folds == _SEVERAL).sum()):
             raise UsageError(
                 f"{several} texts are in several folds of the run. Fine-tune with a split that "
