@@ -26,10 +26,10 @@ spells it:
     embedkit extract         vectors exists; pass --overwrite.
     a command without it     vectors exists.
 
-    raise UsageError(f"expected one of {', '.join(names)}.", baseline=name)
+    raise UsageError(f"expected one of {', '.join(names)}.", metric=name)
 
-    Python                   baseline='x': expected one of a, b.
-    embedkit compare         --baseline x: expected one of a, b.
+    Python                   metric='x': expected one of a, b.
+    embedkit compare         --metric x: expected one of a, b.
 
 An f-string is text alone, and would lose what an option is. Therefore an option that is formatted
 writes its fields as JSON between two code points that Unicode keeps for inner use, and

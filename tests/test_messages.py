@@ -6,6 +6,7 @@ import ast
 import inspect
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import click
 from hypothesis import given
@@ -43,7 +44,7 @@ def test_any_text_may_stand_beside_an_option(parts: list[str | Option]) -> None:
 def parameters() -> dict[str, set[str]]:
     """Those of the public functions, of classes with their methods, and of the commands."""
     names = {f"embedkit {c.name}": {str(p.name) for p in c.params} for c in cli.commands.values()}
-    public = (*(getattr(embedkit, name) for name in embedkit.__all__), TextEncoder)
+    public: list[Any] = [*(getattr(embedkit, name) for name in embedkit.__all__), TextEncoder]
     for thing in filter(callable, public):
         methods = [m for m in vars(thing).values() if inspect.isfunction(m)]
         names[thing.__name__] = {
