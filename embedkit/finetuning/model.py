@@ -20,6 +20,7 @@ import inspect
 import json
 import logging
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,7 @@ class OccurringRows:
         self._entered = layer.register_forward_pre_hook(enter)
         # without a name: nothing is left of it, however the training ends
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
         whole.numpy().tofile(self._file)
         rows = whole[self._rows]
         layer.weight = nn.Parameter(torch.cat([rows, torch.ones_like(rows[:1])]))
