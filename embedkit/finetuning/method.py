@@ -27,7 +27,7 @@ from embedkit import storage
 from embedkit.choices import HEADS, Pooling
 from embedkit.dataset.fold_models import FoldModels, SeenRecords
 from embedkit.encoding.checkpoint import Checkpoint
-from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenizer import (
     TextTokenizer,
     choose_max_length,
@@ -376,14 +376,19 @@ class FineTuned:
         progress: ProgressCallback,
     ) -> Iterator[FoldResult]:
         """Train the models that are not finished, and yield the results of all."""
-        # read when the first fold needs it: of a run that is resumed all may be finished
-        encoder: PlainModel | None = None
+        # on the CPU, and read again for each fold: what the next ones start from would take as much
+        # memory as a large vocabulary
+        about: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
         for fold in folds:
             result = _read_result(self.folder, fold)
             if result is None:
                 settings = _head_settings(fold)
                 if self.earlier is None:
-                    encoder = encoder or self._encoder()
+                    encoder = load_model(self.checkpoint, pad_id=self.tokenizer.pad_id, **about)
+                    lacking = self.options.head == "pooler" and pooler_layer(encoder) is None
+                    if lacking and fold.number == fold.member == 0:
+                        message = "%s has no pooler weights; the head starts with random ones"
+                        logger.warning(message, self.checkpoint.name)
                     start = build_model(encoder, seed=fold.seed, **settings)
                 else:
                     start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
@@ -394,15 +399,6 @@ class FineTuned:
                 self._keep(fold, model, result)
                 storage.remove_tree(fold.work)
             yield result
-
-    def _encoder(self) -> PlainModel:
-        # on the CPU: each fold takes a copy to the device, and the original serves the next fold
-        pad_id, cpu = self.tokenizer.pad_id, torch.device("cpu")
-        encoder = load_model(self.checkpoint, pad_id=pad_id, device=cpu, dtype=torch.float32)
-        if self.options.head == "pooler" and pooler_layer(encoder) is None:
-            message = "%s has no pooler weights; the head starts with random ones"
-            logger.warning(message, self.checkpoint.name)
-        return encoder
 
     def _keep(self, fold: Fold, model: EncoderWithHead, result: FoldResult) -> None:
         """Write a fold's model to its final place, then its result, and last their checksums."""

@@ -177,13 +177,14 @@ def train_fold(
     # whole matrix is back
     occurring, layer = None, embedding_layer(model.encoder)
     seen = fold.texts_of(fold.seen)
+    storage.make_folder(fold.work)
     if layer is not None and layer.weight.requires_grad:
-        occurring = OccurringRows(layer, seen.ids.astype(np.int64), fold.device)
+        with saving(fold.work):
+            occurring = OccurringRows(layer, seen.ids, fold.device, fold.work)
     model.to(fold.device)
     about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
     # after the move to the device, where they are computed
     states = frozen_states(model, parts, seen, **about)
-    storage.make_folder(fold.work)
     last, earlier, state, best = _last_checkpoint(fold.work), 0.0, None, None
     totals: Totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
     if last is not None:
@@ -204,6 +205,9 @@ def train_fold(
         with whole_fp32(fold.device, dtype):
             running.train(resume_from_checkpoint=None if last is None else str(last))
         state, best = running.state, running.best
+        # moments and gradients, three times the weights: what follows needs memory of its own
+        running.optimizer.state.clear()
+        model.zero_grad()
     seconds = earlier + time.process_time() - started
     # without validation records the last step is kept
     kept = _best_step(state, options) or state.global_step
@@ -534,13 +538,9 @@ def _diverged(fold: Fold, problem: str) -> EncodeError:
     )
 
 
-def _higher_is_better(options: TrainingOptions) -> bool:
-    return options.select_by not in ("loss", *LOWER_IS_BETTER)
-
-
 def _validated(state: TrainerState, options: TrainingOptions) -> list[tuple[float, int]]:
     """What chose the epoch, lower is better, and the step of each epoch."""
-    sign = -1 if _higher_is_better(options) else 1
+    sign = 1 if options.select_by in ("loss", *LOWER_IS_BETTER) else -1
     entries = [entry for entry in state.log_history if _CHOSEN_BY in entry]
     return [(sign * entry[_CHOSEN_BY], entry["step"]) for entry in entries]
 
