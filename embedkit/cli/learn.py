@@ -195,7 +195,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--task",
     option(
         "--objective",
-        help="{OBJECTIVES}. [contrastive up to 64 training texts a class]",
+        help="{OBJECTIVES}. [contrastive up to 160 training texts]",
         **choice(OBJECTIVES),
     ),
     "--label-separator",

@@ -232,13 +232,12 @@ class FineTuned:
         fewest = min(len(np.unique(units.place[subsets["train"]])) for subsets in divided)
         checkpoint, own = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
         head = "mean" if own and checkpoint.is_sentence_encoder else "cls"
-        about: dict[str, Any] = {"texts": fewest, "classes": len(target.classes)}
         if self.earlier is None:
-            return replace(self, options=self.options.decided(**about, head=head))
+            return replace(self, options=self.options.decided(texts=fewest, head=head))
         folder, earlier = self.earlier
         head = earlier.head if earlier.head in HEADS else head  # another one is code: named again
         objective = self.options.objective or earlier.settings["objective"]
-        options = replace(self.options, objective=objective).decided(**about, head=head)
+        options = replace(self.options, objective=objective).decided(texts=fewest, head=head)
         decided = replace(self, options=options)
         for what, before, now in (
             ("split", earlier.split.fingerprint, split.fingerprint),

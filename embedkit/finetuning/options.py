@@ -41,7 +41,7 @@ CONTRASTIVE = "contrastive"
 _STEPS = 200  # that fine-tuning of few texts needs
 _EPOCHS = 3, 20  # at least, at most
 _PATIENCE = 5  # epochs, where their number is left open
-_FEW = 64  # texts a class up to which pairs of them tell more than their labels
+_FEW = 160  # texts, of which twenty epochs make no 200 steps, up to which pairs are learnt from
 _NEW_RATE = 1e-3  # of weights that were drawn at random
 _OF_LABELS = (
     "task level head one_logit label_smoothing dropout lora patience select_by".split()  # noqa: SIM905
@@ -57,8 +57,8 @@ class TrainingOptions:
         task: ``classification``, ``regression``, or ``multilabel``: a record has any number of
             classes, each with a logit of its own.
         objective: {OBJECTIVES}.
-            By default the latter up to 64 training texts a class, where ``epochs`` and the options
-            that mean nothing with pairs are left open too.
+            By default the latter up to 160 training texts, where ``epochs`` and the options that
+            mean nothing with pairs are left open too.
         label_separator: between the classes of a record, for ``multilabel``.
         level: ``sentence``: texts are labelled, or ``word``: their words, by a linear layer on the
             first token of each, as in ``AutoModelForTokenClassification``.
@@ -233,15 +233,15 @@ class TrainingOptions:
         least, most = _EPOCHS
         return self.epochs or min(max(math.ceil(_STEPS / steps), least), most)
 
-    def decided(self, *, texts: int, classes: int, head: str) -> TrainingOptions:
+    def decided(self, *, texts: int, head: str) -> TrainingOptions:
         """Return the options with what was left open, for a number of training texts.
 
-        >>> TrainingOptions().decided(texts=96, classes=6, head="mean").objective
+        >>> TrainingOptions().decided(texts=96, head="mean").objective
         'contrastive'
         """
         objective = self.objective or "labels"
         is_open = self.objective is None and self.epochs is None and self.freeze_layers != "all"
-        if is_open and not self._of_labels and texts <= _FEW * classes:
+        if is_open and not self._of_labels and texts <= _FEW:
             objective = CONTRASTIVE
         decided = replace(self, objective=objective, epochs=self.epochs_of(texts))
         if objective == CONTRASTIVE:

@@ -135,8 +135,8 @@ def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any)
 @pytest.mark.parametrize(
     ("texts", "options", "objective"),
     [
-        (6 * 64, {}, "contrastive"),
-        (6 * 64 + 1, {}, "labels"),
+        (160, {}, "contrastive"),
+        (161, {}, "labels"),
         (96, {"objective": "labels"}, "labels"),
         (960, {"objective": "contrastive"}, "contrastive"),
         # whoever says how labels are learnt wants to learn labels
@@ -152,7 +152,7 @@ def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any)
 def test_pairs_are_the_default_of_few_labels(
     texts: int, options: dict[str, Any], objective: str
 ) -> None:
-    decided = TrainingOptions(**options).decided(texts=texts, classes=6, head="mean")
+    decided = TrainingOptions(**options).decided(texts=texts, head="mean")
     assert decided.objective == objective
     assert decided.epochs is not None
     # of pairs every epoch is trained
