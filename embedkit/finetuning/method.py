@@ -27,7 +27,7 @@ from embedkit import storage
 from embedkit.choices import HEADS, Pooling
 from embedkit.dataset.fold_models import FoldModels, SeenRecords
 from embedkit.encoding.checkpoint import Checkpoint
-from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenizer import (
     TextTokenizer,
     choose_max_length,
@@ -35,7 +35,7 @@ from embedkit.encoding.tokenizer import (
     note_if_spelled_out,
 )
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
-from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.errors import DamagedError, MismatchError, Option, UsageError
 from embedkit.finetuning.contrastive import train_contrastive
 from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
 from embedkit.finetuning.model import (
@@ -98,7 +98,7 @@ def divide(
     """
     fraction, seed = options.validation, split.settings.seed + VALIDATION_SEED
     if not fraction and split.n_folds == 1:
-        raise UsageError("folds=1: the baseline is of validation records; pass validation=0.1.")
+        raise UsageError("the baseline is of validation records, as 0.1.", folds=1, validation=0)
     chosen_from = partial(validation_records, group=split.group, strata=target.strata)
     parts = split.subsets()
     # none, unless a threshold is chosen
@@ -123,8 +123,9 @@ def divide(
         few = options.chooses_threshold and len(np.unique(target.y[chooses])) < 2
         if fraction and (few or not len(valid)):
             raise UsageError(
-                f"validation={fraction:g}: the {len(train)} training records of fold {fold} are "
-                "too few, or too similar, to choose epoch or threshold= by some of them."
+                f"the {len(train)} training records of fold {fold} are too few, or too similar, to "
+                f"choose epoch or {Option('threshold')} by some of them.",
+                validation=fraction,
             )
         # also without the validation records of other folds, where these are shared
         rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
@@ -167,7 +168,7 @@ class FineTuned:
         frozen = str(options.freeze_layers)
         if frozen.isdigit() and int(frozen) > checkpoint.n_layers:
             count = checkpoint.n_layers
-            raise UsageError(f"freeze_layers={frozen}: the encoder has {count} layers.")
+            raise UsageError(f"the encoder has {count} layers.", freeze_layers=int(frozen))
         tokenizer = load_tokenizer(checkpoint)
         # a vocabulary that lacks the words of the texts is told before anything is trained
         note_if_spelled_out(checkpoint, tokenizer, data.records.column("text"))
@@ -251,8 +252,9 @@ class FineTuned:
         ):
             if before != now:  # a model would be scored on records that it has seen
                 raise MismatchError(
-                    f"model='{folder}' was trained with another {what}: {before}, now {now}. Going "
-                    f"on needs the same; repeat its options with split='{folder}/split.parquet'."
+                    f"it was trained with another {what}: {before}, now {now}. Going on needs the "
+                    f"same; repeat its options with {Option('split', folder / 'split.parquet')}.",
+                    model=folder,
                 )
         return decided
 
@@ -374,14 +376,19 @@ class FineTuned:
         progress: ProgressCallback,
     ) -> Iterator[FoldResult]:
         """Train the models that are not finished, and yield the results of all."""
-        # read when the first fold needs it: of a run that is resumed all may be finished
-        encoder: PlainModel | None = None
+        # on the CPU, and read again for each fold: what the next ones start from would take as much
+        # memory as a large vocabulary
+        about: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
         for fold in folds:
             result = _read_result(self.folder, fold)
             if result is None:
                 settings = _head_settings(fold)
                 if self.earlier is None:
-                    encoder = encoder or self._encoder()
+                    encoder = load_model(self.checkpoint, pad_id=self.tokenizer.pad_id, **about)
+                    lacking = self.options.head == "pooler" and pooler_layer(encoder) is None
+                    if lacking and fold.number == fold.member == 0:
+                        message = "%s has no pooler weights; the head starts with random ones"
+                        logger.warning(message, self.checkpoint.name)
                     start = build_model(encoder, seed=fold.seed, **settings)
                 else:
                     start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
@@ -392,15 +399,6 @@ class FineTuned:
                 self._keep(fold, model, result)
                 storage.remove_tree(fold.work)
             yield result
-
-    def _encoder(self) -> PlainModel:
-        # on the CPU: each fold takes a copy to the device, and the original serves the next fold
-        pad_id, cpu = self.tokenizer.pad_id, torch.device("cpu")
-        encoder = load_model(self.checkpoint, pad_id=pad_id, device=cpu, dtype=torch.float32)
-        if self.options.head == "pooler" and pooler_layer(encoder) is None:
-            message = "%s has no pooler weights; the head starts with random ones"
-            logger.warning(message, self.checkpoint.name)
-        return encoder
 
     def _keep(self, fold: Fold, model: EncoderWithHead, result: FoldResult) -> None:
         """Write a fold's model to its final place, then its result, and last their checksums."""

@@ -19,6 +19,8 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +40,7 @@ from embedkit.encoding.model import whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings, ends_of, ranges
-from embedkit.errors import DamagedError, UsageError, first_line
+from embedkit.errors import DamagedError, Message, Option, UsageError, first_line
 from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.records import from_json, read_json
@@ -78,7 +80,7 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
         # layers of ALBERT share their weights, so that none can be frozen without the others
         if stack is None or config.model_type == "albert":
             problem = f"the layers of a {config.model_type} encoder have no weights of their own"
-            raise UsageError(f"{problem}: pass freeze_layers='all'.")
+            raise UsageError(f"{problem}: pass {Option('freeze_layers', 'all')}.")
         trained = {p for layer in stack[highest:] for p in layer.parameters()}
         for name, parameter in model.encoder.named_parameters():
             # a last norm belongs to no layer, and stands behind those that are trained
@@ -152,24 +154,27 @@ class OccurringRows:
 
     The optimizer decays the last row like any other that has no gradient, whatever the schedule,
     the skipped steps and the interruptions: what is left of its ones is the factor of all the rows
-    that stayed behind. :meth:`restore` puts the whole matrix together again. It is the one that
-    training of all rows gives, but for the rounding of a product in place of one by one.
+    that stayed behind. They wait in a file, since they are most of the memory of a training, and
+    :meth:`restore` puts the whole matrix together again. It is the one that training of all rows
+    gives, but for the rounding of a product in place of one by one.
 
     The tokens are mapped where the layer is entered and not in the batches, since some families
     count positions from the padding token's id.
 
     Args:
-        layer: of :func:`~embedkit.finetuning.heads.embedding_layer`. Its matrix is not changed.
+        layer: of :func:`~embedkit.finetuning.heads.embedding_layer`, on the CPU.
         ids: tokens of all texts that the layer will meet, in any order.
         device: where the layer will be.
+        folder: for a temporary file of all rows.
     """
 
-    def __init__(self, layer: nn.Embedding, ids: Int64, device: torch.device) -> None:
-        self._layer, self._whole, self._padding = layer, layer.weight, layer.padding_idx
+    def __init__(self, layer: nn.Embedding, ids: Any, device: torch.device, folder: Path) -> None:
+        # nothing of this object may hold the whole matrix, not even a slice of it
+        self._layer, self._padding, whole = layer, layer.padding_idx, layer.weight.detach()
         # padding tokens are in batches, not in texts
         padding = [] if layer.padding_idx is None else [layer.padding_idx]
         self._rows = torch.from_numpy(np.union1d(ids, np.array(padding, np.int64)))
-        place = torch.full((len(self._whole),), -1)  # another token would be an error
+        place = torch.full((len(whole),), -1)  # another token would be an error
         place[self._rows] = torch.arange(len(self._rows))
         if padding:
             # this row gets no gradient, so the layer has to know where it is now
@@ -181,16 +186,22 @@ class OccurringRows:
             return (place[inputs[0]], *inputs[1:])
 
         self._entered = layer.register_forward_pre_hook(enter)
-        # indexing copies: the matrix of the checkpoint, which other folds share, is never written
-        # to
-        rows = self._whole.detach()[self._rows]
+        # without a name: nothing is left of it, however the training ends
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        whole.numpy().tofile(self._file)
+        rows = whole[self._rows]
         layer.weight = nn.Parameter(torch.cat([rows, torch.ones_like(rows[:1])]))
 
     def restore(self) -> None:
         """Give the layer all its rows, as training has left them."""
         trained = self._layer.weight.detach()
         # rows that stayed behind have decayed as the row of ones has
-        whole = self._whole.detach().to(trained.device) * trained[-1]
+        self._file.seek(0)
+        stored = torch.from_numpy(np.fromfile(self._file, trained[:0].cpu().numpy().dtype))
+        self._file.close()
+        whole = stored.view(-1, trained.shape[1]).to(trained.device)
+        whole *= trained[-1]
         whole[self._rows.to(trained.device)] = trained[:-1]
         self._entered.remove()
         self._layer.padding_idx = self._padding
@@ -220,7 +231,7 @@ def warn_of_cut(texts: TokenizedTexts, name: str, limit: int) -> None:
     """Warn of texts of ``name`` that have more tokens than the limit."""
     if cut := int(texts.cut.sum()):
         counts = f"{cut:,} of {len(texts):,} texts of"
-        logger.warning(f"{counts} {name} are cut at max_length={limit} tokens")
+        logger.warning(Message(f"{counts} {name} are cut at {Option('max_length', limit)} tokens"))
 
 
 def n_seen(texts: TokenizedTexts) -> Int64:
@@ -420,7 +431,7 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
     if str(config.head) not in HEADS and config.head != head:
         raise UsageError(
             f"{folder} has a head of its own, which is code that is imported and run. If you trust "
-            f"it, pass head={config.head!r}."
+            f"it, pass {Option('head', config.head)}."
         )
     try:
         # compared before weights are made: a configuration of billions of them would fill the

@@ -31,7 +31,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState
 from embedkit import storage
 from embedkit.encoding.model import PRECISIONS, whole_fp32
 from embedkit.encoding.windows import TokenizedTexts, ranges
-from embedkit.errors import EncodeError, UsageError
+from embedkit.errors import OVERWRITE, EncodeError, Option, UsageError
 from embedkit.finetuning.heads import EncoderWithHead, embedding_layer
 from embedkit.finetuning.model import (
     WEIGHTS,
@@ -177,13 +177,14 @@ def train_fold(
     # whole matrix is back
     occurring, layer = None, embedding_layer(model.encoder)
     seen = fold.texts_of(fold.seen)
+    storage.make_folder(fold.work)
     if layer is not None and layer.weight.requires_grad:
-        occurring = OccurringRows(layer, seen.ids.astype(np.int64), fold.device)
+        with saving(fold.work):
+            occurring = OccurringRows(layer, seen.ids, fold.device, fold.work)
     model.to(fold.device)
     about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
     # after the move to the device, where they are computed
     states = frozen_states(model, parts, seen, **about)
-    storage.make_folder(fold.work)
     last, earlier, state, best = _last_checkpoint(fold.work), 0.0, None, None
     totals: Totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
     if last is not None:
@@ -204,6 +205,9 @@ def train_fold(
         with whole_fp32(fold.device, dtype):
             running.train(resume_from_checkpoint=None if last is None else str(last))
         state, best = running.state, running.best
+        # moments and gradients, three times the weights: what follows needs memory of its own
+        running.optimizer.state.clear()
+        model.zero_grad()
     seconds = earlier + time.process_time() - started
     # without validation records the last step is kept
     kept = _best_step(state, options) or state.global_step
@@ -334,8 +338,8 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         # such as an area where all validation records are of one class; a loss that is not a number
         # is found when it is logged, just below
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
-            problem = f"is not defined on the {len(y)} validation records of {fold.name}"
-            raise UsageError(f"select_by={by!r} {problem}. Pass a larger validation=.")
+            problem = f"it is not defined on the {len(y)} validation records of {fold.name}"
+            raise UsageError(f"{problem}. Pass a larger {Option('validation')}.", select_by=by)
         # first: _best_step reads what was logged
         self.log(metrics)
         if _best_step(self.state, fold.options) == self.state.global_step:
@@ -527,20 +531,16 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
 def _diverged(fold: Fold, problem: str) -> EncodeError:
     # half precision may be what has overflowed
-    half = "" if fold.options.precision == "fp32" else " or precision='fp32'"
+    half = "" if fold.options.precision == "fp32" else f" or {Option('precision', 'fp32')}"
     return EncodeError(
-        f"{fold.name}: {problem}. Pass overwrite=True with a smaller learning_rate= than "
+        f"{fold.name}: {problem}. Pass {OVERWRITE} with a smaller {Option('learning_rate')} than "
         f"{fold.options.learning_rate:g}{half}."
     )
 
 
-def _higher_is_better(options: TrainingOptions) -> bool:
-    return options.select_by not in ("loss", *LOWER_IS_BETTER)
-
-
 def _validated(state: TrainerState, options: TrainingOptions) -> list[tuple[float, int]]:
     """What chose the epoch, lower is better, and the step of each epoch."""
-    sign = -1 if _higher_is_better(options) else 1
+    sign = 1 if options.select_by in ("loss", *LOWER_IS_BETTER) else -1
     entries = [entry for entry in state.log_history if _CHOSEN_BY in entry]
     return [(sign * entry[_CHOSEN_BY], entry["step"]) for entry in entries]
 
