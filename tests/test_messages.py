@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-from hypothesis import given
-from hypothesis import strategies as st
 
 import embedkit
 from embedkit.cli.command import in_options
@@ -23,6 +21,9 @@ from tests.properties.test_architecture import FILES
 def test_python_and_every_command_spell_an_option_as_their_own() -> None:
     inner = UsageError(f"take {Option('header', False)}.", label="a b", k=0)
     assert f"{inner}" == str(inner) == "label='a b', k=0: take header=False."
+    assert pickle.loads(pickle.dumps(inner)).message.parts == inner.message.parts
+    # a text may hold the code points that mark an option
+    assert str(UsageError("\ufdd0x\ufdd1")) == "\ufdd0x\ufdd1"
     outer = CorpusError(f"file: {inner.message.renamed(label='score')}")
     text = Message(f"exists{Option('overwrite', True, before='; pass ')}. {outer.message}")
     context = click.Context(cli)
@@ -32,47 +33,32 @@ def test_python_and_every_command_spell_an_option_as_their_own() -> None:
     assert in_options(other, context) == "--no-header tune=False"
 
 
-@given(st.lists(st.text() | st.sampled_from(["\ufdd0", "\ufdd1", Option("o", 2, "+")])))
-def test_any_text_may_stand_beside_an_option(parts: list[str | Option]) -> None:
-    """Also one that holds the code points which mark an option."""
-    error = UsageError("".join(map(format, parts)))
-    assert str(error) == "".join(map(str, parts))
-    assert pickle.loads(pickle.dumps(error)).message.parts == error.message.parts
-    assert error.message.options == [part.name for part in parts if isinstance(part, Option)]
-
-
 def parameters() -> dict[str, set[str]]:
     """Those of the public functions, of classes with their methods, and of the commands."""
     names = {f"embedkit {c.name}": {str(p.name) for p in c.params} for c in cli.commands.values()}
     public: list[Any] = [*(getattr(embedkit, name) for name in embedkit.__all__), TextEncoder]
     for thing in filter(callable, public):
-        methods = [m for m in vars(thing).values() if inspect.isfunction(m)]
-        names[thing.__name__] = {
-            p for f in (thing, *methods) for p in inspect.signature(f).parameters
-        }
+        functions: list[Any] = [thing, *filter(inspect.isfunction, vars(thing).values())]
+        names[thing.__name__] = {p for f in functions for p in inspect.signature(f).parameters}
     return names
 
 
 def named_options(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Name and function of the options that messages name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func).rpartition(".")[2]
-            if called == "Option" and node.args and isinstance(node.args[0], ast.Constant):
-                of = [ast.literal_eval(k.value) for k in node.keywords if k.arg == "of"] or [""]
-                yield str(node.args[0].value), of[0]
-            if called.endswith("Error"):
-                yield from ((k.arg, "") for k in node.keywords if k.arg)
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        called = ast.unparse(node.func).rpartition(".")[2]
+        named: dict[str, Any] = {k.arg or "": k.value for k in node.keywords}
+        if called == "Option" and node.args and isinstance(node.args[0], ast.Constant):
+            yield str(node.args[0].value), ast.literal_eval(named.get("of", ast.Constant("")))
+        if called.endswith("Error"):
+            yield from ((name, "") for name in named if name)
 
 
 def test_an_option_that_is_named_exists() -> None:
     """It is a parameter of a public function; in what that raises itself, of this function."""
     known = parameters()
-    every = set().union(*known.values())
     for module, path in FILES.items():
-        tree = ast.parse(path.read_text("utf-8"))
-        for name, of in named_options(tree):
-            assert name in (known[of] if of else every), (module, name, of)
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name in known:
-                assert {n for n, of in named_options(node) if not of} <= known[node.name], module
+        for node in ast.parse(path.read_text("utf-8")).body:
+            own = known.get(getattr(node, "name", ""), set().union(*known.values()))
+            for name, of in named_options(node):
+                assert name in (known[of] if of else own), (module, name, of)

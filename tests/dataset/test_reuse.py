@@ -253,7 +253,7 @@ def test_two_at_once_publish_what_they_name(
     ("made", "wanted", "message"),
     [
         ({"store_text": False}, {}, "stores no texts"),
-        ({}, {"storage": "int8"}, "storage='int8'"),
+        ({}, {"storage": "int8"}, "int8 rounds"),
         ({"pooling": "mean"}, {"pooling": "cls"}, "it has no cls_2"),
         ({"max_length": 9}, {}, "max_length is 9"),
         ({}, {"words": "mean"}, "words is None, expected 'mean'"),
