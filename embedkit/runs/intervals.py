@@ -4,8 +4,9 @@ A unit is what the split keeps together: a group, else the records of one text, 
 A metric is a function of weighted records; the influence of a unit is how
 the metric changes when the unit counts half, and the sum of squared influences is the variance of
 the metric. The influence on a difference of two methods is the difference of their influences, and
-its p is Student's t of the difference and the error that its interval shows. ``docs/method.md`` has
-the sources, and error rates where the truth is known.
+its p is Student's t of the difference and the error that its interval shows; of areas both are on
+the scale of the arcsine. ``docs/method.md`` has the sources, and error rates where the truth is
+known.
 """
 
 from __future__ import annotations
@@ -189,28 +190,107 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
     return 1 - high, 1 - low
 
 
-_SCALES = {"fraction": _log_odds, "correlation": _fisher, "error": _power, "explained": _explained}
+_SCALES = {
+    "fraction": _log_odds,
+    "area": _log_odds,
+    "correlation": _fisher,
+    "error": _power,
+    "explained": _explained,
+}
 
 
 def difference_interval(
-    value: float, influence: Float64, units: float = np.inf
+    values: Float64, influence: Float64, *, scale: str = "fraction", units: float = np.inf
 ) -> tuple[float, float]:
-    """Return the 95 % interval of a difference, by that of influences; arguments as for tests."""
-    error, freedom = _error(value, influence, units)
-    margin = _quantile(freedom) * error
-    return value - margin, value + margin
+    """Return the 95 % interval of the difference of two values of a metric.
+
+    It leaves out 0 exactly if p of :func:`paired_tests` is below 0.05. Of areas the test is made
+    on another scale than that of the metric, and says where the end towards 0 is; the other end is
+    made of the intervals of both.
+
+    Args:
+        values: ``(2,)`` of all records; the second is subtracted.
+        influence: ``(blocks, 2)``.
+        scale: of the metric, :attr:`Metric.scale`.
+        units: :meth:`Metric.units`.
+    """
+    value = float(values[0] - values[1])
+    steady, moved = _steadied(values, influence, scale)
+    error, freedom = _error(steady[0] - steady[1], moved[:, 0] - moved[:, 1], units)
+    near = _quantile(freedom) * error
+    if scale != "area":
+        return value - near, value + near
+    below, above = _reaches(values, influence)
+    if value:
+        # in units of the metric: as many times the difference as it is there
+        near *= value / float(steady[0] - steady[1])
+    towards, away = (below, above) if value >= 0 else (above, below)
+    away = max(away, near)
+    # an end beyond 0 may lie farther still, but none that leaves out 0 may be moved over it
+    if near >= abs(value):
+        near = max(near, towards)
+    return (value - near, value + away) if value >= 0 else (value - away, value + near)
+
+
+def _steadied(values: Float64, influence: Float64, scale: str) -> tuple[Float64, Float64]:
+    """Values and influences on the scale where a test is made: of areas arcsin √a.
+
+    Near its end an area hangs on few records, and the lower of two areas varies more. A sample in
+    which it is low has a large difference and a large error, so that a test of the difference
+    itself would be timid. On the scale of the arcsine, that of counts, the error does not depend
+    on the area (F. J. Anscombe 1948, Biometrika 35).
+    """
+    if scale != "area":
+        return values, influence
+    values = np.clip(values, 0, 1)  # sums of weights may round beyond 1
+    inside = (values > 0) & (values < 1)
+    # at the ends the slope has no limit, but no record has an influence
+    slope = np.divide(0.5, np.sqrt(values * (1 - values)), out=np.zeros(len(values)), where=inside)
+    return np.arcsin(np.sqrt(values)), influence * slope
+
+
+def _reaches(values: Float64, influence: Float64) -> tuple[float, float]:
+    """How far a difference of two areas reaches down and up, by the intervals of both.
+
+    These depend on each other as the influences do (G. Y. Zou, A. Donner 2008, Statistics in
+    Medicine 27).
+    """
+    ends = []
+    for value, moved in zip(values, influence.T, strict=True):
+        low = high = value
+        # without influences it is exact, as the majority's area of 1/2, or at its end
+        if moved.any() and 0 < value < 1:
+            error, freedom = _error(value, moved)
+            low, high = _log_odds(value, _quantile(freedom) * error)
+        ends.append((value - low, high - value))
+    (below, above), (other_below, other_above) = ends
+    sizes = float(np.sqrt((influence**2).sum(0)).prod())
+    shared = float(influence[:, 0] @ influence[:, 1]) / sizes if sizes else 0.0
+
+    def together(one: float, other: float) -> float:
+        return float(np.sqrt(max(one**2 + other**2 - 2 * shared * one * other, 0.0)))
+
+    return together(below, other_above), together(above, other_below)
 
 
 def paired_tests(
-    values: Float64, influence: Float64, pairs: Sequence[tuple[int, int]], units: float = np.inf
+    values: Float64,
+    influence: Float64,
+    pairs: Sequence[tuple[int, int]],
+    *,
+    scale: str = "fraction",
+    units: float = np.inf,
 ) -> tuple[Float64, Float64]:
     """Return p of every pair by Student's t, and corrected by Holm for all of them.
 
     The errors are those of :func:`difference_interval`. NaN where a value is undefined.
     ``values`` ``(methods,)`` are of all records, ``influence`` is ``(blocks, methods)``, ``pairs``
-    are all pairs where the best is chosen by the same records, ``units`` are :meth:`Metric.units`.
+    are all pairs where the best is chosen by the same records; ``scale`` and ``units`` are those of
+    the metric.
     """
     from scipy.special import stdtr
+
+    values, influence = _steadied(values, influence, scale)
 
     p = np.full(len(pairs), np.nan)
     # standard errors of the single scores, the yardstick for what is rounding

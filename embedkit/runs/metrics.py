@@ -54,7 +54,7 @@ class MetricRow(NamedTuple):
     percent: bool = False
     lower: bool = False
     compared: bool = False  # shown by compare whatever metric is asked for
-    scale: Literal["fraction", "correlation", "error", "explained", "biased"] = "fraction"
+    scale: Literal["fraction", "area", "correlation", "error", "explained", "biased"] = "fraction"
     worst: Callable[[Any], float] = lambda _: 0.0  # predictions → end of the range
     counts_all: bool = False  # a perfect value rests on all records, not on the rarer class
     of_sets: bool = False  # of sets of classes, too
@@ -92,9 +92,9 @@ METRICS: Mapping[str, MetricRow] = {
         worst=lambda _: 1.0,
         scale="biased",
     ),
-    "roc_auc": _percent(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC", compared=True),
+    "roc_auc": _percent(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC", compared=True, scale="area"),
     "average_precision": _percent(
-        lambda p: p.ranked[0].average_precision, task="two", compared=True
+        lambda p: p.ranked[0].average_precision, task="two", compared=True, scale="area"
     ),
     "precision": _percent(lambda p: p.cells.precision, task="two"),
     "recall": _percent(lambda p: p.cells.recall, task="two"),
