@@ -16,6 +16,9 @@ Texts per second are of processor time, since other programs may use the cores; 
 tokenizing are not counted. The distance of the weights is measured after 50 steps without
 dropout, in a round of its own: embedkit's from plain's, tensor by tensor, beside that of reversed
 from plain, which is the distance that rounding alone makes.
+
+The plain loop does what the Trainer of transformers does in a step, and nothing else of its work:
+the same optimizer (``adamw_torch_fused`` is its default), schedule and clipping.
 """
 
 from __future__ import annotations
@@ -57,6 +60,8 @@ STEPS, BATCH, ROUNDS = 25, 16, 3
 APART = 50
 LOOPS = ("trainer", "plain")
 SHORT = str(ROOT / "data/requests_en.tsv")
+# the longest text that is read, in tokens: of the last all have ten, so that nothing is padded
+KINDS = {"reviews": 512, "requests": 512, "ten tokens": 10}
 
 
 def main() -> None:
@@ -66,9 +71,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--apart", type=int, default=APART, help="steps until weights are compared")
-    parser.add_argument("--only", choices=("reviews", "requests"))
+    parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--child", help=argparse.SUPPRESS)  # the contestant of this process
     parser.add_argument("--corpus", help=argparse.SUPPRESS)
+    parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--weights", help=argparse.SUPPRESS)  # train without dropout, and keep them
     options = parser.parse_args()
     quiet_transformers()
@@ -81,25 +87,27 @@ def main() -> None:
     print(describe(["embedkit", "torch", "transformers", "accelerate"]), "\n")
     speeds, distances = [], []
     for model in models:
-        for name, corpus in (("reviews", long), ("requests", SHORT)):
-            about = f"{model.rpartition('/')[2]}, {name}"
-            if options.rounds and name == (options.only or name):
-                row, padding = _speed(model, corpus, options)
+        for kind in [options.only] if options.only else KINDS:
+            about = f"{model.rpartition('/')[2]}, {kind}"
+            words = ["--model", model, "--corpus", long if kind == "reviews" else SHORT]
+            words += ["--kind", kind]
+            if options.rounds:
+                row, padding = _speed(words, options)
                 speeds.append([f"{about}, {padding}", *row])
-            if options.apart and name == (options.only or name):
-                distances.append([about, *_distance(model, corpus, options.apart)])
+            if options.apart:
+                distances.append([about, *_distance(words, options.apart)])
     header = ["", *LOOPS, "embedkit", "× trainer", "× plain", "peak MB", "of trainer's"]
     print(table([*header[:1], *(f"{name}, texts/s" for name in header[1:4]), *header[4:]], speeds))
     print()
     print(table(["", "weights", "median ratio", "greatest ratio", "greatest distance"], distances))
 
 
-def _speed(model: str, corpus: str, options: argparse.Namespace) -> tuple[list[str], str]:
+def _speed(words: list[str], options: argparse.Namespace) -> tuple[list[str], str]:
     """Cells of medians and ratios, and the lengths and padding of the texts."""
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in (*LOOPS, "embedkit")}
     for _ in range(options.rounds):
         for name, found in measured.items():
-            found.append(_run(name, model, corpus, options.steps))
+            found.append(_run(name, options.steps, *words))
 
     def median(name: str, value: str) -> float:
         return float(statistics.median(one[value] for one in measured[name]))
@@ -115,13 +123,13 @@ def _speed(model: str, corpus: str, options: argparse.Namespace) -> tuple[list[s
     return cells, f"{first['tokens']:.0f} tokens (of a batch {shares} are padding)"
 
 
-def _distance(model: str, corpus: str, steps: int) -> list[str]:
+def _distance(words: list[str], steps: int) -> list[str]:
     """Distances of weights after training without dropout, as multiples of a plain rerun's."""
     with tempfile.TemporaryDirectory() as folder:
         weights = {}
         for name in ("plain", "reversed", "embedkit"):
             file = f"{folder}/{name}.safetensors"
-            _run(name, model, corpus, steps, "--weights", file)
+            _run(name, steps, *words, "--weights", file)
             weights[name] = load_file(file)
     plain, other, ours = (weights[name] for name in ("plain", "reversed", "embedkit"))
     assert plain.keys() == ours.keys()
@@ -142,9 +150,9 @@ def _distance(model: str, corpus: str, steps: int) -> list[str]:
     ]
 
 
-def _run(name: str, model: str, corpus: str, steps: int, *more: str) -> dict[str, Any]:
+def _run(name: str, steps: int, *words: str) -> dict[str, Any]:
     """What a contestant prints, in a process of its own."""
-    words = ["--child", name, "--model", model, "--corpus", corpus, "--steps", str(steps)]
+    more = ["--child", name, "--steps", str(steps)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.finetuning", *words, *more],
         stdout=subprocess.PIPE,
@@ -153,7 +161,7 @@ def _run(name: str, model: str, corpus: str, steps: int, *more: str) -> dict[str
     )
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     # as they come: a table is there after many minutes
-    print(f"{model}, {Path(corpus).name}, {name}: {result}", file=sys.stderr, flush=True)
+    print(*words[1::2], name, result, file=sys.stderr, flush=True)
     return result
 
 
@@ -166,7 +174,7 @@ def _contestant(options: argparse.Namespace) -> dict[str, Any]:
     data = Units.of_corpus(options.corpus, reading)
     count = len(data) // BATCH * BATCH  # whole batches, in all orders
     data = data.take(np.arange(count))
-    length = TokenizerSettings(min(512, checkpoint.positions))
+    length = TokenizerSettings(min(KINDS[options.kind], checkpoint.positions))
     texts = load_tokenizer(checkpoint).encode(data.texts(), settings=length)
     target, epochs = data.target(), math.ceil(options.steps * BATCH / count)
     train = _ours if options.child == "embedkit" else _loop

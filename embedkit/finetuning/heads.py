@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
@@ -62,7 +63,9 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
-        self.encoder = AutoModel.from_config(AutoConfig.for_model(**(config.encoder or {})))
+        # without numbers: random ones would be drawn only to be replaced
+        with init_empty_weights(include_buffers=False):
+            self.encoder = AutoModel.from_config(AutoConfig.for_model(**(config.encoder or {})))
         if hasattr(self.encoder, "pooler"):
             self.encoder.pooler = None  # the pooler head has its own
         self.width = int(
@@ -284,21 +287,23 @@ HEADS: dict[str, Callable[[HeadConfig, int], Any]] = {
 
 
 def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWithHead:
-    """Return a copy of an encoder with a new random head; settings of :class:`HeadConfig`."""
+    """Return an encoder with a new random head; settings of :class:`HeadConfig`.
+
+    The weights of the encoder become those of the model: ``plain`` has none afterwards. Two copies
+    of a large vocabulary would be most of the memory of a training.
+    """
     config, dropout = plain.module.config, 0.1
     # as the family's own classifier: its setting for heads if it has one, else the encoder's
     for name in ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "dropout"):
         if isinstance(value := getattr(config, name, None), int | float):
             dropout = float(value)
             break
-    # the head's weights are drawn from here on; those of the encoder are drawn too, and replaced
+    # the head's weights are drawn from here on
     torch.manual_seed(seed)
     settings = {"dropout": dropout} | settings
     model = EncoderWithHead(HeadConfig(encoder=config.to_dict(), **settings))
-    model.encoder.load_state_dict(plain.module.state_dict())
-    source, layer = embedding_layer(plain.module), embedding_layer(model.encoder)
-    if source is not None and layer is not None:  # one matrix in memory: training replaces it
-        layer.weight = nn.Parameter(source.weight.detach())
+    model.encoder.load_state_dict(plain.module.state_dict(), assign=True)
+    plain.module.to("meta")
     # the checkpoint's own pooler is trained already, and a better start than random weights
     if isinstance(model.head, _Pooler) and (dense := pooler_layer(plain)) is not None:
         model.head.dense.load_state_dict(dense.state_dict())

@@ -354,14 +354,12 @@ class FineTuned:
         progress: ProgressCallback,
     ) -> Iterator[FoldResult]:
         """Train the models that are not finished, and yield the results of all."""
-        # read when the first fold needs it: of a run that is resumed all may be finished
-        encoder: PlainModel | None = None
         for fold in folds:
             result = _read_result(self.folder, fold)
             if result is None:
                 settings = _head_settings(fold)
                 if self.earlier is None:
-                    encoder = encoder or self._encoder()
+                    encoder = self._encoder(warns=fold.number == fold.member == 0)
                     start = build_model(encoder, seed=fold.seed, **settings)
                 else:
                     start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
@@ -373,11 +371,12 @@ class FineTuned:
                 storage.remove_tree(fold.work)
             yield result
 
-    def _encoder(self) -> PlainModel:
-        # on the CPU: each fold takes a copy to the device, and the original serves the next fold
+    def _encoder(self, *, warns: bool) -> PlainModel:
+        # on the CPU, and read again for each fold: what the next ones start from would take as much
+        # memory as a large vocabulary
         pad_id, cpu = self.tokenizer.pad_id, torch.device("cpu")
         encoder = load_model(self.checkpoint, pad_id=pad_id, device=cpu, dtype=torch.float32)
-        if self.options.head == "pooler" and pooler_layer(encoder) is None:
+        if warns and self.options.head == "pooler" and pooler_layer(encoder) is None:
             message = "%s has no pooler weights; the head starts with random ones"
             logger.warning(message, self.checkpoint.name)
         return encoder

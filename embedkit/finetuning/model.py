@@ -152,24 +152,31 @@ class OccurringRows:
 
     The optimizer decays the last row like any other that has no gradient, whatever the schedule,
     the skipped steps and the interruptions: what is left of its ones is the factor of all the rows
-    that stayed behind. :meth:`restore` puts the whole matrix together again. It is the one that
-    training of all rows gives, but for the rounding of a product in place of one by one.
+    that stayed behind. They wait in a file, since they are most of the memory of a training, and
+    :meth:`restore` puts the whole matrix together again. It is the one that training of all rows
+    gives, but for the rounding of a product in place of one by one.
 
     The tokens are mapped where the layer is entered and not in the batches, since some families
     count positions from the padding token's id.
 
     Args:
-        layer: of :func:`~embedkit.finetuning.heads.embedding_layer`. Its matrix is not changed.
+        layer: of :func:`~embedkit.finetuning.heads.embedding_layer`, on the CPU.
         ids: tokens of all texts that the layer will meet, in any order.
         device: where the layer will be.
+        file: for all rows; it is deleted at the end, or with what else a killed process leaves.
     """
 
-    def __init__(self, layer: nn.Embedding, ids: Int64, device: torch.device) -> None:
-        self._layer, self._whole, self._padding = layer, layer.weight, layer.padding_idx
+    def __init__(
+        self, layer: nn.Embedding, ids: Int64, device: torch.device, *, file: Path
+    ) -> None:
+        # nothing of this object may hold the whole matrix, not even a slice of it
+        self._layer, self._file, self._padding = layer, file, layer.padding_idx
+        whole = layer.weight.detach()
+        self._dtype = whole.numpy().dtype
         # padding tokens are in batches, not in texts
         padding = [] if layer.padding_idx is None else [layer.padding_idx]
         self._rows = torch.from_numpy(np.union1d(ids, np.array(padding, np.int64)))
-        place = torch.full((len(self._whole),), -1)  # another token would be an error
+        place = torch.full((len(whole),), -1)  # another token would be an error
         place[self._rows] = torch.arange(len(self._rows))
         if padding:
             # this row gets no gradient, so the layer has to know where it is now
@@ -181,20 +188,22 @@ class OccurringRows:
             return (place[inputs[0]], *inputs[1:])
 
         self._entered = layer.register_forward_pre_hook(enter)
-        # indexing copies: the matrix of the checkpoint, which other folds share, is never written
-        # to
-        rows = self._whole.detach()[self._rows]
+        whole.numpy().tofile(file)
+        rows = whole[self._rows]
         layer.weight = nn.Parameter(torch.cat([rows, torch.ones_like(rows[:1])]))
 
     def restore(self) -> None:
         """Give the layer all its rows, as training has left them."""
         trained = self._layer.weight.detach()
         # rows that stayed behind have decayed as the row of ones has
-        whole = self._whole.detach().to(trained.device) * trained[-1]
+        stored = torch.from_numpy(np.fromfile(self._file, self._dtype))
+        whole = stored.view(-1, trained.shape[1]).to(trained.device)
+        whole *= trained[-1]
         whole[self._rows.to(trained.device)] = trained[:-1]
         self._entered.remove()
         self._layer.padding_idx = self._padding
         self._layer.weight = nn.Parameter(whole)
+        self._file.unlink()
 
 
 _PREDICT_TOKENS = {"cpu": 4_096, "cuda": 65_536}

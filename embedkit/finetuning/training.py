@@ -62,6 +62,7 @@ _CHECKPOINT_SECONDS = 60.0
 # the file that is written last into a checkpoint, and the weights of the best epoch
 _COMPLETE = "complete"
 _BEST = "best.safetensors"
+_VOCABULARY = "vocabulary"  # all rows of the embeddings, while those that occur are trained
 # names of the Trainer, and those in training.jsonl
 _LOGGED = {
     "loss": "loss",
@@ -177,13 +178,15 @@ def train_fold(
     # whole matrix is back
     occurring, layer = None, embedding_layer(model.encoder)
     seen = fold.texts_of(fold.seen)
+    storage.make_folder(fold.work)
     if layer is not None and layer.weight.requires_grad:
-        occurring = OccurringRows(layer, seen.ids.astype(np.int64), fold.device)
+        file = fold.work / _VOCABULARY
+        with saving(fold.work):
+            occurring = OccurringRows(layer, seen.ids.astype(np.int64), fold.device, file=file)
     model.to(fold.device)
     about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
     # after the move to the device, where they are computed
     states = frozen_states(model, parts, seen, **about)
-    storage.make_folder(fold.work)
     last, earlier, state, best = _last_checkpoint(fold.work), 0.0, None, None
     totals: Totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
     if last is not None:
@@ -204,6 +207,9 @@ def train_fold(
         with whole_fp32(fold.device, dtype):
             running.train(resume_from_checkpoint=None if last is None else str(last))
         state, best = running.state, running.best
+        # moments and gradients, three times the weights: what follows needs memory of its own
+        running.optimizer.state.clear()
+        model.zero_grad()
     seconds = earlier + time.process_time() - started
     # without validation records the last step is kept
     kept = _best_step(state, options) or state.global_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,31 @@ def fold_of(checkpoint: Any, work: Path, **settings: Any) -> Fold:
         pad_id=tokenizer.pad_id,
         work=work,
     )
+
+
+def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
+    """Neither that of the checkpoint nor that of the model, from the first step to the last."""
+    checkpoint = find_checkpoint(str(tiny("bert")))
+    fold, plain = fold_of(checkpoint, tmp_path), plain_of(checkpoint)
+    layer = heads.embedding_layer(plain.module)
+    assert layer is not None
+    size, held = layer.weight.untyped_storage().nbytes(), []
+    model = build_model(plain, seed=3, head="mean")
+    assert all(weight.is_meta for weight in plain.module.parameters())
+    del layer
+
+    def look(_: Any) -> None:
+        tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+        large = [t.untyped_storage().nbytes() >= size for t in tensors if not t.is_meta]
+        held.append(any(large))
+
+    model, _ = train_fold(fold, model, progress=look)
+    assert len(held) == 15
+    assert not any(held)
+    whole = heads.embedding_layer(model.encoder)
+    assert whole is not None
+    assert whole.weight.untyped_storage().nbytes() == size
+    assert not list(tmp_path.glob("vocabulary*"))
 
 
 def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) -> Any:
