@@ -35,8 +35,7 @@ from benchmarks.measure import PACKAGES, describe, table
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.train import Frozen
-from embedkit.runs.cross_validation import cross_validate
-from embedkit.runs.split import split_for
+from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.units.units import Units
 
 OWN = Path(__file__).parent.parent / "data"
@@ -102,7 +101,8 @@ def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Any,
 def scores(data: Any, seed: int) -> list[tuple[float, float, float]]:
     """Accuracy, log-loss and processor seconds of embedkit and its peers."""
     units = Units.of_dataset(data)
-    target, split = units.target(), split_for(units, folds=5, seed=seed)
+    problem = Problem.of(units, seed=seed)
+    target, split = problem.target, problem.split
     method = Frozen(EstimatorSettings(), threads=1)
     found = []
     with threadpool_limits(1), warnings.catch_warnings():
@@ -111,7 +111,7 @@ def scores(data: Any, seed: int) -> list[tuple[float, float, float]]:
         for make in (None, *PEERS.values()):
             started = time.process_time()
             if make is None:
-                made, _ = cross_validate(method, units, target, split)
+                made, _ = cross_validate(method, problem)
                 proba = made.proba[np.argsort(made.keys)]
             else:
                 proba = out_of_fold(data.X, target.y, split, make)

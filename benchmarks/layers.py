@@ -31,8 +31,7 @@ from embedkit.classifiers.probe import (
     geometry_of,
 )
 from embedkit.geometry import METRICS
-from embedkit.runs.cross_validation import cross_validate
-from embedkit.runs.split import split_for
+from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.units.units import Units
 
 
@@ -42,13 +41,13 @@ def measure(dataset: Path, *, folds: int) -> dict[str, Any]:
     names = list(data.manifest.columns_of("sentences"))
     vectors = {name: embedkit.load(dataset, name).X for name in names}
     units, settings = Units.of_dataset(data), EstimatorSettings()
-    target = units.target()
-    split = split_for(units, folds=folds, seed=0).labelled(target)
-    random = control_task(target, split, 0)
+    problem = Problem.of(units, folds=folds)
+    target = problem.target
+    random = control_task(target, problem.split, 0)
     combinations = combinations_of(names, settings)
-    method = Candidates(names, combinations, vectors.__getitem__, settings, random, ())
-    predictions, fits = cross_validate(method, units, target, split)
-    scorer = Scorer(predictions, split, "accuracy", 0)
+    method = Candidates(names, combinations, vectors.__getitem__, settings, random)
+    predictions, fits = cross_validate(method, problem)
+    scorer = Scorer(predictions, problem.split, "accuracy", 0)
     gain = scorer.over_last(names, fits)
     assert gain is not None
     single = best_of_folds(fits.final[name] for name in names)

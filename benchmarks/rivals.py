@@ -8,12 +8,18 @@ which draws the training records; the others, or the test file, are the test set
 
     frozen       ``embedkit train``: the default classifier on the mean of the last layer
     embedkit     ``embedkit finetune``: its defaults, five folds, whose mean predicts the test set
+    labels       ``embedkit finetune --objective labels``; the defaults are this or the next
     contrastive  ``embedkit finetune --objective contrastive``
-    trainer      the Trainer of transformers with AutoModelForSequenceClassification: as many epochs
-                 as embedkit's default, 5e-5, a tenth of warm-up, batches of 16, all records
+    trainer      the Trainer of transformers with AutoModelForSequenceClassification: 200 steps, at
+                 least 3 epochs and at most 20, 5e-5, a tenth of warm-up, batches of 16, all records
     setfit       SetFit's procedure (Tunstall et al. 2022) by sentence-transformers: twenty pairs of
                  one class and twenty of two for each text, its cosine loss, one epoch, 2e-5,
                  batches of 16, then LogisticRegression; the package setfit itself is not used
+
+The last two have the same time budget as ``embedkit``: as many steps as fit into the processor
+time that its five folds have taken in the setting, with a schedule that ends there. What a step
+takes is measured on ten. Where not all steps fit, and all would take at most three times as long,
+the whole training is run too, and stands beside it in the table.
 
 Corpora are ``FOLDER/NAME.tsv`` with columns text and label, with or without ``NAME.test.tsv``, and
 the requests and reviews of ``data/``. Each result is a line of ``--out``, so that a run that was
@@ -28,6 +34,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import chdir
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -49,6 +56,8 @@ COLUMNS = {"document": "text", "intent": "label"}
 TEST = 500  # records at most
 KEYS = ("corpus", "model", "labels", "seed", "method")
 PAIRS = 20  # of each kind for a text
+PROBE = 10  # steps whose time tells that of a step
+WHOLE = 3  # times the budget that a whole training may take
 # of both trainers: they write nothing, and compute where embedkit does
 QUIET: dict[str, Any] = {
     "save_strategy": "no",
@@ -84,7 +93,7 @@ def main() -> None:
     for seed, name, model, labels, method in grid:
         setting = dict(zip(KEYS, (name, model, labels, seed, method), strict=True))
         if setting not in done:
-            result = {**setting, **_run(setting, options.corpora)}
+            result = {**setting, **_run(setting, options.corpora, _budget(setting, options.out))}
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(result) + "\n")
     packages = ["embedkit", "torch", "transformers", "sentence-transformers", "scikit-learn"]
@@ -98,17 +107,44 @@ def _results(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def _run(setting: Mapping[str, Any], corpora: Path) -> dict[str, Any]:
-    """Accuracy, log-loss and seconds of a method."""
+def _budget(setting: Mapping[str, Any], path: Path) -> float | None:
+    """Seconds that the defaults took in a setting, if they have run."""
+    same = {**setting, "method": "embedkit"}
+    found = [one["seconds"] for one in _results(path) if {key: one[key] for key in KEYS} == same]
+    return found[0] if found else None
+
+
+def _run(setting: Mapping[str, Any], corpora: Path, budget: float | None) -> dict[str, Any]:
+    """Accuracy, log-loss and seconds; ``whole``: those of a rival that the budget has cut."""
     train, test = draw(setting, corpora)
-    classes = sorted(set(train["label"]))
-    method, started = METHODS[setting["method"]], time.process_time()
-    proba = method(train, test, MODELS[setting["model"]], setting["seed"])
+    about: dict[str, Any] = {"records": len(train), "test": len(test)}
+    name, given = setting["method"], (train, test, MODELS[setting["model"]], setting["seed"])
+    if name not in RIVALS:
+        return about | _scored(train, test, lambda: METHODS[name](*given))
+    rival, all_steps = METHODS[name], RIVALS[name](len(train))
+    if budget is None:
+        return about | _scored(train, test, lambda: rival(*given, all_steps)[0])
+    started = time.process_time()
+    _, in_steps = rival(*given, PROBE)
+    # model, prediction and classifier take as long after any number of steps
+    rest, each = time.process_time() - started - in_steps, in_steps / PROBE
+    steps = min(all_steps, max(int((budget - rest) / each), 1))
+    about |= {"steps": steps, "all_steps": all_steps}
+    about |= _scored(train, test, lambda: rival(*given, steps)[0])
+    if steps < all_steps and rest + each * all_steps <= WHOLE * budget:
+        about["whole"] = _scored(train, test, lambda: rival(*given, all_steps)[0])
+    return about
+
+
+def _scored(
+    train: pd.DataFrame, test: pd.DataFrame, method: Callable[[], np.ndarray[Any, Any]]
+) -> dict[str, float]:
+    started = time.process_time()
+    proba = method()
     seconds = time.process_time() - started
+    classes = sorted(set(train["label"]))
     y = np.array([classes.index(label) for label in test["label"]])
     return {
-        "records": len(train),
-        "test": len(test),
         "accuracy": float((proba.argmax(1) == y).mean()),
         "log_loss": float(-np.log(np.maximum(proba[np.arange(len(y)), y], 1e-15)).mean()),
         "seconds": seconds,
@@ -147,7 +183,8 @@ def _by_embedkit(
     def proba(
         train: pd.DataFrame, test: pd.DataFrame, model: str, seed: int
     ) -> np.ndarray[Any, Any]:
-        with tempfile.TemporaryDirectory() as folder:
+        # vectors of records without a file go into the working folder
+        with tempfile.TemporaryDirectory() as folder, chdir(folder):
             about = {"model": model, "seed": seed, "test": test, **settings}
             made = make(train, out=f"{folder}/run", **about)
             found = pd.read_parquet(made.out / "predictions.parquet").query("fold == 'test'")
@@ -157,8 +194,10 @@ def _by_embedkit(
     return proba
 
 
-def _trainer(train: pd.DataFrame, test: pd.DataFrame, model: str, seed: int) -> Any:
-    """A plain script."""
+def _trainer(
+    train: pd.DataFrame, test: pd.DataFrame, model: str, seed: int, steps: int
+) -> tuple[Any, float]:
+    """Return probabilities of a plain script, and the seconds of its steps."""
     from transformers import (
         AutoModelForSequenceClassification,
         AutoTokenizer,
@@ -185,13 +224,11 @@ def _trainer(train: pd.DataFrame, test: pd.DataFrame, model: str, seed: int) -> 
         ]
 
     with tempfile.TemporaryDirectory() as work:
-        epochs = TrainingOptions().epochs_of(len(train))
-        steps = -(-len(train) // 16) * epochs
         trainer = Trainer(
             model=classifier,
             args=TrainingArguments(
                 output_dir=work,
-                num_train_epochs=epochs,
+                max_steps=steps,
                 per_device_train_batch_size=16,
                 learning_rate=5e-5,
                 warmup_steps=steps // 10,
@@ -201,13 +238,17 @@ def _trainer(train: pd.DataFrame, test: pd.DataFrame, model: str, seed: int) -> 
             train_dataset=items(train),
             data_collator=DataCollatorWithPadding(tokenizer),
         )
+        started = time.process_time()
         trainer.train()
+        seconds = time.process_time() - started
         logits = torch.from_numpy(trainer.predict(items(test)).predictions)
-    return logits.double().softmax(1).numpy()
+    return logits.double().softmax(1).numpy(), seconds
 
 
-def _setfit(train: pd.DataFrame, test: pd.DataFrame, model: str, seed: int) -> Any:
-    """SetFit's procedure."""
+def _setfit(
+    train: pd.DataFrame, test: pd.DataFrame, model: str, seed: int, steps: int
+) -> tuple[Any, float]:
+    """Return probabilities by SetFit's procedure, and the seconds of its steps."""
     from datasets import Dataset
     from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
     from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
@@ -229,33 +270,42 @@ def _setfit(train: pd.DataFrame, test: pd.DataFrame, model: str, seed: int) -> A
     first, second, score = zip(*pairs, strict=True)
     dataset = Dataset.from_dict({"first": first, "second": second, "label": score})
     with tempfile.TemporaryDirectory() as work:
-        SentenceTransformerTrainer(
+        trainer = SentenceTransformerTrainer(
             model=encoder,
             args=SentenceTransformerTrainingArguments(
                 output_dir=work,
-                num_train_epochs=1,
+                max_steps=steps,
                 per_device_train_batch_size=16,
                 learning_rate=2e-5,
-                warmup_steps=len(pairs) // 160,
+                warmup_steps=steps // 10,
                 seed=seed,
                 **QUIET,
             ),
             train_dataset=dataset,
             loss=CosineSimilarityLoss(encoder),
-        ).train()
+        )
+        started = time.process_time()
+        trainer.train()
+        seconds = time.process_time() - started
     X, X_test = (
         encoder.encode(frame["text"].tolist(), show_progress_bar=False) for frame in (train, test)
     )
-    return LogisticRegression(max_iter=1_000).fit(X, labels).predict_proba(X_test)
+    return LogisticRegression(max_iter=1_000).fit(X, labels).predict_proba(X_test), seconds
 
 
 METHODS: dict[str, Callable[..., Any]] = {
     "frozen": _by_embedkit(embedkit.train),
     "embedkit": _by_embedkit(embedkit.finetune),
+    "labels": _by_embedkit(embedkit.finetune, objective="labels"),
     "contrastive": _by_embedkit(embedkit.finetune, objective="contrastive"),
     "trainer": _trainer,
     "setfit": _setfit,
 }
+RIVALS: dict[str, Callable[[int], int]] = {
+    "trainer": lambda records: -(-records // 16) * TrainingOptions().epochs_of(records),
+    "setfit": lambda records: -(-2 * PAIRS * records // 16),
+}
+"""Steps of a whole training, by the number of records."""
 
 
 def _table(results: list[dict[str, Any]]) -> str:
@@ -274,7 +324,12 @@ def _table(results: list[dict[str, Any]]) -> str:
             means[method] = statistics.mean(r["accuracy"] for r in found)
             loss = statistics.mean(r["log_loss"] for r in found)
             seconds = statistics.mean(r["seconds"] for r in found)
-            cells.append(f"{means[method]:.1%}, {loss:.3f}, {seconds:.0f} s")
+            text = f"{means[method]:.1%}, {loss:.3f}, {seconds:.0f} s"
+            if whole := [r["whole"] for r in found if "whole" in r]:
+                score = statistics.mean(r["accuracy"] for r in whole)
+                seconds = statistics.mean(r["seconds"] for r in whole)
+                text += f" (whole: {score:.1%}, {seconds:.0f} s)"
+            cells.append(text)
         rivals = [means[name] for name in ("trainer", "setfit") if name in means]
         distance = "–"
         if rivals and "embedkit" in means:

@@ -21,7 +21,7 @@ from scipy import stats
 
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.probe import Candidates, Scorer, combinations_of, control_task
-from embedkit.runs.cross_validation import Fits, cross_validate
+from embedkit.runs.cross_validation import Fits, Problem, cross_validate
 from embedkit.runs.intervals import (
     Metric,
     Score,
@@ -31,7 +31,6 @@ from embedkit.runs.intervals import (
     paired_tests,
 )
 from embedkit.runs.metrics import LOWER_IS_BETTER, metrics_for
-from embedkit.runs.split import split_for
 from embedkit.types import Float32, Float64, Int64
 from embedkit.units.units import Units
 
@@ -254,13 +253,12 @@ def probed(
         column={"text": [str(i) for i in range(count)]}.__getitem__,
         inputs=np.arange(count).__getitem__,
     )
-    target = units.target()
-    split = split_for(units, folds=folds, seed=seed).labelled(target)
-    random = control_task(target, split, seed)
+    problem = Problem.of(units, folds=folds, seed=seed)
+    random = control_task(problem.target, problem.split, seed)
     combinations = combinations_of(list(views), settings)
-    method = Candidates(list(views), combinations, views.__getitem__, settings, random, ())
-    predictions, fits = cross_validate(method, units, target, split)
-    gain = Scorer(predictions, split, "accuracy", seed).over_last(list(views), fits)
+    method = Candidates(list(views), combinations, views.__getitem__, settings, random)
+    predictions, fits = cross_validate(method, problem)
+    gain = Scorer(predictions, problem.split, "accuracy", seed).over_last(list(views), fits)
     assert gain is not None
     return fits, gain
 

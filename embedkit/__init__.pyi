@@ -23,6 +23,7 @@ from embedkit.choices import Task
 from embedkit.choices import WhiteningKind
 from embedkit.comparison.report import CompareResult
 from embedkit.contexts.uses import WordReport
+from embedkit.corpus.memory import ArrowStream
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions as CorpusOptions
 from embedkit.dataset.extract import ExtractResult
@@ -117,7 +118,7 @@ def extract(
     label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: str | Sequence[str] = ...,
+    spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -179,7 +180,7 @@ def finetune(
     label: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: str | Sequence[str] = ...,
+    spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -191,7 +192,7 @@ def finetune(
     seed: Count = ...,
     limit: Positive | None = ...,
     task: Task = ...,
-    objective: Objective = ...,
+    objective: Objective | None = ...,
     label_separator: str = ...,
     level: RunLevel = ...,
     head: str | Callable[[int, int], Any] | None = ...,
@@ -276,7 +277,7 @@ def probe(
     id: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: str | Sequence[str] = ...,
+    spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,
@@ -386,7 +387,7 @@ def train(
     id: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
-    spans: str | Sequence[str] = ...,
+    spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = ...,
     format: Format = ...,
     encoding: str = ...,
     quoting: Quoting = ...,

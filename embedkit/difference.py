@@ -47,8 +47,7 @@ from embedkit.encoding.views import l2_normalize, parse_layers, split_view, view
 from embedkit.errors import EmbedkitError, MismatchError, UsageError
 from embedkit.geometry import NEIGHBOURS, kept_neighbours, linear_cka, unit_vectors
 from embedkit.records import Seed
-from embedkit.runs.cross_validation import cross_validate
-from embedkit.runs.split import split_for
+from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.storage import unreadable
 from embedkit.types import AnyPath, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.units import Units
@@ -411,12 +410,12 @@ def _with_decisions(
     method = Frozen(EstimatorSettings.of(None, task="classification", seed=seed), tune=False)
     held_out = {}
     try:
-        target = units.target()
-        split = split_for(units, folds=5, seed=seed).labelled(target)
+        problem = Problem.of(units, seed=seed)
         for name, vectors in (("a", both.x[some]), ("b", both.y[some])):
             # the same units, target and folds, with other vectors
             inputs = replace(units, inputs=vectors.__getitem__)
-            held_out[name], _ = cross_validate(method, inputs, target, split, progress=progress)
+            same = problem._replace(units=inputs)
+            held_out[name], _ = cross_validate(method, same, progress=progress)
     except UsageError as error:
         logger.info(f"no classifier is compared: {error}")
         return result

@@ -148,9 +148,12 @@ def kept_neighbours(
         array([1., 1., 1., 1.])
     """
     _check_rows(a, b)
-    mine, theirs = nearest_rows(a, k=k, rows=rows), nearest_rows(b, k=k, rows=rows)
-    shared = (mine[:, :, None] == theirs[:, None, :]).any(2)
-    return np.asarray(shared.mean(1), np.float64)
+    return shared_rows(nearest_rows(a, k=k, rows=rows), nearest_rows(b, k=k, rows=rows))
+
+
+def shared_rows(mine: Int64, theirs: Int64) -> Float64:
+    """Return which fraction of each row of :func:`nearest_rows` stands in the other's."""
+    return np.asarray((mine[:, :, None] == theirs[:, None, :]).any(2).mean(1), np.float64)
 
 
 def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = None) -> Int64:
@@ -172,8 +175,8 @@ def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = N
         cosines = unit[these] @ unit.T
         # a record is not its own neighbour
         cosines[np.arange(len(these)), these] = -np.inf
-        # the k best in linear time; only these are sorted
-        best = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
+        # the k best in linear time, without a negated copy of the matrix; only these are sorted
+        best = np.argpartition(cosines, len(unit) - k, axis=1)[:, len(unit) - k :]
         order = np.argsort(-np.take_along_axis(cosines, best, 1), axis=1, kind="stable")
         near[start : start + step] = np.take_along_axis(best, order, 1)
     return near

@@ -54,7 +54,7 @@ class EstimatorSettings(NamedTuple):
     seed: int = 0
     metric: str | None = None  # of tuning; by default log-loss, or the squared error
     layers: int = 1  # of a learnt mixture, side by side in the vectors
-    columns: int = 0  # numbers of the user's own behind the vectors
+    columns: tuple[str, ...] = ()  # of the user's own numbers, behind the vectors
 
     @classmethod
     def of(cls, estimator: str | None, *, task: str, **settings: Any) -> EstimatorSettings:
@@ -143,7 +143,7 @@ def build_pipeline(settings: EstimatorSettings) -> Any:
         estimator = OneVsRestClassifier(estimator)
     steps = [("tfidf", _tfidf())] if settings.features == "tfidf" else row.scaling()
     if settings.columns:
-        steps = [("columns", _beside_numbers(steps, settings.columns))]
+        steps = [("columns", _beside_numbers(steps, len(settings.columns)))]
     return Pipeline([*steps, ("estimator", estimator)])
 
 

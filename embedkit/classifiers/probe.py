@@ -22,10 +22,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ from embedkit.runs.intervals import Metric, Score, difference_interval, influenc
 from embedkit.runs.metrics import beta_of, check_metric, metrics_for, named_metric
 from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
-from embedkit.runs.split import Split, split_for, write_split
+from embedkit.runs.split import Split, write_split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR, Target, class_prior, growing_order
 from embedkit.units.units import Labels, Units, load_or_extract
@@ -144,56 +144,31 @@ def probe(
     out = free_out(out, dataset, "probe", overwrite=overwrite)
     data = load_or_extract(dataset, extraction, label=label, level=level, progress=progress)
     names, units = _names(data, view), Units.of_dataset(data, label=label)
-    target = units.target(task, label_separator)
-    if metric is not None:
-        check_metric(metric, classes=len(target.classes), sets=target.of_sets)
-    shown = metric or {"regression": "r2", "multilabel": "micro_f1"}.get(task, "accuracy")
-    chosen = split_for(units, split, folds=folds, seed=seed, sets=target.of_sets)
-    chosen = chosen.labelled(target)
-    chosen.check(target)
-    # records take their random label by group; words by their form, as a probe could learn it by
-    # heart
-    words = data.text if level == "word" else None
-    random_labels = control_task(target, chosen, seed, words=words)
-    curve = _CURVE if learning_curve else ()
-    combinations = combinations_of(names, settings, view_bytes=4 * len(data) * data.width)
-    method = Candidates(names, combinations, _reader(data), settings, random_labels, curve)
+    problem = Problem.of(
+        units, task=task, separator=label_separator, split=split, folds=folds, seed=seed
+    )
+    method = Candidates.of(data, problem, names, settings, learning_curve=learning_curve)
     with new_run(out, overwrite=overwrite) as folder:
-        predictions, fits = cross_validate(method, units, target, chosen, progress=progress)
-        scorer = Scorer(predictions, chosen, shown, seed)
+        predictions, fits = cross_validate(method, problem, progress=progress)
+        scorer = Scorer(predictions, problem.split, method.metric, seed)
         untrained = {}
         if control:
-            untrained = _untrained(data, method, units, target, scorer, progress)
+            untrained = _untrained(data, method, problem, scorer, progress)
         content = ProbeRun(
-            estimator=settings.estimator,
-            task=task,
-            settings={"class_weight": settings.class_weight, "seed": seed}
-            | ({"label_separator": label_separator} if target.of_sets else {}),
             level=level,
             dataset=dataset_content(data, folder),
-            split=chosen.record,
-            features="vectors",
-            views=tuple(names),
-            classes=target.classes,
-            records={"folds": len(predictions.row), "test": 0},
-            scores={"cross_validation": {shown: scorer.nested(fits, target)}},
-            metric=shown,
-            view_scores=tuple(scorer.of_view(name, method, fits) for name in names),
-            combinations=tuple(scorer.of_view(c.name, method, fits) for c in combinations),
-            choices=tuple(fold.model.name for fold in fits.folds),
-            over_last=scorer.over_last(names, fits),
             random_weights=untrained,
             geometry=geometry_of(data, units, method, seed),
-            cost=fits.cost(),
-            versions=versions(),
+            **scorer.content(method, problem, fits),
         )
         # the predictions are those of the nested choice; what each view predicts stands beside them
-        write_predictions(folder, replace(predictions, views=scorer.decided(names, fits)))
-        _write(folder, chosen, content)
+        predictions = replace(predictions, views=scorer.decided(names, fits))
+        _write(folder, predictions, problem.split, content)
     return RunResult(out, content)
 
 
-def _write(folder: Path, split: Split, content: ProbeRun) -> None:
+def _write(folder: Path, predictions: Predictions, split: Split, content: ProbeRun) -> None:
+    write_predictions(folder, predictions)
     write_split(split, folder / "split.parquet")
     draw_probe(folder, content)
     write_run(folder, content)
@@ -213,6 +188,8 @@ def geometry_of(
     # of two points the rank is 1 and the CKA is 1 in every layer
     if len(rows) < 3:
         return {}
+    # the most expensive number, of which the last layer's part is that of each comparison
+    near = cache(lambda name: geometry.nearest_rows(method.vectors(name)[rows]))
     curves = _curvatures(data, data.row[rows[:_CURVES_OF]])
     numbers: dict[str, dict[str, float]] = {}
     for name in method.names:
@@ -225,7 +202,7 @@ def geometry_of(
             "mean_cosine": geometry.mean_cosine(X),
             "entropy": geometry.gram_entropy(X),
             "cka_to_last": geometry.linear_cka(X, end),
-            "neighbours_of_last": float(geometry.kept_neighbours(X, end).mean()),
+            "neighbours_of_last": float(geometry.shared_rows(near(name), near(last)).mean()),
         } | ({"curvature": curves[layer]} if layer in curves else {})
     return numbers
 
@@ -328,7 +305,39 @@ class Candidates:
     vectors: Callable[[str], Float32]
     settings: EstimatorSettings
     control: Target
-    curve: tuple[float, ...]  # fractions of the training records
+    curve: tuple[float, ...] = ()  # fractions of the training records
+
+    @classmethod
+    def of(
+        cls,
+        data: VectorData,
+        problem: Problem,
+        names: Sequence[str],
+        settings: EstimatorSettings,
+        *,
+        learning_curve: bool,
+    ) -> Self:
+        """Return the method for stored views ``names`` of a dataset.
+
+        Raises:
+            UsageError: the metric of the settings is not one of this problem.
+        """
+        units, target, split, _ = problem
+        if settings.metric is not None:
+            check_metric(settings.metric, classes=len(target.classes), sets=target.of_sets)
+        # records take their random label by group; words by their form, as a probe could learn it
+        # by heart
+        words = None if units.word is None else data.text
+        random_labels = control_task(target, split, settings.seed, words=words)
+        combinations = combinations_of(names, settings, view_bytes=4 * len(data) * data.width)
+        curve = _CURVE if learning_curve else ()
+        return cls(names, combinations, _reader(data), settings, random_labels, curve)
+
+    @property
+    def metric(self) -> str:
+        """The score that is shown, and chosen by if it is named."""
+        shown = {"regression": "r2", "multilabel": "micro_f1"}
+        return self.settings.metric or shown.get(self.settings.task, "accuracy")
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit every candidate in every fold."""
@@ -533,6 +542,31 @@ class Scorer:
         ends = difference_interval(values, moved, **about)
         return Score(float(values[0] - values[1]), *ends)
 
+    def content(self, method: Candidates, problem: Problem, fits: Fits) -> dict[str, Any]:
+        """Return what ``run.json`` says of the method, its candidates and their scores."""
+        settings, target = method.settings, problem.target
+        return {
+            "estimator": settings.estimator,
+            "task": settings.task,
+            "settings": {"class_weight": settings.class_weight, "seed": self.seed}
+            | target.settings,
+            "split": self.split.record,
+            "features": "vectors",
+            "views": tuple(method.names),
+            "classes": target.classes,
+            "records": {"folds": len(self.predictions.row), "test": 0},
+            "scores": {"cross_validation": {self.metric: self.nested(fits, target)}},
+            "metric": self.metric,
+            "view_scores": tuple(self.of_view(name, method, fits) for name in method.names),
+            "combinations": tuple(
+                self.of_view(candidate.name, method, fits) for candidate in method.combinations
+            ),
+            "choices": tuple(fold.model.name for fold in fits.folds),
+            "over_last": self.over_last(method.names, fits),
+            "cost": fits.cost(),
+            "versions": versions(),
+        }
+
     def of_view(self, name: str, method: Candidates, fits: Fits) -> ViewScore:
         """The score of a candidate, beside that of the control task."""
         folds: list[FoldFit] = fits.final[name]
@@ -557,14 +591,14 @@ class Scorer:
 def _untrained(
     data: VectorData,
     method: Candidates,
-    units: Units,
-    target: Target,
+    problem: Problem,
     scorer: Scorer,
     progress: ProgressCallback,
 ) -> dict[str, tuple[float, ...]]:
     """Scores of the views by encoders of the same architecture, never trained."""
     scores: dict[str, tuple[float, ...]] = {}
-    subsets = scorer.split.subsets()
+    units, target, split, _ = problem
+    subsets = split.subsets()
     step = steps(progress, "never trained", len(method.names) * _UNTRAINED, "views")
     for number in range(_UNTRAINED):
         progress(Progress("encoding at random", 0, None, "texts"))
@@ -572,7 +606,7 @@ def _untrained(
         for name, X in views.items():
             # the same units, folds and tuning: the weights of the encoder alone differ
             some = replace(units, inputs=X.__getitem__)
-            folds = [Subset(some, target, scorer.split, *subset) for subset in subsets]
+            folds = [Subset(some, target, split, *subset) for subset in subsets]
             fits = [partial(_predicted, fold, method.settings) for fold in folds]
             fitted = side_by_side(fits, threads=method.settings.threads)
             scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))

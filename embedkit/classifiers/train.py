@@ -38,7 +38,7 @@ from embedkit.runs.folder import (
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import TrainRun
-from embedkit.runs.split import Split, split_for
+from embedkit.runs.split import Split
 from embedkit.types import Progress, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 from embedkit.units.units import Labels, Units, beside_numbers, load_or_extract
@@ -61,9 +61,11 @@ class Frozen:
     threshold: Threshold | None = None
     threads: int | None = None
 
-    def check(self, split: Split) -> None:
-        """Raise a :class:`UsageError` for folds that this method cannot judge."""
-        if split.n_folds == 1 and not self.tune:
+    def check(self, problem: Problem) -> None:
+        """Raise a :class:`UsageError` for what this method cannot judge."""
+        if self.threshold is not None:
+            self.threshold.check(problem.target)
+        if problem.split.n_folds == 1 and not self.tune:
             raise UsageError(
                 "folds=1 needs tune=True: inner folds hold the labels of the majority."
             )
@@ -94,7 +96,23 @@ class Frozen:
             threshold=cut,
             fit_seconds=sum(fold.fit_seconds for fold in folds),
             predict_seconds=sum(fold.predict_seconds for fold in folds),
+            parameters=_parameters(final.pipeline),
         )
+
+    def content(self, target: Target, fits: Fits) -> dict[str, Any]:
+        """Return what ``run.json`` says of the method, and of its choices."""
+        names = ("class_weight", "seed", "metric")
+        settings = {name: getattr(self.settings, name) for name in names}
+        each = (replace(fold.model.choice, fold=i) for i, fold in enumerate(fits.folds))
+        return {
+            "estimator": self.settings.estimator,
+            "features": self.settings.features,
+            "task": self.settings.task,
+            "columns": self.settings.columns,
+            "settings": settings | target.settings,
+            "choices": (*each, fits.final.choice),
+            "threshold": fits.threshold,
+        }
 
     def _fold(self, fold: Subset) -> FoldFit:
         threshold = self.threshold
@@ -161,20 +179,33 @@ def side_by_side(
     return results
 
 
-def _test_set(
-    test: CorpusLike | None,
+def _problem(
+    method: Frozen,
     data: VectorData,
-    units: Units,
-    target: Target,
-    split: Split,
+    test: CorpusLike | None,
     *,
-    vectors: bool,
-    columns: Sequence[str],
+    label: Labels,
+    separator: str,
+    **folds: Any,
+) -> Problem:
+    """What is to be learnt from a dataset, in the folds of :func:`split_for`, and the test set."""
+    settings = method.settings
+    units = _read_by(settings, Units.of_dataset(data, label=label))
+    problem = Problem.of(units, task=settings.task, separator=separator, **folds)
+    # before a test set is encoded
+    method.check(problem)
+    return problem._replace(test=_test_set(test, data, problem, settings))
+
+
+def _test_set(
+    test: CorpusLike | None, data: VectorData, problem: Problem, settings: EstimatorSettings
 ) -> TestSet | None:
     """The test set of a split, or another; a corpus is encoded as the dataset ``data`` was."""
+    units, target, split, _ = problem
     if test is None:
         return TestSet.of_split(split, units, target)
     split.check_test(test)
+    vectors = settings.features == "vectors"
     if names_dataset(test):
         other, name = load(test, list(data.views), level=data.level), str(test)
         # vectors of another model, or of other settings, would be scored as if they were the same
@@ -184,16 +215,22 @@ def _test_set(
         # a kept column is taken there too; None stands for the label that the other dataset has
         further = Units.of_dataset(other, label=column if column in other.columns else None)
     else:
-        further = units.further(test, keep=columns)
+        further = units.further(test, keep=settings.columns)
         if further.label is None:
             column = units.reading["word_label" if units.level == "word" else "label"]
             lacking = f"column {column!r}" if column else "column that is named as the label"
             logger.warning(f"{further.name} has no {lacking}: it is predicted, not scored")
         if vectors:
             further = further.encoded(encode_as(data.manifest, data.views, owner=str(data.path)))
-    # TF-IDF was fitted on texts of pairs joined by a space
-    further = beside_numbers(further, columns) if vectors else further.with_texts()
+    further = _read_by(settings, further)
     return TestSet.further(further, units, target, name="the test set")
+
+
+def _read_by(settings: EstimatorSettings, units: Units) -> Units:
+    """Units with the inputs of a pipeline: vectors and numbers behind them, or texts."""
+    # TF-IDF takes texts of pairs joined by a space
+    vectors = settings.features == "vectors"
+    return beside_numbers(units, settings.columns) if vectors else units.with_texts()
 
 
 def _parameters(pipeline: Any) -> int | None:
@@ -289,59 +326,33 @@ def train(
     peak_before = peak_memory_bytes()
     # names, the folder and the threshold are checked before the corpus is encoded, which may take
     # hours
-    settings = EstimatorSettings.of(
-        estimator, task=task, features=features, class_weight=class_weight, seed=seed
-    )
-    columns = (columns,) if isinstance(columns, str) else tuple(columns)
-    settings.check_features(view=view, columns=columns)
-    extraction = _keeping(columns, dataset, level, extraction)
-    named = [view] if isinstance(view, str) else view or ()
-    place = free_out(out, dataset, settings.method, *named, *columns, overwrite=overwrite)
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    named: dict[str, Any] = {"features": features, "class_weight": class_weight, "columns": names}
+    settings = EstimatorSettings.of(estimator, task=task, seed=seed, **named)
+    settings.check_features(view=view, columns=names)
+    views = (view,) if isinstance(view, str) else view or ()
+    out = free_out(out, dataset, settings.method, *views, *names, overwrite=overwrite)
     decision = None if threshold is None else Threshold.parse(threshold)
-    where: dict[str, Any] = {"view": view, "level": level, "label": label, "progress": progress}
-    data = load_or_extract(dataset, extraction, **where)
-    units = Units.of_dataset(data, label=label)
-    vectors = features == "vectors"
-    units = beside_numbers(units, columns) if vectors else units.with_texts()
-    target = units.target(task, label_separator)
-    sets = target.of_sets
-    if decision is not None:
-        decision.check(len(target.classes), sets=sets)
-    chosen = split_for(units, split, column=split_column, folds=folds, seed=seed, sets=sets)
-    # words without a label are in no fold
-    chosen = chosen.labelled(target)
-    method = Frozen(settings._replace(columns=len(columns)), tune, decision)
-    method.check(chosen)
-    tested = _test_set(test, data, units, target, chosen, vectors=vectors, columns=columns)
-    with new_run(place, overwrite=overwrite) as folder:
-        about: dict[str, Any] = {"test": tested, "progress": progress}
-        predictions, fits = cross_validate(method, units, target, chosen, **about)
+    method = Frozen(settings, tune, decision)
+    extraction = _keeping(names, dataset, level, extraction)
+    what: dict[str, Any] = {"view": view, "level": level, "label": label}
+    data = load_or_extract(dataset, extraction, progress=progress, **what)
+    assigned = {"split": split, "column": split_column, "folds": folds, "seed": seed}
+    problem = _problem(method, data, test, label=label, separator=label_separator, **assigned)
+    with new_run(out, overwrite=overwrite) as folder:
+        predictions, fits = cross_validate(method, problem, progress=progress)
         save_model(folder, fits.final.pipeline)
-        fitted = {"class_weight": class_weight, "seed": seed, "metric": settings.metric}
         content = write_results(
             folder,
             TrainRun,
+            problem,
             predictions,
-            chosen,
-            tested,
             decision=decision,
             seed=seed,
-            estimator=settings.estimator,
-            features=features,
-            task=task,
             level=level,
-            settings=fitted | ({"label_separator": label_separator} if sets else {}),
-            choices=(
-                *(replace(fold.model.choice, fold=i) for i, fold in enumerate(fits.folds)),
-                fits.final.choice,
-            ),
-            views=tuple(data.views) if vectors else (),
-            columns=columns,
-            threshold=fits.threshold,
+            views=tuple(data.views) if features == "vectors" else (),
             dataset=dataset_content(data, folder),
-            cost=fits.cost(
-                peak_memory_bytes=peak_memory_since(peak_before),
-                parameters=_parameters(fits.final.pipeline),
-            ),
+            cost=fits.cost(peak_memory_bytes=peak_memory_since(peak_before)),
+            **method.content(problem.target, fits),
         )
-    return RunResult(place, content)
+    return RunResult(out, content)

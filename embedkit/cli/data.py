@@ -73,9 +73,10 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--word-label",
     option(
         "--spans",
-        metavar="LISTS|START,END|sentences",
-        help="Column with the spans of a text, [[start, end], …], or two columns of one span; or "
-        "sentences: cut at their ends. A vector for each is written instead of those of words.",
+        metavar="LISTS|START,END|FILE|sentences",
+        help="Column with the spans of a text, [[start, end], …], or two columns of one span; or a "
+        "table with a row id, start, end for each; or sentences: cut at their ends. A vector for "
+        "each is written instead of those of words.",
     ),
     option("--tokens", **FLAG, help="Also write token vectors."),
     option("--dry-run", **FLAG, help="Estimate rows, tokens, size and time; write nothing."),

@@ -193,7 +193,11 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     ),
     "--level",
     "--task",
-    option("--objective", help="{OBJECTIVES}.", **choice(OBJECTIVES, "labels")),
+    option(
+        "--objective",
+        help="{OBJECTIVES}. [contrastive up to 64 training texts a class]",
+        **choice(OBJECTIVES),
+    ),
     "--label-separator",
     "--split",
     "--folds",

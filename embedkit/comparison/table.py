@@ -266,9 +266,7 @@ def compare(
     test, on_test = scores_and_differences(tested, metric, progress)
     values = {name: found[metric].value for name, found in scores.items()}
     margin = _margin(metric, values[chosen], max(values.values()), min_difference)
-    sign = 1 if metric in LOWER_IS_BETTER else -1
-    # undefined scores last: NaN compares as False with everything, which breaks a sort
-    names = sorted(scores, key=lambda name: (np.isnan(values[name]), sign * values[name]))
+    names = _best_first(values, metric)
     costs = _costs(opened, datasets, blends)
     by_name = {run.name: run for run in opened}
     kinds = {MAJORITY: "majority"} | {run.name: run.content.kind for run in opened}
@@ -312,6 +310,13 @@ def compare(
         predictions=predictions,
         differences=differences,
     )
+
+
+def _best_first(values: Mapping[str, float], metric: str) -> list[str]:
+    """Names in the order of their scores, undefined ones last."""
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    # NaN compares as False with everything, which breaks a sort
+    return sorted(values, key=lambda name: (np.isnan(values[name]), sign * values[name]))
 
 
 def _choose(

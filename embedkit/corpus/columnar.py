@@ -8,6 +8,7 @@ by its type, to be named when somebody asks for it.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from abc import abstractmethod
@@ -51,6 +52,10 @@ _BYTES_OF = {
 }
 
 
+FEATURES = b"huggingface"
+"""In the metadata of a table: how the library datasets describes its columns, as JSON."""
+
+
 LEFT_OUT = b"embedkit.left_out"
 """In the metadata of a field: its type, if its values cannot be read and are left out."""
 
@@ -80,7 +85,9 @@ class _ColumnarTable(Table):
         try:
             # opening reads the schema alone, so that a foreign
             # file is refused before any row is read
-            places = list(_nested(self._open()))
+            schema = self._open()
+            places = list(_nested(schema))
+            self._about = (schema.metadata or {}).get(FEATURES, b"")
             self.columns = [".".join(place) for place, _ in places]
             self._fields = dict(zip(self.columns, places, strict=True))
         except _ERRORS as error:
@@ -135,6 +142,17 @@ class _ColumnarTable(Table):
         is_text = is_string(inner) or pa.types.is_null(inner) or (role == "text" and is_list(inner))
         if (role and not is_text) or has_bytes(inner) or kind != str(field.type):
             raise CorpusError(f"column {name!r} is {kind}; {needed} is needed.")
+
+    def class_names(self, name: str) -> list[str]:
+        """As in :class:`~embedkit.corpus.sources.Table`, of a ``ClassLabel`` of Hugging Face."""
+        try:
+            feature = json.loads(self._about)["info"]["features"][name]
+            # of lists of word labels that of their elements
+            feature = feature.get("feature", feature)
+            names = feature["names"] if feature["_type"] == "ClassLabel" else []
+        except (ValueError, KeyError, TypeError, AttributeError):  # another program's metadata
+            return []
+        return [str(one) for one in names]
 
     def is_list(self, name: str) -> bool:
         """True for lists of any length."""

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit.corpus.columnar import (
+    FEATURES,
     LEFT_OUT,
     has_bytes,
     inner_type,
@@ -161,11 +162,19 @@ def _spool(corpus: Any, folder: Path) -> Path:
     kind = type(corpus).__name__
     if kind == "Series":  # of pandas and of Polars; a column without a table
         corpus = corpus.to_list()
+    elif isinstance(corpus, pa.Array | pa.ChunkedArray):
+        corpus = corpus.to_pylist()
     # they can be iterated too, over their keys, numbers or lines, which nobody means
     if isinstance(corpus, Mapping | bytes | io.IOBase) or not (
         isinstance(corpus, Iterable) or hasattr(corpus, "__arrow_c_stream__")
     ):
-        advice = " Pass one of its values." if isinstance(corpus, Mapping) else ""
+        advice = ""
+        if isinstance(corpus, Mapping):
+            # a DatasetDict has tables for values, any other mapping columns
+            tables = any(hasattr(value, "features") for value in corpus.values())
+            advice = " Pass one of its values." if tables else " Pass pandas.DataFrame(corpus)."
+        elif hasattr(corpus, "collect"):  # a LazyFrame of Polars
+            advice = " Pass corpus.collect()."
         raise UsageError(f"the corpus is a {kind}; expected {_EXPECTED}.{advice}")
     try:
         table = _as_batches(corpus)
@@ -173,7 +182,7 @@ def _spool(corpus: Any, folder: Path) -> Path:
             file = folder / f"{kind}.parquet"
             _write_table(*table, file)
             return file
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, TypeError) as error:
         problem = f"{first_line(error)}. Convert that column to str, or drop it."
         raise UsageError(f"the {kind} cannot be read as a table: {problem}") from error
     file = folder / f"{kind}.jsonl"
@@ -270,6 +279,9 @@ def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Pat
         else pa.field(field.name, pa.null(), metadata={LEFT_OUT: str(field.type)})
         for field, kind in zip(schema, kinds, strict=True)
     )
+    # what a Dataset says of its columns goes along, as into the Parquet files that it writes itself
+    about = {key: text for key, text in (schema.metadata or {}).items() if key == FEATURES}
+    target = target.with_metadata(about)
 
     def plain_table(batch: pa.RecordBatch) -> pa.Table:
         columns = [

@@ -5,18 +5,20 @@ from __future__ import annotations
 import codecs
 import csv
 import dataclasses
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from embedkit.arguments import check_fields
 from embedkit.choices import Format, Quoting
 from embedkit.corpus.columnar import check_title
 from embedkit.corpus.delimited import separator_named_by
-from embedkit.corpus.memory import InputFile
+from embedkit.corpus.memory import ArrowStream, InputFile, input_files
 from embedkit.corpus.readers import READERS, format_of_content, format_of_name, suffix_of
 from embedkit.corpus.sources import (
     Dialect,
@@ -36,6 +38,7 @@ from embedkit.storage import file_sha256
 _MARKS = '\t\r\n",;|'
 # characters of a list of columns in a message, and lines by which delimiters are judged
 _SHOWN, _SAMPLED_LINES = 500, 50
+_CLASSES = 12  # whose names a notice shows
 # the order is that of preference, as of ids and labels below
 _TEXT_NAMES = ("text", "document", "sentence", "content", "review", "comment", "body", "title")
 _ID_NAMES = ("id", "doc_id", "document_id", "uid", "guid", "idx", "index")
@@ -46,7 +49,7 @@ _WORD_NAMES = ("tokens", "words")
 """Of columns with lists, which are the words of a text."""
 _DELIMITERS = {"tab": "\t", "\\t": "\t"}
 _ADVICE = " (if that is a text, there is no header: header=False)"
-SENTENCES = ("sentences",)
+SENTENCES, SPANS = ("sentences",), ("spans",)
 _LABEL_NAMES = ("label", "labels", "target", "class", "category", "y")
 # ends of names such as msg_id and ImageID; such a column may as well hold authors, whose ids
 # repeat, so that it is proposed and not taken
@@ -68,7 +71,9 @@ class CorpusOptions:
             whitespace word (of JSON also a list).
         spans: column with a list of spans of each text, ``[[start, end], …]``: first character and
             the one after the last, ascending, none inside another; or two columns, of start and
-            end of a single span; or ``sentences``, where no column is called so: the text is cut
+            end of a single span; or a table of spans, a file or a frame with the columns ``id``,
+            ``start`` and ``end`` and a row for each span, in any order, which are stored as lists
+            in a column ``spans``; or ``sentences``, where no column is called so: the text is cut
             at the ends of its sentences. They are the words of the text, and ``word_label`` has
             their labels.
         format: ``auto`` or one of :data:`embedkit.choices.FORMATS`.
@@ -96,7 +101,7 @@ class CorpusOptions:
     label: str | None = None
     keep: Sequence[str] = ()
     word_label: str | None = None
-    spans: str | Sequence[str] = ()
+    spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = ()
     format: Format = "auto"
     encoding: str = "utf-8"
     quoting: Quoting = "auto"
@@ -120,16 +125,29 @@ class CorpusOptions:
                 raise UsageError(f"delimiter={self.delimiter!r}: expected one character, or tab.")
         # tuples, so that options can be hashed
         object.__setattr__(self, "keep", tuple(self.keep))
-        spans = (self.spans,) if isinstance(self.spans, str) else tuple(self.spans)
-        object.__setattr__(self, "spans", spans)
-        if len(spans) > 2:
+        spans: Any = str(self.spans) if isinstance(self.spans, os.PathLike) else self.spans
+        # a table is one thing, though its columns could be iterated
+        if isinstance(spans, str | ArrowStream):
+            spans = (spans,)
+        if not isinstance(spans, list | tuple) or len(spans) > 2:
             raise UsageError(
                 f"spans={spans!r}: expected a column of lists [[start, end], …], or two columns, "
-                "of start and end, or sentences."
+                "of start and end, a table of spans, or sentences."
             )
+        object.__setattr__(self, "spans", tuple(spans))
         if self.spans and self.text_pair is not None:
             raise UsageError("spans= are of single texts, not of pairs; leave out text_pair=.")
         object.__setattr__(self, "encoding", _settled_encoding(self.encoding))
+
+    @contextmanager
+    def in_files(self) -> Iterator[CorpusOptions]:
+        """The same options with spans in memory written to a file, while the context lasts."""
+        spans: Any = self.spans
+        if not spans or isinstance(spans[0], str):
+            yield self
+        else:
+            with input_files(spans[0]) as files:
+                yield dataclasses.replace(self, spans=files[0].path)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -188,10 +206,15 @@ def _settled_encoding(encoding: str) -> str:
 class CorpusPlan(CorpusSettings):
     """Everything that determines the records of a corpus."""
 
-    files: tuple[InputFile, ...]  # in reading order
+    files: tuple[InputFile, ...]  # in reading order, and after them a table of spans
     columns: tuple[str, ...]
-    dialects: tuple[Dialect, ...]  # of each file
+    dialects: tuple[Dialect, ...]  # of each file of records
     notices: tuple[str, ...] = ()  # about guesses, for the user
+
+    @property
+    def spans_file(self) -> InputFile | None:
+        """The table of spans, from which the last kept column is made."""
+        return self.files[-1] if len(self.files) > len(self.dialects) else None
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -236,12 +259,19 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     guess = _Guess(columns, files[0].name, notices, tables)
     text = guess.text(options.text)
     text_pair = guess.given("text_pair", options.text_pair)
-    spans = tuple(options.spans)
-    # a column that is really called so is meant before the rule
-    if spans != SENTENCES or SENTENCES[0] in columns:
+    spans: Any = options.spans
+    kept = [str(guess.given("keep", name)) for name in options.keep]
+    # a column that is really called so is meant before the rule, and before a file
+    if len(spans) == 1 and not {*spans} & {*columns, *SENTENCES} and Path(spans[0]).is_file():
+        files, spans = [*files, InputFile.of(Path(spans[0]))], SPANS
+        if SPANS[0] in columns:
+            problem = "as the lists made of the table are called. Rename it"
+            raise CorpusError(f"{files[0].name} has a column {SPANS[0]!r}, {problem}.")
+    elif spans != SENTENCES or SENTENCES[0] in columns:
         spans = tuple(str(guess.given("spans", name)) for name in spans)
     # columns of spans are read as kept columns
-    used, kept = {text, text_pair}, (*options.keep, *(s for s in spans if s in columns))
+    kept += [] if spans == SENTENCES and SENTENCES[0] not in columns else spans
+    used = {text, text_pair}
     if any(table.is_list(text) for table in tables):
         # a list of words is remembered as the space between them, so that it is part of the
         # settings that a dataset stores and a resumed job compares
@@ -255,7 +285,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
         text_pair=text_pair,
         id=guess.found("id", options.id, _ID_NAMES, used),
         label=guess.found("label", options.label, _LABEL_NAMES, used),
-        keep=tuple(dict.fromkeys(str(guess.given("keep", name)) for name in kept)),
+        keep=tuple(dict.fromkeys(kept)),
         spans=spans,
         word_label=guess.word_label(options.word_label, paired=text_pair is not None),
         min_chars=options.min_chars,
@@ -265,17 +295,30 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
         seed=options.seed if options.sample is not None else None,
         notices=tuple(notices),
     )
+    plan = dataclasses.replace(plan, notices=plan.notices + _named_classes(plan, tables[0]))
     if plan.divided and (plan.text_pair or plan.spans):
         raise CorpusError(f"text={text!r}: its lists are the words of single texts, without spans.")
     # of a column with several roles the strictest one remains, which stands last
     options_of = {getattr(plan, name): name for name in ("word_label", "label", "id", *_TEXTS)}
     # types are checked for every file before the first record is read
-    for file, table in zip(files, tables, strict=True):
+    for file, table in zip(files, tables, strict=False):  # a table of spans has no such columns
         for name in plan.wanted:
             option = options_of.get(name, "keep")
             if problem := _problem_of(table, name, option if option in _TEXTS else ""):
                 raise CorpusError(f"{file.name}: {option}={name!r}: {problem}")
     return plan
+
+
+def _named_classes(plan: CorpusPlan, table: Table) -> tuple[str, ...]:
+    """Notices of labels that are numbers of classes, which the file has names for."""
+    notices = []
+    for column in filter(None, (plan.label, plan.word_label)):
+        names = table.class_names(column)
+        pairs = ",".join(f"{number}={name}" for number, name in enumerate(names[:_CLASSES]))
+        if pairs:
+            more = ",…" if len(names) > _CLASSES else ""
+            notices.append(f"labels stay the numbers in {column}, named {pairs}{more} there")
+    return tuple(notices)
 
 
 def open_table(file: InputFile) -> Table:

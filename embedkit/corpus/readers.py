@@ -163,9 +163,17 @@ def _items(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _is_frame(record: Mapping[str, Any]) -> bool:
-    """True for an object as ``to_json`` of pandas writes a frame without ``orient``."""
-    # such a frame is one object: {"text": {"0": …, "1": …}}, or by rows {"0":
-    # {"text": …}}, or split into columns and data
+    """True for an object as ``to_json`` of pandas writes a frame, or with a list for each column.
+
+    Such a frame is one object: ``{"text": {"0": …, "1": …}}``, or by rows ``{"0": {"text": …}}``,
+    or split into columns and data, or ``{"text": [text, text], "label": [0, 1]}``.
+    """
+    lists = [value for value in record.values() if isinstance(value, list)]
+    # {"tokens": ["New", "York"], "tags": [0, 1]} is a record: its lists are of words, which hardly
+    # have white space within, and of theirs
+    if len(lists) == len(record) and not {"tokens", "words"} & record.keys():
+        strings = [value for value in chain.from_iterable(lists) if isinstance(value, str)]
+        return any(len(value.split()) > 1 for value in strings)
     columns = [value for value in record.values() if isinstance(value, dict)]
     by_column = bool(columns) and all(map(str.isdecimal, chain.from_iterable(columns)))
     by_row = bool(columns) and all(map(str.isdecimal, record))

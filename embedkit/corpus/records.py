@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embedkit.corpus.conllu import Words, joined, words_of
-from embedkit.corpus.plan import CorpusPlan
+from embedkit.corpus.memory import InputFile
+from embedkit.corpus.plan import CorpusPlan, open_table
 from embedkit.corpus.readers import READERS
 from embedkit.corpus.sentences import sentence_spans
 from embedkit.corpus.sources import (
@@ -30,6 +31,7 @@ from embedkit.corpus.sources import (
 )
 from embedkit.corpus.values import NotText, list_of
 from embedkit.display import count_text
+from embedkit.errors import CorpusError
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,9 @@ _TRIAL = 1_000
 _EXCERPT = 200
 # 8 MB of hashes; later ids are not compared
 _COMPARED_IDS = 1_000_000
+_SPAN_TABLE = (
+    "a table of spans has id, start and end, the first character and the one after the last"
+)
 
 
 class Record(NamedTuple):
@@ -128,6 +133,9 @@ class CorpusReader:
         self._start = start
         self._table: Table | None = None
         self._chosen = None if plan.sample is None else _sampled(plan, plan.sample)
+        # cells of a column that the corpus lacks, and ids that were not met yet
+        self._lists = {} if plan.spans_file is None else _span_lists(plan.spans_file)
+        self._unmet = set(self._lists)
 
     @property
     def fraction(self) -> float:
@@ -153,7 +161,7 @@ class CorpusReader:
 
     def __iter__(self) -> Iterator[Record | Reject]:
         counts, start = self.counts, self._start
-        for number, file in enumerate(self.plan.files):
+        for number, file in enumerate(self.plan.files[: len(self.plan.dialects)]):
             # a resumed job does not open the files that are done
             if start is not None and number < start.file:
                 continue
@@ -171,9 +179,12 @@ class CorpusReader:
                     # this file is where reading begins
                     counts.records = start.row - start.file_row + in_file
                 self.first_row = counts.records - in_file
-                for raw in table.rows(self.plan.wanted):
+                wanted = self.plan.wanted
+                for raw in table.rows(wanted[:-1] if self._lists else wanted):
                     row = counts.records
                     counts.records += 1
+                    if self._lists and isinstance(raw, Row):
+                        raw = self._with_list(raw, row)
                     in_file += 1
                     undecodable += isinstance(raw, BadRow) and raw.reason == "invalid_encoding"
                     # once, in the midst of a file; below of a file that has fewer records
@@ -193,6 +204,18 @@ class CorpusReader:
                 self.file_number, self._table = number + 1, None
         # sorted once at the end: a set of as many hashes takes several times the memory
         counts.repeated_ids += len(self._ids) - len(np.unique(self._ids))
+        if self._unmet and start is None:
+            raise CorpusError(
+                f"{self.plan.files[-1].name}: no record has {count_text(len(self._unmet), 'id')} "
+                f"of its spans, such as {min(self._unmet)!r}. Take them out, or pass the right id=."
+            )
+
+    def _with_list(self, raw: Row, row: int) -> Row:
+        """The row with the spans of its id, from their table, as its last cell."""
+        plan = self.plan
+        name = str(row) if plan.id is None else str(raw.cells[plan.wanted.index(plan.id)])
+        self._unmet.discard(name)
+        return raw._replace(cells=(*raw.cells, self._lists.get(name)))
 
     def _with_spans(self, raw: Row, text: str) -> Row:
         """The row with the spans that kept columns tell, or that its sentences are."""
@@ -336,6 +359,26 @@ def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | 
         if cell is not None and has_surrogate(cell):
             return "lone_surrogate", "half of a surrogate pair cannot be stored as text"
     return None
+
+
+@lru_cache(maxsize=1)  # for readers of single shards
+def _span_lists(file: InputFile) -> dict[str, str]:
+    """The spans of each id, ascending, as a cell of a column of lists."""
+    lists: dict[str, list[tuple[int, int]]] = {}
+    with closing(open_table(file)) as table:
+        if missing := {"id", "start", "end"}.difference(table.columns):
+            raise CorpusError(f"{file.name} has no column {min(missing)!r}: {_SPAN_TABLE}.")
+        for number, row in enumerate(table.rows(("id", "start", "end"))):
+            cells = row.cells if isinstance(row, Row) else ()
+            try:
+                name, start, end = map(str, cells)
+                lists.setdefault(name, []).append((int(start), int(end)))
+            except ValueError:
+                problem = f"row {number} has {cells!s:.300}"
+                raise CorpusError(f"{file.name}: {_SPAN_TABLE}; {problem}.") from None
+    if not lists:
+        raise CorpusError(f"{file.name} has no rows: {_SPAN_TABLE}.")
+    return {name: str([[*span] for span in sorted(spans)]) for name, spans in lists.items()}
 
 
 @lru_cache(maxsize=1)  # for readers of single shards

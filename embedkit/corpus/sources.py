@@ -60,6 +60,13 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes, str]] = (
     ("a web page or a table of one", None, b"<table", "Save it as CSV"),
     ("an XML document, maybe an error of a server", None, b"<?xml", f"{_FETCH}, or convert it"),
     ("an error of a server", None, b"404: not found", _FETCH),
+    (
+        "a file of fastText, whose lines begin with their labels",
+        None,
+        b"__label__",
+        "Make two columns of it, label and text: "
+        "(printf 'label\\ttext\\n'; sed 's/^__label__\\([^ ]*\\) /\\1\\t/' FILE) > FILE.tsv",
+    ),
     ("an RTF document", None, b"{\\rtf", "Save it as plain text"),
 )
 """What is no corpus, whatever its name: kind, position and bytes of its signature, and what to do.
@@ -453,6 +460,10 @@ class Table(ABC):
 
     def check_column(self, name: str, *, role: str) -> None:  # noqa: B027 - a default
         """Raise a :class:`CorpusError` if the type of a column does not suit its role."""
+
+    def class_names(self, name: str) -> list[str]:
+        """Names that the file has for the numbers in a column; none where it has no such list."""
+        return []
 
     def is_list(self, name: str) -> bool:
         """True if the cells of a column are lists; as the text these are the words of a record."""

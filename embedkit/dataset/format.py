@@ -10,6 +10,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -257,7 +258,9 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
                     if (copy / name).is_file() and storage.file_sha256(copy / name) == digest:
                         storage.link_file(copy / name, work / name)
                     else:
-                        store.get_file(f"{root}/{name}", str(work / name))
+                        # one that is missing is named below, with those that are damaged
+                        with suppress(FileNotFoundError):
+                            store.get_file(f"{root}/{name}", str(work / name))
                 if not new:  # a job makes what is damaged again
                     check_files(work, advice=f"Make {shown} again.")
                 # indexes are made here and are not in the store; they belong to this very content
@@ -268,12 +271,16 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
 
 
 def is_dataset(path: AnyPath) -> bool:
-    """True if the folder, or the address of one, is a complete dataset.
+    """True if the folder, or the address of one, is a complete dataset."""
+    address = address_of(path)
+    return _is_stored(address) if address else (Path(path) / MANIFEST).is_file()
 
-    An address that ends as a corpus file does is not asked: some servers have a page for any name.
+
+def _is_stored(address: str) -> bool:
+    """True if there is a dataset at an address.
+
+    One that ends as a corpus file does is not asked: some servers have a page for any name.
     """
-    if not (address := address_of(path)):
-        return Layout(Path(path)).manifest.is_file()
     # the query of a signed address comes after the name
     if format_of_name(Path(address.partition("?")[0])):
         return False
@@ -285,8 +292,8 @@ def names_dataset(source: object) -> TypeGuard[AnyPath]:
     """True for a folder, also an unfinished one, and the address of a dataset; else a corpus."""
     if not isinstance(source, str | os.PathLike):
         return False
-    if address_of(source):
-        return is_dataset(source)
+    if address := address_of(source):
+        return _is_stored(address)
     return Path(source).is_dir() or incomplete(Path(source)).is_dir()
 
 

@@ -105,7 +105,7 @@ def plan_extract(
         out = local_dataset(address, new=True)
     target = _out_folder(out, paths, type(corpus).__name__)
     storage.check_place(target)
-    with input_files(corpus) as files:
+    with input_files(corpus) as files, reading.in_files() as reading:
         plan = plan_corpus(files, reading)
         _check_kept(plan.keep, RESERVED)
         for notice in plan.notices:

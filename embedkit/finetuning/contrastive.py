@@ -1,14 +1,18 @@
 """Contrastive fine-tuning: pairs of texts tune the encoder, then a classifier is fitted on it.
 
 With a dozen labels a class there are few texts but many pairs of them, and "alike or not" can be
-learnt from each (SetFit; Tunstall et al. 2022, arXiv:2209.11055)::
+learnt from each (Tunstall et al. 2022, arXiv:2209.11055)::
 
-    training texts ─── pairs: alike (1) or not (0) ─── encoder ─── cosines ─── loss
+    training texts ─── batch ─── encoder ─── cosines of all its pairs: alike (1) or not (0) ─── loss
                   └─── vectors of the tuned encoder ─── default classifier of ``train`` ─┐
     head: mean of the tokens, of length 1 ─── linear layer ◄── its coefficients ─────────┘
 
-The loss is that of sentence-transformers, the classifier is the one that frozen vectors get, and
-the training is :func:`~embedkit.finetuning.training.train_fold`'s; only the pairs are made here.
+A batch of 16 texts has 120 pairs, each of which counts, whereas pairs drawn one by one pass two
+texts through the encoder for one cosine. Two texts of a class stand together in the order of an
+epoch, so that batches have pairs of both kinds however many classes there are.
+
+The classifier is the one that frozen vectors get, and the training is
+:func:`~embedkit.finetuning.training.train_fold`'s; only the loss and the order are made here.
 What comes out is an encoder with a head like any other: scaling and coefficients of the classifier
 are one linear layer, so that nothing else has to know of contrastive training.
 
@@ -19,9 +23,9 @@ they stay aside for thresholds and blends, and may be left out (``validation=0``
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +36,7 @@ from torch.utils.data import Sampler
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.tuning import Subset, fit
 from embedkit.finetuning.heads import EncoderWithHead
-from embedkit.finetuning.model import padded, predict_logits
+from embedkit.finetuning.model import predict_logits
 from embedkit.finetuning.training import Fold, FoldResult, FoldTrainer, Totals, train_fold
 from embedkit.runs.split import Split
 from embedkit.types import Int64, ProgressCallback, no_progress
@@ -96,80 +100,74 @@ def _set_layer(layer: Any, pipeline: Pipeline) -> None:
 
 
 class PairTrainer(FoldTrainer):
-    """The Trainer of a fold whose items are pairs of texts, as one number: first * n + second.
-
-    An epoch has two pairs for each text, one with a text of its class, one with a text of another.
-    """
-
-    per_text = 2
+    """The Trainer of a fold whose loss is of the pairs of texts in a batch."""
 
     def __init__(self, fold: Fold, model: EncoderWithHead, totals: Totals, *more: Any) -> None:
-        # an import of seconds that nothing else needs
-        from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
-
-        self._texts = np.unique(fold.record[fold.train])
         super().__init__(fold, model, totals, *more)
         totals.pop("right", None)  # pairs have no predicted class
 
-        # what the loss needs of a SentenceTransformer
-        def embedded(batch: dict[str, Tensor]) -> Any:
-            return {"sentence_embedding": model(**batch).hidden_states[0]}
-
-        self._loss = CosineSimilarityLoss(cast("Any", embedded))
-
-    def items(self) -> Sequence[int]:
-        """Return the numbers of all pairs, of which an epoch takes some."""
-        return range(len(self._texts) ** 2)
-
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        return PairSampler(self.fold.target.y[self._texts], self.fold.seed)
-
-    def _collate(self, items: Sequence[int]) -> dict[str, Any]:
-        fold, y = self.fold, self.fold.target.y
-        first, second = (self._texts[part] for part in np.divmod(items, len(self._texts)))
-        alike = torch.from_numpy((y[first] == y[second]).astype(np.float32))
-        batches = [padded(fold.texts[part], fold.pad_id) for part in (first, second)]
-        return {"pairs": batches, "labels": alike}
+        fold = self.fold
+        return CoupleSampler(fold.target.y[np.unique(fold.record[fold.train])], fold.seed)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any
     ) -> Any:
-        """Compute the loss of a batch of pairs, and count it."""
-        loss, totals = self._loss(inputs["pairs"], inputs["labels"]), self._totals
-        totals["texts"] += len(inputs["labels"])
-        totals["loss"] += loss.detach().double() * len(inputs["labels"])
-        return (loss, {}) if return_outputs else loss
+        """Compute the loss of a batch's pairs, and count it."""
+        labels, totals = inputs.pop("labels"), self._totals
+        outputs = model(**inputs)
+        loss = pair_loss(outputs.hidden_states[0].float(), labels)
+        totals["texts"] += len(labels)
+        totals["loss"] += loss.detach().double() * len(labels)
+        return (loss, outputs) if return_outputs else loss
 
 
-class PairSampler(Sampler[int]):
-    """Pairs of an epoch in random order, by seed and epoch alone.
+def pair_loss(vectors: Tensor, labels: Tensor) -> Tensor:
+    """Return how far the cosines of all pairs are from 1 in a class, and from 0 between classes.
 
-    >>> pairs = [divmod(pair, 4) for pair in PairSampler(np.array([0, 1, 0, 1]), seed=0)]
-    >>> sorted(first for first, _ in pairs)
-    [0, 0, 1, 1, 2, 2, 3, 3]
+    It is the mean square of the former and that of the latter, half each: there are as many times
+    more of the latter as there are classes.
+
+    >>> alike, other = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    >>> float(pair_loss(torch.cat([alike, other]), torch.tensor([0, 0, 1])))
+    0.0
+
+    Args:
+        vectors: ``(texts, width)``, of length 1.
+        labels: ``(texts,)``.
+    """
+    first, second = torch.triu_indices(len(labels), len(labels), offset=1, device=labels.device)
+    alike = (labels[first] == labels[second]).to(vectors.dtype)
+    squares = ((vectors[first] * vectors[second]).sum(1) - alike).square()
+    kinds = torch.stack([alike, 1 - alike])
+    # a small batch may lack one kind
+    return ((kinds * squares).sum(1) / kinds.sum(1).clamp(min=1)).mean()
+
+
+class CoupleSampler(Sampler[int]):
+    """Order of an epoch, by seed and epoch alone; two texts of a class stand together.
+
+    >>> y = np.array([0, 1, 0, 1])
+    >>> [y[text].item() for text in CoupleSampler(y, seed=0)] in ([0, 0, 1, 1], [1, 1, 0, 0])
+    True
     """
 
     def __init__(self, y: Int64, seed: int) -> None:
         self._y, self._seed, self._epoch = y, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose pairs follow."""
+        """Choose the epoch whose order follows."""
         self._epoch = epoch
 
     def __len__(self) -> int:
-        # a text that is the only one of its class has no partner in it
-        sizes = np.bincount(self._y)
-        return len(self._y) + int(sizes[sizes > 1].sum())
+        return len(self._y)
 
     def __iter__(self) -> Iterator[int]:
         random = np.random.default_rng([self._seed, self._epoch])
-        pairs = []
+        couples: list[Int64] = []
         for label in np.unique(self._y):
-            members, others = np.flatnonzero(self._y == label), np.flatnonzero(self._y != label)
-            pairs.append(members * len(self._y) + random.choice(others, len(members)))
-            if (size := len(members)) > 1:
-                # by a step of 1 to size - 1, so that no text is its own partner
-                steps = random.integers(1, size, size)
-                partners = members[(np.arange(size) + steps) % size]
-                pairs.append(members * len(self._y) + partners)
-        yield from random.permutation(np.concatenate(pairs)).tolist()
+            members = random.permutation(np.flatnonzero(self._y == label))
+            # the last one of an odd number stands alone
+            couples += np.split(members, range(2, len(members), 2))
+        random.shuffle(couples)
+        yield from np.concatenate(couples).tolist()

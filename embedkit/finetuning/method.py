@@ -196,29 +196,49 @@ class FineTuned:
         warn_of_cut(_texts(units), units.name, self.tokens.max_length)
         return units
 
-    def test_set(
-        self, further: Units | None, units: Units, target: Target, split: Split
-    ) -> TestSet | None:
-        """Return the test set of the split, or a further one, tokenized."""
-        if further is None:
-            return TestSet.of_split(split, units, target)
-        split.check_test(further.name)
-        return TestSet.further(self.tokenized(further), units, target, name=further.name)
+    def problem(
+        self, data: Units, further: Units | None, *, split: str | Path | Split | None, folds: int
+    ) -> Problem:
+        """Return what is to be learnt: the units as tokens, in folds, and the test set.
 
-    def decided(self, units: Units, target: Target, split: Split) -> Self:
+        That is the one of the split, or ``further`` units.
+        """
+        options = self.options
+        # words that the tokenizer's limit cuts off are left out here, before folds are made
+        units = self.tokenized(data)
+        problem = Problem.of(
+            units,
+            task=options.task,
+            separator=options.label_separator,
+            split=split,
+            folds=folds,
+            seed=options.seed,
+        )
+        target, made = problem.target, problem.split
+        options.check(target)
+        if further is None:
+            return problem._replace(test=TestSet.of_split(made, units, target))
+        made.check_test(further.name)
+        test = TestSet.further(self.tokenized(further), units, target, name=further.name)
+        return problem._replace(test=test)
+
+    def decided(self, problem: Problem) -> Self:
         """Return the method with all options decided; raises what would end the fit."""
+        units, target, split, _ = problem
         divided, _ = divide(split, target, self.options)
         # one number of epochs for all folds: that of the fold with the fewest texts, which needs
         # the most
         fewest = min(len(np.unique(units.place[subsets["train"]])) for subsets in divided)
         checkpoint, own = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
         head = "mean" if own and checkpoint.is_sentence_encoder else "cls"
+        about: dict[str, Any] = {"texts": fewest, "classes": len(target.classes)}
         if self.earlier is None:
-            return replace(self, options=self.options.decided(texts=fewest, head=head))
+            return replace(self, options=self.options.decided(**about, head=head))
         folder, earlier = self.earlier
         head = earlier.head if earlier.head in HEADS else head  # another one is code: named again
-        decided = replace(self, options=self.options.decided(texts=fewest, head=head))
-        options = decided.options
+        objective = self.options.objective or earlier.settings["objective"]
+        options = replace(self.options, objective=objective).decided(**about, head=head)
+        decided = replace(self, options=options)
         for what, before, now in (
             ("split", earlier.split.fingerprint, split.fingerprint),
             ("label", earlier.classes, target.classes),
@@ -252,11 +272,12 @@ class FineTuned:
             "versions": {"embedkit": __version__, **LIBRARIES},
         }
 
-    def folds(self, units: Units, target: Target, split: Split) -> tuple[list[Fold], Int64]:
+    def folds(self, problem: Problem) -> tuple[list[Fold], Int64]:
         """Return the folds, and the units that choose thresholds.
 
         With several seeds each fold is there as often, one after the other.
         """
+        units, target, split, _ = problem
         divided, choosing = divide(split, target, self.options)
         texts, seeds = _texts(units), self.options.seeds
         folds = [
@@ -290,7 +311,7 @@ class FineTuned:
         one for each seed, whose mean predicts.
         """
         units, target, split, test = problem
-        folds, choosing = self.folds(units, target, split)
+        folds, choosing = self.folds(problem)
         train: Callable[..., tuple[EncoderWithHead, FoldResult]] = train_fold
         if self.options.objective == CONTRASTIVE:
             # its classifier has inner folds, which need what the split keeps together
@@ -326,6 +347,8 @@ class FineTuned:
             fit_seconds=sum(result.fit_seconds for result in results)
             + ((self.earlier and self.earlier[1].cost.fit_seconds) or 0.0),
             predict_seconds=sum(result.predict_seconds for result in results),
+            # as many in every model
+            parameters=results[0].parameters,
         )
 
     def _thresholds(
@@ -407,12 +430,11 @@ class FineTuned:
         # Lines of earlier folds are kept
         storage.write_sums(folder, storage.file_sums(folder, torn=True) | written, scratch=folder)
 
-    def write(
-        self, units: Units, target: Target, split: Split, results: Sequence[FoldResult]
-    ) -> None:
+    def write(self, problem: Problem, fits: Fits) -> None:
         """Write the log of the training, and which model has not seen which record."""
-        logs = [result.log for result in results]
-        folds, _ = self.folds(units, target, split)
+        units, target, split, _ = problem
+        logs = [result.log for fit in fits.folds for result in fit.model]
+        folds, _ = self.folds(problem)
         lines = [
             {"fold": fold.number}
             | ({"member": fold.member} if self.options.seeds > 1 else {})
@@ -435,14 +457,12 @@ class FineTuned:
         unseen = np.where(made.folds == UNUSED, TEST, made.folds)  # of no model
         SeenRecords(self.folder, models, made.row, units.records.key, unseen).write()
 
-    def content(
-        self, units: Units, target: Target, split: Split, fits: Sequence[FoldFit]
-    ) -> dict[str, Any]:
+    def content(self, problem: Problem, fits: Fits) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, and of its models."""
-        options, texts = self.options, _texts(units)
+        options, texts = self.options, _texts(problem.units)
         settings = asdict(options) | {"head_learning_rate": options.head_rate}
-        results = [result for fit in fits for result in fit.model]
-        names = [fold.model for fold in self.folds(units, target, split)[0]]
+        results = [result for fit in fits.folds for result in fit.model]
+        names = [fold.model for fold in self.folds(problem)[0]]
         # epochs are counted on from those of the earlier run
         past = {} if self.earlier is None else self.earlier[1].history
         done = {name: past[name][-1]["epoch"] if past.get(name) else 0.0 for name in names}
@@ -460,9 +480,10 @@ class FineTuned:
             "settings": {name: value for name, value in settings.items() if name not in _FIELDS},
             "views": (),
             "models": tuple(names),
+            "threshold": fits.threshold,
             # of each model that of its fold
-            "thresholds": tuple(fit.threshold for fit in fits for _ in fit.model),
-            "seed_scores": self._seed_scores(units, target, split, fits),
+            "thresholds": tuple(fit.threshold for fit in fits.folds for _ in fit.model),
+            "seed_scores": self._seed_scores(problem, fits.folds),
             "epochs": tuple(done[name] + result.epoch for name, result in each),
             "history": {
                 name: (*past.get(name, ()), *history_of(result.log, done[name]))
@@ -476,14 +497,14 @@ class FineTuned:
         }
 
     def _seed_scores(
-        self, units: Units, target: Target, split: Split, fits: Sequence[FoldFit]
+        self, problem: Problem, fits: Sequence[FoldFit]
     ) -> dict[str, tuple[float, ...]]:
         """The scores that the models of each seed have alone; nothing where there is one seed."""
         decision, seeds = self.options.decision, self.options.seeds
         beta, scores = decision.beta if decision else None, dict[str, tuple[float, ...]]()
         for member in range(seeds if seeds > 1 else 0):
             alone = [fit._replace(proba=np.array(fit.model[member].proba)) for fit in fits]
-            predictions = Predictions.joined(held_out_predictions(alone, units, target, split))
+            predictions = Predictions.joined(held_out_predictions(alone, problem))
             for name, metric in metrics_of(predictions, beta=beta).items():
                 scores[name] = (*scores.get(name, ()), metric.value(len(predictions.row)))
         return scores

@@ -30,8 +30,8 @@ from embedkit.choices import (
 )
 from embedkit.errors import UsageError, first_line
 from embedkit.records import Positive, Seed
-from embedkit.runs.metrics import Threshold, named_metric
-from embedkit.units.target import SEPARATOR
+from embedkit.runs.metrics import Threshold, check_metric, named_metric
+from embedkit.units.target import SEPARATOR, Target
 
 WORDS = "words"
 """Head of taggers: a linear layer on the first token of each word."""
@@ -41,6 +41,7 @@ CONTRASTIVE = "contrastive"
 _STEPS = 200  # that fine-tuning of few texts needs
 _EPOCHS = 3, 20  # at least, at most
 _PATIENCE = 5  # epochs, where their number is left open
+_FEW = 64  # texts a class up to which pairs of them tell more than their labels
 _NEW_RATE = 1e-3  # of weights that were drawn at random
 _OF_LABELS = (
     "task level head one_logit label_smoothing dropout lora patience select_by".split()  # noqa: SIM905
@@ -56,7 +57,8 @@ class TrainingOptions:
         task: ``classification``, ``regression``, or ``multilabel``: a record has any number of
             classes, each with a logit of its own.
         objective: {OBJECTIVES}.
-            The latter suits 8 to 64 labels a class; it needs ``pip install embedkit[contrastive]``.
+            By default the latter up to 64 training texts a class, where ``epochs`` and the options
+            that mean nothing with pairs are left open too.
         label_separator: between the classes of a record, for ``multilabel``.
         level: ``sentence``: texts are labelled, or ``word``: their words, by a linear layer on the
             first token of each, as in ``AutoModelForTokenClassification``.
@@ -105,7 +107,7 @@ class TrainingOptions:
     """
 
     task: Task = "classification"
-    objective: Objective = "labels"
+    objective: Objective | None = None
     label_separator: str = SEPARATOR
     level: RunLevel = "sentence"
     head: str | Callable[[int, int], Any] | None = None
@@ -192,17 +194,16 @@ class TrainingOptions:
             raise UsageError("lora= needs the package peft: pip install peft.")
 
     def _check_contrastive(self) -> None:
-        defaults = {field.name: field.default for field in fields(self)}
-        for name in (name for name in _OF_LABELS if getattr(self, name) != defaults[name]):
+        for name in self._of_labels:
             raise UsageError(f"{name}= is for objective='labels'; 'contrastive' pairs texts.")
         if self.freeze_layers == "all":
             raise UsageError("freeze_layers='all' leaves nothing for objective='contrastive'.")
-        # found, not imported: it takes seconds, and only training needs it
-        if find_spec("sentence_transformers") is None:
-            raise UsageError(
-                "objective='contrastive' needs the package sentence-transformers: "
-                "pip install embedkit[contrastive]."
-            )
+
+    @property
+    def _of_labels(self) -> list[str]:
+        """Options that were given, and mean nothing where pairs are trained on."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return [name for name in _OF_LABELS if getattr(self, name) != defaults[name]]
 
     @property
     def head_name(self) -> str:
@@ -230,10 +231,18 @@ class TrainingOptions:
         least, most = _EPOCHS
         return self.epochs or min(max(math.ceil(_STEPS / steps), least), most)
 
-    def decided(self, *, texts: int, head: str) -> TrainingOptions:
-        """Return the options with what was left open, for a number of training texts."""
-        decided = replace(self, epochs=self.epochs_of(texts))
-        if self.objective == CONTRASTIVE:
+    def decided(self, *, texts: int, classes: int, head: str) -> TrainingOptions:
+        """Return the options with what was left open, for a number of training texts.
+
+        >>> TrainingOptions().decided(texts=96, classes=6, head="mean").objective
+        'contrastive'
+        """
+        objective = self.objective or "labels"
+        is_open = self.objective is None and self.epochs is None and self.freeze_layers != "all"
+        if is_open and not self._of_labels and texts <= _FEW * classes:
+            objective = CONTRASTIVE
+        decided = replace(self, objective=objective, epochs=self.epochs_of(texts))
+        if objective == CONTRASTIVE:
             return decided  # it has a head of its own, and every epoch is trained
         if self.level == "sentence" and self.head is None:
             decided = replace(decided, head=head)
@@ -241,6 +250,16 @@ class TrainingOptions:
         if self.epochs is None and self.patience is None and self.validation:
             decided = replace(decided, patience=_PATIENCE)
         return decided
+
+    def check(self, target: Target) -> None:
+        """Raise a :class:`UsageError` for options that do not fit what is to be learnt."""
+        count = len(target.classes)
+        if self.one_logit and count != 2:
+            raise UsageError(f"one_logit= needs two classes; there are {count}.")
+        if self.decision is not None:
+            self.decision.check(target)
+        if self.select_by != "loss":
+            check_metric(self.select_by, classes=count, sets=target.of_sets, name="select_by")
 
     @property
     def decision(self) -> Threshold | None:

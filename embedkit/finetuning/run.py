@@ -33,11 +33,9 @@ from embedkit.machine import peak_memory_bytes, peak_memory_since
 from embedkit.records import Positive
 from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.folder import RunResult, free_out, read_run, resumable_run, write_results
-from embedkit.runs.metrics import check_metric
 from embedkit.runs.run import DatasetContent, FinetuneRun
-from embedkit.runs.split import Split, split_for
+from embedkit.runs.split import Split
 from embedkit.types import ProgressCallback, no_progress
-from embedkit.units.target import Target
 from embedkit.units.units import Units
 
 logger = logging.getLogger(__name__)
@@ -120,41 +118,25 @@ def finetune(
         more = data.further(test, sample=test_sample, min_chars=test_min_chars, seed=seed)
     checkpoint, earlier = _start(model, revision=revision, offline=offline)
     method = replace(FineTuned.of(checkpoint, options, data, device=where), earlier=earlier)
-    # words that the tokenizer's limit cuts off are left out here, before folds are made
-    units = method.tokenized(data)
-    target = _target(units, method.options)
-    assigned = split_for(units, split, folds=folds, seed=options.seed, sets=target.of_sets)
-    assigned = assigned.labelled(target)
-    tested = method.test_set(more, units, target, assigned)
-    assigned.check(target)
+    problem = method.problem(data, more, split=split, folds=folds)
     # the last of what is open: epochs depend on the number of training texts in the folds
-    method = method.decided(units, target, assigned)
-    with resumable_run(out, method.identity(data, more, assigned), overwrite=overwrite) as folder:
+    method = method.decided(problem)
+    identity = method.identity(data, more, problem.split)
+    with resumable_run(out, identity, overwrite=overwrite) as folder:
         method = replace(method, folder=folder)
-        predictions, fits = cross_validate(
-            method, units, target, assigned, test=tested, progress=progress
-        )
-        # a FoldResult each: the models are files already
-        results = [result for fold in fits.folds for result in fold.model]
-        method.write(units, target, assigned, results)
+        predictions, fits = cross_validate(method, problem, progress=progress)
+        method.write(problem, fits)
         content = write_results(
             folder,
             FinetuneRun,
+            problem,
             predictions,
-            assigned,
-            tested,
             decision=options.decision,
             seed=options.seed,
             libraries=LIBRARIES,
-            threshold=fits.threshold,
-            dataset=_dataset_content(units, method),
-            cost=fits.cost(
-                peak_memory_bytes=_peak_memory(peak_before, where),
-                # as many in every fold
-                parameters=results[0].parameters,
-                device=where.type,
-            ),
-            **method.content(units, target, assigned, fits.folds),
+            dataset=_dataset_content(problem.units, method),
+            cost=fits.cost(peak_memory_bytes=_peak_memory(peak_before, where), device=where.type),
+            **method.content(problem, fits),
         )
     return RunResult(out, content, sum(data.rejected.values()))
 
@@ -199,19 +181,6 @@ def _start(
 def _peak_memory(before: int, device: torch.device) -> int | None:
     on_device = device.type == "cuda"
     return torch.cuda.max_memory_allocated(device) if on_device else peak_memory_since(before)
-
-
-def _target(units: Units, options: TrainingOptions) -> Target:
-    """Targets of the units, if the options fit them."""
-    target = units.target(options.task, options.label_separator)
-    count, sets = len(target.classes), target.of_sets
-    if options.one_logit and count != 2:
-        raise UsageError(f"one_logit= needs two classes; there are {count}.")
-    if options.decision is not None:
-        options.decision.check(count, sets=sets)
-    if options.select_by != "loss":
-        check_metric(options.select_by, classes=count, sets=sets, name="select_by")
-    return target
 
 
 def _dataset_content(units: Units, method: FineTuned) -> DatasetContent:

@@ -247,7 +247,6 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
     """The Trainer with this module's batches, evaluation and checkpoints."""
 
     control: Any
-    per_text = 1  # items of an epoch for each text
 
     def __init__(
         self,
@@ -262,10 +261,10 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         validates = len(fold.valid) > 0
         super().__init__(
             model=model,
-            args=_arguments(fold, validates, self.per_text),
+            args=_arguments(fold, validates),
             data_collator=self._collate,
             # records by position; the collator makes batches of them, since texts stay in one table
-            train_dataset=self.items(),
+            train_dataset=np.unique(fold.record[fold.train]).tolist(),
             # only so that the Trainer evaluates: evaluate below reads none of it
             eval_dataset=list(fold.valid) if validates else None,
             optimizers=(torch.optim.AdamW(parameter_groups(model, fold.options), fused=True), None),
@@ -273,11 +272,6 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         )
         # it prints every log to standard output, where commands write their results
         self.remove_callback(PrinterCallback)
-
-    def items(self) -> Sequence[int]:
-        """Return what an epoch goes through: the positions of the training texts."""
-        texts: list[int] = np.unique(self.fold.record[self.fold.train]).tolist()
-        return texts
 
     def _collate(self, items: Sequence[int]) -> dict[str, Any]:
         fold, texts = self.fold, np.array(items)
@@ -422,10 +416,10 @@ class LengthSampler(Sampler[int]):
         yield from (int(i) for batch in [*batches, order[whole:]] for i in batch)
 
 
-def _arguments(fold: Fold, validates: bool, per_text: int) -> TrainingArguments:
+def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
     options = fold.options
-    items = len(np.unique(fold.record[fold.train])) * per_text
-    steps = math.ceil(items / options.batch_size / options.accumulate)
+    texts = len(np.unique(fold.record[fold.train]))
+    steps = math.ceil(texts / options.batch_size / options.accumulate)
     warmup = int(options.warmup)
     if options.warmup < 1:  # older transformers take no fraction under this name
         warmup = math.ceil(options.warmup * fold.epochs * steps)

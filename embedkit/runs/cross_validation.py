@@ -1,7 +1,7 @@
 """Cross-validation: one driver for every method, so that all meet the same folds.
 
-    units, target, split ──► method.fit ──► Fits ──► Predictions
-                                            a FoldFit for each fold: proba of its held-out units
+    units ──► Problem ──► method.fit ──► Fits ──► Predictions
+              target, split, test        a FoldFit for each fold: proba of its held-out units
 
 A method is given everything and answers with what the model of each fold says about units that it
 was not fitted on. It may fit folds side by side (pipelines of scikit-learn), one after the other
@@ -13,13 +13,14 @@ the threshold of each fold, and the test set, which nothing is learnt from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
 
 from embedkit.runs.predictions import Predictions, TestSet
 from embedkit.runs.run import Cost
-from embedkit.runs.split import Split
+from embedkit.runs.split import Split, split_for
 from embedkit.types import Float64, Int64, ProgressCallback, no_progress
-from embedkit.units.target import Target
+from embedkit.units.target import SEPARATOR, Target
 from embedkit.units.units import Units
 
 
@@ -45,10 +46,16 @@ class Fits(NamedTuple):
     final: Any = None  # a model of the units of all folds, for methods that fit one
     test: Float64 | None = None  # what new units, as those of the test set, get
     threshold: float | None = None  # for new units
+    parameters: int | None = None  # of one model, where they can be counted
 
     def cost(self, **more: Any) -> Cost:
         """Return the cost of a run with these fits."""
-        return Cost(fit_seconds=self.fit_seconds, predict_seconds=self.predict_seconds, **more)
+        return Cost(
+            fit_seconds=self.fit_seconds,
+            predict_seconds=self.predict_seconds,
+            parameters=self.parameters,
+            **more,
+        )
 
 
 class Problem(NamedTuple):
@@ -57,40 +64,62 @@ class Problem(NamedTuple):
     units: Units
     target: Target
     split: Split
-    test: TestSet | None
+    test: TestSet | None = None
+
+    @classmethod
+    def of(
+        cls,
+        units: Units,
+        *,
+        task: str = "classification",
+        separator: str = SEPARATOR,
+        split: str | Path | Split | None = None,
+        column: str | None = None,
+        folds: int = 5,
+        seed: int = 0,
+    ) -> Self:
+        """Return the problem that the labels of the units name, in the folds of a split.
+
+        Arguments are those of :func:`~embedkit.runs.split.split_for`.
+
+        Raises:
+            UsageError: the labels, or the folds, cannot be learnt from.
+        """
+        target = units.target(task, separator)
+        sets = target.of_sets
+        made = split_for(units, split, column=column, folds=folds, seed=seed, sets=sets)
+        # words without a label are in no fold
+        made = made.labelled(target)
+        # here, before a test set is encoded and models are fitted, which may take hours
+        made.check(target)
+        return cls(units, target, made)
 
 
 class Method(Protocol):
-    """A way to learn and predict."""
+    """A way to learn and predict.
+
+    ``FoldFit.model`` and ``Fits.final`` are its own affair: nothing but the method reads them.
+    """
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Return a model for each fold, with its predictions."""
 
 
 def cross_validate(
-    method: Method,
-    units: Units,
-    target: Target,
-    split: Split,
-    *,
-    test: TestSet | None = None,
-    progress: ProgressCallback = no_progress,
+    method: Method, problem: Problem, *, progress: ProgressCallback = no_progress
 ) -> tuple[Predictions, Fits]:
     """Return predictions for every held-out unit and the test set, and the models behind them."""
-    # before the fit, which may take hours
-    split.check(target)
-    fits = method.fit(Problem(units, target, split, test), progress=progress)
-    parts = held_out_predictions(fits.folds, units, target, split)
+    fits = method.fit(problem, progress=progress)
+    parts = held_out_predictions(fits.folds, problem)
     # a probe compares views and predicts no test set
-    if test is not None and fits.test is not None:
-        parts.append(test.predictions(fits.test, threshold=fits.threshold))
+    if problem.test is not None and fits.test is not None:
+        parts.append(problem.test.predictions(fits.test, threshold=fits.threshold))
     return Predictions.joined(parts), fits
 
 
-def held_out_predictions(
-    folds: Sequence[FoldFit], units: Units, target: Target, split: Split
-) -> list[Predictions]:
+def held_out_predictions(folds: Sequence[FoldFit], problem: Problem) -> list[Predictions]:
     """Return the predictions of each fold's model for the units that it holds out."""
+    units, target, split, _ = problem
     # a method returns its folds in the order of subsets(); one more or less is an error of strict=
     parts, about = [], dict[str, Any](units=units, group=split.group, target=target)
     for fold, ((_, held_out), fitted) in enumerate(zip(split.subsets(), folds, strict=True)):

@@ -42,8 +42,9 @@ from embedkit.errors import (
 )
 from embedkit.machine import __version__
 from embedkit.records import from_json, read_json, to_json
+from embedkit.runs.cross_validation import Problem
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import Predictions, TestSet, write_predictions
+from embedkit.runs.predictions import Predictions, write_predictions
 from embedkit.runs.run import (
     FORMAT_VERSION,
     KINDS,
@@ -54,7 +55,7 @@ from embedkit.runs.run import (
     Run,
 )
 from embedkit.runs.scores import class_scores, reported_scores
-from embedkit.runs.split import Split, write_split
+from embedkit.runs.split import write_split
 from embedkit.types import AnyPath
 
 if TYPE_CHECKING:  # imports torch
@@ -207,9 +208,8 @@ def write_run(folder: Path, content: Run) -> None:
 def write_results(
     folder: Path,
     kind: type[_Predicted],
+    problem: Problem,
     predictions: Predictions,
-    split: Split,
-    test: TestSet | None,
     *,
     decision: Threshold | None,
     seed: int,
@@ -223,12 +223,13 @@ def write_results(
     from embedkit.runs.figures import draw_run
 
     write_predictions(folder, predictions)
-    write_split(split, folder / "split.parquet")
+    write_split(problem.split, folder / "split.parquet")
     draw_run(folder, predictions)
+    test = problem.test
     run = kind(
         classes=predictions.classes,
         threshold_metric=decision.metric if decision else None,
-        split=split.record,
+        split=problem.split.record,
         records={"folds": len(predictions.out_of_fold), "test": len(predictions.test)},
         test_set=test.content if test else None,
         scores=reported_scores(predictions, seed=seed, beta=decision.beta if decision else None),

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from embedkit.display import MINUS
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Metric, Score
 from embedkit.types import Bool, Float64, Int64
+
+if TYPE_CHECKING:  # imports pyarrow, which --help does without
+    from embedkit.units.target import Target
 
 T = TypeVar("T")
 
@@ -531,9 +534,10 @@ class Threshold(NamedTuple):
             return None
         return "macro_f1" if self.beta is None else f"f{self.beta:g}"
 
-    def check(self, classes: int, *, sets: bool = False) -> None:
+    def check(self, target: Target) -> None:
         """Raise a :class:`UsageError` unless one of two classes is predicted."""
-        if classes != 2 or sets:
+        classes = len(target.classes)
+        if classes != 2 or target.of_sets:
             shown = f"threshold={self.metric or str(self.value)!r}"
             raise UsageError(f"{shown} needs two classes; there are {classes or 'values'}.")
 

@@ -106,6 +106,11 @@ class Target:
         return self.separator is not None
 
     @property
+    def settings(self) -> dict[str, str]:
+        """How labels are read, for ``run.json``: what stands between the classes of a set."""
+        return {} if self.separator is None else {"label_separator": self.separator}
+
+    @property
     def strata(self) -> Int64:
         """Classes to balance folds by; all zero for a regression and for sets of classes."""
         # combinations of classes are too many and too rare to balance folds by

@@ -145,7 +145,7 @@ class Units:
         reading = reading or CorpusOptions()
         if names_dataset(source):
             return cls._stored(source, reading, level=level)
-        with input_files(source) as files:
+        with input_files(source) as files, reading.in_files() as reading:
             plan = plan_corpus(files, reading)
             for notice in plan.notices:
                 logger.info("%s", notice)
@@ -193,7 +193,8 @@ class Units:
             # a test file may lack both: it is predicted under its row numbers, and not scored
             id_, label = (c if c in plan.columns else None for c in (before["id"], before["label"]))
             word_label = of_words if marked or of_words in plan.columns else None
-            kept = tuple(name for name in keep if name in plan.columns)
+            # columns of spans are read as kept columns
+            kept = tuple(name for name in (*keep, *plan.spans) if name in plan.columns)
             plan = replace(plan, id=id_, label=label, word_label=word_label, keep=kept)
             return self._planned(plan, level=self.level)
 
@@ -212,7 +213,8 @@ class Units:
             name=plan.files[0].name,
             source=tuple(file.sha256 for file in plan.files),
             label=[r.label for r in records] if plan.label else None,
-            group=[r.kept[0] for r in records] if plan.keep else None,
+            # spans are kept too, after the columns that were asked for
+            group=[r.kept[0] for r in records] if {*plan.keep} - {*plan.spans} else None,
             pairs=plan.text_pair is not None,
             keep=plan.keep,
             reading=reading_of(plan),

@@ -28,7 +28,7 @@ from embedkit.classifiers.probe import control_task, randomize
 from embedkit.classifiers.train import Frozen
 from embedkit.classifiers.tuning import Subset, fit, predict_proba
 from embedkit.errors import UsageError
-from embedkit.runs.cross_validation import Fits, cross_validate
+from embedkit.runs.cross_validation import Fits, Problem, cross_validate
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.split import inner_folds
 from embedkit.units.target import Target
@@ -54,7 +54,7 @@ def run(X: Any, target: Target, name: str = "logreg", **options: Any) -> tuple[P
     made = options.pop("split", None) or split_of(target.y)
     task = "classification" if target.classes else "regression"
     method = Frozen(EstimatorSettings(name, task=task, **options), **more)
-    return cross_validate(method, units_with(X), target, made)
+    return cross_validate(method, Problem(units_with(X), target, made))
 
 
 # what is chosen

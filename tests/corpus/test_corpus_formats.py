@@ -130,7 +130,16 @@ def test_a_bad_element_of_an_array_costs_one_record(
         folder.plan("[ ]\n", "a.json")
 
 
-@pytest.mark.parametrize("document", ['{\n  "text": "a"\n}\n', '["a", "b"]', "[1]"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        '{\n  "text": "a"\n}\n',
+        '["a", "b"]',
+        "[1]",
+        '{"text": {"0": "a"}, "label": {"0": 1}}',
+        '{"text": ["a text", "b"], "label": [0, 1]}',
+    ],
+)
 def test_another_json_document_is_refused(folder: Folder, document: str) -> None:
     with pytest.raises(CorpusError, match=r"corpus\.json"):
         folder.plan(document, "corpus.json")

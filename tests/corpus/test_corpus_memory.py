@@ -18,9 +18,11 @@ import pytest
 
 import embedkit
 from embedkit.corpus.memory import input_files
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.errors import MismatchError, UsageError
 from embedkit.predict import predict_file
 from embedkit.remote import PROTOCOLS
+from embedkit.units.units import Units
 from tests.store_fixtures import ROWS, begin, manifest_of, run, tiny_model, tree
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -120,7 +122,7 @@ def test_records_give_what_the_equal_json_lines_give(
     assert tree(tmp_path / "out" / "sentences") == tree(goldens["jsonl"] / "sentences")
 
 
-@pytest.mark.parametrize("make", [list, tuple, iter, np.array, pd.Series, pl.Series], ids=str)
+@pytest.mark.parametrize("make", [list, tuple, iter, np.array, pd.Series, pl.Series, pa.array])
 def test_texts(tmp_path: Path, make: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
@@ -209,7 +211,9 @@ def test_every_command_reads_addresses_alike(
         (["a text", "missing.parquet"], r"missing\.parquet"),
         (["a text", Path("corpus.tsv")], "corpus"),
         ([], "empty list"),
-        ({"text": ["a"]}, "dict"),
+        ({"text": ["a"]}, r"pandas\.DataFrame\(corpus\)"),
+        (pl.LazyFrame({"text": ["a"]}), r"corpus\.collect\(\)"),
+        (pd.DataFrame({"text": ["a"], "n": pd.arrays.SparseArray([1])}), "Sparse.*str, or drop"),
         (b"a text", "bytes"),
         (["a", 7], "record 1"),
         ([{"text": "a", "x": b"b"}], "record 0"),
@@ -227,3 +231,22 @@ def test_what_is_no_corpus(tmp_path: Path, corpus: Any, message: str) -> None:
     with pytest.raises(UsageError, match="keep='a'"):
         run(["a"], tmp_path / "out", keep="a")
     assert not list(tmp_path.glob("out*"))
+
+
+def test_names_of_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A label of Hugging Face is a number, and its file has the names; those of words too."""
+    from datasets import ClassLabel, Dataset, Features, Sequence, Value
+
+    tags = Sequence(ClassLabel(names=["O", "B-LOC"]))
+    kinds = {"tokens": Sequence(Value("string")), "tags": tags}
+    kinds["label"] = ClassLabel(names=["bad", "good"])
+    records = {"tokens": [["in", "Seoul"], ["no"]], "tags": [[0, 1], [0]], "label": [1, 0]}
+    made = Dataset.from_dict(records, features=Features(kinds))
+    made.to_parquet(tmp_path / "c.parquet")
+    for corpus in (made, tmp_path / "c.parquet"):
+        caplog.clear()
+        with caplog.at_level("INFO", "embedkit"):
+            units = Units.of_corpus(corpus, CorpusOptions(word_label="tags"))
+        assert "the numbers in label, named 0=bad,1=good there" in caplog.text
+        assert "the numbers in tags, named 0=O,1=B-LOC there" in caplog.text
+        assert list(units.label or ()) == ["1", "0"]

@@ -176,6 +176,7 @@ FOREIGN = {
     '<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>': "error of a server",
     "404: Not Found": "error of a server",
     "{\\rtf1\\ansi hello}": "RTF",
+    "__label__good a film\n__label__bad another\n": "fastText",
 }
 
 

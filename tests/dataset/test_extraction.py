@@ -16,6 +16,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,7 +28,7 @@ from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.settings import ExtractOptions
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.words import word_spans
-from embedkit.errors import UsageError
+from embedkit.errors import CorpusError, OutputExistsError, UsageError
 from tests.store_fixtures import (
     N_ACCEPTED,
     ROWS,
@@ -245,6 +246,56 @@ def test_words(corpus: Path, tmp_path: Path, subtokens: str) -> None:
         own = of_tokens[(row == number) & (word == index)]
         assert len(own) == words.column("n_tokens")[i].as_py()
         np.testing.assert_allclose(vectors[i], choose(own), rtol=1e-5, atol=1e-5)
+
+
+SPANS = pd.DataFrame(
+    [("017", 5, 9), ("008", 3, 5), ("017", 0, 1), ("011", 4, 5)], columns=["id", "start", "end"]
+)
+"""Of three records, in no order."""
+
+
+@pytest.mark.parametrize("suffix", ["", "csv", "tsv", "jsonl", "parquet"])
+def test_a_table_of_spans_is_a_column_of_lists(corpus: Path, tmp_path: Path, suffix: str) -> None:
+    """The same cells and vectors, whatever holds the table; another table is another job."""
+    rows = SPANS.sort_values(["id", "start"]).groupby("id")[["start", "end"]]
+    lists = rows.apply(lambda spans: spans.to_numpy().tolist())
+    joined = pd.read_csv(corpus, sep="\t", dtype=str, keep_default_na=False)
+    joined["spans"] = joined["id"].map(lists)
+    path = tmp_path / f"spans.{suffix}"
+    if suffix in ("csv", "tsv"):
+        SPANS.to_csv(path, sep="\t" if suffix == "tsv" else ",", index=False)
+    elif suffix == "jsonl":
+        SPANS.to_json(path, orient="records", lines=True)
+    elif suffix == "parquet":
+        SPANS.to_parquet(path)
+    table = path if suffix else SPANS
+    a = run(joined, tmp_path / "a", spans="spans").out
+    b = run(corpus, tmp_path / "b", spans=table).out
+    for folder in ("sentences", "words"):
+        assert table_of(a, folder).equals(table_of(b, folder))
+    assert embedkit.load(b, level="word").text == ["타고", "먹", "i", "home"]
+    with pytest.raises(OutputExistsError, match="sha256"):
+        run(corpus, tmp_path / "b", spans=SPANS[1:])
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (
+            SPANS.assign(id=["017", "8", "017", "11"]),
+            "no record has 2 ids of its spans, such as '11'",
+        ),
+        (SPANS.drop(columns="end"), "has no column 'end'"),
+        (SPANS.assign(end="x"), r"row 0 has \('017', '5', 'x'\)"),
+        (SPANS[:0], "has no rows"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(
+    corpus: Path, tmp_path: Path, table: pd.DataFrame, problem: str
+) -> None:
+    with pytest.raises(CorpusError, match=problem):
+        run(corpus, tmp_path / "out", spans=table)
+    assert not (tmp_path / "out").exists()
 
 
 # Storage

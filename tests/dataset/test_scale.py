@@ -365,24 +365,33 @@ PART = "sentences/part-00000001.parquet"
 
 
 @pytest.mark.parametrize("machine", ["same", "another"])
+@pytest.mark.parametrize("damage", ["damaged", "missing"])
 def test_damage_in_an_object_store_is_found_and_repaired(
-    golden: Path, tmp_path: Path, store: Any, machine: str
+    golden: Path, tmp_path: Path, store: Any, machine: str, damage: str
 ) -> None:
-    """Of a file whose size is as before; a copy that was fetched earlier says nothing about it."""
+    """Of a file whose size is as before; a copy that was fetched earlier says nothing about it.
+
+    The card is its owner's to edit.
+    """
     corpus, settings = golden.with_name("c.tsv"), {"words": "mean", "tokens": True}
     run(corpus, OUT, **settings)
     whole = stored(store)
     part = tmp_path / "part"
     part.write_bytes(whole[PART])
     flip(part)
-    store.put_file(str(part), f"{OUT}/{PART}")
+    store.pipe_file(f"{OUT}/README.md", whole["README.md"] + b"More of it.")
+    assert embedkit.verify(OUT).ok
+    if damage == "damaged":
+        store.put_file(str(part), f"{OUT}/{PART}")
+    else:
+        store.rm_file(f"{OUT}/{PART}")
     if machine == "same":
         assert [p.removeprefix(OUT) for p in embedkit.verify(OUT).problems] == [
-            f"/{PART} is damaged"
+            f"/{PART} is {damage}"
         ]
     else:
         shutil.rmtree(tmp_path / "cache")
-        with pytest.raises(DamagedError, match="part-00000001"):
+        with pytest.raises(DamagedError, match=f"part-00000001.parquet is {damage}"):
             embedkit.load(OUT)
     run(corpus, OUT, **settings)
     shutil.rmtree(tmp_path / "cache")

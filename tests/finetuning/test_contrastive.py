@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
-from embedkit.finetuning.contrastive import PairSampler, _set_layer, train_contrastive
+from embedkit.finetuning.contrastive import CoupleSampler, _set_layer, pair_loss, train_contrastive
 from embedkit.finetuning.heads import HEADS, HeadConfig, build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.units.target import Target
@@ -27,26 +28,39 @@ from tests.finetuning.test_vocabulary import SOME, fold_of
 from tests.run_fixtures import split_of, units_with
 from tests.store_fixtures import tiny_model
 
-pytest.importorskip("sentence_transformers")
-
 CLASSES = ("0", "1", "2")
 
 
-def test_a_text_is_paired_with_one_of_its_class_and_one_of_another() -> None:
-    y = np.array([0, 1, 0, 2, 1, 0, 1, 1])  # the text of class 2 has no partner in it
-    sampler, seen = PairSampler(y, seed=5), set()
-    for epoch in range(40):
+def test_two_texts_of_a_class_stand_together() -> None:
+    y = np.array([0, 1, 0, 2, 1, 0, 1, 1])  # the text of class 2 is alone, and one of class 0
+    sampler, couples = CoupleSampler(y, seed=5), set()
+    for epoch in range(60):
         sampler.set_epoch(epoch)
-        pairs = [divmod(pair, len(y)) for pair in sampler]
-        assert len(pairs) == len(sampler)
-        alike = [(first, second) for first, second in pairs if y[first] == y[second]]
-        other = [(first, second) for first, second in pairs if y[first] != y[second]]
-        assert sorted(first for first, _ in other) == [*range(8)]
-        assert sorted(first for first, _ in alike) == [0, 1, 2, 4, 5, 6, 7]
-        assert all(first != second for first, second in alike)
-        seen |= {*pairs}
-    # every pair that there can be
-    assert len(seen) == 8 * 7
+        order = [*sampler]
+        assert sorted(order) == [*range(len(sampler))] == [*range(8)]
+        assert order == [*sampler]
+        alike = [pair for pair in pairwise(order) if len({*y[[*pair]]}) == 1]
+        # one of class 0, two of class 1; another if couples of a class are neighbours
+        assert len(alike) >= 3
+        couples |= {frozenset(pair) for pair in alike}
+    # every one that there can be
+    assert len(couples) == 3 + 6
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2], [0, 1, 2, 3, 4], [1] * 5, [0]], ids=str)
+def test_both_kinds_of_pairs_count_alike(labels: list[int]) -> None:
+    """The loss is what a loop over all pairs gives; a batch may lack one kind, or both."""
+    rows = torch.randn(len(labels), 8, generator=torch.Generator().manual_seed(0)).double()
+    vectors = torch.nn.functional.normalize(rows).requires_grad_()
+    kinds: tuple[list[float], list[float]] = ([], [])
+    for (a, y), (b, z) in combinations(zip(vectors, labels, strict=True), 2):
+        kinds[y == z].append((float((a @ b).detach()) - (y == z)) ** 2)
+    expected = sum(sum(kind) / max(len(kind), 1) for kind in kinds) / 2
+    loss = pair_loss(vectors, torch.tensor(labels))
+    assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
+    loss.backward()
+    assert vectors.grad is not None
+    assert bool(vectors.grad.isfinite().all())
 
 
 @pytest.mark.parametrize("present", [(0, 1), (0, 1, 2), (0, 2)], ids=str)
@@ -119,10 +133,30 @@ def test_a_run_predicts_as_its_classifier_does(common: Path) -> None:
 def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"{name}="):
         TrainingOptions(objective="contrastive", **{name: value})
-    assert TrainingOptions(objective="contrastive").decided(texts=80, head="mean").patience is None
 
 
-def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedkit.finetuning.options.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install embedkit\[contrastive\]"):
-        TrainingOptions(objective="contrastive")
+@pytest.mark.parametrize(
+    ("texts", "options", "objective"),
+    [
+        (6 * 64, {}, "contrastive"),
+        (6 * 64 + 1, {}, "labels"),
+        (96, {"objective": "labels"}, "labels"),
+        (960, {"objective": "contrastive"}, "contrastive"),
+        # whoever says how labels are learnt wants to learn labels
+        (96, {"epochs": 3}, "labels"),
+        (96, {"head": "cls"}, "labels"),
+        (96, {"patience": 2}, "labels"),
+        (96, {"task": "multilabel"}, "labels"),
+        (96, {"level": "word"}, "labels"),
+        (96, {"freeze_layers": "all"}, "labels"),
+        (96, {"freeze_layers": 3, "threshold": "f1", "seeds": 3}, "contrastive"),
+    ],
+)
+def test_pairs_are_the_default_of_few_labels(
+    texts: int, options: dict[str, Any], objective: str
+) -> None:
+    decided = TrainingOptions(**options).decided(texts=texts, classes=6, head="mean")
+    assert decided.objective == objective
+    assert decided.epochs is not None
+    # of pairs every epoch is trained
+    assert objective == "labels" or decided.patience is None

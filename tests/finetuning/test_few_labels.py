@@ -21,12 +21,12 @@ from embedkit.finetuning.run import finetune
 @pytest.mark.corpora
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "labels", "folds", "least"), [("trec", 16, 5, 0.70), ("banking77", 39, 1, 0.80)]
+    ("name", "labels", "folds", "least"), [("trec", 16, 5, 0.82), ("banking77", 39, 1, 0.80)]
 )
 def test_the_defaults_are_trained_to_their_end(
     name: str, labels: int, folds: int, least: float, corpora: Path, tmp_path: Path
 ) -> None:
-    """Three epochs of a new head on [CLS] score 0.26 and 0.65 here; frozen vectors 0.71, 0.89."""
+    """Three epochs of a new head on [CLS] score 0.26 and 0.65, labels without pairs 0.79, 0.88."""
     if not (corpora / f"{name}.tsv").is_file():
         pytest.skip(f"{corpora} has no {name}.tsv")
     some, more = draw({"corpus": name, "labels": str(labels), "seed": 0}, corpora)

@@ -28,6 +28,7 @@ from embedkit.runs.metrics import Entities
 from embedkit.runs.predictions import Predictions, read_predictions
 from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import read_split
+from embedkit.units.units import Units
 from tests.finetune_fixtures import TINY, finetuned
 from tests.finetuning.test_heads import plain_of
 from tests.models import check_near
@@ -286,15 +287,11 @@ def test_sentences_of_a_text_are_its_words(tmp_path: Path) -> None:
     assert embedkit.load(named.out, level="word").text == ["the", "good"]
 
 
-def test_spans_of_a_table_are_joined(tmp_path: Path) -> None:
-    """A text that the table does not name has no spans, and stays a record."""
-    corpus = pd.DataFrame({"id": ["a", "b", "c"], "text": ["the movie", "i was home", "a bus"]})
-    table = pd.DataFrame({"id": ["c", "a", "a"], "start": [2, 4, 0], "end": [5, 9, 3]})
-    table = table.sort_values(["id", "start"])
-    lists = table.groupby("id")[["start", "end"]].apply(lambda rows: rows.to_numpy().tolist())
-    corpus["at"] = corpus["id"].map(lists)
-    data = extract_tiny(corpus, tmp_path / "v", spans=["at"])
-    assert len(embedkit.load(data.out)) == 3
-    words = embedkit.load(data.out, level="word")
-    assert words.text == ["the", "movie", "bus"]
-    assert words.row.tolist() == [0, 0, 2]
+def test_spans_are_no_groups_and_a_test_set_has_its_own(tmp_path: Path) -> None:
+    texts = ["the movie", "i was home", "a bus"]
+    frame = pd.DataFrame({"text": texts, "at": [[[0, 3]], [[2, 5]], None], "film": ["x", "y", "y"]})
+    units = Units.of_corpus(frame, CorpusOptions(spans="at"), level="word")
+    assert units.records.group is None
+    assert units.further(frame[:2].iloc[::-1]).column("text") == ["was", "the"]
+    grouped = Units.of_corpus(frame, CorpusOptions(spans="at", keep=["film"]), level="word")
+    assert grouped.records.group == ["x", "y", "y"]

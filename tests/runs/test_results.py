@@ -33,7 +33,7 @@ from embedkit.dataset.format import text_key
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.predict import Predictor, predict_file
 from embedkit.prediction_files import PredictedRecord, Prediction, write_prediction_file
-from embedkit.runs.cross_validation import cross_validate
+from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.split import Split, read_split, split, split_for, write_split
@@ -131,7 +131,7 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
     method = Frozen(EstimatorSettings(**options), tune=tune, threshold=threshold)
     for X, y in ((data.X, target.y), (changed, flipped)):
         labels = replace(target, y=y)
-        found, _ = cross_validate(method, units_with(X, row=data.row), labels, made)
+        found, _ = cross_validate(method, Problem(units_with(X, row=data.row), labels, made))
         mine = np.isin(found.row, data.row[held[1::2]])
         outputs.append(np.column_stack([found.proba[mine], found.y_pred[mine]]))
     first, second = outputs
@@ -168,7 +168,7 @@ def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: P
     for name in ("logreg", "knn"):
         method = Frozen(EstimatorSettings(name))
         plain, changed = (
-            cross_validate(method, units_with(inputs), replace(target, y=labels), made)[1]
+            cross_validate(method, Problem(units_with(inputs), replace(target, y=labels), made))[1]
             for inputs, labels in ((data.X, target.y), (X, y))
         )
         for first, second in zip(
