@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -157,12 +156,12 @@ def rates(world: World, *, repetitions: int, seed: int = 0) -> dict[str, dict[st
             influence = np.stack([moved[name] for moved in by_method], axis=1)
             low, high = interval(value[0], influence[:, 0], methods[0][name], unit)
             metric = methods[0][name]
-            about: Any = {"scale": metric.scale, "units": metric.units(unit)}
-            ends = difference_interval(value[[-1, 0]], influence[:, [-1, 0]], **about)
+            scale, count = metric.scale, metric.units(unit)
+            ends = difference_interval(value[[-1, 0]], influence[:, [-1, 0]], scale, count)
             truly = true_better[name] - true[name]
             lower = name in LOWER_IS_BETTER
-            single, _ = paired_tests(value, influence, [(0, 1), (0, EQUAL)], **about)
-            _, corrected = paired_tests(value, influence, pairs, **about)
+            single, _ = paired_tests(value, influence, [(0, 1), (0, EQUAL)], scale, count)
+            _, corrected = paired_tests(value, influence, pairs, scale, count)
             best = int(np.argmax(-value[:-1] if name in LOWER_IS_BETTER else value[:-1]))
             of_best = [p for p, pair in zip(corrected, pairs, strict=True) if best in pair]
             outcomes[name].append(
@@ -188,7 +187,7 @@ def bootstrap_rates(world: World, *, repetitions: int) -> dict[str, tuple[float,
     """
     usual = world.strength or STRENGTH[True]
     strengths = [usual, usual, usual + (world.better or BETTER[True])]
-    different: dict[str, list[tuple[bool, bool]]] = {name: [] for name in AREAS}
+    different: dict[str, list[tuple[bool, ...]]] = {name: [] for name in AREAS}
     for number in range(repetitions):
         random = np.random.default_rng([0, world.count, number])
         unit, y, predictions = world.draw(random, world.count, strengths)
@@ -234,7 +233,7 @@ def fitted_rates(count: int, *, repetitions: int) -> dict[str, float]:
         for name in FITTED:
             value = np.array([metrics[name].value(count) for metrics in methods])
             influence = np.stack([moved[name] for moved in by_method], axis=1)
-            p, _ = paired_tests(value, influence, [(0, 1)], scale=methods[0][name].scale)
+            p, _ = paired_tests(value, influence, [(0, 1)], methods[0][name].scale)
             different[name].append(bool(p[0] < 0.05))
     return {name: float(np.mean(found)) for name, found in different.items()}
 

@@ -538,8 +538,7 @@ class Scorer:
         both = {"chosen": chosen, "last": last_layer}
         moved = np.stack([*influences(both, group, seed=self.seed).values()], axis=1)
         values = np.array([metric.value(len(y)) for metric in both.values()])
-        about: Any = {"scale": chosen.scale, "units": chosen.units(group)}
-        ends = difference_interval(values, moved, **about)
+        ends = difference_interval(values, moved, chosen.scale, chosen.units(group))
         return Score(float(values[0] - values[1]), *ends)
 
     def content(self, method: Candidates, problem: Problem, fits: Fits) -> dict[str, Any]:

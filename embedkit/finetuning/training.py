@@ -180,9 +180,9 @@ def train_fold(
     seen = fold.texts_of(fold.seen)
     storage.make_folder(fold.work)
     if layer is not None and layer.weight.requires_grad:
-        file = fold.work / _VOCABULARY
+        ids, file = seen.ids.astype(np.int64), fold.work / _VOCABULARY
         with saving(fold.work):
-            occurring = OccurringRows(layer, seen.ids.astype(np.int64), fold.device, file=file)
+            occurring = OccurringRows(layer, ids, fold.device, file=file)
     model.to(fold.device)
     about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
     # after the move to the device, where they are computed

@@ -138,7 +138,7 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
         low, high = wilson(round((value - least) / size * n), n)
         # the count is rounded, so that the interval may miss the value by a fraction of a record
         return min(least + size * low, value), max(least + size * high, value)
-    low, high = _SCALES[metric.scale](value, _quantile(freedom) * error)
+    low, high = _SCALES.get(metric.scale, _log_odds)(value, _quantile(freedom) * error)
     return float(np.clip(low, least, value)), float(np.clip(high, value, most))
 
 
@@ -190,17 +190,12 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
     return 1 - high, 1 - low
 
 
-_SCALES = {
-    "fraction": _log_odds,
-    "area": _log_odds,
-    "correlation": _fisher,
-    "error": _power,
-    "explained": _explained,
-}
+# of fractions and areas it is the log-odds
+_SCALES = {"correlation": _fisher, "error": _power, "explained": _explained}
 
 
 def difference_interval(
-    values: Float64, influence: Float64, *, scale: str = "fraction", units: float = np.inf
+    values: Float64, influence: Float64, scale: str = "fraction", units: float = np.inf
 ) -> tuple[float, float]:
     """Return the 95 % interval of the difference of two values of a metric.
 
@@ -216,20 +211,21 @@ def difference_interval(
     """
     value = float(values[0] - values[1])
     steady, moved = _steadied(values, influence, scale)
-    error, freedom = _error(steady[0] - steady[1], moved[:, 0] - moved[:, 1], units)
+    apart = float(steady[0] - steady[1])
+    error, freedom = _error(apart, moved[:, 0] - moved[:, 1], units)
     near = _quantile(freedom) * error
     if scale != "area":
         return value - near, value + near
+    # in units of the metric: as many times the difference as it is there
+    near *= value / apart if apart else 0.0
     below, above = _reaches(values, influence)
-    if value:
-        # in units of the metric: as many times the difference as it is there
-        near *= value / float(steady[0] - steady[1])
-    towards, away = (below, above) if value >= 0 else (above, below)
-    away = max(away, near)
-    # an end beyond 0 may lie farther still, but none that leaves out 0 may be moved over it
-    if near >= abs(value):
-        near = max(near, towards)
-    return (value - near, value + away) if value >= 0 else (value - away, value + near)
+    if near < value:  # proven to be above 0
+        below = near
+    elif near < -value:
+        above = near
+    else:
+        below, above = max(below, near), max(above, near)
+    return value - below, value + above
 
 
 def _steadied(values: Float64, influence: Float64, scale: str) -> tuple[Float64, Float64]:
@@ -257,27 +253,24 @@ def _reaches(values: Float64, influence: Float64) -> tuple[float, float]:
     """
     ends = []
     for value, moved in zip(values, influence.T, strict=True):
-        low = high = value
+        error, freedom = _error(value, moved)
         # without influences it is exact, as the majority's area of 1/2, or at its end
-        if moved.any() and 0 < value < 1:
-            error, freedom = _error(value, moved)
-            low, high = _log_odds(value, _quantile(freedom) * error)
-        ends.append((value - low, high - value))
-    (below, above), (other_below, other_above) = ends
+        inside = moved.any() and 0 < value < 1
+        low, high = _log_odds(value, _quantile(freedom) * error) if inside else (value, value)
+        ends.append([value - low, high - value])
     sizes = float(np.sqrt((influence**2).sum(0)).prod())
     shared = float(influence[:, 0] @ influence[:, 1]) / sizes if sizes else 0.0
-
-    def together(one: float, other: float) -> float:
-        return float(np.sqrt(max(one**2 + other**2 - 2 * shared * one * other, 0.0)))
-
-    return together(below, other_above), together(above, other_below)
+    # down it goes by the lower end of the first area and the upper end of the second
+    one, other = np.array(ends[0]), np.array(ends[1][::-1])
+    squares = one**2 + other**2 - 2 * shared * one * other
+    below, above = np.sqrt(np.maximum(squares, 0)).tolist()
+    return below, above
 
 
 def paired_tests(
     values: Float64,
     influence: Float64,
     pairs: Sequence[tuple[int, int]],
-    *,
     scale: str = "fraction",
     units: float = np.inf,
 ) -> tuple[Float64, Float64]:

@@ -64,6 +64,7 @@ class MetricRow(NamedTuple):
 
 
 _percent = partial(MetricRow, percent=True)
+_area = partial(_percent, compared=True, scale="area")
 _error = partial(MetricRow, lower=True, compared=True, scale="error")
 _rank = partial(MetricRow, scale="correlation", worst=lambda _: -1.0)
 
@@ -95,10 +96,8 @@ METRICS: Mapping[str, MetricRow] = {
         worst=lambda _: 1.0,
         scale="biased",
     ),
-    "roc_auc": _percent(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC", compared=True, scale="area"),
-    "average_precision": _percent(
-        lambda p: p.ranked[0].average_precision, task="two", compared=True, scale="area"
-    ),
+    "roc_auc": _area(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC"),
+    "average_precision": _area(lambda p: p.ranked[0].average_precision, task="two"),
     "precision": _percent(lambda p: p.cells.precision, task="two"),
     "recall": _percent(lambda p: p.cells.recall, task="two"),
     "f1": _percent(lambda p: p.cells.f_beta(1.0), "F1", "two"),

@@ -193,7 +193,7 @@ def differing(gap: float, n: int = 400, seed: int = 0) -> tuple[np.ndarray, ...]
 def p_of(name: str, y: np.ndarray, *outputs: np.ndarray) -> float:
     values, influence = compared(name, y, *outputs)
     scale = METRICS[name].scale if name in METRICS else "fraction"
-    return float(paired_tests(values, influence, [(0, 1)], scale=scale)[0][0])
+    return float(paired_tests(values, influence, [(0, 1)], scale)[0][0])
 
 
 def interval_of(value: float, influence: np.ndarray) -> tuple[float, float]:
@@ -231,7 +231,7 @@ def test_the_test_cannot_contradict_the_interval(name: str, gap: float, seed: in
     values, influence = compared(name, *differing(gap, n=60, seed=seed))
     scale = METRICS[name].scale if name in METRICS else "fraction"
     low, high = difference_interval(values, influence, scale=scale)
-    p, _ = paired_tests(values, influence, [(0, 1)], scale=scale)
+    p, _ = paired_tests(values, influence, [(0, 1)], scale)
     assert (p[0] < 0.05) == (low > 0 or high < 0)
     assert low <= values[0] - values[1] <= high
     turned = difference_interval(values[::-1], influence[:, ::-1], scale=scale)
