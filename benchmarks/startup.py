@@ -4,8 +4,13 @@
 
 Every command runs on the 300 requests of ``data/`` in a process of its own, in turn with the others
 and with a process that imports torch; medians of processor time, which other programs disturb less
-than they do wall time, and the median of the multiples of each round. Their work is in it: of
-``train`` and ``probe`` most of it is fitting.
+than they do wall time, and the median of the multiples of each round.
+
+    command     │ interpreter, imports │ work: fits, the model, the answer │
+    its imports │ interpreter, imports │
+
+A second process imports what the command had imported by its end, in the same order, and nothing
+else: what it takes is the part of a command that its user waits for without a reason.
 
 ``--answers`` measures what comes afterwards instead, in processes that stay: the first answer to a
 text of a :class:`~embedkit.Predictor` and of a :class:`~embedkit.Searcher` over 100,000 records,
@@ -37,7 +42,20 @@ GOALS = {
     "predict vectors --text parcel": 2.5,
     "extract requests.tsv --limit 3 --out few --overwrite": 2.5,
 }
-"""Commands, and the multiples that they should not exceed, their work aside."""
+"""Commands, and the multiples that their imports should not exceed."""
+NAMES = """
+import sys
+from embedkit.cli.main import cli
+cli.call(sys.argv[1:])
+print(*sys.modules, file=open("modules.txt", "w"))
+"""
+IMPORTS = """
+from contextlib import suppress
+from importlib import import_module
+for name in open("modules.txt").read().split():
+    with suppress(BaseException):  # some are made by others while these are imported
+        import_module(name)
+"""
 ANSWERS = {
     "Predictor('vectors').predict(text)": 15,
     "Predictor('tfidf').predict(text)": 15,
@@ -83,17 +101,26 @@ def main() -> None:
             print("\n" + _answers(place, environment))
             return
         seconds: dict[str, list[float]] = {name: [] for name in (TORCH, *GOALS)}
+        imports: dict[str, list[float]] = {name: [] for name in GOALS}
         for number in range(options.rounds + 1):  # the first one compiles modules
             for name, times in seconds.items():
                 used = seconds_of(name, place, environment)
+                alone = 0.0
+                if name in imports:
+                    python(["-c", NAMES, *name.split(), "-q"], place, environment)
+                    alone = python(["-c", IMPORTS], place, environment)
                 if number:
                     times.append(used)
+                    imports.get(name, []).append(alone)
     rows = []
     for name, times in seconds.items():
-        multiple = statistics.median(a / b for a, b in zip(times, seconds[TORCH], strict=True))
-        goal = f"{GOALS[name]:.1f}" if name in GOALS else ""
-        rows.append((f"`{name}`", f"{statistics.median(times):.2f} s", f"{multiple:.2f}", goal))
-    print("\n" + table(("command", "processor time", "× import torch", "goal"), rows))
+        row = [f"`{name}`", f"{statistics.median(times):.2f} s"]
+        for part in (times, imports.get(name, times)):
+            multiples = (a / b for a, b in zip(part, seconds[TORCH], strict=True))
+            row.append(f"{statistics.median(multiples):.2f}")
+        rows.append((*row, f"{GOALS[name]:.1f}" if name in GOALS else ""))
+    heads = ("command", "processor time", "× import torch", "its imports alone", "goal")
+    print("\n" + table(heads, rows))
 
 
 def _answers(place: Path, environment: dict[str, str]) -> str:
@@ -118,7 +145,12 @@ def _answers(place: Path, environment: dict[str, str]) -> str:
 
 def seconds_of(command: str, folder: Path, environment: dict[str, str]) -> float:
     """Processor time of a command of embedkit, or of the import of torch."""
-    program = ["-c", TORCH] if command == TORCH else ["-m", "embedkit", *command.split(), "-q"]
+    embedkit = ["-m", "embedkit", *command.split(), "-q"]
+    return python(["-c", TORCH] if command == TORCH else embedkit, folder, environment)
+
+
+def python(program: list[str], folder: Path, environment: dict[str, str]) -> float:
+    """Processor time of a process of Python."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, *program], cwd=folder, env=environment, check=True, capture_output=True

@@ -1,6 +1,6 @@
-"""Write docs/cli.md, docs/api.md and embedkit/__init__.pyi.
+"""Write docs/cli.md, docs/api.md, docs/types.md and embedkit/__init__.pyi.
 
-They are made of commands, docstrings and signatures. ``python docs/reference.py`` writes all three;
+They are made of commands, docstrings and signatures. ``python docs/reference.py`` writes them all;
 with ``--check`` it writes nothing and exits with 1 if one of them is out of date.
 """
 
@@ -133,6 +133,30 @@ def _signature(function: Any) -> list[str]:
     return shown
 
 
+def types_page() -> str:
+    """A line for each type that carries data through the package, in the order of the layers."""
+    lines = ["# Types\n", GENERATED]
+    lines.append(
+        "What data are called on their way, a line for each dataclass and named tuple: the first "
+        "of its docstring. [Architecture](architecture.md) draws where they go.\n"
+    )
+    lines += ["| module | type | what it is |", "|---|---|---|"]
+    package = HERE.parent / "embedkit"
+    for file in sorted(package.rglob("*.py")):
+        module = ".".join(file.relative_to(package).with_suffix("").parts)
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and _holds_data(node):
+                sentence = (ast.get_docstring(node) or "").partition("\n\n")[0]
+                lines.append(f"| `{module}` | `{node.name}` | {_cell(sentence)} |")
+    return "\n".join(lines)
+
+
+def _holds_data(node: ast.ClassDef) -> bool:
+    decorators = map(ast.unparse, node.decorator_list)
+    bases = map(ast.unparse, node.bases)
+    return any(d.startswith("dataclass") for d in decorators) or "NamedTuple" in bases
+
+
 def stub() -> str:
     """Types of what ``import embedkit`` exports, every option by its name.
 
@@ -186,7 +210,12 @@ def _modules_of(function: Any) -> list[Any]:
     return [sys.modules[name] for name in reversed(names)]
 
 
-PAGES = {"cli.md": cli_page, "api.md": api_page, "../embedkit/__init__.pyi": stub}
+PAGES = {
+    "cli.md": cli_page,
+    "api.md": api_page,
+    "types.md": types_page,
+    "../embedkit/__init__.pyi": stub,
+}
 
 
 def main() -> int:

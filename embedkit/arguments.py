@@ -30,6 +30,7 @@ import numpy as np
 
 from embedkit.choices import check_choice, listed
 from embedkit.errors import UsageError, did_you_mean
+from embedkit.types import reported
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,6 +55,8 @@ def accepts(*records: type) -> Callable[[F], F]:
         # ** options give way to the fields that they stand for
         shown = {n: p for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
         own = set(shown)
+        # what is made, such as a searcher, reports after it was made
+        reports = "progress" in own and function.__name__ != "__init__"
         for record in records:
             for name, parameter in inspect.signature(record).parameters.items():
                 # a parameter of the function itself comes before a field of the same name
@@ -72,7 +75,10 @@ def accepts(*records: type) -> Callable[[F], F]:
             for name, value in bound.arguments.items():
                 if name in hints:
                     bound.arguments[name] = checked_value(name, value, hints[name])
-            return function(*bound.args, **bound.kwargs, **options)
+            if not reports:
+                return function(*bound.args, **bound.kwargs, **options)
+            with reported(bound.arguments.get("progress")) as bound.arguments["progress"]:
+                return function(*bound.args, **bound.kwargs, **options)
 
         # the reference in docs/ looks for the names of types in these modules
         vars(checked)["__records__"] = tuple(record.__module__ for record in records)

@@ -228,6 +228,8 @@ def diff(
     return replace(result, before=before, explanations=tuple(tried))
 
 
+# the column of ids in a file of another tool
+_IDS = ("id", "ID", "Id")
 _ADVICE = "Give a dataset, or .npy, .parquet, .csv, .tsv or .jsonl with vectors."
 
 
@@ -237,7 +239,7 @@ def _foreign(source: Any, column: str | None) -> tuple[Float32, list[str] | None
 
     ids, name = None, "the matrix"
     if isinstance(source, str | os.PathLike):
-        path, as_text = Path(source), {"id": str}  # which keeps 007
+        path, as_text = Path(source), dict.fromkeys(_IDS, str)  # which keeps 007
         readers: dict[str, Callable[[Path], Any]] = {
             # a pickle would run code
             ".npy": partial(np.load, allow_pickle=False),
@@ -251,7 +253,7 @@ def _foreign(source: Any, column: str | None) -> tuple[Float32, list[str] | None
         try:
             source, name = readers[path.suffix](path), str(path)
             if isinstance(source, pd.DataFrame):
-                ids = list(map(str, source["id"])) if "id" in source else None
+                ids = next((list(map(str, source[name])) for name in _IDS if name in source), None)
                 source = _vectors_of(source, column)
         except (ValueError, OSError, TypeError) as error:
             raise unreadable(path, error, error=UsageError, advice=_ADVICE) from error

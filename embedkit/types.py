@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
+
+from embedkit.display import duration_text, visible
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -26,14 +33,13 @@ class Progress:
     done: int
     total: int | None = None
     unit: str = ""  # for example "tokens", "fits" or "records"
-    fresh: int | None = None  # done by this call, without those of an interrupted one
 
 
 ProgressCallback = Callable[[Progress], None]
 
 
 def no_progress(_: Progress) -> None:
-    """Ignore progress; the default of every ``progress`` parameter."""
+    """Ignore progress, as of a call in a script that is to show none."""
 
 
 def steps(progress: ProgressCallback, stage: str, total: int, unit: str) -> Callable[[], None]:
@@ -41,3 +47,73 @@ def steps(progress: ProgressCallback, stage: str, total: int, unit: str) -> Call
     numbers = count(1)
     progress(Progress(stage, 0, total, unit))
     return lambda: progress(Progress(stage, next(numbers), total, unit))
+
+
+_PATIENCE, _PAUSE = 1.0, 0.2
+"""Seconds before a line of progress is first shown, and until it is shown anew."""
+
+_calls: list[ProgressCallback] = []
+"""Calls that have begun and not ended; the outermost one reports."""
+
+
+@contextmanager
+def reported(progress: ProgressCallback | None = None) -> Iterator[ProgressCallback]:
+    """The callback of a call: the one that was passed, else a line on standard error.
+
+        encoding: 81,920 of 262,144 tokens, 46 s left
+
+    The line stands in a terminal or a notebook alone, from the second second of the outermost call
+    on, and is gone when the call is done. Pass :func:`no_progress` to have none.
+    """
+    watched = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+    line = _Line() if watched and progress is None and not _calls else None
+    _calls.append(progress or line or no_progress)
+    try:
+        yield _calls[-1]
+    finally:
+        _calls.pop()
+        if line is not None:
+            line.timer.cancel()
+            line.show("")
+
+
+def clear_line() -> None:
+    """Take a line of progress away, before something is printed where it stands."""
+    for call in _calls:
+        if isinstance(call, _Line):
+            call.show("")
+
+
+class _Line:
+    """Stage, count and time left of a call, on one line that is written over again and again."""
+
+    def __init__(self) -> None:
+        self._next, self._width = time.monotonic() + _PATIENCE, 0
+        self._stage, self._since, self._first = "", 0.0, 0
+        # imports and models take seconds in which nothing is reported yet; the thread must not keep
+        # a process alive
+        self.timer = threading.Timer(_PATIENCE, self.show, ["working"])
+        self.timer.daemon = True
+        self.timer.start()
+
+    def __call__(self, state: Progress) -> None:
+        now = time.monotonic()
+        if state.stage != self._stage:  # the time left is that of a stage
+            self._stage, self._since, self._first = state.stage, now, state.done
+        if now < self._next:
+            return
+        self._next, done = now + _PAUSE, state.done - self._first
+        total = "" if state.total is None else f" of {state.total:,}"
+        text = f"{visible(state.stage)}: {state.done:,}{total} {state.unit}"
+        if state.total and 0 < done < state.total - self._first:
+            seconds = (now - self._since) / done * (state.total - state.done)
+            text += f", {duration_text(seconds)} left"
+        self.show(text)
+
+    def show(self, text: str) -> None:
+        """Write a text over the one before; a longer one than the terminal would stay there."""
+        text = text[: shutil.get_terminal_size().columns - 1]
+        if text or self._width:
+            sys.stderr.write(f"\r{text.ljust(self._width)}" + ("" if text else "\r"))
+            sys.stderr.flush()
+        self._width = len(text)

@@ -172,7 +172,9 @@ FILES: dict[str, Callable[[Path, Floats], object]] = {
     ),
     "numbers.parquet": lambda path, X: _numbers(X).to_parquet(path),
     "numbers.csv": lambda path, X: _numbers(X).to_csv(path),  # with the index, as by default
-    "numbers.tsv": lambda path, X: _numbers(X).to_csv(path, index=False, sep="\t"),
+    "numbers.tsv": lambda path, X: (
+        _numbers(X).rename(columns={"id": "ID"}).to_csv(path, index=False, sep="\t")
+    ),
 }
 
 

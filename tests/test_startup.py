@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -21,20 +22,19 @@ HEAVY = (
 LEARNING = "pandas scipy.optimize scipy.stats sklearn"  # sklearn brings the others
 ENCODING = "accelerate boto3 scipy.optimize sympy torch transformers"  # transformers brings them
 
-COMMANDS = {
-    "info data": "",
-    "info vectors": "",
-    "verify data": "pandas",
-    "compare vectors tfidf": "scipy.optimize",
-    "index data --kind flat": "faiss",
-    "search data --like 1": "faiss",
-    "split data --folds 2": LEARNING,
-    "train data --folds 2 --out a": f"{LEARNING} matplotlib",
-    "train data --folds 2 --features tfidf --out b": f"{LEARNING} matplotlib",
-    "probe data --out c": f"{LEARNING} matplotlib",
-    "predict tfidf --text text": LEARNING,
-    "predict vectors data": LEARNING,
-}
+# what each process runs, one after the other: what a command may import, a later one may too
+PROCESSES: tuple[dict[str, str], ...] = (
+    {"info data": "", "info vectors": "", "compare vectors tfidf": "", "verify data": "pandas"},
+    {"index data --kind flat": "faiss", "search data --like 1": "faiss"},
+    {
+        "split data --folds 2": LEARNING,
+        "predict tfidf --text text": LEARNING,
+        "predict vectors data": LEARNING,
+        "train data --folds 2 --out a": f"{LEARNING} matplotlib",
+        "train data --folds 2 --features tfidf --out b": f"{LEARNING} matplotlib",
+        "probe data --out c": f"{LEARNING} matplotlib",
+    },
+)
 
 WITH_A_MODEL = {
     "tokenize text --model MODEL": "torch transformers",
@@ -53,26 +53,31 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def imported_by(command: str, place: Path) -> set[str]:
-    """Packages of :data:`HEAVY` that a process has imported after a command."""
+def imported_by(commands: Iterable[str], place: Path) -> list[set[str]]:
+    """Packages of :data:`HEAVY` that a process has imported after each of its commands."""
     code = (
-        "import sys; from embedkit.cli.main import cli; code = cli.call(sys.argv[1:]);"
-        f"print(*{{*{HEAVY.split()}}} & {{*sys.modules}}, file=sys.stderr); sys.exit(code)"
+        "import sys\n"
+        "from embedkit.cli.main import cli\n"
+        "for line in sys.argv[1:]:\n"
+        "    code = cli.call(line.split())\n"
+        f"    print(*{{*{HEAVY.split()}}} & {{*sys.modules}}, 'after', code, file=sys.stderr)\n"
     )
-    words = command.replace("MODEL", str(tiny_model())).split()
+    typed = [line.replace("MODEL", str(tiny_model())) for line in commands]
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=place, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *typed], cwd=place, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return {*done.stderr.splitlines()[-1].split()}
+    answers = [line for line in done.stderr.splitlines() if line.endswith("after 0")]
+    assert len(answers) == len(typed), done.stderr
+    return [{*line.split()[:-2]} for line in answers]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_imports_what_it_needs(place: Path, command: str) -> None:
-    assert imported_by(command, place) <= {*COMMANDS[command].split()}
+@pytest.mark.parametrize("commands", PROCESSES, ids=range(len(PROCESSES)))
+def test_a_command_imports_what_it_needs(place: Path, commands: dict[str, str]) -> None:
+    for command, imported in zip(commands, imported_by(commands, place), strict=True):
+        assert imported <= {*commands[command].split()}, command
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", WITH_A_MODEL)
 def test_a_command_with_a_model_imports_what_it_needs(place: Path, command: str) -> None:
-    assert imported_by(command, place) <= {*WITH_A_MODEL[command].split()}
+    assert imported_by([command], place)[0] <= {*WITH_A_MODEL[command].split()}

@@ -80,13 +80,16 @@ class EstimatorSettings(NamedTuple):
         return self.estimator if self.features == "vectors" else self.features
 
     def check_features(self, **named: str | Sequence[str] | None) -> None:
-        """Raise a :class:`UsageError` if views or columns are named for features of texts."""
+        """Raise a :class:`UsageError` for views or columns of texts, or for one named twice."""
         for name, value in named.items():
-            if self.features != "vectors" and value:
-                given = value if isinstance(value, str) else ",".join(value)
+            names = [value] if isinstance(value, str) else list(value or ())
+            given = f"{name}={','.join(names)!r}"
+            if self.features != "vectors" and names:
                 raise UsageError(
-                    f"{name}={given!r}: features={self.features!r} are of texts, not of vectors."
+                    f"{given}: features={self.features!r} are of texts, not of vectors."
                 )
+            if len(set(names)) < len(names):
+                raise UsageError(f"{given} names one twice; name each once.")
 
     @property
     def threads(self) -> int | None:

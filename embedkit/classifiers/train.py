@@ -175,7 +175,7 @@ def side_by_side(
         parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
         for result in parallel(delayed(run)(task) for task in waiting):
             results.append(result)
-            progress(Progress("fitting", len(results), len(waiting), "fits", len(results)))
+            progress(Progress("fitting", len(results), len(waiting), "fits"))
     return results
 
 

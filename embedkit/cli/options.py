@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,8 @@ from embedkit.choices import (
     WHITENINGS,
     listed,
 )
-from embedkit.cli.text import above_bar
-from embedkit.display import visible
 from embedkit.errors import did_you_mean
-from embedkit.types import Progress, ProgressCallback, no_progress
+from embedkit.types import ProgressCallback, no_progress, reported
 
 Option = Callable[[Any], Any]
 
@@ -196,60 +192,6 @@ def names_of(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",")] if text else []
 
 
-_PATIENCE = 1.0
-"""Seconds after which a command that still computes shows a bar."""
-
-
-@contextmanager
-def progress_bar() -> Iterator[ProgressCallback]:
-    """Show a bar with the time left, on a terminal and without ``--quiet``, after a second."""
-    if click.get_current_context().params["quiet"] or not sys.stderr.isatty():
-        yield no_progress
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    bar = Bar(
-        TextColumn("{task.description}", markup=False),
-        # 55 columns are for description, count and time
-        BarColumn(min(40, max(console.width - 55, 5))),
-        TextColumn("{task.fields[count]}", markup=False),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        redirect_stderr=False,  # click bypasses rich's replacement of standard error
-    )
-    task = bar.add_task("working", total=None, count="")
-    stage: list[str] = []
-
-    def report(state: Progress) -> None:
-        if stage != [state.stage, state.unit]:  # the time left is that of a stage
-            stage[:] = state.stage, state.unit
-            bar.reset(task, total=state.total, completed=state.done)
-        total = "" if state.total is None else f"/{state.total:,}"
-        count = f"{state.done:,}{total} {state.unit}" if state.total or state.done else ""
-        bar.update(
-            task,
-            description=visible(state.stage),
-            completed=state.done,
-            total=state.total,
-            count=count,
-        )
-
-    def print_above(text: str) -> None:
-        console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-    # the thread of the timer must not keep a process alive
-    timer = threading.Timer(_PATIENCE, bar.start)
-    timer.daemon = True
-    timer.start()
-    # notes and results would be written into the bar: they are printed above it while it is there
-    above_bar.append(print_above)
-    try:
-        yield report
-    finally:
-        above_bar.pop()
-        timer.cancel()
-        bar.stop()
+def progress_bar() -> AbstractContextManager[ProgressCallback]:
+    """Progress with the time left, on a terminal and without ``--quiet``, after a second."""
+    return reported(no_progress if click.get_current_context().params["quiet"] else None)

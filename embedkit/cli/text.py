@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from embedkit.display import (
 from embedkit.remote import as_given
 from embedkit.runs.metrics import is_percent
 from embedkit.storage import without_secrets
+from embedkit.types import clear_line
 
 Rows = Sequence[Mapping[str, Any]]
 # least columns of a text that can be wrapped, and of the names in the first column
@@ -37,7 +38,7 @@ _NUMERIC = frozenset(f"0123456789+-±{MINUS}")
 
 
 def say(text: str, *, err: bool = False, finding: bool = False) -> None:
-    """Print text without control characters, wrapped, above a progress bar if there is one.
+    """Print text without control characters, wrapped, where a line of progress may stand.
 
     The first line of a ``finding`` is bold on a terminal, warnings are yellow; ``NO_COLOR``
     disables both.
@@ -55,15 +56,8 @@ def say(text: str, *, err: bool = False, finding: bool = False) -> None:
         if styled and (number == 0 or warns):
             part = click.style(part, bold=True, fg="yellow" if warns else None)
         lines.append(part)
-    # output that goes to a file does not meet the bar
-    if above_bar and shows:
-        above_bar[-1]("\n".join(lines))
-    else:
-        click.echo("\n".join(lines), err=err)
-
-
-above_bar: list[Callable[[str], None]] = []
-"""Printers above the bars on the terminal, the innermost last."""
+    clear_line()
+    click.echo("\n".join(lines), err=err)
 
 
 def terminal_width() -> int:

@@ -63,8 +63,8 @@ class JsonTable(TextTable):
         for line in self._items:
             if line.too_long:
                 yield BadRow.too_long([line])
-            elif not line.data.strip():
-                self.blank += 1 + (0 if self._is_array else self._lines.skip_blank())
+            elif not line.data.strip() and not self._is_array:  # there it is a missing element
+                self.blank += 1 + self._lines.skip_blank()
             else:
                 try:
                     cells = self._cells(line, names)

@@ -218,7 +218,7 @@ class Source:
         """The elements of a JSON array instead of the lines; one of them is in memory."""
         # elements are found by brackets, quotes and commas alone, without parsing: an element that
         # is broken inside costs one record. `at` is up to where the buffer was searched
-        buffer, at, depth, in_string = bytearray(), 0, 0, False
+        buffer, at, depth, in_string, before = bytearray(), 0, 0, False, b""
         number, dropped, ends = 1, 0, 0  # bytes and line ends of a long element that were dropped
         while chunk := self._guarded(self._stream.read1, _HEAD):
             buffer += chunk
@@ -236,13 +236,13 @@ class Source:
                     continue
                 raw = bytes(buffer[: at - 1])
                 lead, data = len(raw) - len(raw.lstrip()), raw.strip()
-                # nothing before the closing bracket is an empty array,
-                # nothing before a comma is a bad element
-                if ends_item and (data or mark == b","):
+                # nothing at all is an empty array, nothing beside a comma a bad element
+                if ends_item and (data or b"," in (before, mark)):
                     length, line = len(data) + dropped, number + raw.count(b"\n", 0, lead)
                     long = length > MAX_RECORD_BYTES
                     data = data[:_EXCERPT] if long else data
                     yield Line(line, self._offset + lead, length, data, long)
+                before = mark
                 number += buffer.count(b"\n", 0, at) + ends
                 # as if nothing had been dropped: place and line are those of the file
                 self._offset += at + dropped

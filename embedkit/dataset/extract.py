@@ -315,7 +315,7 @@ class _Meter:
     def _report(self) -> None:
         # records are known since the plan, tokens only of the shards that were begun
         total = self._seen * self._accepted // self._rows if self._rows else None
-        self._progress(Progress(self._stage, self._done, total, "tokens", self.fresh))
+        self._progress(Progress(self._stage, self._done, total, "tokens"))
 
 
 def _log(layout: Layout, event: str, seconds: float = 0.0, kept: int = 0, tokens: int = 0) -> None:

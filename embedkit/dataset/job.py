@@ -559,6 +559,9 @@ def _refuse_foreign(root: Path) -> None:
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Fields that differ, one a line, with both values."""
     old, new = dict(_flat(before)), dict(_flat(now))
+    for one in (old, new):  # of a workbook it is the name of the sheet
+        if one.get("input.format") == "sheet":
+            one["input.sheet"] = one.pop("input.delimiter")
 
     def short(value: Any) -> str:
         text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)

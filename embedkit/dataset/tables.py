@@ -151,6 +151,10 @@ class TableReader:
         self.width: int = self._edges[-1]
 
     def __len__(self) -> int:
+        return self._rows
+
+    @cached_property
+    def _rows(self) -> int:
         return sum(self._entry(number).rows for number in range(self._manifest.n_shards))
 
     def fill(self, matrix: Float32) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ from embedkit.encoding.views import (
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import ModelError, UsageError, check_counts
 from embedkit.scale import one_ahead, threads_limited
-from embedkit.types import Float32
+from embedkit.types import Float32, Progress, no_progress, reported
 
 logger = logging.getLogger(__name__)
 
@@ -509,7 +508,7 @@ class Encoder:
 
         firsts = range(0, max(len(texts), 1), rows)
         each: Any = one_ahead if self.device.type == "cuda" else map
-        with _progress_bar(len(texts), show=show) as advance:
+        with reported(None if show else no_progress) as progress:
             for first, tokenized in zip(firsts, each(tokenized_from, firsts), strict=True):
                 shard = self.start_shard(tokenized, views=views, token_layers=token_layers)
                 started.append((first, tokenized, shard))
@@ -518,7 +517,7 @@ class Encoder:
                 while len(started) > (first + rows < len(texts)):
                     start, part, pending = started.popleft()
                     yield start, part, pending.result()
-                    advance(len(part))
+                    progress(Progress("encoding", start + len(part), len(texts), "texts"))
 
 
 def _strings(name: str, values: Iterable[str]) -> list[str]:
@@ -535,20 +534,6 @@ def _strings(name: str, values: Iterable[str]) -> list[str]:
                 f"{name}[{i}] is {value!r:.60}, of type {type(value).__name__}; expected a string"
             )
     return strings
-
-
-@contextmanager
-def _progress_bar(total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar over texts on standard error, or nothing."""
-    if not show:
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("encoding", total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def choose_precision(name: str | None, device: torch.device) -> str:

@@ -25,6 +25,8 @@ Texts = NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
+    """Vectors by view, and the text that each row belongs to."""
+
     vectors: dict[str, Float32]
     row: Int64
 

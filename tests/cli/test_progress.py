@@ -5,22 +5,23 @@ from __future__ import annotations
 import io
 import re
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
 import pytest
 
 import embedkit
+from embedkit import types
 from embedkit.cli import command as command_module
-from embedkit.cli import learn, options
+from embedkit.cli import learn
 from embedkit.cli.main import cli
 from embedkit.cli.options import progress_bar
 from embedkit.cli.text import say
 from embedkit.dataset import extract as estimate_module
-from embedkit.types import Progress, ProgressCallback
+from embedkit.types import Progress, ProgressCallback, no_progress
 from tests.finetune_fixtures import corpus_of
 from tests.processes import command
 from tests.store_fixtures import extract_tiny, tiny_model
@@ -75,18 +76,38 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_a_note_stands_on_a_line_of_its_own_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
+def test_a_note_takes_the_place_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = _Terminal()
-    with click.Context(cli.commands["extract"]) as context, monkeypatch.context() as patch:
+    with click.Context(cli.commands["extract"]) as context:
         context.params = {"quiet": False, "progress": None}
-        patch.setattr(sys, "stderr", terminal)
-        patch.setattr(options, "_PATIENCE", 0)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setattr(types, "_PATIENCE", 0)
+        monkeypatch.setattr(types, "_PAUSE", 0)
         with progress_bar() as report:
             report(Progress("encoding", 1, 4, "tokens"))
-            time.sleep(0.2)
             say("note: [a] :smile: column", err=True)
             report(Progress("encoding", 2, 4, "tokens"))
-    shown = re.sub(r"\x1b\[[?\d;]*[a-zA-JL-Z]", "", terminal.getvalue())  # all but "clear the line"
-    assert "encoding" in shown
-    assert "\r\x1b[2Knote: [a] :smile: column\n" in shown
+    shown = terminal.getvalue()
+    assert "encoding: 2 of 4 tokens, " in shown
+    assert "\r \r" in re.sub(" +", " ", shown.partition("note: [a] :smile: column\n")[0])
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_call_in_a_script_reports_on_one_line_of_a_terminal(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    terminal = _Terminal() if watched else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(types, "_PATIENCE", 0)
+    monkeypatch.setattr(types, "_PAUSE", 0)
+    train = partial(embedkit.train, place / "data", out=tmp_path / "run", folds=2, tune=False)
+    train()
+    shown = terminal.getvalue().split("\r")
+    assert bool(len(shown) > 3) is watched
+    if watched:
+        assert any(re.fullmatch(r"fitting: 2 of 3 fits, .* left *", line) for line in shown)
+        assert not shown[-2].strip()  # the line is gone
+        assert "\n" not in terminal.getvalue()
+    before = terminal.getvalue()
+    train(overwrite=True, progress=no_progress)
+    assert terminal.getvalue() == before

@@ -120,9 +120,10 @@ def test_a_bad_element_of_an_array_costs_one_record(
     closed = (s for s in BAD_JSON if sum(map(s.count, "{[")) == sum(map(s.count, "}]")))
     bad = {line: BAD_JSON[line] for line in closed}
     parts = ['{"text": "a", "label": "0"}', *(f'{{"text": "{text}"}}' for text in texts), "7", *bad]
-    got = folder.read(f"[{', '.join(parts)},\n {{'text': 'a'}}, {parts[0]}]", "a.json")
+    got = folder.read(f"[{', '.join(parts)},\n {{'text': 'a'}}, , {parts[0]},]", "a.json")
     assert [len(text) for text in got.texts] == [1, len(texts[0]), 1]
-    reasons = ["record_too_long", "not_an_object", *bad.values(), "bad_json"]
+    # a bad element, one that is missing, and a comma too many at the end
+    reasons = ["record_too_long", "not_an_object", *bad.values(), *3 * ["bad_json"]]
     assert [reason for _, reason in got.reasons] == reasons
     assert got.rejects[0].length == shell + len(texts[1])
     assert (got.reasons[-1][0], got.lines[-1]) == (2, 2)
