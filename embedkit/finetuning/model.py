@@ -167,12 +167,11 @@ class OccurringRows:
     """
 
     def __init__(
-        self, layer: nn.Embedding, ids: Int64, device: torch.device, *, file: Path
+        self, layer: nn.Embedding, ids: NDArray[Any], device: torch.device, *, file: Path
     ) -> None:
         # nothing of this object may hold the whole matrix, not even a slice of it
         self._layer, self._file, self._padding = layer, file, layer.padding_idx
         whole = layer.weight.detach()
-        self._dtype = whole.numpy().dtype
         # padding tokens are in batches, not in texts
         padding = [] if layer.padding_idx is None else [layer.padding_idx]
         self._rows = torch.from_numpy(np.union1d(ids, np.array(padding, np.int64)))
@@ -196,7 +195,7 @@ class OccurringRows:
         """Give the layer all its rows, as training has left them."""
         trained = self._layer.weight.detach()
         # rows that stayed behind have decayed as the row of ones has
-        stored = torch.from_numpy(np.fromfile(self._file, self._dtype))
+        stored = torch.from_numpy(np.fromfile(self._file, trained[:0].cpu().numpy().dtype))
         whole = stored.view(-1, trained.shape[1]).to(trained.device)
         whole *= trained[-1]
         whole[self._rows.to(trained.device)] = trained[:-1]

@@ -180,9 +180,8 @@ def train_fold(
     seen = fold.texts_of(fold.seen)
     storage.make_folder(fold.work)
     if layer is not None and layer.weight.requires_grad:
-        ids, file = seen.ids.astype(np.int64), fold.work / _VOCABULARY
         with saving(fold.work):
-            occurring = OccurringRows(layer, ids, fold.device, file=file)
+            occurring = OccurringRows(layer, seen.ids, fold.device, file=fold.work / _VOCABULARY)
     model.to(fold.device)
     about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
     # after the move to the device, where they are computed
@@ -540,13 +539,9 @@ def _diverged(fold: Fold, problem: str) -> EncodeError:
     )
 
 
-def _higher_is_better(options: TrainingOptions) -> bool:
-    return options.select_by not in ("loss", *LOWER_IS_BETTER)
-
-
 def _validated(state: TrainerState, options: TrainingOptions) -> list[tuple[float, int]]:
     """What chose the epoch, lower is better, and the step of each epoch."""
-    sign = -1 if _higher_is_better(options) else 1
+    sign = 1 if options.select_by in ("loss", *LOWER_IS_BETTER) else -1
     entries = [entry for entry in state.log_history if _CHOSEN_BY in entry]
     return [(sign * entry[_CHOSEN_BY], entry["step"]) for entry in entries]
 

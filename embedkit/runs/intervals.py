@@ -20,6 +20,7 @@ import numpy as np
 from embedkit.types import Bool, Float64, Int64
 
 Key = TypeVar("Key", bound=Hashable)
+Pairs = Sequence[tuple[int, int]]
 
 BLOCKS = 200
 """More units than these are put together at random, so that the time does not grow with them."""
@@ -218,7 +219,21 @@ def difference_interval(
         return value - near, value + near
     # in units of the metric: as many times the difference as it is there
     near *= value / apart if apart else 0.0
-    below, above = _reaches(values, influence)
+    # what the intervals of both say, which depend on each other as the influences do (G. Y. Zou,
+    # A. Donner 2008, Statistics in Medicine 27)
+    ends = []
+    for one, influences_on_it in zip(values, influence.T, strict=True):
+        error, freedom = _error(one, influences_on_it)
+        # without influences it is exact, as the majority's area of 1/2, or at its end
+        inside = influences_on_it.any() and 0 < one < 1
+        low, high = _log_odds(one, _quantile(freedom) * error) if inside else (one, one)
+        ends.append([one - low, high - one])
+    sizes = float(np.sqrt((influence**2).sum(0)).prod())
+    shared = float(influence[:, 0] @ influence[:, 1]) / sizes if sizes else 0.0
+    # down the difference goes by the lower end of the first area and the upper end of the second
+    first, second = np.array(ends[0]), np.array(ends[1][::-1])
+    squares = first**2 + second**2 - 2 * shared * first * second
+    below, above = np.sqrt(np.maximum(squares, 0)).tolist()
     if near < value:  # proven to be above 0
         below = near
     elif near < -value:
@@ -245,52 +260,26 @@ def _steadied(values: Float64, influence: Float64, scale: str) -> tuple[Float64,
     return np.arcsin(np.sqrt(values)), influence * slope
 
 
-def _reaches(values: Float64, influence: Float64) -> tuple[float, float]:
-    """How far a difference of two areas reaches down and up, by the intervals of both.
-
-    These depend on each other as the influences do (G. Y. Zou, A. Donner 2008, Statistics in
-    Medicine 27).
-    """
-    ends = []
-    for value, moved in zip(values, influence.T, strict=True):
-        error, freedom = _error(value, moved)
-        # without influences it is exact, as the majority's area of 1/2, or at its end
-        inside = moved.any() and 0 < value < 1
-        low, high = _log_odds(value, _quantile(freedom) * error) if inside else (value, value)
-        ends.append([value - low, high - value])
-    sizes = float(np.sqrt((influence**2).sum(0)).prod())
-    shared = float(influence[:, 0] @ influence[:, 1]) / sizes if sizes else 0.0
-    # down it goes by the lower end of the first area and the upper end of the second
-    one, other = np.array(ends[0]), np.array(ends[1][::-1])
-    squares = one**2 + other**2 - 2 * shared * one * other
-    below, above = np.sqrt(np.maximum(squares, 0)).tolist()
-    return below, above
-
-
 def paired_tests(
-    values: Float64,
-    influence: Float64,
-    pairs: Sequence[tuple[int, int]],
-    scale: str = "fraction",
-    units: float = np.inf,
+    values: Float64, moved: Float64, pairs: Pairs, scale: str = "fraction", units: float = np.inf
 ) -> tuple[Float64, Float64]:
     """Return p of every pair by Student's t, and corrected by Holm for all of them.
 
     The errors are those of :func:`difference_interval`. NaN where a value is undefined.
-    ``values`` ``(methods,)`` are of all records, ``influence`` is ``(blocks, methods)``, ``pairs``
-    are all pairs where the best is chosen by the same records; ``scale`` and ``units`` are those of
-    the metric.
+    ``values`` ``(methods,)`` are of all records, ``moved`` ``(blocks, methods)`` the influences;
+    ``pairs`` are all pairs where the best is chosen by the same records, ``scale`` and ``units``
+    those of the metric.
     """
     from scipy.special import stdtr
 
-    values, influence = _steadied(values, influence, scale)
+    values, moved = _steadied(values, moved, scale)
 
     p = np.full(len(pairs), np.nan)
     # standard errors of the single scores, the yardstick for what is rounding
-    size = np.sqrt((influence**2).sum(0))
+    size = np.sqrt((moved**2).sum(0))
     for number, (one, other) in enumerate(pairs):
         value = values[one] - values[other]
-        error, freedom = _error(value, influence[:, one] - influence[:, other], units)
+        error, freedom = _error(value, moved[:, one] - moved[:, other], units)
         if np.isnan(value) or np.isnan(error):
             continue
         # the same predictions by two methods differ by rounding alone, which is no difference
