@@ -377,12 +377,19 @@ class FineTuned:
         progress: ProgressCallback,
     ) -> Iterator[FoldResult]:
         """Train the models that are not finished, and yield the results of all."""
+        # on the CPU, and read again for each fold: what the next ones start from would take as much
+        # memory as a large vocabulary
+        about: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
         for fold in folds:
             result = _read_result(self.folder, fold)
             if result is None:
                 settings = _head_settings(fold)
                 if self.earlier is None:
-                    encoder = self._encoder(warns=fold.number == fold.member == 0)
+                    encoder = load_model(self.checkpoint, pad_id=self.tokenizer.pad_id, **about)
+                    lacking = self.options.head == "pooler" and pooler_layer(encoder) is None
+                    if lacking and fold.number == fold.member == 0:
+                        message = "%s has no pooler weights; the head starts with random ones"
+                        logger.warning(message, self.checkpoint.name)
                     start = build_model(encoder, seed=fold.seed, **settings)
                 else:
                     start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
@@ -393,16 +400,6 @@ class FineTuned:
                 self._keep(fold, model, result)
                 storage.remove_tree(fold.work)
             yield result
-
-    def _encoder(self, *, warns: bool) -> PlainModel:
-        # on the CPU, and read again for each fold: what the next ones start from would take as much
-        # memory as a large vocabulary
-        pad_id, cpu = self.tokenizer.pad_id, torch.device("cpu")
-        encoder = load_model(self.checkpoint, pad_id=pad_id, device=cpu, dtype=torch.float32)
-        if warns and self.options.head == "pooler" and pooler_layer(encoder) is None:
-            message = "%s has no pooler weights; the head starts with random ones"
-            logger.warning(message, self.checkpoint.name)
-        return encoder
 
     def _keep(self, fold: Fold, model: EncoderWithHead, result: FoldResult) -> None:
         """Write a fold's model to its final place, then its result, and last their checksums."""

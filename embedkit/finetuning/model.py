@@ -163,12 +163,10 @@ class OccurringRows:
         layer: of :func:`~embedkit.finetuning.heads.embedding_layer`, on the CPU.
         ids: tokens of all texts that the layer will meet, in any order.
         device: where the layer will be.
-        file: for all rows; it is deleted at the end, or with what else a killed process leaves.
+        file: for all rows, in a folder that is deleted after the training.
     """
 
-    def __init__(
-        self, layer: nn.Embedding, ids: NDArray[Any], device: torch.device, *, file: Path
-    ) -> None:
+    def __init__(self, layer: nn.Embedding, ids: Any, device: torch.device, file: Path) -> None:
         # nothing of this object may hold the whole matrix, not even a slice of it
         self._layer, self._file, self._padding = layer, file, layer.padding_idx
         whole = layer.weight.detach()
@@ -202,7 +200,6 @@ class OccurringRows:
         self._entered.remove()
         self._layer.padding_idx = self._padding
         self._layer.weight = nn.Parameter(whole)
-        self._file.unlink()
 
 
 _PREDICT_TOKENS = {"cpu": 4_096, "cuda": 65_536}

@@ -62,7 +62,6 @@ _CHECKPOINT_SECONDS = 60.0
 # the file that is written last into a checkpoint, and the weights of the best epoch
 _COMPLETE = "complete"
 _BEST = "best.safetensors"
-_VOCABULARY = "vocabulary"  # all rows of the embeddings, while those that occur are trained
 # names of the Trainer, and those in training.jsonl
 _LOGGED = {
     "loss": "loss",
@@ -181,7 +180,7 @@ def train_fold(
     storage.make_folder(fold.work)
     if layer is not None and layer.weight.requires_grad:
         with saving(fold.work):
-            occurring = OccurringRows(layer, seen.ids, fold.device, file=fold.work / _VOCABULARY)
+            occurring = OccurringRows(layer, seen.ids, fold.device, fold.work / "vocabulary")
     model.to(fold.device)
     about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
     # after the move to the device, where they are computed
