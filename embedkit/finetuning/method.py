@@ -27,7 +27,7 @@ from embedkit import storage
 from embedkit.choices import HEADS, Pooling
 from embedkit.dataset.fold_models import FoldModels, SeenRecords
 from embedkit.encoding.checkpoint import Checkpoint
-from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenizer import (
     TextTokenizer,
     choose_max_length,
