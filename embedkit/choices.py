@@ -89,8 +89,8 @@ CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 OBJECTIVES = {
     "labels": "encoder and head learn to predict them",
-    "contrastive": "pairs of texts tune the encoder, then the default classifier of train is "
-    "fitted on its vectors",
+    "contrastive": "pairs of texts tune the encoder, then a logistic regression is fitted on its "
+    "vectors",
 }
 BLENDS = ("mean", "stacked")
 FIGURE_FORMATS = ("pdf", "svg", "png")

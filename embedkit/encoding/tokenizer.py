@@ -182,7 +182,8 @@ def tokenize(
 ) -> list[dict[str, Any]]:
     """Tokens of a text as the model sees them, one record each; a warning is logged if it is cut.
 
-    The weights are not loaded.
+    The weights are not loaded. Offsets are those that the tokenizer gives: the mark of a word's
+    beginning that stands alone (``▁``) has those of the word's first character, as in transformers.
 
     Args:
         text: the text.

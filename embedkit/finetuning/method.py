@@ -310,12 +310,9 @@ class FineTuned:
         fitted neither on them nor on the fold. ``model`` of a fold are the results of its models,
         one for each seed, whose mean predicts.
         """
-        units, target, split, test = problem
+        _, target, _, test = problem
         folds, choosing = self.folds(problem)
-        train: Callable[..., tuple[EncoderWithHead, FoldResult]] = train_fold
-        if self.options.objective == CONTRASTIVE:
-            # its classifier has inner folds, which need what the split keeps together
-            train = partial(train_contrastive, units=units, split=split)
+        train = train_contrastive if self.options.objective == CONTRASTIVE else train_fold
         results = list(self._results(folds, train, choosing, test, progress))
         size = self.options.seeds
         # models of one fold stand together, and have the same records

@@ -10,22 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from embedkit.classifiers.estimators import EstimatorSettings
-from embedkit.classifiers.tuning import Subset, fit, predict_proba
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.finetuning.contrastive import CoupleSampler, _set_layer, pair_loss, train_contrastive
-from embedkit.finetuning.heads import HEADS, HeadConfig, build_model
+from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.units.target import Target
 from tests.finetune_fixtures import check_test_set, corpus_of, finetuned, predictions, tuned
 from tests.finetuning.test_heads import plain_of
 from tests.finetuning.test_vocabulary import SOME, fold_of
-from tests.run_fixtures import split_of, units_with
 from tests.store_fixtures import tiny_model
 
 CLASSES = ("0", "1", "2")
@@ -64,22 +62,22 @@ def test_both_kinds_of_pairs_count_alike(labels: list[int]) -> None:
 
 
 @pytest.mark.parametrize("present", [(0, 1), (0, 1, 2), (0, 2)], ids=str)
-def test_the_last_layer_is_the_classifier(present: tuple[int, ...]) -> None:
-    """Its probabilities are those of the pipeline, whose rows are divided by their length."""
+def test_the_last_layer_is_the_regression(present: tuple[int, ...]) -> None:
+    """Its probabilities are those of scikit-learn; a class without records has none."""
     random = np.random.default_rng(0)
     y = random.choice(present, 60)
     rows = random.normal(size=(60, 8)) + 2 * np.eye(8)[y]
-    target = Target(y, CLASSES[: max(present) + 1])
-    fold = Subset(units_with(rows), target, split_of(y), np.arange(60), np.arange(0))
-    fitted = fit(fold, EstimatorSettings.of(None, task="classification"), tune=True)
-    layer = nn.Linear(8, len(target.classes)).double()
-    _set_layer(layer, fitted.pipeline)
-    # texts of one token, whose mean it is
-    vectors = HEADS["contrastive"](HeadConfig(), 8)(
-        torch.from_numpy(rows)[:, None], torch.ones(60, 1)
-    )
-    found = layer(vectors).softmax(1).detach().numpy()
-    assert np.allclose(found, predict_proba(fitted.pipeline, rows, target), rtol=0, atol=1e-12)
+    regression = LogisticRegression().fit(rows, y)
+    layer = nn.Linear(8, max(present) + 1).double()
+    _set_layer(layer, regression)
+    found = layer(torch.from_numpy(rows)).softmax(1).detach().numpy()
+    assert np.allclose(found[:, regression.classes_], regression.predict_proba(rows))
+    assert np.allclose(found.sum(1), found[:, regression.classes_].sum(1))
+
+
+def test_records_of_one_class_are_refused_before_they_are_trained_on(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="of one class"):
+        trained(tmp_path, np.zeros(len(SOME), int), SOME)
 
 
 def trained(work: Path, y: Any, texts: list[str]) -> tuple[dict[str, torch.Tensor], Any]:
@@ -89,8 +87,7 @@ def trained(work: Path, y: Any, texts: list[str]) -> tuple[dict[str, torch.Tenso
     fold = fold_of(checkpoint, work, objective="contrastive")
     fold = replace(fold, texts=encoded, target=Target(y, CLASSES[:2]))
     model = build_model(plain_of(checkpoint), seed=3, head="contrastive")
-    split = split_of(y, folds=2)
-    model, result = train_contrastive(fold, model, units=units_with([*texts]), split=split)
+    model, result = train_contrastive(fold, model)
     return dict(model.state_dict()), result
 
 

@@ -24,11 +24,18 @@ from embedkit.finetuning.run import finetune
     ("name", "labels", "folds", "least"), [("trec", 16, 5, 0.82), ("banking77", 39, 1, 0.80)]
 )
 def test_the_defaults_are_trained_to_their_end(
-    name: str, labels: int, folds: int, least: float, corpora: Path, tmp_path: Path
+    name: str,
+    labels: int,
+    folds: int,
+    least: float,
+    corpora: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Three epochs of a new head on [CLS] score 0.26 and 0.65, labels without pairs 0.79, 0.88."""
     if not (corpora / f"{name}.tsv").is_file():
         pytest.skip(f"{corpora} has no {name}.tsv")
+    monkeypatch.chdir(tmp_path)  # where the vectors of a corpus go
     some, more = draw({"corpus": name, "labels": str(labels), "seed": 0}, corpora)
     some.to_csv(tmp_path / "some.tsv", sep="\t", index=False)
     more.to_csv(tmp_path / "more.tsv", sep="\t", index=False)

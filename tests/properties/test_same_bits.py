@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from embedkit.choices import DEFAULT_MODEL
-from tests.models import save_model, wordpiece_vocabulary
+from tests.models import save_model, slow, wordpiece_vocabulary
 from tests.processes import ROOT
 from tests.same_bits import share
 
@@ -36,7 +36,8 @@ SETTINGS = [
 
 RUNGS = [
     "",  # all that the processor has
-    "ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_CBWR=AVX512,STRICT",  # no instructions for int8
+    # no instructions for int8, nor have the next two
+    *slow("ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_CBWR=AVX512,STRICT"),
     "ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2",
     SETTINGS[-1],
 ]
