@@ -60,17 +60,14 @@ def main(outputs: Path) -> int:
 def stages_of(outputs: Path, model: str, settings: Sequence[str]) -> list[Stage]:
     """The stages of the first run: of the second recipe those that the summary needs."""
 
-    def recipe(name: str, *more: str) -> list[Stage]:
+    def recipe(name: str) -> list[Stage]:
         out = f"out={(outputs / name).resolve()}"
-        return read_recipe(HERE / f"{name}.toml", cli.commands, [out, *settings, *more])
+        return read_recipe(HERE / f"{name}.toml", cli.commands, [out, *settings])
 
     stages = recipe("quickstart")
     if model == MULTILINGUAL:
         wanted = ("extract.labelled", "extract.asked", "train.tfidf", "train.frozen")
-        # both have the texts of the first experiment, whose vectors are there
-        made = (outputs / "quickstart/vectors").resolve()
-        reuse = [f"{name}.reuse={made}" for name in wanted if name.startswith("extract")]
-        stages += [stage for stage in recipe("two_languages", *reuse) if stage.name in wanted]
+        stages += [stage for stage in recipe("two_languages") if stage.name in wanted]
     return stages
 
 
