@@ -45,7 +45,7 @@ from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.display import Shown
 from embedkit.encoding.views import l2_normalize, parse_layers, split_view, views_of
 from embedkit.errors import EmbedkitError, MismatchError, UsageError
-from embedkit.geometry import NEIGHBOURS, kept_neighbours, linear_cka, unit_vectors
+from embedkit.geometry import NEIGHBOURS, linear_cka, nearest_rows, shared_neighbours, unit_vectors
 from embedkit.records import Seed
 from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.storage import unreadable
@@ -195,7 +195,8 @@ def diff(
     kept = np.zeros(0)
     if len(some) > 1:
         # a number of neighbours, not a fraction
-        kept = NEIGHBOURS * kept_neighbours(both.x[some], both.y[some], rows=queries)
+        near, others = (nearest_rows(v[some], rows=queries) for v in (both.x, both.y))
+        kept = NEIGHBOURS * shared_neighbours(near, others)
     distance, cosine = both.distances, both.cosines
     result = Diff(
         records=len(join.a),

@@ -6,18 +6,17 @@ import os
 import platform
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distributions, metadata, requires
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.errors import EmbedkitError, EncodeError, first_line
 from embedkit.machine import __version__, usable_cores
-
-if TYPE_CHECKING:
-    from embedkit.encoding.encoder import Encoder
 
 # scripts that tokenizers treat differently, one text of a single token, and a long one,
 # so that batches have texts of many lengths
@@ -88,20 +87,28 @@ def diagnose() -> Diagnosis:
 
 
 def _extract(device: str) -> dict[str, Any]:
-    """Extract a few texts into a temporary folder, verify it, and time the model."""
+    """Extract a few texts into a temporary folder, verify it, and encode them again otherwise."""
     from embedkit.dataset.extract import extract
+    from embedkit.dataset.read import load
     from embedkit.encoding.encoder import Encoder
     from embedkit.encoding.windows import TokenizerSettings
+    from embedkit.scale import threads_limited
     from embedkit.verification import require_ok, verify
 
     # with a number each, so that no two are equal
-    texts = [f"{i} {text}" for i in range(5) for text in _TEXTS]
+    texts = [f"{i} {text}" for i in range(2) for text in _TEXTS]
+    cpu = device == "cpu"
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="embedkit-doctor-") as scratch:
         out = Path(scratch, "vectors")
-        precision = "fp32" if device == "cpu" else "auto"  # the default, without a note on others
-        extract(texts, out=out, offline=True, layers="all", device=device, precision=precision)
+        # fp32 is the default, without a note on others
+        options: dict[str, Any] = {"device": device, "precision": "fp32" if cpu else "auto"}
+        # loading takes most of the time: so that there are two encoders and no third, the one that
+        # makes the dataset is also the one on a single thread
+        with threads_limited(1) if cpu else nullcontext():
+            extract(texts, out=out, offline=True, layers="all", normalize=True, **options)
         require_ok(verify(out), out)
+        stored = load(out).X
     # includes loading; the speed of the model is measured on its own below
     seconds = time.perf_counter() - started
     encoder = Encoder.load(offline=True, device=device)
@@ -109,45 +116,28 @@ def _extract(device: str) -> dict[str, Any]:
     tokens = len(encoder.tokenizer.encode(texts, settings=settings).ids)
     encoder.encode(texts)  # warms up
     started = time.perf_counter()
-    encoder.encode(texts)
-    return {
-        "records": len(texts),
-        "seconds": seconds,
-        "tokens_per_second": tokens / (time.perf_counter() - started),
-        "precision": encoder.precision,
-        "same_bits": _same_bits(encoder, texts),
-    }
-
-
-def _same_bits(encoder: Encoder, texts: list[str]) -> dict[str, int]:
-    """Count the texts with the bits that they have among others, by where else they stand.
-
-    On a CPU all have to be; only threads may, on some processors, change the order of sums, which a
-    job finds out before it goes on.
-    """
-    import numpy as np
-
-    from embedkit.encoding.encoder import Encoder
-    from embedkit.scale import threads_limited
-
     together = encoder.encode(texts)
+    speed = tokens / (time.perf_counter() - started)
     order = np.random.default_rng(0).permutation(len(texts))
     found = {
         "alone": np.concatenate([encoder.encode([text]) for text in texts]),
         "in another order": encoder.encode([texts[i] for i in order])[np.argsort(order)],
-    }
-    cpu = encoder.model.device.type == "cpu"
-    if cpu:
-        with threads_limited(1):
-            found["on one thread"] = Encoder.load(offline=True, device="cpu").encode(texts)
+    } | ({"on one thread": stored} if cpu else {})
     same = {how: int((found[how] == together).all(axis=1).sum()) for how in found}
-    # on a GPU kernels may depend on the shape of a batch; there the count is only reported
+    # threads may, on some processors, change the order of sums, which a job finds out before it
+    # goes on; on a GPU kernels may depend on the shape of a batch, and the count is only reported
     if cpu and (least := min(same["alone"], same["in another order"])) < len(texts):
         raise EncodeError(
             f"{len(texts) - least} of {len(texts)} texts have other bits in other company: the "
             "libraries installed here do not compute as they promise."
         )
-    return same
+    return {
+        "records": len(texts),
+        "seconds": seconds,
+        "tokens_per_second": speed,
+        "precision": encoder.precision,
+        "same_bits": same,
+    }
 
 
 def _versions(extra: str) -> dict[str, str | None]:

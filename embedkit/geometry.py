@@ -117,49 +117,48 @@ def linear_cka(a: NDArray[Any], b: NDArray[Any]) -> float:
         >>> round(linear_cka(a, turned), 12)
         1.0
     """
-    _check_rows(a, b)
+    if np.ndim(a) != 2 or np.ndim(b) != 2 or len(a) != len(b):
+        raise UsageError(
+            f"vectors of shapes {np.shape(a)} and {np.shape(b)}: expected two tables with a row "
+            "for each record, of the same records in the same order."
+        )
     # without a common factor first: squares of squares leave the range of numbers soonest
     a, b = _centred(a), _centred(b)
     sizes = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)
     return float(np.linalg.norm(a.T @ b) ** 2 / sizes) if sizes else float("nan")
 
 
-def kept_neighbours(
-    a: NDArray[Any], b: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = None
-) -> Float64:
-    """Return which fraction of the ``k`` nearest records of each record is the same in both.
+def shared_neighbours(near: Int64, others: Int64) -> Float64:
+    """Return which fraction of the neighbours of each record is the same in two sets of vectors.
 
-    Nearest by cosine, without the record itself; where there are fewer than ``k`` others, all of
-    them count. Give each text once: the order of equal vectors is arbitrary.
-
-    Args:
-        a: ``(n, width)`` vectors, of any float type.
-        b: ``(n, other)`` vectors of the same records, in the same order.
-        k: number of neighbours.
-        rows: ``(m,)`` records whose neighbours are compared, by default all; time and memory grow
-            with ``m · n``.
+    Both are what :func:`nearest_rows` says of the same ``(m, k)`` records, so that a set which is
+    compared with several is searched once. Give each text once: the order of equal vectors is
+    arbitrary.
 
     Returns:
         ``(m,)`` float64 fractions from 0 to 1.
 
     Example:
         >>> a = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-        >>> kept_neighbours(a, a * 2, k=1)
+        >>> shared_neighbours(nearest_rows(a, k=1), nearest_rows(a * 2, k=1))
         array([1., 1., 1., 1.])
     """
-    _check_rows(a, b)
-    return shared_rows(nearest_rows(a, k=k, rows=rows), nearest_rows(b, k=k, rows=rows))
-
-
-def shared_rows(mine: Int64, theirs: Int64) -> Float64:
-    """Return which fraction of each row of :func:`nearest_rows` stands in the other's."""
-    return np.asarray((mine[:, :, None] == theirs[:, None, :]).any(2).mean(1), np.float64)
+    return np.asarray((near[:, :, None] == others[:, None, :]).any(2).mean(1), np.float64)
 
 
 def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = None) -> Int64:
     """Return the ``k`` nearest rows of each row by cosine, without itself, the nearest first.
 
-    ``X`` is ``(n, width)``; the result ``(m, min(k, n - 1))`` for the ``m`` rows, by default all.
+    Where there are fewer than ``k`` others, all of them count.
+
+    Args:
+        X: ``(n, width)`` vectors, of any float type.
+        k: number of neighbours.
+        rows: ``(m,)`` records whose neighbours are wanted, by default all; time and memory grow
+            with ``m · n``.
+
+    Returns:
+        ``(m, min(k, n - 1))`` numbers of rows.
     """
     if k < 1 or len(X) < 2:
         raise UsageError(
@@ -172,7 +171,8 @@ def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = N
     step = max(1, _AT_ONCE // len(unit))
     for start in range(0, len(rows), step):
         these = rows[start : start + step]
-        cosines = unit[these] @ unit.T
+        # rounded, so that the order in which threads make a sum decides nothing
+        cosines = (unit[these] @ unit.T).round(9)
         # a record is not its own neighbour
         cosines[np.arange(len(these)), these] = -np.inf
         # the k best in linear time, without a negated copy of the matrix; only these are sorted
@@ -203,11 +203,3 @@ def _centred(X: NDArray[Any]) -> Float64:
     X = X - X.mean(0)
     # by 1 where all vectors are equal
     return X / (np.abs(X).max(initial=0) or 1)
-
-
-def _check_rows(a: NDArray[Any], b: NDArray[Any]) -> None:
-    if np.ndim(a) != 2 or np.ndim(b) != 2 or len(a) != len(b):
-        raise UsageError(
-            f"vectors of shapes {np.shape(a)} and {np.shape(b)}: expected two tables with a row "
-            "for each record, of the same records in the same order."
-        )

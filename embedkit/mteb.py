@@ -12,7 +12,8 @@ view after the other, and the texts go through the encoder once and not once for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +165,36 @@ def by_layer(
         for view in names:
             shared.view = view
             # without its cache, which would answer with results of earlier runs
-            found = mteb.evaluate(
-                shared, task, cache=None, co2_tracker=False, show_progress_bar=False
-            )
+            with _columns_as_lists():
+                found = mteb.evaluate(
+                    shared, task, cache=None, co2_tracker=False, show_progress_bar=False
+                )
             scores[task.metadata.name][view] = float(found.task_results[0].get_score())
     return pd.DataFrame.from_dict(scores, orient="index")
+
+
+@contextmanager
+def _columns_as_lists() -> Iterator[None]:
+    """Columns of ``datasets`` are lists, as they were before its version 4, while this lasts.
+
+    A lazy column reads its rows one by one, each time that somebody looks at it. The labels of a
+    classification are looked at some hundred times for each view, which took twenty times as long
+    as to fit and score its classifiers. The values are the same.
+    """
+    from datasets import Dataset
+
+    lazy: Any = Dataset.__getitem__
+
+    def whole(dataset: Any, key: Any) -> Any:
+        found = lazy(dataset, key)
+        # of rows it is a dict or a list already
+        return found[:] if isinstance(key, str) else found
+
+    Dataset.__getitem__ = whole
+    try:
+        yield
+    finally:
+        Dataset.__getitem__ = lazy
 
 
 def draw(scores: Any, file: str | Path, *, title: str = "Layers by task") -> None:

@@ -202,7 +202,7 @@ def geometry_of(
             "mean_cosine": geometry.mean_cosine(X),
             "entropy": geometry.gram_entropy(X),
             "cka_to_last": geometry.linear_cka(X, end),
-            "neighbours_of_last": float(geometry.shared_rows(near(name), near(last)).mean()),
+            "neighbours_of_last": float(geometry.shared_neighbours(near(name), near(last)).mean()),
         } | ({"curvature": curves[layer]} if layer in curves else {})
     return numbers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
 import sys
 import time
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import wraps
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -301,5 +303,7 @@ def _reading_of(
     names = {field.name for field in fields(CorpusOptions)} - set(own)
     chosen = {name: value for name, value in values.items() if name in names}
     for name in {"keep", "spans"} & chosen.keys():
-        chosen[name] = names_of(chosen[name])
+        # a path, which alone is opened; a list of names may be too long for one, which is no error
+        file = name == "spans" and os.path.isfile(chosen[name] or "")  # noqa: PTH113
+        chosen[name] = Path(chosen[name]) if file else names_of(chosen[name])
     return CorpusOptions(**chosen), {n: v for n, v in values.items() if n not in names}

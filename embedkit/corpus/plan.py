@@ -71,11 +71,11 @@ class CorpusOptions:
             whitespace word (of JSON also a list).
         spans: column with a list of spans of each text, ``[[start, end], …]``: first character and
             the one after the last, ascending, none inside another; or two columns, of start and
-            end of a single span; or a table of spans, a file or a frame with the columns ``id``,
-            ``start`` and ``end`` and a row for each span, in any order, which are stored as lists
-            in a column ``spans``; or ``sentences``, where no column is called so: the text is cut
-            at the ends of its sentences. They are the words of the text, and ``word_label`` has
-            their labels.
+            end of a single span; or a table of spans, a ``Path`` or a frame with the columns
+            ``id``, ``start`` and ``end`` and a row for each span, in any order, which are stored
+            as lists in a column ``spans``; or ``sentences``, where no column is called so: the text
+            is cut at the ends of its sentences. They are the words of the text, and ``word_label``
+            has their labels.
         format: ``auto`` or one of :data:`embedkit.choices.FORMATS`.
         encoding: encoding of text files, any Python codec.
         quoting: ``auto`` (CSV files follow RFC 4180, others have no quoting), ``none`` or ``csv``.
@@ -125,9 +125,9 @@ class CorpusOptions:
                 raise UsageError(f"delimiter={self.delimiter!r}: expected one character, or tab.")
         # tuples, so that options can be hashed
         object.__setattr__(self, "keep", tuple(self.keep))
-        spans: Any = str(self.spans) if isinstance(self.spans, os.PathLike) else self.spans
+        spans: Any = Path(self.spans) if isinstance(self.spans, os.PathLike) else self.spans
         # a table is one thing, though its columns could be iterated
-        if isinstance(spans, str | ArrowStream):
+        if isinstance(spans, str | Path | ArrowStream):
             spans = (spans,)
         if not isinstance(spans, list | tuple) or len(spans) > 2:
             raise UsageError(
@@ -143,7 +143,7 @@ class CorpusOptions:
     def in_files(self) -> Iterator[CorpusOptions]:
         """The same options with spans in memory written to a file, while the context lasts."""
         spans: Any = self.spans
-        if not spans or isinstance(spans[0], str):
+        if not spans or isinstance(spans[0], str | Path):
             yield self
         else:
             with input_files(spans[0]) as files:
@@ -206,15 +206,12 @@ def _settled_encoding(encoding: str) -> str:
 class CorpusPlan(CorpusSettings):
     """Everything that determines the records of a corpus."""
 
-    files: tuple[InputFile, ...]  # in reading order, and after them a table of spans
+    files: tuple[
+        InputFile, ...
+    ]  # in reading order; then a table of spans, for the last kept column
     columns: tuple[str, ...]
     dialects: tuple[Dialect, ...]  # of each file of records
     notices: tuple[str, ...] = ()  # about guesses, for the user
-
-    @property
-    def spans_file(self) -> InputFile | None:
-        """The table of spans, from which the last kept column is made."""
-        return self.files[-1] if len(self.files) > len(self.dialects) else None
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -261,14 +258,14 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     text_pair = guess.given("text_pair", options.text_pair)
     spans: Any = options.spans
     kept = [str(guess.given("keep", name)) for name in options.keep]
-    # a column that is really called so is meant before the rule, and before a file
-    if len(spans) == 1 and not {*spans} & {*columns, *SENTENCES} and Path(spans[0]).is_file():
-        files, spans = [*files, InputFile.of(Path(spans[0]))], SPANS
+    # a column that is really called so is meant before the rule, and before a file; only a path is
+    # opened, so that a name that comes from a stored run never leads to a file
+    if spans and isinstance(spans[0], Path) and str(spans[0]) not in columns:
+        files, spans = [*files, InputFile.of(spans[0])], SPANS
         if SPANS[0] in columns:
-            problem = "as the lists made of the table are called. Rename it"
-            raise CorpusError(f"{files[0].name} has a column {SPANS[0]!r}, {problem}.")
+            raise CorpusError(f"{files[0].name} has a column {SPANS[0]!r} already. Rename it.")
     elif spans != SENTENCES or SENTENCES[0] in columns:
-        spans = tuple(str(guess.given("spans", name)) for name in spans)
+        spans = tuple(str(guess.given("spans", str(name))) for name in spans)
     # columns of spans are read as kept columns
     kept += [] if spans == SENTENCES and SENTENCES[0] not in columns else spans
     used = {text, text_pair}

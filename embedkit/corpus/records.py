@@ -40,9 +40,6 @@ _TRIAL = 1_000
 _EXCERPT = 200
 # 8 MB of hashes; later ids are not compared
 _COMPARED_IDS = 1_000_000
-_SPAN_TABLE = (
-    "a table of spans has id, start and end, the first character and the one after the last"
-)
 
 
 class Record(NamedTuple):
@@ -134,8 +131,10 @@ class CorpusReader:
         self._table: Table | None = None
         self._chosen = None if plan.sample is None else _sampled(plan, plan.sample)
         # cells of a column that the corpus lacks, and ids that were not met yet
-        self._lists = {} if plan.spans_file is None else _span_lists(plan.spans_file)
-        self._unmet = set(self._lists)
+        spans = plan.files[len(plan.dialects) :]
+        self._lists = _span_lists(*spans) if spans else {}
+        # which only a reader of the whole corpus can tell
+        self._unmet = set(self._lists if start is None else ())
 
     @property
     def fraction(self) -> float:
@@ -204,7 +203,7 @@ class CorpusReader:
                 self.file_number, self._table = number + 1, None
         # sorted once at the end: a set of as many hashes takes several times the memory
         counts.repeated_ids += len(self._ids) - len(np.unique(self._ids))
-        if self._unmet and start is None:
+        if self._unmet:
             raise CorpusError(
                 f"{self.plan.files[-1].name}: no record has {count_text(len(self._unmet), 'id')} "
                 f"of its spans, such as {min(self._unmet)!r}. Take them out, or pass the right id=."
@@ -365,19 +364,20 @@ def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | 
 def _span_lists(file: InputFile) -> dict[str, str]:
     """The spans of each id, ascending, as a cell of a column of lists."""
     lists: dict[str, list[tuple[int, int]]] = {}
+    cells: Any = "no rows"
     with closing(open_table(file)) as table:
-        if missing := {"id", "start", "end"}.difference(table.columns):
-            raise CorpusError(f"{file.name} has no column {min(missing)!r}: {_SPAN_TABLE}.")
-        for number, row in enumerate(table.rows(("id", "start", "end"))):
-            cells = row.cells if isinstance(row, Row) else ()
-            try:
+        try:
+            for row in table.rows(("id", "start", "end")):
+                cells = row.cells if isinstance(row, Row) else row.detail
                 name, start, end = map(str, cells)
                 lists.setdefault(name, []).append((int(start), int(end)))
-            except ValueError:
-                problem = f"row {number} has {cells!s:.300}"
-                raise CorpusError(f"{file.name}: {_SPAN_TABLE}; {problem}.") from None
-    if not lists:
-        raise CorpusError(f"{file.name} has no rows: {_SPAN_TABLE}.")
+        except (LookupError, ValueError):
+            lists.clear()
+        if not lists:
+            raise CorpusError(
+                f"{file.name}: expected the columns id, start and end, of whole numbers, and a row "
+                f"for each span; it has {', '.join(table.columns)}, and {cells!s:.200}."
+            )
     return {name: str([[*span] for span in sorted(spans)]) for name, spans in lists.items()}
 
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedkit.encoding.views import l2_normalize
 from embedkit.errors import EncodeError
+from embedkit.geometry import nearest_rows, shared_neighbours
 from embedkit.types import Float32
 
 # what a reader holds in memory at a time: 12 MB of a float32 view of width 384
@@ -99,19 +99,12 @@ def kept_neighbours(views: Iterable[Float32]) -> dict[str, int]:
     counts = {"neighbours": 0, "neighbours_int8": 0}
     for vectors in views:
         small, scale = scaled(vectors)
-        nearest = []
-        for rows in (vectors, small * scale):
-            # float64, so that rounding to nine digits hides the order in which sums are made
-            unit = l2_normalize(rows).astype(np.float64)
-            cosine = (unit[:200] @ unit.T).round(9)  # the same with any number of threads
-            # below any cosine: a text is no neighbour of itself
-            np.fill_diagonal(cosine, -2)
-            # stable: of equal cosines the first row wins, in every run
-            order = np.argsort(-cosine, axis=1, kind="stable")
-            nearest.append(order[:, : min(10, max(len(rows) - 1, 0))])
-        counts["neighbours"] += nearest[0].size
-        both = (np.intersect1d(*pair) for pair in zip(*nearest, strict=True))
-        counts["neighbours_int8"] += sum(map(len, both))
+        # a shard of one record has no neighbours
+        if len(vectors) > 1:
+            first = np.arange(min(200, len(vectors)))
+            near, after = (nearest_rows(rows, rows=first) for rows in (vectors, small * scale))
+            counts["neighbours"] += near.size
+            counts["neighbours_int8"] += round(shared_neighbours(near, after).sum() * near.shape[1])
     return counts
 
 

@@ -19,6 +19,8 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -163,13 +165,12 @@ class OccurringRows:
         layer: of :func:`~embedkit.finetuning.heads.embedding_layer`, on the CPU.
         ids: tokens of all texts that the layer will meet, in any order.
         device: where the layer will be.
-        file: for all rows, in a folder that is deleted after the training.
+        folder: for a temporary file of all rows.
     """
 
-    def __init__(self, layer: nn.Embedding, ids: Any, device: torch.device, file: Path) -> None:
+    def __init__(self, layer: nn.Embedding, ids: Any, device: torch.device, folder: Path) -> None:
         # nothing of this object may hold the whole matrix, not even a slice of it
-        self._layer, self._file, self._padding = layer, file, layer.padding_idx
-        whole = layer.weight.detach()
+        self._layer, self._padding, whole = layer, layer.padding_idx, layer.weight.detach()
         # padding tokens are in batches, not in texts
         padding = [] if layer.padding_idx is None else [layer.padding_idx]
         self._rows = torch.from_numpy(np.union1d(ids, np.array(padding, np.int64)))
@@ -185,7 +186,10 @@ class OccurringRows:
             return (place[inputs[0]], *inputs[1:])
 
         self._entered = layer.register_forward_pre_hook(enter)
-        whole.numpy().tofile(file)
+        # without a name: nothing is left of it, however the training ends
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        whole.numpy().tofile(self._file)
         rows = whole[self._rows]
         layer.weight = nn.Parameter(torch.cat([rows, torch.ones_like(rows[:1])]))
 
@@ -193,7 +197,9 @@ class OccurringRows:
         """Give the layer all its rows, as training has left them."""
         trained = self._layer.weight.detach()
         # rows that stayed behind have decayed as the row of ones has
+        self._file.seek(0)
         stored = torch.from_numpy(np.fromfile(self._file, trained[:0].cpu().numpy().dtype))
+        self._file.close()
         whole = stored.view(-1, trained.shape[1]).to(trained.device)
         whole *= trained[-1]
         whole[self._rows.to(trained.device)] = trained[:-1]

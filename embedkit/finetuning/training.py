@@ -180,7 +180,7 @@ def train_fold(
     storage.make_folder(fold.work)
     if layer is not None and layer.weight.requires_grad:
         with saving(fold.work):
-            occurring = OccurringRows(layer, seen.ids, fold.device, fold.work / "vocabulary")
+            occurring = OccurringRows(layer, seen.ids, fold.device, fold.work)
     model.to(fold.device)
     about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
     # after the move to the device, where they are computed
