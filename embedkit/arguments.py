@@ -140,7 +140,7 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     if not all(map(_is_known, kinds)):
         return value
     expected = " or ".join(_name(kind) for kind in kinds if kind is not NoneType)
-    raise UsageError(f"{name}={value!r:.60}: expected {expected}.")
+    raise UsageError(f"expected {expected}.", **{name: value})
 
 
 def plain(value: Any) -> Any:
@@ -174,9 +174,9 @@ def _check_limits(name: str, value: Any, hint: Any) -> None:
             if least is None or value is None:
                 continue
             if value < least:
-                raise UsageError(f"{name}={value}: expected {least} or more.")
+                raise UsageError(f"expected {least} or more.", **{name: value})
             if value > limit.le:
-                raise UsageError(f"{name}={value}: expected {limit.le:,} or less.")
+                raise UsageError(f"expected {limit.le:,} or less.", **{name: value})
 
 
 _LISTS, _MAPPINGS, _PATHS = (Sequence, tuple, list), (Mapping, dict), (Path, os.PathLike)

@@ -193,4 +193,4 @@ def check_choice(known: Collection[str], **given: object) -> None:
     for name, value in given.items():
         if value not in known:
             hint = did_you_mean(str(value), known)
-            raise UsageError(f"{name}={value!r}: expected {', '.join(known) or 'none'}.{hint}")
+            raise UsageError(f"expected {', '.join(known) or 'none'}.{hint}", **{name: value})

@@ -44,7 +44,7 @@ from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.display import Shown
 from embedkit.encoding.views import l2_normalize, parse_layers, split_view, views_of
-from embedkit.errors import EmbedkitError, MismatchError, UsageError
+from embedkit.errors import EmbedkitError, Message, MismatchError, UsageError
 from embedkit.geometry import NEIGHBOURS, linear_cka, nearest_rows, shared_neighbours, unit_vectors
 from embedkit.records import Seed
 from embedkit.runs.cross_validation import Problem, cross_validate
@@ -175,7 +175,7 @@ def diff(
     """
     names = [view] if view is None or isinstance(view, str) else list(view)
     if not 1 <= len(names) <= 2:
-        raise UsageError(f"view={view!r}: expected one view of both, or two.")
+        raise UsageError("expected one view of both, or two.", view=view)
     folder, second = local_dataset(a), local_dataset(b) if isinstance(b, str | os.PathLike) else b
     if not is_dataset(folder):
         raise UsageError(f"{a} is not a dataset. Give the dataset first, then what to compare.")
@@ -224,7 +224,7 @@ def diff(
     try:
         before, tried = _explained(both, join.by, random, load_encoder, progress)
     except EmbedkitError as error:  # the checkpoint is not here; what was measured is
-        logger.warning(f"what explains the difference was not tried: {error}")
+        logger.warning(Message(f"what explains the difference was not tried: {error.message}"))
         return result
     return replace(result, before=before, explanations=tuple(tried))
 
@@ -420,7 +420,7 @@ def _with_decisions(
             same = problem._replace(units=inputs)
             held_out[name], _ = cross_validate(method, same, progress=progress)
     except UsageError as error:
-        logger.info(f"no classifier is compared: {error}")
+        logger.info(Message(f"no classifier is compared: {error.message}"))
         return result
     scores, differences = scores_and_differences(held_out, "accuracy", no_progress)
     return replace(

@@ -1,9 +1,7 @@
-"""The errors of embedkit, and their exit codes.
+"""The errors of embedkit, their exit codes, and the messages that they and notes are.
 
 A message states the given value, the expected one, and the remedy, in one line unless it lists
-differences. It names parameters of Python (``max_length=0``), which the command line translates
-into its options. An argument of the wrong type is a ``UsageError``, an unknown keyword a
-``TypeError``.
+differences. An argument of the wrong type is a ``UsageError``, an unknown keyword a ``TypeError``.
 
     EmbedkitError                    exit code 1
      ├ UsageError                    2   what was asked for cannot be done
@@ -17,22 +15,132 @@ into its options. An argument of the wrong type is a ``UsageError``, an unknown 
      ├ StorageError                  6   the machine: space, permissions, I/O
      ├ LockedError                   7   another process writes there
      └ OutputExistsError             8
+
+Who raises an error does not know who reads it: in Python one passes ``overwrite=True``, at a
+terminal one types ``--overwrite``. So an option in a message is data, and whoever shows the message
+spells it:
+
+    raise OutputExistsError(f"{path} exists{Option('overwrite', True, before='; pass ')}.")
+
+    Python                   vectors exists; pass overwrite=True.
+    embedkit extract         vectors exists; pass --overwrite.
+    a command without it     vectors exists.
+
+    raise UsageError(f"expected one of {', '.join(names)}.", metric=name)
+
+    Python                   metric='x': expected one of a, b.
+    embedkit compare         --metric x: expected one of a, b.
+
+An f-string is text alone, and would lose what an option is. Therefore an option that is formatted
+writes its fields as JSON between two code points that Unicode keeps for inner use, and
+:class:`Message`, which every error makes of its text, reads them back. A message that is formatted
+writes them again, so that f-strings can put messages together of others; an error is its text.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 EXIT_REJECTS = 3  # a finished job with rejected records
 EXIT_INTERRUPTED = 130  # after Ctrl-C
 EXIT_TERMINATED = 143  # after SIGTERM
 
 
+_BEGIN, _END = "\ufdd0", "\ufdd1"  # noncharacters
+_MARKED = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
+
+
+class Option(NamedTuple):
+    """A parameter of a public function, which a command has as an option, in a message.
+
+    >>> print(Option("max_length", 40))
+    max_length=40
+    """
+
+    name: str
+    value: Any = ...  # as it was, or should be, given; ... for the name alone
+    before: str = ""  # said only to those who have the option
+    after: str = ""
+    of: str = ""  # the function, if it is another one than that which is called
+
+    def __str__(self) -> str:
+        value = "" if self.value is ... else repr(self.value)
+        return f"{self.before}{self.name}={value}{self.after}"
+
+    def __format__(self, spec: str) -> str:
+        default = self._field_defaults
+        fields = {n: v for n, v in self._asdict().items() if v is not default.get(n)}
+        return f"{_BEGIN}{json.dumps(fields, default=str)}{_END}"
+
+
+OVERWRITE = Option("overwrite", True)
+
+
+class Message(str):
+    """A text that knows which options it names; as text it is what somebody reads in Python.
+
+    Attributes:
+        parts: Texts and options, in their order.
+
+    >>> message = Message(f"{Option('k', 0)}: expected 1 or more.")
+    >>> message
+    'k=0: expected 1 or more.'
+    >>> message.options
+    ['k']
+    """
+
+    parts: tuple[str | Option, ...]
+
+    def __new__(cls, text: str) -> Message:
+        """Read a formatted text."""
+        # a message may come as it is, which would be its text alone
+        pieces = _MARKED.split(format(text))
+        parts = [_option(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
+        message = super().__new__(cls, "".join(map(str, parts)))
+        message.parts = tuple(parts)
+        return message
+
+    def __format__(self, spec: str) -> str:
+        return "".join(map(format, self.parts))
+
+    @property
+    def options(self) -> list[str]:
+        """Names of the options."""
+        return [part.name for part in self.parts if isinstance(part, Option)]
+
+    def renamed(self, **names: str) -> Message:
+        """The message of a function that has other names for some options."""
+        return Message(self.worded(lambda o: format(o._replace(name=names.get(o.name, o.name)))))
+
+    def worded(self, spelling: Callable[[Option], str]) -> str:
+        """The text with another spelling of its options."""
+        return "".join(spelling(p) if isinstance(p, Option) else p for p in self.parts)
+
+
+def _option(data: str) -> Option | str:
+    try:
+        return Option(**json.loads(data))
+    except (ValueError, TypeError):  # a text of a corpus may hold these code points too
+        return f"{_BEGIN}{data}{_END}"
+
+
 class EmbedkitError(Exception):
-    """Base of all errors, which the command line prints as one line."""
+    """Base of all errors, which the command line prints as one line.
+
+    Keywords are options, which the message begins with; ``message`` has all options as data.
+    """
 
     exit_code = 1
+
+    def __init__(self, text: str, /, **given: Any) -> None:
+        options = ", ".join(f"{Option(name, value)}" for name, value in given.items())
+        self.message = Message(f"{options}: {text}" if given else text)
+        self.problem = Message(text)  # without the options that the message begins with
+        super().__init__(self.message)
 
 
 class UsageError(EmbedkitError, ValueError):
@@ -108,7 +216,7 @@ def check_counts(**counts: int | None) -> None:
     """
     for name, count in counts.items():
         if count is not None and count < 1:
-            raise UsageError(f"{name}={count}: expected 1 or more.")
+            raise UsageError("expected 1 or more.", **{name: count})
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -161,9 +161,7 @@ def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = N
         ``(m, min(k, n - 1))`` numbers of rows.
     """
     if k < 1 or len(X) < 2:
-        raise UsageError(
-            f"k={k} neighbours among {len(X)} vectors: give k from 1 on and at least 2 vectors."
-        )
+        raise UsageError(f"{len(X)} vectors; expected k from 1 on, and two vectors.", k=k)
     unit = unit_vectors(X)
     rows = np.arange(len(unit)) if rows is None else np.asarray(rows, np.int64)
     k = min(k, len(unit) - 1)

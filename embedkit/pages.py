@@ -55,7 +55,7 @@ def page_file(file: str | Path, *, overwrite: bool, name: str = "out") -> Path:
     """Return the path of a page to write; an error unless it ends in .html and is free."""
     path = Path(file)
     if path.suffix not in (".html", ".htm"):
-        raise UsageError(f"{name}={str(path)!r}: expected a name ending in .html.")
+        raise UsageError("expected a name ending in .html.", **{name: path})
     storage.refuse_existing(path, overwrite=overwrite)
     return path
 

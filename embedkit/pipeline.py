@@ -27,18 +27,8 @@ from urllib.request import Request, urlopen
 
 import click
 
-from embedkit import storage
+from embedkit import errors, storage
 from embedkit.display import TYPED_IN, duration_text, path_from
-from embedkit.errors import (
-    EXIT_REJECTS,
-    DamagedError,
-    MismatchError,
-    RecipeError,
-    StorageError,
-    UsageError,
-    did_you_mean,
-    first_line,
-)
 from embedkit.machine import __version__
 from embedkit.remote import address_of
 
@@ -89,13 +79,14 @@ def read_recipe(
         text = path.read_text("utf-8")
         content = tomllib.loads(text)
     except OSError as error:
-        raise storage.unreadable(path, error, error=UsageError, advice="") from error
+        raise storage.unreadable(path, error, error=errors.UsageError, advice="") from error
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{path} is not valid TOML: {first_line(error)}.") from error
+        problem = errors.first_line(error)
+        raise errors.DamagedError(f"{path} is not valid TOML: {problem}.") from error
     lines = {h[1]: text.count("\n", 0, h.start()) + 1 for h in _HEADER.finditer(text)}
 
     def fail(table: str, message: str) -> NoReturn:
-        raise RecipeError(f"{path}:{lines.get(table, 1)}: [{table}] {message}")
+        raise errors.RecipeError(f"{path}:{lines.get(table, 1)}: [{table}] {message}")
 
     tables: dict[str, dict[str, Any]] = {}
     for name, table in content.items():
@@ -103,7 +94,7 @@ def read_recipe(
         if name in ("title", "description"):
             continue
         if not isinstance(table, dict) or name not in (*commands, "set"):
-            near = did_you_mean(name, [*commands, "set"])
+            near = errors.did_you_mean(name, [*commands, "set"])
             fail(name, f"is not a table with the name of a command.{near}")
         # [probe] with [probe.a] and [probe.b] below it are two stages with these options in common
         shared = {key: value for key, value in table.items() if not isinstance(value, dict)}
@@ -138,10 +129,10 @@ def read_recipe(
         context.close()
         try:
             needs = tuple(_needs_trust(context, stages[-1], _values(settings)))
-        except UsageError as error:
+        except errors.UsageError as error:
             fail(name, str(error))
         if needs and not trust:
-            fail(name, f"{needs[0]}. If you trust the recipe, pass trust=True.")
+            fail(name, f"{needs[0]}. If you trust the recipe, pass {errors.Option('trust', True)}.")
         stages[-1] = replace(stages[-1], needs_trust=needs)
     return stages
 
@@ -198,9 +189,9 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
     # only what is there can be set: a misspelt key would change nothing, silently
     known, wanted = (tables, name) if name else (values, option)
     if not equals or wanted not in known:
-        raise UsageError(
+        raise errors.UsageError(
             f"--set {setting}: expected KEY=VALUE with {', '.join(known)}"
-            f"{'' if name else ' or STAGE.OPTION'}.{did_you_mean(wanted, known)}"
+            f"{'' if name else ' or STAGE.OPTION'}.{errors.did_you_mean(wanted, known)}"
         )
     value: Any = text
     with suppress(tomllib.TOMLDecodeError):  # numbers, truth values and lists as in TOML
@@ -218,7 +209,7 @@ def _filled(value: Any, known: Mapping[str, Any], fail: Callable[[str], NoReturn
         return value
     for name in _PLACE.findall(value):
         if name not in known:
-            fail(f"{{{name}}} is not in [set] above.{did_you_mean(name, known)}")
+            fail(f"{{{name}}} is not in [set] above.{errors.did_you_mean(name, known)}")
     # so that limit = "{n}" is a number, and "runs/{n}" a text
     whole = _PLACE.fullmatch(value)
     return known[whole[1]] if whole else _PLACE.sub(lambda m: str(known[m[1]]), value)
@@ -302,7 +293,7 @@ def run_recipe(
             words = [*stage.line, *overwrite, *["-q"] * quiet]
             with _typed(words, stage.folder), redirect_stdout(sys.stderr if quiet else sys.stdout):
                 code = call(words)
-            status = "done" if code in (0, EXIT_REJECTS) else "failed"
+            status = "done" if code in (0, errors.EXIT_REJECTS) else "failed"
             if status == "done":
                 # inputs are those from before the run: if one changed meanwhile, the
                 # stage is not up to date next time
@@ -379,19 +370,19 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     """Download a file with a known hash unless ``out`` has it; return if it was downloaded."""
     expected, target, shown = sha256.lower(), Path(out), storage.without_secrets(url)
     if not re.fullmatch(r"[0-9a-f]{64}", expected):
-        raise UsageError(f"sha256={sha256!r}: expected 64 hex digits.")
+        raise errors.UsageError("expected 64 hex digits.", sha256=sha256)
     if not re.match(r"https?://([^/\[\]]|\[[^/\]]+\])", url):
-        raise UsageError(f"{shown}: expected an address that begins with https:// or http://.")
+        raise errors.UsageError(f"{shown}: expected an address of https:// or http://.")
     # urllib would take them for a part of the host's name, and they would be shown in errors
     if re.match(r"[a-z]+://[^/?#]*@", url):
-        raise UsageError(f"{shown}: user and password of an address are not sent; leave them out.")
+        raise errors.UsageError(f"{shown}: leave out user and password, which are not sent.")
     if target.is_dir():
-        raise UsageError(f"out={str(target)!r} is a folder; expected a file name.")
+        raise errors.UsageError("this is a folder; expected a file name.", out=target)
     if target.is_file():
         if storage.file_sha256(target) == expected:
             return False
         # not replaced: it may be somebody's own file
-        raise MismatchError(f"{target} exists with another hash. Move it away.")
+        raise errors.MismatchError(f"{target} exists with another hash. Move it away.")
     address = quote(url, safe="%/:=&?~#+!$,;'@()*[]")  # letters beyond ASCII; the rest stays
     request = Request(address, headers={"User-Agent": f"embedkit/{__version__}"})
     try:
@@ -403,7 +394,7 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
         ):
             _copy_checked(source, copy, expected, shown)
     except (OSError, HTTPException) as error:
-        raise StorageError(
+        raise errors.StorageError(
             f"{shown} cannot be downloaded: {getattr(error, 'reason', None) or error}. Check the "
             f"network, or put the file at {target} yourself."
         ) from error
@@ -424,4 +415,4 @@ def _copy_checked(source: Any, target: Any, sha256: str, name: str) -> None:
     if source.length:
         raise OSError(f"the connection ended {source.length:,} bytes too early")
     if digest.hexdigest() != sha256:
-        raise MismatchError(f"{name} has another hash; nothing was kept.")
+        raise errors.MismatchError(f"{name} has another hash; nothing was kept.")

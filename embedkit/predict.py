@@ -26,7 +26,7 @@ from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.dataset.read import load
 from embedkit.encoding.words import Spans
-from embedkit.errors import CorpusError, DamagedError, OutputExistsError, UsageError
+from embedkit.errors import CorpusError, DamagedError, Option, OutputExistsError, UsageError
 from embedkit.prediction_files import (
     PredictedRecord,
     Prediction,
@@ -110,7 +110,7 @@ class Predictor:
             from embedkit.finetuning.checkpoint import CheckpointClassifier
 
             if model is not None:
-                raise UsageError(f"model={model!r}: {self.run} is a checkpoint itself.")
+                raise UsageError(f"{self.run} is a checkpoint itself.", model=model)
             self._model: Any = CheckpointClassifier(os.fspath(run), device=device)
             self.names = _readable(self._model.classes, names)
             return
@@ -127,7 +127,7 @@ class Predictor:
         from embedkit.finetuning.checkpoint import FinetunedRun
 
         if model is not None:
-            raise UsageError(f"model={model!r}: {run} is a fine-tuned run with its own models.")
+            raise UsageError(f"{run} is a fine-tuned run with its own models.", model=model)
         self._model = FinetunedRun(self.run, content, device=device, head=head)
 
     def __repr__(self) -> str:
@@ -366,14 +366,11 @@ def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[st
     given = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in label_names.items()}
     for name in given:
         if name not in classes:
-            raise UsageError(
-                f"label_names=: there is no label {name!r}; expected "
-                f"{', '.join(classes) or 'values, not labels'}."
-            )
+            raise UsageError(f"expected {', '.join(classes) or 'values'}.", label_names=name)
     names = [given.get(name, name) for name in classes]
     # probabilities are given by name, so that one of two would be lost
     if len(set(names)) < len(names):
-        raise UsageError(f"label_names=: two labels have the same name: {', '.join(names)}.")
+        raise UsageError(f"two labels have the same name: {', '.join(names)}.", label_names=...)
     return names
 
 
@@ -389,7 +386,7 @@ def parse_label_names(text: str | None) -> dict[str, str]:
             continue
         label, equals, name = item.partition("=")
         if not equals or not name.strip():
-            raise UsageError(f"label_names={text!r}: expected LABEL=NAME,LABEL=NAME.")
+            raise UsageError("expected LABEL=NAME,LABEL=NAME.", label_names=text)
         names[label.strip()] = name.strip()
     return names
 
@@ -418,7 +415,7 @@ def predict_file(
     if out is not None:
         # samefile: also by another path or a link
         if out.exists() and corpus.exists() and out.samefile(corpus):
-            raise OutputExistsError(f"out={str(out)!r} is the corpus itself. Choose another file.")
+            raise OutputExistsError("this is the corpus itself. Choose another file.", out=out)
         check_file(out, overwrite=overwrite)
     # a corpus that is not a file is written to one for as long as it is read
     with ExitStack() as held:
@@ -428,14 +425,15 @@ def predict_file(
             files = held.enter_context(input_files(corpus))
             plan = _plan_as(run, files, reading or CorpusOptions(), columns)
             for notice in plan.notices:
-                if not notice.startswith("label column:"):  # the label is what is predicted
-                    logger.info("%s", notice)
+                if "label" not in notice.options:  # the label is what is predicted
+                    logger.info(notice)
             reader = CorpusReader(plan)
         warm = reader is not None  # stored vectors need no encoder
         predictor = Predictor(run, label_names=label_names, device=device, head=head, warm=warm)
         of_words = predictor.labels_words
         if of_words and columns is not None:
-            raise UsageError(f"submission= is for runs that label records; {run} labels words.")
+            problem = f"it is for runs that label records; {run} labels words."
+            raise UsageError(problem, submission=submission)
         if reader is None:
             data, predictions = predictor.predict_stored(corpus, progress=progress)
             records = _rows(data, predictions)
@@ -515,8 +513,9 @@ def _plan_as(
     if submission is not None and plan.id is None:
         if submission[0] not in plan.columns:
             raise UsageError(
-                f"submission={','.join(submission)!r}: {files[0].name} has no column of ids. Name "
-                "it with id=, or with the first name of the submission."
+                f"{files[0].name} has no column of ids. Name it with {Option('id')}, or with the "
+                "first name of the submission.",
+                submission=",".join(submission),
             )
         plan = plan_corpus(files, replace(reading, **columns | {"id": submission[0]}))
     numbers = made.columns if isinstance(made, PredictionRun) else ()

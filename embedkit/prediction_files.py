@@ -173,19 +173,14 @@ def parse_submission(text: str | None) -> Submission | None:
         return None
     first, _, second = (name.strip() for name in text.partition(","))
     if not first or not second or "," in second or first == second:
-        raise UsageError(
-            f"submission={text!r}: expected two column names, of the id and of the answer, such as "
-            "id,label."
-        )
+        raise UsageError("expected two columns, of id and answer, as id,label.", submission=text)
     return first, second
 
 
 def file_format(out: Path, *, name: str = "out") -> str:
     """Return ``tsv``, ``csv``, ``jsonl`` or ``parquet`` by the ending of a file."""
     if out.suffix not in _FORMATS:
-        raise UsageError(
-            f"{name}={str(out)!r}: expected a name ending in .tsv, .csv, .jsonl or .parquet."
-        )
+        raise UsageError("expected a name ending in .tsv, .csv, .jsonl or .parquet.", **{name: out})
     return _FORMATS[out.suffix]
 
 

@@ -91,9 +91,10 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
             except FileExistsError:
                 existing = bytes(store.cat_file(place))
                 if existing != content and not replace:
-                    problem = "holds another dataset, or a part of it. Pass another out="
+                    problem = "holds another dataset, or a part of it"
                     shown = without_secrets(address)
-                    raise OutputExistsError(f"{shown} {problem}, or overwrite=True.") from None
+                    advice = "Choose another address, or overwrite it"
+                    raise OutputExistsError(f"{shown} {problem}. {advice}.") from None
                 return existing
             return None
 

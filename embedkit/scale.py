@@ -161,7 +161,7 @@ def run_on_ray(
     try:
         import ray
     except ImportError as error:
-        raise UsageError("engine='ray' needs Ray: pip install 'ray>=2.40'") from error
+        raise UsageError("it needs Ray: pip install 'ray>=2.40'.", engine="ray") from error
     # a cluster that the caller has joined stays joined
     started = not ray.is_initialized()
     if started:
@@ -218,7 +218,7 @@ def _check_reached(address: str) -> None:
         if port.isdecimal():
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
-        raise UsageError(f"address={address!r}: no Ray cluster can be reached: {error}.") from error
+        raise UsageError(f"no Ray cluster can be reached: {error}.", address=address) from error
 
 
 def _on_ray(function: Callable[[S, T], R], shared: S, task: T, threads: int) -> R:

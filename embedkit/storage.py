@@ -38,6 +38,7 @@ from embedkit.errors import (
     DamagedError,
     EmbedkitError,
     LockedError,
+    Option,
     OutputExistsError,
     StorageError,
     first_line,
@@ -93,7 +94,7 @@ def storage_errors(path: Path, *others: type[Exception]) -> Iterator[None]:
             hint = f" ({free_bytes(path) / 1e6:,.1f} MB free). Free some space"
             hint += " and run the same command again: what is finished is kept"
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            hint = ". Pass a folder that you may write to as out="
+            hint = f". Pass{Option('out', before=' as ')} a folder that you may write to"
         message = f"cannot write {path}: {reason or first_line(error)}{hint}."
         raise StorageError(message) from error
 
@@ -307,7 +308,7 @@ def exclusive(path: Path, *, shared: bool = False, wait: bool = False) -> Iterat
 
 def _locked(path: Path) -> LockedError:
     problem = "is being written, or was just replaced, by another process"
-    return LockedError(f"{path} {problem}. Wait for it, or pass another out=.")
+    return LockedError(f"{path} {problem}. Wait for it, or pass another {Option('out')}.")
 
 
 State = tuple[int, ...]
@@ -326,9 +327,7 @@ def state_of(path: Path) -> State:
 def check_unchanged(path: Path, seen: State) -> None:
     """Raise a :class:`LockedError` if what stands at a path is not what was seen there."""
     if state_of(path) != seen:
-        raise LockedError(
-            f"{path} was changed by another process meanwhile. Run the same command again."
-        )
+        raise LockedError(f"{path} was changed by another process. Run the same command again.")
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:
@@ -336,7 +335,8 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
     if path.is_dir():
         raise OutputExistsError(f"{path} is a folder. Choose the name of a file.")
     if os.path.lexists(path) and not overwrite:
-        raise OutputExistsError(f"{path} exists. Choose another name, or pass overwrite=True.")
+        replace = Option("overwrite", True, before=", or pass ")
+        raise OutputExistsError(f"{path} exists. Choose another name{replace}.")
 
 
 def file_sha256(path: Path) -> str:

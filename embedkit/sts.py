@@ -23,7 +23,7 @@ from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.read import check_labelled
 from embedkit.display import Shown, count_text
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
-from embedkit.errors import CorpusError, UsageError
+from embedkit.errors import CorpusError, Option, UsageError
 from embedkit.runs.folder import check_free, new_run, versions, write_run
 from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import metrics_for
@@ -115,7 +115,7 @@ def similarity(
     reading = replace(reading or CorpusOptions(), text=text, text_pair=text_pair, label=score)
     reader, records = _read_pairs(corpus, reading)
     # before the model is loaded: a score that is no number stops at once
-    gold = None if score is None else _gold(records, name=f"score={score!r}")
+    gold = None if score is None else _gold(records, name=f"{Option('score', score)}")
     kinds = parse_poolings(pooling)
     encoder = Encoder.load(model, device=device, max_length=max_length)
     views = views_of(
@@ -168,12 +168,12 @@ def _read_pairs(corpus: CorpusLike, reading: CorpusOptions) -> tuple[CorpusReade
         try:
             plan = hash_inputs(plan_corpus(files, reading))
         except CorpusError as error:  # the score takes the place of the label
-            raise CorpusError(str(error).replace("label=", "score=")) from error
+            raise CorpusError(error.message.renamed(label="score")) from error
         reader = CorpusReader(plan)
         records = reader.records()
     for notice in plan.notices:
         # a label that was guessed has no meaning here, and is not mentioned
-        if reading.label is not None or not notice.startswith("label"):
+        if reading.label is not None or "label" not in notice.options:
             logger.info(notice)
     if not records:
         raise UsageError(f"{plan.files[0].name} contains no pair of texts.")

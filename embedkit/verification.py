@@ -105,9 +105,7 @@ def verify(
     folder, result = local_dataset(path, whole=True), Verification()
     if folder.is_file():  # whose pages carry checksums
         if folder.suffix != ".parquet":
-            raise UsageError(
-                f"{folder} carries no checksum. Give a dataset, a run, an index, or a Parquet file."
-            )
+            raise UsageError(f"{folder} has no checksum; give a dataset, run, index or Parquet.")
         result.files = 1
         try:
             result.rows = read_table(folder).num_rows
@@ -306,6 +304,4 @@ def require_ok(result: Verification, path: Path) -> None:
     if not result.ok:
         listed = "; ".join(result.problems[:5])
         more = f"; and {len(result.problems) - 5} more" if len(result.problems) > 5 else ""
-        raise DamagedError(
-            f"{path} is damaged: {listed}{more}. Run the command that made it again."
-        )
+        raise DamagedError(f"{path} is damaged: {listed}{more}. Run its command again.")

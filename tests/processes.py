@@ -35,7 +35,7 @@ if "mix_stderr" in inspect.signature(CliRunner).parameters:
 
 
 def invoke(*arguments: object) -> Any:
-    """Call ``embedkit`` in this process; an error is in ``exception``, as it was raised."""
+    """Call ``embedkit`` in this process; ``return_value`` is its exit code."""
     runner = CliRunner(env=_WIDE)
     return runner.invoke(cli.cli, [str(a) for a in arguments], standalone_mode=False)
 
@@ -62,6 +62,7 @@ def command(
         sys.stderr.flush()
         printed = out.getvalue().decode(), err.getvalue().decode()
     assert isinstance(ended.value.code, int)
+    assert not {"\ufdd0", "\ufdd1"}.intersection(*printed), "the marks of an option were printed"
     return Done(typed, ended.value.code, *printed)
 
 

@@ -147,7 +147,7 @@ def test_verify_and_info_agree(tmp_path: Path) -> None:
     found = embedkit.verify(made)
     assert len(found.problems) == 1
     assert "seed" in found.problems[0]
-    assert isinstance(invoke("verify", made).exception, DamagedError)
+    assert invoke("verify", made).return_value == DamagedError.exit_code
 
 
 SIX = """

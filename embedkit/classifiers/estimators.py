@@ -20,7 +20,7 @@ from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScale
 
 from embedkit.choices import ESTIMATORS, check_choice
 from embedkit.classifiers.mixture import LayerMixture, unit_layers
-from embedkit.errors import UsageError, first_line
+from embedkit.errors import Option, UsageError, first_line
 
 
 class CommonScaler(StandardScaler):  # type: ignore[misc]
@@ -69,9 +69,7 @@ class EstimatorSettings(NamedTuple):
         if result.class_weight is not None and (
             task == "regression" or "class_weight" not in result.row.build().get_params()
         ):
-            raise UsageError(
-                f"class_weight={result.class_weight!r} needs a classifier such as logreg."
-            )
+            raise UsageError("it needs a classifier, as logreg.", class_weight=result.class_weight)
         return result
 
     @property
@@ -83,13 +81,12 @@ class EstimatorSettings(NamedTuple):
         """Raise a :class:`UsageError` for views or columns of texts, or for one named twice."""
         for name, value in named.items():
             names = [value] if isinstance(value, str) else list(value or ())
-            given = f"{name}={','.join(names)!r}"
+            given = {name: ",".join(names)}
             if self.features != "vectors" and names:
-                raise UsageError(
-                    f"{given}: features={self.features!r} are of texts, not of vectors."
-                )
+                problem = f"{Option('features', self.features)} are of texts, not of vectors."
+                raise UsageError(problem, **given)
             if len(set(names)) < len(names):
-                raise UsageError(f"{given} names one twice; name each once.")
+                raise UsageError("name each once.", **given)
 
     @property
     def threads(self) -> int | None:
@@ -112,8 +109,9 @@ class EstimatorSettings(NamedTuple):
         row = TABLE[self.task].get(self.estimator)
         if row is None:
             raise UsageError(
-                f"estimator={self.estimator!r} is not for task={self.task!r}; take one of "
-                f"{', '.join(TABLE[self.task])}."
+                f"it is not for {Option('task', self.task)}; take one of "
+                f"{', '.join(TABLE[self.task])}.",
+                estimator=self.estimator,
             )
         return row
 
@@ -262,19 +260,21 @@ def _imported(name: str, task: str) -> Estimator:
     # before anything is imported: importing runs code, and a saved model is loaded by its class
     if library not in ("sklearn", "lightgbm"):
         raise UsageError(
-            f"estimator={name!r}: only models of scikit-learn and LightGBM can be loaded safely, "
-            f"and {cls} belongs to {library}. Fit it in Python."
+            f"only models of scikit-learn and LightGBM can be loaded safely, and {cls} belongs to "
+            f"{library}. Fit it in Python.",
+            estimator=name,
         )
     try:
         # made once to look at it; each fit makes its own
         kind = getattr(import_module(module), cls)
         estimator = kind()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UsageError(f"estimator={name!r} cannot be made: {first_line(error)}.") from error
+        raise UsageError(f"it cannot be made: {first_line(error)}.", estimator=name) from error
     if task == "multilabel" and not hasattr(estimator, "predict_proba"):
-        raise UsageError(f"estimator={name!r} has no probabilities, as task='multilabel' needs.")
+        needs = Option("task", "multilabel", after=" needs")
+        raise UsageError(f"it has no probabilities, as {needs}.", estimator=name)
     if not (is_regressor if task == "regression" else is_classifier)(estimator):
-        raise UsageError(f"estimator={name!r} is not for task={task!r}.")
+        raise UsageError(f"it is not for {Option('task', task)}.", estimator=name)
     build = kind
     if task == "regression" and library == "sklearn":
         # the defaults of many depend on the unit and the zero of the values

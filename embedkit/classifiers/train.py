@@ -23,7 +23,7 @@ from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import names_dataset
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import EXTRACTION
-from embedkit.errors import UsageError
+from embedkit.errors import Option, UsageError
 from embedkit.machine import peak_memory_bytes, peak_memory_since
 from embedkit.records import Positive, Seed
 from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validate
@@ -66,9 +66,8 @@ class Frozen:
         if self.threshold is not None:
             self.threshold.check(problem.target)
         if problem.split.n_folds == 1 and not self.tune:
-            raise UsageError(
-                "folds=1 needs tune=True: inner folds hold the labels of the majority."
-            )
+            needs = f"it needs {Option('tune', True)}"
+            raise UsageError(f"{needs}: inner folds hold the labels of the majority.", folds=1)
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit and predict every fold, and fit the units of all folds."""
@@ -244,7 +243,8 @@ def _keeping(
 ) -> dict[str, Any]:
     """The options of the extraction of a corpus, which has to keep the columns that are read."""
     if columns and level == "word":
-        raise UsageError(f"columns={','.join(columns)!r} are of records; level='word' has none.")
+        problem = f"they are of records; {Option('level', 'word')} has none."
+        raise UsageError(problem, columns=",".join(columns))
     if not columns or names_dataset(dataset):
         return extraction
     return extraction | {"keep": list(dict.fromkeys([*extraction.get("keep", ()), *columns]))}

@@ -19,7 +19,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.class_weight import compute_sample_weight
 
 from embedkit.classifiers.estimators import TFIDF_STRENGTH, EstimatorSettings, build_pipeline
-from embedkit.errors import UsageError, first_line
+from embedkit.errors import Option, UsageError, first_line
 from embedkit.runs.metrics import LOWER_IS_BETTER, best_threshold, beta_of, metrics_for
 from embedkit.runs.predictions import decide
 from embedkit.runs.run import Choice
@@ -106,13 +106,14 @@ def fit(fold: Subset, settings: EstimatorSettings, *, tune: bool, held_out: bool
                     choice = Choice(score=inner_score(y, inner, settings))
         # such as an area where the held-out records are of one class: nothing could be chosen by it
         if tunable and np.isnan(choice.score):
-            raise ValueError(f"an inner fold has no {settings.metric}; pass tune=False")
+            without = Option("tune", False)
+            raise ValueError(f"an inner fold has no {settings.metric}; pass {without}")
     # our own message is about an option already
     except UsageError:
         raise
     except ValueError as error:  # scikit-learn's, about records that it cannot be fitted on
         raise UsageError(
-            f"estimator={settings.estimator!r}, {len(train)} training records: {first_line(error)}."
+            f"{len(train)} training records: {first_line(error)}.", estimator=settings.estimator
         ) from error
     return Fitted(Pipeline([*before.steps, (name, model)]), choice, inner)
 

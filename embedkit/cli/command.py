@@ -5,22 +5,21 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import wraps
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from embedkit import errors
 from embedkit.cli.options import FIRST_HEADING, HEADINGS, names_of, progress_bar
 from embedkit.cli.text import fitted, json_text, say
-from embedkit.errors import EXIT_INTERRUPTED, CorpusError, EmbedkitError, StorageError, UsageError
 from embedkit.types import no_progress
 
 if TYPE_CHECKING:
@@ -29,34 +28,28 @@ if TYPE_CHECKING:
 # read when this module is imported, which is early: times that are shown include the imports that
 # commands do, as the user waits for them
 STARTED = time.monotonic()
-_OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]*")
 _LOGGER = logging.getLogger("embedkit")
 
 
 class _Notes(logging.Handler):
-    """Prints log messages of the library on standard error, once, in terms of options."""
+    """Prints log messages of the library on standard error, once."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: click.Context) -> None:
         super().__init__()
-        self._shown: set[str] = set()
+        self._context, self._shown = context, set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
         if message in self._shown:  # every fold that loads a model repeats its messages
             return
         self._shown.add(message)
-        context = click.get_current_context(silent=True)
-        if context is not None:
-            message = in_options(message, context.command.params)
-            message = re.sub(r" \([^()]* with \w+=\)$", "", message)  # the command has no option
+        if isinstance(record.msg, errors.Message):
+            message = in_options(record.msg, self._context)
         say(f"note: {message}", err=True)
 
 
 class Commands(click.Group):
-    """A group whose commands stand under headings, show the library's notes and word its errors.
-
-    Parameters that an error names become options.
-    """
+    """A group whose commands stand under headings, and show the library's notes and errors."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -84,8 +77,6 @@ class Commands(click.Group):
             if sys.stdout is stdout:
                 raise
             return 0  # the reader of a pipe has closed it: click has replaced the stream
-        except EmbedkitError as error:
-            message, code = str(error), error.exit_code
         except click.exceptions.NoArgsIsHelpError as error:
             # embedkit alone: the help is no sentence, and nothing went wrong
             say(error.format_message(), err=True)
@@ -100,7 +91,7 @@ class Commands(click.Group):
             # an error of the disk that no module has worded: one line all the same, and no
             # traceback
             message = f"{error.filename or 'input/output'}: {error.strerror or error}."
-            code = StorageError.exit_code
+            code = errors.StorageError.exit_code
         complain(message)
         return code
 
@@ -109,30 +100,16 @@ class Commands(click.Group):
         # every command starts with new notes, also the stages of one process: a note that an
         # earlier stage has shown is news to the next
         kept = [handler for handler in _LOGGER.handlers if not isinstance(handler, _Notes)]
-        _LOGGER.handlers[:] = [*kept, _Notes()]
+        _LOGGER.handlers[:] = [*kept, _Notes(ctx)]
         # a handler of the root logger, as libraries install it, would print notes twice
         _LOGGER.propagate = False
         _LOGGER.setLevel(logging.INFO)
         ctx.obj = time.monotonic() if ctx.obj is None else ctx.obj
         try:
             return super().invoke(ctx)
-        except EmbedkitError as error:
-            command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            if command is not None and error.args:
-                # the command's own options come last, so that they win where several have the name;
-                # one of another command is named if a corpus lacks what only extract reads
-                others = [p for one in self.commands.values() for p in one.params]
-                message = str(error)
-                if not any(p.name == "overwrite" for p in command.params):
-                    message = message.replace(", or pass overwrite=True", "")
-                message = in_options(message, [*others, *command.params])
-                known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
-                lacking = [name for name in _OPTION.findall(message) if name not in known]
-                if isinstance(error, CorpusError) and lacking:
-                    message += f" Only embedkit extract has {lacking[0]}: run that first."
-                # the same error is raised on: its type decides the exit code
-                error.args = (message, *error.args[1:])
-            raise
+        except errors.EmbedkitError as error:
+            complain(in_options(error.message, ctx))
+            ctx.exit(error.exit_code)
 
 
 def complain(message: str) -> None:
@@ -153,13 +130,13 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
         for line in TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace"):
             try:
                 answer(line.rstrip("\r\n"))
-            except UsageError as error:
-                complain(str(error))
+            except errors.UsageError as error:
+                complain(in_options(error.message))
             # the program at the other end of a pipe waits for this answer before it asks again
             sys.stdout.flush()
     except KeyboardInterrupt:
         say("", err=True)
-        return EXIT_INTERRUPTED
+        return errors.EXIT_INTERRUPTED
     return 0
 
 
@@ -175,28 +152,43 @@ def quiet_notes(_context: click.Context, _option: click.Parameter, quiet: bool) 
     return quiet
 
 
-def in_options(message: str, params: Iterable[click.Parameter]) -> str:
-    """A message of the library with options for parameters: ``pooling='max'`` → ``--pooling max``.
+def in_options(message: errors.Message, context: click.Context | None = None) -> str:
+    """A message with options as the command that runs has them: ``k=3`` → ``--k 3``.
 
-    ``True`` and ``False`` become the option itself or its negative form.
+    What is said only to those who have an option is left out where the command has none. If another
+    command has it, the message says which. The ``context`` is the current one by default, which is
+    known to the main thread alone.
     """
-    options = {p.name: p for p in params if isinstance(p, click.Option) and p.name}
-    if not options:
-        return message
-    # alternatives match from left to right: text_pair before text
-    names = "|".join(sorted(options, key=len, reverse=True))
-    pattern = re.compile(rf"(?<![\w.-])({names})=('[^']*'|\"[^\"]*\"|[\w./+-]*\w)?")
-    return pattern.sub(lambda match: _as_option(options[match[1]], match[2] or ""), message)
+    root = (context or click.get_current_context()).find_root()
+    commands = cast(click.Group, root.command).commands
+
+    def spelled(option: errors.Option) -> str:
+        own = commands[option.of or str(root.invoked_subcommand)]
+        if parameter := _parameter(own, option):
+            return f"{option.before}{_as_typed(parameter, option.value)}{option.after}"
+        if option.before or option.after:
+            return ""
+        for other in commands.values():
+            if parameter := _parameter(other, option):
+                return f"{_as_typed(parameter, option.value)} (of embedkit {other.name})"
+        return str(option)
+
+    return message.worded(spelled)
 
 
-def _as_option(option: click.Option, value: str) -> str:
+def _parameter(command: click.Command, option: errors.Option) -> click.Option | None:
+    named = (p for p in command.params if p.name == option.name)
+    return next((p for p in named if isinstance(p, click.Option)), None)
+
+
+def _as_typed(option: click.Option, value: Any) -> str:
     # --quiet rather than -q
     positive = max(option.opts, key=len)
-    if value == "False" and option.secondary_opts:
+    if value is False and option.secondary_opts:
         return option.secondary_opts[0]
-    if value in ("True", "") or (value == "False" and option.is_flag):
+    if value is ... or option.is_flag:
         return positive
-    text = value[1:-1] if value[0] in "'\"" else value
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return f'{positive} "{text}"' if " " in text or not text else f"{positive} {text}"
 
 

@@ -16,7 +16,7 @@ from embedkit.cli.command import Result, command, in_options, seconds_so_far
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
 from embedkit.cli.text import asked_for_all, number_text, table_text
 from embedkit.display import bytes_text, count_text, duration_text, ledger_text
-from embedkit.errors import EXIT_REJECTS, UsageError
+from embedkit.errors import EXIT_REJECTS, Message, UsageError
 from embedkit.types import ProgressCallback
 
 if TYPE_CHECKING:
@@ -165,9 +165,7 @@ def extract(
     files = [Path(name) for name in corpus]
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
         if dry_run:
-            command = click.get_current_context().command
-            there = existing_output(plan.out, plan.job, overwrite=overwrite)
-            there = in_options(there, command.params)
+            there = in_options(Message(existing_output(plan.out, plan.job, overwrite=overwrite)))
             cost = estimate(plan, reuse=reuse, progress=progress)
             data = {**asdict(cost), "output": there}
             return Result(data, lambda: _estimate_text(plan, cost, there), asked_for=True)
@@ -214,7 +212,7 @@ def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
     # a margin for an estimate that is measured on some of the texts
     if cost.bytes_total * 1.1 > cost.free_bytes:
         lines.append("  WARNING: this will not fit. Use fewer --layers or --storage compact.")
-    lines += [f"  note: {note}" for note in (*cost.notices, there) if note]
+    lines += [f"  note: {note}" for note in (*map(in_options, cost.notices), there) if note]
     return "\n".join(lines)
 
 

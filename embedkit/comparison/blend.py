@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.errors import UsageError
+from embedkit.errors import Message, Option, UsageError
 from embedkit.predict import predictions_of
 from embedkit.prediction_files import (
     PredictedRecord,
@@ -216,15 +216,16 @@ def write_blend(
     storage.refuse_existing(out, overwrite=overwrite)
     p = made.predictions
     if answers and not p.classes:
-        raise UsageError("answers= needs runs that predict labels; these predict values.")
+        raise UsageError("it needs runs that predict labels; these predict values.", answers=...)
     if answers and len(answers) != made.runs:
         raise UsageError(
-            f"answers= has {len(answers)} files for {made.runs} runs. Give one file for every run, "
-            "in their order."
+            f"{len(answers)} files for {made.runs} runs. Give one file for every run, in their "
+            "order.",
+            answers=...,
         )
     if p.of_words and (answers or submission is not None):
         name = "answers" if answers else "submission"
-        raise UsageError(f"{name}= is for runs that label records; these label words.")
+        raise UsageError("it is for runs that label records; these label words.", **{name: ...})
     if answers:
         records = _new_records(made, answers)
     else:
@@ -251,23 +252,24 @@ def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
     p = made.predictions
     if test_only and not len(p.test):
         raise UsageError(
-            "submission= is of a test set, and the runs have none. Pass answers= for new records, "
-            "or make the runs with test=."
+            f"it is of a test set, and the runs have none. Pass {Option('answers')} for new "
+            f"records, or make the runs with {Option('test', of='train')}.",
+            submission=...,
         )
     folds = p.out_of_fold if made.cross_fitted and not test_only else p.test[:0]
     p = p.take(np.concatenate([folds, p.test]))
     if not len(p.row):
         raise UsageError(
             f"{made.name} has no predictions for the folds, since the runs have no inner "
-            "predictions for common records. Train with tune=True, fine-tune with the same "
-            "validation= above 0, blend their mean, or pass answers= for new records."
+            f"predictions for common records. Train with {Option('tune', True, of='train')}, "
+            f"fine-tune with the same {Option('validation', of='finetune')} above 0, blend their "
+            f"mean, or pass {Option('answers')} for new records."
         )
     if test_only and list(map(str, p.ids)) == list(map(str, p.row.tolist())):
         # they may be right; who joins answers by ids of another kind would join the wrong records
-        logger.warning(
-            "the ids of the submission are numbers of rows. If the test set has a column of ids, "
-            "name it where the runs or their dataset are made: id="
-        )
+        problem = "the ids of the submission are numbers of rows. If the test set has a column of"
+        remedy = f"name it where the runs or their dataset are made: {Option('id', of='extract')}"
+        logger.warning(Message(f"{problem} ids, {remedy}"))
     predicted = predictions_of(p.proba, p.y_pred, p.classes)
     words = {"word": p.word.tolist()} if p.of_words else {}
     rows, names = p.row.tolist(), fold_names(p.fold)

@@ -284,10 +284,10 @@ def find_texts(
     if given is not None:
         path, whole = Path(given), is_dataset(Path(given))
         if not whole and not path.is_file():
-            raise UsageError(f"texts={str(path)!r} does not exist. Give a dataset or corpus.")
+            raise UsageError("it does not exist. Give a dataset or corpus.", texts=path)
         # rows are joined by number, so that the bytes have to be the same
         if (load(path).manifest.source if whole else (file_sha256(path),)) != source:
-            raise MismatchError(f"texts={str(path)!r} is not the corpus of these runs.")
+            raise MismatchError("this is not the corpus of these runs.", texts=path)
         return _stored(path, rows) if whole else _of_corpus(path, rows, reading)
     for dataset in datasets:
         if dataset.manifest.job.storage.text:

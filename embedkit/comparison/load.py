@@ -77,7 +77,7 @@ def read_runs(
     if repeated := [path.name for path, n in Counter(resolved).items() if n > 1]:
         raise UsageError(f"{repeated[0]} is given twice. Give every run once.")
     if not resolved:
-        raise UsageError("runs= is empty. Give folders of embedkit train, finetune or probe.")
+        raise UsageError("give folders of embedkit train, finetune or probe.", runs=[])
     runs: list[LoadedRun] = []
     step = steps(progress, "reading", len(paths), "runs")
     # names are as short as they can be while they differ

@@ -29,7 +29,7 @@ from embedkit.comparison.load import (
     with_models,
 )
 from embedkit.display import Shown
-from embedkit.errors import UsageError, did_you_mean
+from embedkit.errors import Option, UsageError, did_you_mean
 from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,
@@ -221,7 +221,7 @@ class Compared:
     def blend_to_use(self) -> Blend:
         """Return the method to use as a blend, in which a single run may have all the weight."""
         if self.records.of_sets:
-            raise UsageError("runs with task='multilabel' cannot be blended.")
+            raise UsageError(f"runs of {Option('task', 'multilabel', of='train')} have no blend.")
         name = self.selection.with_model
         if found := next((one for one in self.blends.values() if one.name == name), None):
             return found
@@ -389,7 +389,7 @@ def _margin(metric: str, baseline: float, best: float, min_difference: float | N
             return _PERCENT * abs(baseline)
         return min(_PERCENT, (1 - best) / 10) if best <= 1 else _PERCENT
     if not min_difference >= 0:
-        raise UsageError(f"min_difference={min_difference}: expected 0 or more.")
+        raise UsageError("expected 0 or more.", min_difference=min_difference)
     return min_difference * _PERCENT if is_percent(metric) else min_difference
 
 
@@ -408,9 +408,7 @@ def _predictions(
     # compared
     blended = {b.name: b.predictions for b in blends.values() if b.cross_fitted}
     if {*blended, MAJORITY} & set(by_run):
-        raise UsageError(
-            f"a run has the reserved name {MAJORITY!r} or that of a blend. Rename its folder."
-        )
+        raise UsageError(f"a run is called {MAJORITY!r}, or as a blend is. Rename its folder.")
     return {**by_run, **blended, MAJORITY: records.majority()}, blends
 
 
@@ -500,9 +498,7 @@ def _baseline(asked: str | None, runs: Sequence[LoadedRun]) -> str:
     for run in runs:
         if run.path.resolve() == Path(asked).resolve():
             return run.name
-    raise UsageError(
-        f"baseline={asked!r}: expected one of {', '.join(names)}.{did_you_mean(asked, names)}"
-    )
+    raise UsageError(f"expected {', '.join(names)}.{did_you_mean(asked, names)}", baseline=asked)
 
 
 def _encoder(run: LoadedRun) -> str | None:

@@ -26,7 +26,7 @@ from embedkit.dataset.format import Layout
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
 from embedkit.encoding.views import LayerSpec, parse_layers
-from embedkit.errors import UsageError
+from embedkit.errors import Option, UsageError
 from embedkit.geometry import mean_cosine
 from embedkit.search.exact import unit_rows
 from embedkit.types import AnyPath, Float32, Int64
@@ -110,6 +110,7 @@ def words(
         >>> len(report.uses), report.cosines.shape
         (2, (2, 2))
     """
+    given = Option("layer", layer)
     if isinstance(source, str | os.PathLike):
         uses = uses_in_dataset(source, word, match=match)
         n_layers = uses.data.manifest.job.model.n_layers if uses.data else 0
@@ -119,9 +120,9 @@ def words(
         encoder = Encoder.load(model, device=device)
         n_layers = encoder.n_layers
         # only the layers that are asked for are kept of the forward pass
-        parsed = parse_layers(layer or "all", n_layers=n_layers)
+        parsed = parse_layers(layer or "all", n_layers=n_layers, given=given)
         uses = uses_in_texts(encoder, list(map(str, source)), word, parsed, match=match)
-    chosen = None if layer is None else parse_layers(layer, n_layers=n_layers)[0]
+    chosen = None if layer is None else parse_layers(layer, n_layers=n_layers, given=given)[0]
     return describe_uses(uses, word, layer=chosen)
 
 
@@ -159,8 +160,8 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
     kind = next((k for k in ("tokens", "words") if Layout(data.path).shard_files(k)), None)
     if kind is None:
         raise UsageError(
-            f"{dataset} has no word vectors. Extract it again with words='mean' or tokens=True, "
-            "or use sentences."
+            f"{dataset} has no word vectors. Use sentences, or extract it again with "
+            f"{Option('words', 'mean', of='extract')} or {Option('tokens', True, of='extract')}."
         )
     if "text" not in data.columns:
         raise UsageError(f"{dataset} stores no texts, so words cannot be looked for.")
@@ -213,8 +214,8 @@ def _find_uses(
     ]
     if not uses:
         raise UsageError(
-            f"{word!r} does not occur in {where} as a word; match='start' finds it at the "
-            "beginning of longer words, match='anywhere' inside of them."
+            f"{word!r} does not occur in {where} as a word; {Option('match', 'start')} finds it at "
+            f"the beginning of longer words, {Option('match', 'anywhere')} inside of them."
         )
     return uses
 
@@ -323,7 +324,7 @@ def describe_uses(found: UseVectors, word: str, *, layer: LayerSpec | None = Non
     # a combination that was not stored is made of its layers
     parts = [chosen] if layer is None or chosen in vectors else [str(i) for i in layer.layers]
     if not vectors.keys() >= set(parts):
-        raise UsageError(f"layer={chosen!r}: expected one of {', '.join(vectors)}.")
+        raise UsageError(f"expected one of {', '.join(vectors)}.", layer=chosen)
     vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
     # any two words can be compared where the words were stored; tokens are no words
     data = found.data if found.data and Layout(found.data.path).shard_files("words") else None

@@ -31,9 +31,10 @@ from embedkit.corpus.sources import (
     Table,
     check_kind,
     check_names,
+    guessed,
 )
 from embedkit.corpus.values import NotText, text_of
-from embedkit.errors import CorpusError, did_you_mean
+from embedkit.errors import CorpusError, Option, did_you_mean
 from embedkit.storage import unreadable
 
 # rows that become Python objects at once: enough that calls of pyarrow cost little, few
@@ -288,7 +289,7 @@ class SheetTable(Table):
         except (python_calamine.CalamineError, OSError) as error:
             # a web page or another text with the suffix of a workbook is named as what it is
             check_kind(path)
-            problem = f"is not a readable workbook: {error}. If it is text: format='tsv' or 'csv'"
+            problem = f"is no workbook: {error}. If it is text: {Option('format', 'tsv')} or 'csv'"
             raise CorpusError(f"{path} {problem}.") from error
         rows = enumerate(self._sheet.iter_rows())
         # the first row that is not empty names the columns; two below it tell whether it is a title
@@ -304,13 +305,14 @@ class SheetTable(Table):
     def _sheet_of(self, names: Sequence[str], given: str) -> str:
         """The name of the sheet to read; a tab stands for the first one."""
         listed = ", ".join(map(repr, names))
-        self._others = f" There are {listed}; name one with sheet=." if len(names) > 1 else ""
+        others = f" There are {listed}; name one with {Option('sheet')}."
+        self._others = others if len(names) > 1 else ""
         if given == "\t":
-            if len(names) > 1:
-                self.notices = (f"sheet: {names[0]!r}, of {listed} (choose another with sheet=)",)
+            if self._others:
+                self.notices = (guessed(f"sheet: {names[0]!r}, of {listed}", "sheet"),)
             return names[0]
         if given not in names:
-            problem = f"sheet={given!r}: {self.path} has {listed}."
+            problem = f"{Option('sheet', given)}: {self.path} has {listed}."
             raise CorpusError(problem + did_you_mean(given, names))
         return given
 

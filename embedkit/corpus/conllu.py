@@ -30,7 +30,7 @@ from embedkit.corpus.sources import (
     TextTable,
 )
 from embedkit.corpus.values import NotText, list_of, text_of
-from embedkit.errors import CorpusError
+from embedkit.errors import CorpusError, Option
 
 # of CoNLL-U; the numbers below are places in a line of them
 _COLUMNS = 10
@@ -144,7 +144,7 @@ class ConlluTable(TextTable):
         words = [line.data for line in peeked if line.data.strip() and line.data[:1] != b"#"]
         if words and not any(data.count(b"\t") == _COLUMNS - 1 for data in words):
             problem = f"no line of words has {_COLUMNS} columns separated by tabs"
-            raise CorpusError(f"{self.path} is not CoNLL-U: {problem}. Set format=.")
+            raise CorpusError(f"{self.path} is not CoNLL-U: {problem}. Set {Option('format')}.")
         # a column of ids that are all missing would be guessed to be the id, and every
         # record would count as one without an id
         named = any(line.data.startswith(b"# sent_id") for line in peeked)
@@ -189,7 +189,7 @@ class ConllTable(ConlluTable):
         # 0 where no line has words
         self._width = max([0, *(width for width in widths if width)], key=lambda n: widths[n])
         if peeked and self._width < 2:
-            raise CorpusError(f"{self.path} has no columns of words and labels. Set format=.")
+            raise CorpusError(f"{self.path} has no columns of words. Set {Option('format')}.")
         self.word_columns = _NAMES.get(self._width) or tuple(map(str, range(self._width)))
         # the columns of words are no columns of records: `word_label` finds them
         return ["text"]

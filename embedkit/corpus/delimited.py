@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
+    RIGHT_ENCODING,
     BadRow,
     Line,
     Row,
@@ -107,7 +108,7 @@ class DelimitedTable(TextTable):
         try:
             names = [_decoded(cell, self._encoding) for cell in cells]
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
-            problem = f"the header is not {self._encoding}. Pass the right encoding=."
+            problem = f"the header is not {self._encoding}. {RIGHT_ENCODING}"
             raise CorpusError(f"{self.path}: {problem}") from error
         check_names(names, self.path)
         return names
@@ -169,7 +170,8 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
         except StopIteration:
             return
         except _RunawayError:
-            # this is where a text with a single " at its beginning ends up
+            # this is where a text with a single " at its beginning ends up; it is stored with the
+            # rejects, as text
             advice = "a quote may stand alone: see quoting='none'"
             problem = "record_too_long", f"over {MAX_RECORD_BYTES} bytes; {advice}"
         except csv.Error as error:

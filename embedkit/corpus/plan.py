@@ -27,9 +27,10 @@ from embedkit.corpus.sources import (
     check_kind,
     compression_of,
     first_bytes,
+    guessed,
     is_wide,
 )
-from embedkit.errors import CorpusError, UsageError, did_you_mean
+from embedkit.errors import CorpusError, Message, Option, UsageError, did_you_mean
 from embedkit.records import Count, Positive
 from embedkit.storage import file_sha256
 
@@ -48,7 +49,6 @@ _TEXTS = ("text_pair", "text")
 _WORD_NAMES = ("tokens", "words")
 """Of columns with lists, which are the words of a text."""
 _DELIMITERS = {"tab": "\t", "\\t": "\t"}
-_ADVICE = " (if that is a text, there is no header: header=False)"
 SENTENCES, SPANS = ("sentences",), ("spans",)
 _LABEL_NAMES = ("label", "labels", "target", "class", "category", "y")
 # ends of names such as msg_id and ImageID; such a column may as well hold authors, whose ids
@@ -122,7 +122,7 @@ class CorpusOptions:
         if self.delimiter is not None:
             object.__setattr__(self, "delimiter", _DELIMITERS.get(self.delimiter, self.delimiter))
             if len(str(self.delimiter)) != 1 or str(self.delimiter) in '"\r\n':
-                raise UsageError(f"delimiter={self.delimiter!r}: expected one character, or tab.")
+                raise UsageError("expected one character, or tab.", delimiter=self.delimiter)
         # tuples, so that options can be hashed
         object.__setattr__(self, "keep", tuple(self.keep))
         spans: Any = Path(self.spans) if isinstance(self.spans, os.PathLike) else self.spans
@@ -131,12 +131,13 @@ class CorpusOptions:
             spans = (spans,)
         if not isinstance(spans, list | tuple) or len(spans) > 2:
             raise UsageError(
-                f"spans={spans!r}: expected a column of lists [[start, end], …], or two columns, "
-                "of start and end, a table of spans, or sentences."
+                "expected a column of lists [[start, end], …], or two columns, of start and end, a "
+                "table of spans, or sentences.",
+                spans=spans,
             )
         object.__setattr__(self, "spans", tuple(spans))
         if self.spans and self.text_pair is not None:
-            raise UsageError("spans= are of single texts, not of pairs; leave out text_pair=.")
+            raise UsageError("spans are of single texts.", spans=..., text_pair=self.text_pair)
         object.__setattr__(self, "encoding", _settled_encoding(self.encoding))
 
     @contextmanager
@@ -199,7 +200,7 @@ def _settled_encoding(encoding: str) -> str:
     except (LookupError, UnicodeError):
         pass
     usual = "usual ones are utf-8, cp949, euc-kr, shift_jis, utf-16"
-    raise UsageError(f"encoding={encoding!r}: not an encoding that can be read; {usual}.")
+    raise UsageError(f"not an encoding that can be read; {usual}.", encoding=encoding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +212,7 @@ class CorpusPlan(CorpusSettings):
     ]  # in reading order; then a table of spans, for the last kept column
     columns: tuple[str, ...]
     dialects: tuple[Dialect, ...]  # of each file of records
-    notices: tuple[str, ...] = ()  # about guesses, for the user
+    notices: tuple[Message, ...] = ()  # about guesses, for the user
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -235,13 +236,13 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     options = options or CorpusOptions()
     if not files:
         raise UsageError("no input file was given. Example: embedkit extract corpus.tsv")
-    dialects, tables, notices = list[Dialect](), list[Table](), list[str]()
+    dialects, tables, notices = list[Dialect](), list[Table](), list[Message]()
     for file in files:
         dialect, said = _dialect(file, options)
         # the first file speaks for all; others are named, and only where they are read otherwise
         named = f"{file.name}: " if dialects and said else ""
         if not dialects or dialect != dialects[0]:
-            notices += [named + one for one in said]
+            notices += [Message(f"{named}{one}") for one in said]
         # closed at once: a corpus may have more files than a process may open.
         # What was learnt of the columns stays
         with closing(READERS[dialect.format].open(file.path, dialect)) as table:
@@ -294,7 +295,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     )
     plan = dataclasses.replace(plan, notices=plan.notices + _named_classes(plan, tables[0]))
     if plan.divided and (plan.text_pair or plan.spans):
-        raise CorpusError(f"text={text!r}: its lists are the words of single texts, without spans.")
+        raise CorpusError("its lists are the words of single texts, without spans.", text=text)
     # of a column with several roles the strictest one remains, which stands last
     options_of = {getattr(plan, name): name for name in ("word_label", "label", "id", *_TEXTS)}
     # types are checked for every file before the first record is read
@@ -302,11 +303,11 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
         for name in plan.wanted:
             option = options_of.get(name, "keep")
             if problem := _problem_of(table, name, option if option in _TEXTS else ""):
-                raise CorpusError(f"{file.name}: {option}={name!r}: {problem}")
+                raise CorpusError(f"{file.name}: {Option(option, name)}: {problem}")
     return plan
 
 
-def _named_classes(plan: CorpusPlan, table: Table) -> tuple[str, ...]:
+def _named_classes(plan: CorpusPlan, table: Table) -> tuple[Message, ...]:
     """Notices of labels that are numbers of classes, which the file has names for."""
     notices = []
     for column in filter(None, (plan.label, plan.word_label)):
@@ -315,7 +316,7 @@ def _named_classes(plan: CorpusPlan, table: Table) -> tuple[str, ...]:
         if pairs:
             more = ",…" if len(names) > _CLASSES else ""
             notices.append(f"labels stay the numbers in {column}, named {pairs}{more} there")
-    return tuple(notices)
+    return tuple(map(Message, notices))
 
 
 def open_table(file: InputFile) -> Table:
@@ -353,7 +354,7 @@ class _Guess:
     """Chooses columns by name, and notes its guesses."""
 
     def __init__(
-        self, columns: Sequence[str], file: str, notices: list[str], tables: Sequence[Table]
+        self, columns: Sequence[str], file: str, notices: list[Message], tables: Sequence[Table]
     ) -> None:
         self._columns, self._file, self._notices = columns, file, notices
         self._word_columns = tables[0].word_columns
@@ -366,21 +367,22 @@ class _Guess:
         if name.strip() in self._columns:
             return name.strip()
         if name in self._word_columns:
-            problem = f"in {self._file} each word has a value; use word_label={name!r}"
-            raise CorpusError(f"{option}={name!r}: {problem}.")
+            problem = f"in {self._file} each word has a value; use {Option('word_label', name)}"
+            raise CorpusError(f"{problem}.", **{option: name})
         near = did_you_mean(name, self._columns)
         # keys may first occur after the records that were peeked at; a name like one
         # that is there is rather a typing error
         if option != "text" and not near and any(table.open_ended for table in self._tables):
             problem = f"none of the first records of {self._file} has it; where it is, it is read"
-            self._notices.append(f"{option}={name!r}: {problem}")
+            self._notices.append(Message(f"{Option(option, name)}: {problem}"))
             return name
         raise self._lacks(option, name, self._columns)
 
     def _lacks(self, option: str, name: str, columns: Sequence[str]) -> CorpusError:
         return CorpusError(
-            f"{option}={name!r}: {self._file} has no such column; it has "
-            f"{_listed(columns)}.{did_you_mean(name, columns)}"
+            f"{self._file} has no such column; it has "
+            f"{_listed(columns)}.{did_you_mean(name, columns)}",
+            **{option: name},
         )
 
     def found(
@@ -402,21 +404,22 @@ class _Guess:
         if column is None or column in used:
             like = [name for name in self._columns if _LIKE_ID.search(name) and name not in used]
             if option == "id" and like:
-                self._notices.append(f"ids are row numbers (take {_listed(like)} with id=)")
+                take = Option("id", before=f" (take {_listed(like)} with ", after=")")
+                self._notices.append(Message(f"ids are row numbers{take}"))
             return None
         # a guess may not stop a command: a column of bytes called id is left
         # alone. Labels of any type have a text
         problems = [_problem_of(table, column) for table in self._tables if option == "id"]
         if problem := next(filter(None, problems), ""):
-            self._notices.append(f"{option} column: none, as {problem.rstrip('.')}")
+            self._notices.append(Message(f"{option} column: none, as {problem.rstrip('.')}"))
             return None
-        self._notices.append(f"{option} column: {column} (choose another with {option}=)")
+        self._notices.append(guessed(f"{option} column: {column}", option))
         return column
 
     def word_label(self, name: str | None, *, paired: bool) -> str | None:
         """The named column of word labels."""
         if name is not None and paired:
-            raise UsageError(f"word_label={name!r}: words of pairs of texts have no labels.")
+            raise UsageError("words of pairs of texts have no labels.", word_label=name)
         if name is None or name in self._word_columns:
             return name
         # a format with columns of words marks its words itself: no column of records can label them
@@ -430,7 +433,8 @@ class _Guess:
             (only,) = self._columns
             # 0 is the name that a column without a header has
             if only.lower() not in (*_TEXT_NAMES, "0"):
-                self._notices.append(f"text column: the only one, {only[:60]!r}{_ADVICE}")
+                advice = Option("header", False, before=" (if that is a text: ", after=")")
+                self._notices.append(Message(f"text column: the only one, {only[:60]!r}{advice}"))
             return only
         # a column of words is a text only if it is a list; last,
         # since a text beside it is meant first
@@ -439,30 +443,28 @@ class _Guess:
         if column is None:
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
-                "one with text=, and the second text of a pair with text_pair=."
+                f"one with {Option('text')}, and the second text of a pair with "
+                f"{Option('text_pair')}."
             )
         return column
 
 
-def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str]]:
-    notices: list[str] = []
+def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Message]]:
+    notices: list[Message] = []
     name, encoding, header = options.format, options.encoding, options.header
     if name == "auto":
         name = format_of_name(file.path)
     # CoNLL is often called .txt or .tsv, and would be read as a table
     if not name or (name == "tsv" and format_of_content(file.path, encoding) == "conll"):
         name = format_of_content(file.path, encoding)
-        notices.append(f"format: {name} (recognised by its first bytes; set it with format=)")
+        notices.append(guessed(f"format: {name}", "format", "recognised by its first bytes"))
     kind, given = READERS[name], options.delimiter
     if options.sheet is not None and name != "sheet":
-        raise UsageError(
-            f"sheet={options.sheet!r} is for workbooks; {file.name} is read as {name}."
-        )
+        raise UsageError(f"for workbooks; {file.name} is read as {name}.", sheet=options.sheet)
     if not kind.text:
         check_kind(file.path, text=False)
         if name != "sheet" and compression_of(first_bytes(file.path), file.path):
-            problem = f"a compressed {name.capitalize()} file must be unpacked first"
-            raise CorpusError(f"{file.name}: {problem}.")
+            raise CorpusError(f"{file.name}: unpack a compressed {name.capitalize()} file first.")
         # the name of the sheet takes the place of the delimiter, which a workbook has not
         return Dialect(name, delimiter=options.sheet or "\t"), notices
     if not kind.quoting:
@@ -478,7 +480,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
     if guessing and suffix_of(file.path) == ".txt" and header and "\t" not in first and not given:
         # a first line such as `text` is a header, any other is a text
         name, header = "lines", first.strip().lower() in _TEXT_NAMES
-        notices.append("one text per line (the first line has no tab; set it with format=)")
+        notices.append(guessed("one text per line", "format", "the first line has no tab"))
     elif not kind.header:
         header = False
     # a .tsv or a nameless table that in truth has commas; judged with the quotes
@@ -491,7 +493,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
         and (mark := _agreed(texts, READERS["csv"].delimiters, quoting="csv"))
     ):
         name, kind = "csv", READERS["csv"]
-        notices.append(f"format: csv (each line has as many {mark!r}; set it with format=)")
+        notices.append(guessed("format: csv", "format", f"each line has as many {mark!r}"))
     quoting = kind.quoting if quoting == "auto" else quoting
     usual = kind.delimiters[0] if kind.delimiters else "\t"
     # a mark that the first line lacks does not divide it
@@ -501,9 +503,9 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
     if not delimiter:
         delimiter = marks[0] if marks else usual
         if len(marks) > 1 and len(texts) > 1:
-            notices.append(f"delimiter: {delimiter!r}, on which the first lines do not agree")
+            notices.append(Message(f"delimiter: {delimiter!r}, on which the first lines differ"))
     if delimiter != usual and not given:
-        notices.append(f"delimiter: {delimiter!r} (choose another with delimiter=)")
+        notices.append(guessed(f"delimiter: {delimiter!r}", "delimiter"))
     # a first line without any mark above lines with them is a title, not a header
     if header and not marks and not given:
         for mark in kind.delimiters:
@@ -569,4 +571,4 @@ def _listed(names: Sequence[str]) -> str:
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(names)} columns)"
     # a CSV writer's quotes were read literally
     quoted = any(len(name) > 1 and name[0] == name[-1] == '"' for name in names)
-    return f"{text} (quoted as CSV: use quoting='csv')" if quoted else text
+    return f"{text} (quoted as CSV: use {Option('quoting', 'csv')})" if quoted else text

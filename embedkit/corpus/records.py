@@ -31,7 +31,7 @@ from embedkit.corpus.sources import (
 )
 from embedkit.corpus.values import NotText, list_of
 from embedkit.display import count_text
-from embedkit.errors import CorpusError
+from embedkit.errors import CorpusError, Message, Option
 
 logger = logging.getLogger(__name__)
 
@@ -93,13 +93,14 @@ class ReadCounts:
         return sum(self.rejected.values())
 
     @property
-    def notices(self) -> list[str]:
+    def notices(self) -> list[Message]:
         """Notices about fields that look CSV-quoted but were read literally, and repeated ids."""
-        notices = []
+        notices = list[str]()
         if self.fields_csv_quoted:
+            remedy = Option("quoting", "csv", before="; ", after=" removes them")
             notices.append(
                 f"{self.fields_csv_quoted:,} of the {self.fields_with_quotes:,} fields with quotes "
-                "look CSV-quoted (\"like this\"). The quotes were kept; quoting='csv' removes them"
+                f'look CSV-quoted ("like this"). The quotes were kept{remedy}'
             )
         if self.repeated_ids:
             verb = "repeats" if self.repeated_ids == 1 else "repeat"
@@ -113,7 +114,7 @@ class ReadCounts:
             notices.append(
                 f"{equal} equal to the header: were files joined with theirs? It is kept"
             )
-        return notices
+        return list(map(Message, notices))
 
 
 class CorpusReader:
@@ -206,7 +207,7 @@ class CorpusReader:
         if self._unmet:
             raise CorpusError(
                 f"{self.plan.files[-1].name}: no record has {count_text(len(self._unmet), 'id')} "
-                f"of its spans, such as {min(self._unmet)!r}. Take them out, or pass the right id=."
+                f"of its spans, such as {min(self._unmet)!r}. Drop them, or pass {Option('id')}."
             )
 
     def _with_list(self, raw: Row, row: int) -> Row:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from embedkit.errors import CorpusError
+from embedkit.errors import CorpusError, Message, Option
 from embedkit.storage import unreadable
 
 MAX_RECORD_BYTES = 16 << 20
@@ -29,6 +29,7 @@ _EXCERPT = 200
 _MARK, _IN_STRING = re.compile(rb'["{}\[\],]'), re.compile(rb'\\.|"', re.DOTALL)
 # bytes that are read at once, and by which the kind of a file is judged
 _HEAD = 1 << 16
+RIGHT_ENCODING = f"Save it as UTF-8{Option('encoding', before=', or pass its ')}."
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -36,7 +37,7 @@ _MAGIC = {
     b"\xfd7zXZ\x00": "xz",
     b"PK\x03\x04": "zip",
 }
-_KIND, _FETCH = "Name its kind with format=", "Fetch the file itself"
+_KIND, _FETCH = f"Name its kind with {Option('format')}", "Fetch the file itself"
 _FOREIGN: Sequence[tuple[str, int | None, bytes, str]] = (
     ("a PDF", 0, b"%PDF-", "Extract its text first"),
     ("a PNG image", 0, b"\x89PNG\r\n", _FETCH),
@@ -45,7 +46,7 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes, str]] = (
     ("a tar archive", 257, b"ustar", "Unpack it"),
     ("a 7z archive", 0, b"7z\xbc\xaf\x27\x1c", "Unpack it"),
     ("a RAR archive", 0, b"Rar!\x1a\x07", "Unpack it"),
-    ("an old Office document", 0, b"\xd0\xcf\x11\xe0\xa1\xb1", "Of a workbook: format='sheet'"),
+    ("an old Office document", 0, b"\xd0\xcf\x11\xe0\xa1\xb1", _KIND),
     ("an HDF5 file", 0, b"\x89HDF\r\n", "Export a table of it as CSV"),
     ("a pickle", 0, b"\x80\x04\x95", "Load it, and pass the object in Python"),
     ("a pickle", 0, b"\x80\x05\x95", "Load it, and pass the object in Python"),
@@ -97,6 +98,12 @@ class Line(NamedTuple):
     too_long: bool = False
 
 
+def guessed(what: str, option: str, why: str = "") -> Message:
+    """A notice of something guessed, and the option that says otherwise."""
+    before = f" ({why}; set it with " if why else " (choose another with "
+    return Message(f"{what}{Option(option, before=before, after=')')}")
+
+
 def first_bytes(path: Path) -> bytes:
     """The first eight bytes of a file on disk, which tell its compression."""
     with _opened(path) as stream:
@@ -108,8 +115,8 @@ def compression_of(head: bytes, path: Path) -> str | None:
     kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
     # a zip may hold many files, and pyarrow has no xz
     if kind in ("zip", "xz"):
-        advice = "; if it is a workbook, read it with format='sheet'" if kind == "zip" else ""
-        read = f"gzip, zstd and bzip2 are read{advice}"
+        workbook = f"; if it is a workbook, read it with {Option('format', 'sheet')}"
+        read = f"gzip, zstd and bzip2 are read{workbook if kind == 'zip' else ''}"
         raise CorpusError(f"{path} is a {kind} file; unpack it. {read}.")
     return kind
 
@@ -301,7 +308,7 @@ class Source:
             return read(size)
         # of transcoding; other encodings are decoded where records are
         except UnicodeError as error:
-            problem = f"is not valid {self._given}: {error}. Pass the right encoding=."
+            problem = f"is not valid {self._given}: {error}. {RIGHT_ENCODING}"
             raise CorpusError(f"{self.path} {problem}") from error
         except (OSError, EOFError) as error:
             advice = "It may be cut off before its end: fetch it again."
@@ -321,12 +328,14 @@ class Source:
         if self._offset:
             return
         if wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
-            raise CorpusError(f"{self.path} looks like {wide.upper()}. Use encoding={wide!r}.")
+            use = Option("encoding", wide, before=", or use ")
+            raise CorpusError(f"{self.path} looks like {wide.upper()}. Save it as UTF-8{use}.")
         # in UTF-16 of Latin letters it is half of the bytes; a
         # stray NUL in a text is none of its kind
         if head.count(0) > len(head) / 100:
             problem = "holds NUL bytes: it is not text, or UTF-16 without a mark"
-            raise CorpusError(f"{self.path} {problem} (encoding='utf-16-le' or 'utf-16-be').")
+            use = Option("encoding", "utf-16-le", before=", or use ", after=" or utf-16-be")
+            raise CorpusError(f"{self.path} {problem}. Save it as UTF-8{use}.")
 
 
 def is_wide(encoding: str) -> bool:
@@ -437,7 +446,7 @@ class Table(ABC):
 
     path: Path
     columns: list[str]
-    notices: tuple[str, ...] = ()  # about guesses, for the user
+    notices: tuple[Message, ...] = ()  # about guesses, for the user
     word_columns: tuple[str, ...] = ()  # with a list of a value for each word
     open_ended: bool = False  # whether later records may have further columns
     blank: int = 0
@@ -508,8 +517,8 @@ def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
     # half of them: a few bad rows are rejects, most of them a wrong option
     if bad * 2 > seen:
         raise CorpusError(
-            f"{path}: {bad} of the first {seen} records are not {encoding}. Pass its encoding, "
-            "for instance encoding='cp949' (Korean) or encoding='shift_jis' (Japanese)."
+            f"{path}: {bad} of the first {seen} records are not {encoding}. {RIGHT_ENCODING} "
+            "Korean files may be in cp949, Japanese ones in shift_jis."
         )
 
 

@@ -192,7 +192,5 @@ def encode_as(
         batch_tokens=settings.batch_tokens,
     )
     if files := different_files(settings.model.sha256, encoder.checkpoint.sha256):
-        raise MismatchError(
-            f"{encoder.checkpoint.name} is not the checkpoint of {owner}: {files} differ."
-        )
+        raise MismatchError(f"{encoder.checkpoint.name} is not that of {owner}: {files} differ.")
     return DatasetEncoder(encoder, settings, views, seen)

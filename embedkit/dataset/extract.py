@@ -45,7 +45,7 @@ from embedkit.display import ShownFolder, count_text
 from embedkit.encoding.tokenizer import note_if_spelled_out
 from embedkit.encoding.views import view_ranges
 from embedkit.encoding.windows import TokenizedTexts
-from embedkit.errors import EncodeError
+from embedkit.errors import EncodeError, Message
 from embedkit.remote import upload
 from embedkit.scale import ATTEMPTS, run_locally, run_on_ray
 from embedkit.types import AnyPath, Progress, ProgressCallback, no_progress
@@ -362,7 +362,7 @@ class Estimate:
     tokens_per_second: float
     seconds: float
     sampled: int  # texts that tokens and speed were measured on
-    notices: list[str]
+    notices: list[Message]
 
 
 def estimate(

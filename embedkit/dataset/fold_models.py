@@ -25,7 +25,7 @@ from embedkit.choices import OnLong
 from embedkit.corpus.records import Record
 from embedkit.dataset.format import text_key, whole_text
 from embedkit.dataset.settings import FoldRecord
-from embedkit.errors import UsageError
+from embedkit.errors import Option, UsageError
 from embedkit.records import Count, Positive, from_json, parse_json, to_json
 from embedkit.types import Int64
 
@@ -84,13 +84,12 @@ class SeenRecords:
         fold_of = self._fold_of_key
         folds = np.array([fold_of.get(key, ALL_FOLDS) for key in keys.tolist()], np.int64)
         if trained := int((folds == _TRAINED).sum()):
-            raise UsageError(
-                f"model={str(self.run)!r}: its only model was trained on {trained} of these texts."
-            )
+            raise UsageError(f"the model was trained on {trained} of these texts.", model=self.run)
         if several := int((folds == _SEVERAL).sum()):
             raise UsageError(
-                f"model={str(self.run)!r}: {several} texts are in several folds of the run. "
-                "Fine-tune with a split that keeps equal texts together."
+                f"{several} texts are in several folds of the run. Fine-tune with a split that "
+                "keeps equal texts together.",
+                model=self.run,
             )
         return folds
 
@@ -110,8 +109,9 @@ class SeenRecords:
         # only some of the files, or in another order: row numbers are others then
         if tuple(source) != self.models.source or differs.any():
             raise UsageError(
-                f"model={str(self.run)!r}: the run was trained on other texts or files of this "
-                "corpus. Pass the same files, text= and text_pair= as for the run."
+                "the run was trained on other texts or files of this corpus. Pass the same files, "
+                f"{Option('text')} and {Option('text_pair')} as for the run.",
+                model=self.run,
             )
 
     def check_unseen(self, model: str, records: Sequence[Record]) -> None:
@@ -123,8 +123,9 @@ class SeenRecords:
         trained = self.text_key[(self.fold != own) & (self.fold != ALL_FOLDS)]
         if seen := int(np.isin(keys_of(records), trained).sum()):
             raise UsageError(
-                f"model='{_file(self.run).parent / model}': it was trained on {seen} of these "
-                f"texts. Pass model={str(self.run)!r}, for models that have not seen them."
+                f"it was trained on {seen} of these texts. Pass {Option('model', self.run)}, for "
+                "models that have not seen them.",
+                model=_file(self.run).parent / model,
             )
 
     @cached_property
@@ -195,8 +196,8 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
     seen = find_fold_models(model)
     if seen is None:
         return Encoder.load(model, **settings)
-    if settings.pop("revision", None):
-        raise UsageError(f"revision=: {model} is a run, which has no revisions.")
+    if revision := settings.pop("revision", None):
+        raise UsageError(f"{model} is a run, which has no revisions.", revision=revision)
     # the length that it was trained with
     if settings.get("max_length") is None:
         settings["max_length"] = seen.models.max_length

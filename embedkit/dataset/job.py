@@ -44,7 +44,7 @@ from embedkit.dataset.info import card_of
 from embedkit.dataset.parquet import Footer, footer_sha256, read_footer
 from embedkit.dataset.settings import JobSettings
 from embedkit.display import count_text
-from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
+from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, OutputExistsError
 from embedkit.records import canonical_json, from_json, read_json, to_json
 from embedkit.types import Progress, ProgressCallback
 
@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 # key in the schema metadata of shards.parquet
 _COUNTS = b"embedkit.counts"
+_OVERWRITE = Option("overwrite", True)
 # records between two reports of progress
 _REPORTED = 5_000
 
@@ -65,13 +66,16 @@ class Job:
 
 
 def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
-    """Describe existing output for ``--dry-run``; empty if there is none. Writes nothing."""
+    """Describe existing output for ``--dry-run``; empty if there is none. Writes nothing.
+
+    Options are marked in the text as for a :class:`~embedkit.errors.Message`.
+    """
     layout = Layout(storage.incomplete(out))
     try:
         free = _is_free(out)
         _refuse_foreign(layout.root)
     except OutputExistsError as error:
-        return str(error)
+        return format(error.message)
     if not free:
         layout = Layout(out)
     # an attempt that ended before its first shard binds nobody: the job is begun anew
@@ -79,12 +83,12 @@ def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
         return ""
     kept = len(layout.shard_files("sentences"))
     if difference(_known(layout)[0], asdict(job.settings)):
-        return f"{layout.root} has other settings; it is replaced only with overwrite=True"
+        only = f"it is replaced only with {_OVERWRITE}"
+        return f"{layout.root} has other settings; {only}"
     if overwrite and not free:
         return f"{out} is complete, and would be replaced"
-    return (
-        f"{layout.root} has {count_text(kept, 'finished shard')} of this job, which would be kept"
-    )
+    shards = count_text(kept, "finished shard")
+    return f"{layout.root} has {shards} of this job, which would be kept"
 
 
 def recorded_precision(out: Path) -> str:
@@ -277,7 +281,7 @@ class ShardReader:
         if (len(read), last) != (shard.rows, shard.last_row):
             raise CorpusError(
                 f"shard {shard.number} has {len(read)} records up to row {last}, expected "
-                f"{shard.rows} up to {shard.last_row}. Start over with overwrite=True."
+                f"{shard.rows} up to {shard.last_row}. Start over with {_OVERWRITE}."
             )
         self._next, self._file = last + 1, read[-1].file if read else -1
         return read
@@ -455,13 +459,14 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
         sums = storage.file_sums(out, torn=True)
         damaged = {storage.SUMS: str(error), **storage.differing_files(out, sums)}
     if differences := difference(_known(layout, damaged)[0], asdict(job.settings)):
-        grown = ""
+        grown: Option | str = ""
         # a corpus that has grown is the usual reason, and need not cost all of its texts again
         if "input." in differences:
-            grown = f", with reuse={str(out)!r}, which encodes the texts alone that it lacks"
+            use = "which encodes the texts alone that it lacks"
+            grown = Option("reuse", out, before=", with ", after=f", {use}")
         raise OutputExistsError(
-            f"{out} already exists with different settings. Pass another out=, or replace it with "
-            f"overwrite=True{grown}. It differs in:\n{differences}"
+            f"{out} already exists with different settings. Pass another {Option('out')}, or "
+            f"replace it with {_OVERWRITE}{grown}. It differs in:\n{differences}"
         )
     if damaged:
         shown = "; ".join(list(damaged.values())[:3])
@@ -479,7 +484,7 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
     elif settings:
         raise MismatchError(
             f"{layout.root} is an unfinished job with other input, model or settings. Pass another "
-            f"out=, or start over with overwrite=True. It differs in:\n{settings}"
+            f"{Option('out')}, or start over with {_OVERWRITE}. It differs in:\n{settings}"
         )
     elif not allow_env_change:
         check_environment(layout.root, recorded[1], job.environment)
@@ -490,8 +495,8 @@ def check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, A
     if environment := difference(before, now):
         raise MismatchError(
             f"{path} was begun in another environment, whose bits could differ. Start over with "
-            "overwrite=True, or continue in Python with allow_env_change=True. Differences:\n"
-            f"{environment}"
+            f"{_OVERWRITE}, or continue in Python with {Option('allow_env_change', True)}. "
+            f"Differences:\n{environment}"
         )
 
 
@@ -523,21 +528,18 @@ def _is_free(out: Path) -> bool:
         return True
     if out.is_symlink():
         raise OutputExistsError(
-            f"{out} is a symbolic link, which is never replaced. Pass out='{out.resolve()}'."
+            f"{out} is a symbolic link, which is never replaced. Pass "
+            f"{Option('out', out.resolve())}."
         )
     if not is_dataset(out):
-        raise OutputExistsError(
-            f"{out} is not a dataset of embedkit, so it is never replaced. Pass another out=."
-        )
+        raise OutputExistsError(f"{out} is no dataset, and stays. Pass another {Option('out')}.")
     return False
 
 
 def _refuse_appeared(out: Path) -> None:
     """Raise if another process has made a dataset of this name meanwhile."""
     if not _is_free(out):
-        raise OutputExistsError(
-            f"{out} appeared during the job. Move it away and run the same command again."
-        )
+        raise OutputExistsError(f"{out} appeared meanwhile. Move it away; run the command again.")
 
 
 def _refuse_foreign(root: Path) -> None:
@@ -552,7 +554,7 @@ def _refuse_foreign(root: Path) -> None:
     if foreign:
         raise OutputExistsError(
             f"{root} is the folder of the unfinished job, but {foreign[0]} was not made by "
-            "embedkit. Move it away, or pass another out=."
+            f"embedkit. Move it away, or pass another {Option('out')}."
         )
 
 

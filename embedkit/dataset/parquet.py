@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedkit.errors import EncodeError
+from embedkit.errors import EncodeError, Option
 from embedkit.geometry import nearest_rows, shared_neighbours
 from embedkit.types import Float32
 
@@ -126,7 +126,7 @@ def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) ->
         reason = "NaN or infinite values"
         if np.isfinite(vectors).all():
             # finite before, so that only the rounding is to blame
-            reason = "values beyond float16 (over 65504); use storage='float32'"
+            reason = f"values beyond float16 (over 65504); use {Option('storage', 'float32')}"
         listed = ", ".join(str(rows[i]) for i in bad[:5])
         raise EncodeError(f"{name}: {reason} in {len(bad)} vectors (rows {listed}).")
     # the low bits are zero now, which byte stream split gathers and zstd takes away

@@ -43,7 +43,7 @@ from embedkit.dataset.settings import (
 from embedkit.dataset.shards import ExtractPlan, environment_of
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.views import LayerSpec, parse_layers, parse_poolings, views_of
-from embedkit.errors import CorpusError, UsageError
+from embedkit.errors import CorpusError, Message, Option, UsageError
 from embedkit.machine import usable_cores
 from embedkit.remote import address_of
 from embedkit.scale import threads_limited
@@ -86,20 +86,16 @@ def plan_extract(
     paths = paths_of(corpus)
     if paths is None and (given := _IN_FILES & set(reading.given)):
         name = min(given)
-        raise UsageError(
-            f"{name}={getattr(reading, name)!r} is for files; the corpus is in memory."
-        )
+        raise UsageError("is for files; the corpus is in memory.", **{name: getattr(reading, name)})
     # marked spans are words, and useless without their vectors
     if reading.spans and settings.words is None:
         settings = replace(settings, words="mean")
     if reading.word_label is not None and settings.words is None:
-        raise UsageError(
-            f"word_label={reading.word_label!r} is stored with word vectors. Pass words='mean' too."
-        )
+        raise UsageError(f"pass {Option('words', 'mean')} too.", word_label=reading.word_label)
     address = "" if out is None else address_of(out)
     if address and (settings.num_shards is not None or settings.engine != "local"):
         shown = storage.without_secrets(address)
-        raise UsageError(f"out={shown!r}: several machines need a folder that all of them see.")
+        raise UsageError("several machines need a folder that all of them see.", out=shown)
     if address:
         # the job works in a local copy, which is uploaded when it is complete
         out = local_dataset(address, new=True)
@@ -137,7 +133,8 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
     specs = parse_layers(settings.layers, n_layers=encoder.n_layers)
     prefix = checkpoint.prefix_or_own(settings.prefix, settings.prompt)
     if settings.prefix is None and prefix:
-        logger.info(f"prefix: {prefix!r}, put before every text (none with prefix='')")
+        without = Option("prefix", "", before=" (none with ", after=")")
+        logger.info(Message(f"prefix: {prefix!r}, put before every text{without}"))
     poolings, normalize = _own_poolings(checkpoint, specs, settings)
     encoder.check_poolings(poolings)
     views = views_of(specs, poolings, n_layers=encoder.n_layers)
@@ -218,7 +215,7 @@ def _arguments_of_load(settings: ExtractOptions, target: Path) -> dict[str, Any]
 
 def _check_dims(dims: int, narrowest: int, checkpoint: Checkpoint) -> None:
     if dims > narrowest:
-        raise UsageError(f"dims={dims}: the vectors have {narrowest} coordinates.")
+        raise UsageError(f"the vectors have {narrowest} coordinates.", dims=dims)
     if not checkpoint.definition.declared_dims:
         logger.info(
             f"dims: {checkpoint.name} does not say that its first coordinates are vectors too "
@@ -238,9 +235,8 @@ def _own_poolings(
     if settings.normalize is not None:
         normalize = settings.normalize
     elif last and (normalize or pooling != Pooling.MEAN):
-        logger.info(
-            f"vectors as the checkpoint defines them: {checkpoint.definition} (others: pooling=)"
-        )
+        defined, others = checkpoint.definition, Option("pooling", before=" (others: ", after=")")
+        logger.info(Message(f"vectors as the checkpoint defines them: {defined}{others}"))
     return (pooling,), normalize
 
 
@@ -253,7 +249,7 @@ def _with_long_texts(settings: ExtractOptions, seen: SeenRecords | None) -> Extr
         if seen is not None and on_long == "window" and settings.max_length is None:
             stride = seen.models.stride if stride is None else stride
     if stride is not None and on_long != "window":
-        raise UsageError(f"stride={stride} is for on_long='window'.")
+        raise UsageError(f"it is for {Option('on_long', 'window')}.", stride=stride)
     return replace(settings, on_long=on_long, stride=stride)
 
 
@@ -304,7 +300,7 @@ def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str)
     elif paths is None:
         folder = Path(f"{kind.lower()}.vectors")
     elif str(paths[0]) == "-":
-        raise UsageError("standard input has no name to derive the output from. Pass out=.")
+        raise UsageError(f"standard input gives the output no name. Pass {Option('out')}.")
     else:
         name = Path(storage.without_secrets(str(paths[0]))).name
         # corpus.tsv.gz has two endings
@@ -312,17 +308,15 @@ def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str)
             name = name.removesuffix(suffix)
         folder = Path(Path(name).stem + ".vectors")
     if folder.name in ("", ".."):
-        raise UsageError(f"out='{out}': expected the name of a folder to make, as in vectors.")
+        raise UsageError("expected the name of a folder to make, as in vectors.", out=out)
     try:
         str(folder).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UsageError(
-            f"out='{folder}': readers of Parquet open only names in UTF-8. Pass another out=."
-        ) from error
+        raise UsageError("expected a name in UTF-8, as Parquet needs it.", out=folder) from error
     return folder
 
 
 def _check_kept(keep: Sequence[str], taken: Collection[str]) -> None:
     for name in keep:
         if name in taken:
-            raise UsageError(f"keep={name!r}: embedkit writes such a column itself. Rename yours.")
+            raise UsageError("embedkit writes such a column itself. Rename yours.", keep=name)

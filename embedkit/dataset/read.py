@@ -22,7 +22,7 @@ from embedkit.dataset.parquet import vector_column
 from embedkit.dataset.tables import Block, TableReader
 from embedkit.display import Shown
 from embedkit.encoding.views import parse_layers, parse_view, split_view
-from embedkit.errors import UsageError, did_you_mean
+from embedkit.errors import Option, UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.records import Positive, Seed
 from embedkit.types import AnyPath, Float32, Int64
@@ -51,9 +51,7 @@ def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") 
     missing = [i for i, label in enumerate(labels) if not has_label(label)]
     if missing:
         shown = ", ".join(str(row[i]) for i in missing[:5]) + ", …" * (len(missing) > 5)
-        raise UsageError(
-            f"{name}{': ' * bool(name)}{len(missing)} records have no label (rows {shown})."
-        )
+        raise UsageError(f"{name}{': ' * bool(name)}{len(missing)} have no label (rows {shown}).")
 
 
 def by_record(words: Int64, rows: Int64, values: NDArray[Any]) -> list[NDArray[Any]]:
@@ -164,7 +162,8 @@ def load(
     manifest = read_manifest(folder)
     stored = list(manifest.columns_of(_TABLE_OF[level]))
     if level != "sentence" and not getattr(manifest.job.vectors, _TABLE_OF[level]):
-        option = "words='mean'" if level == "word" else "tokens=True"
+        name, value = ("words", "mean") if level == "word" else ("tokens", True)
+        option = Option(name, value, of="extract")
         raise UsageError(f"{folder} has no {level} vectors. Extract it again with {option}.")
     if view is None:
         names = [manifest.default_view(_TABLE_OF[level])]
@@ -359,12 +358,10 @@ class VectorData(Shown):
             12
         """
         if not 0 <= worker[0] < worker[1]:
-            raise UsageError(
-                f"worker={worker}: expected a number from 0, and the number of workers."
-            )
+            raise UsageError(f"worker={worker}: expected a number from 0, and that of workers.")
         for name in columns:
             if name not in self.columns:
-                raise UsageError(f"columns={name!r}: {self.path} has {', '.join(self.columns)}.")
+                raise UsageError(f"{self.path} has {', '.join(self.columns)}.", columns=name)
         # not a generator itself: arguments are judged at the call, not at the first batch
         return _batches(self, batch_size, columns, shuffle_seed, worker)
 

@@ -32,7 +32,7 @@ from embedkit.dataset.job import Job, difference
 from embedkit.dataset.settings import JobSettings
 from embedkit.dataset.tables import TableReader
 from embedkit.encoding.windows import ranges
-from embedkit.errors import MismatchError, UsageError
+from embedkit.errors import MismatchError, Option, UsageError
 from embedkit.types import AnyPath, Float32, Int64
 
 Lengths = dict[str, NDArray[Any]]
@@ -54,11 +54,9 @@ class Source:
         made, wanted = manifest.job, settings.vectors
         # a key of 64 bits finds a text, but does not prove it
         if not made.storage.text:
-            raise UsageError(f"reuse={path}: it stores no texts, by which vectors are found.")
+            raise UsageError("it stores no texts, by which vectors are found.", reuse=path)
         if settings.storage.profile == "int8":
-            raise UsageError(
-                f"reuse={path}: storage='int8' rounds all vectors of a shard together."
-            )
+            raise UsageError("int8 rounds all vectors of a shard together.", reuse=path)
         # the dataset may have more columns than the job, but not fewer
         lacking = (wanted.columns(n) - made.vectors.columns(n) for n in ("sentence", "word"))
         differing = made.vector_settings.differences(settings.vector_settings)
@@ -78,12 +76,13 @@ class Source:
             if there != here
         ]
         if differing:
-            raise MismatchError(f"reuse={path}: {'; '.join(differing)}. Leave it out.")
+            raise MismatchError(f"{'; '.join(differing)}. Leave it out.", reuse=path)
         for one in manifest.environments if not any_environment else ():
             if other := difference(one.environment, job.environment):
                 raise MismatchError(
-                    f"reuse={path}: it was made in another environment, whose bits could differ. "
-                    f"Leave it out, or pass allow_env_change=True in Python. Differences:\n{other}"
+                    "it was made in another environment, whose bits could differ. Leave it out, "
+                    f"or pass {Option('allow_env_change', True)} in Python. Differences:\n{other}",
+                    reuse=path,
                 )
         # by which each process that opens the dataset later knows that it is still the same
         return cls(path, manifest.fingerprint)
@@ -130,7 +129,7 @@ class OpenSource:
     def __init__(self, source: Source, settings: JobSettings) -> None:
         manifest, vectors = read_manifest(source.path), settings.vectors
         if manifest.fingerprint != source.fingerprint:
-            raise MismatchError(f"reuse={source.path} changed meanwhile. Run the command again.")
+            raise MismatchError("it changed meanwhile. Run the command again.", reuse=source.path)
         layers = tuple(f"layer_{name}" for name in vectors.token_layers)
         columns = {"sentences": tuple(vectors.views)}
         columns |= {"words": layers} if vectors.words else {}

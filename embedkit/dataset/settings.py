@@ -125,7 +125,7 @@ class ExtractOptions(VectorOptions):
         index, count = self.shard_index, self.num_shards
         # both or neither; count or 0: an index without a count is refused too
         if (index, count) != (None, None) and (index is None or not 0 <= index < (count or 0)):
-            raise UsageError(f"shard_index={index}: expected one from 0 to num_shards= minus 1.")
+            raise UsageError("expected one below the number.", shard_index=index, num_shards=count)
 
     @property
     def devices(self) -> list[str]:

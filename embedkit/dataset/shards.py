@@ -54,7 +54,7 @@ from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, w
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.encoding.windows import TokenizedTexts, ends_of
-from embedkit.errors import EncodeError
+from embedkit.errors import EncodeError, Option
 from embedkit.machine import __version__, usable_cores
 from embedkit.scale import ATTEMPTS, one_ahead, run_locally
 from embedkit.storage import incomplete, numbers
@@ -352,7 +352,8 @@ def _read_ahead(maker: ShardMaker, todo: Sequence[ShardRange]) -> Generator[Shar
         if shard is None:
             raise EncodeError(
                 f"the process that reads shard {shard_range.number} was killed {ATTEMPTS} times; "
-                "memory may not suffice. Free some, or give workers=2 or more, which read alone."
+                f"memory may not suffice. Free some, or give {Option('workers', 2)} or more, which "
+                "read alone."
             )
         yield shard
 

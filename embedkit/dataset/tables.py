@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from embedkit import storage
 from embedkit.dataset.format import FileEntry, Layout, Manifest, is_dataset, read_manifest
 from embedkit.dataset.parquet import footer_sha256, matrix_of
-from embedkit.errors import DamagedError, LockedError, UsageError, did_you_mean
+from embedkit.errors import DamagedError, LockedError, Option, UsageError, did_you_mean
 from embedkit.machine import usable_cores
 from embedkit.remote import spelled
 from embedkit.types import Float32, Int64
@@ -214,7 +214,8 @@ class TableReader:
                     raise UsageError(f"{root} stores no texts. Give the corpus file itself.")
                 raise UsageError(
                     f"{root} has no column {name!r}; it has {', '.join(self.columns)}."
-                    f"{did_you_mean(name, self.columns)} Extract it again with label= or keep=."
+                    f"{did_you_mean(name, self.columns)} Extract it again with "
+                    f"{Option('label', of='extract')} or {Option('keep', of='extract')}."
                 )
         with self._opened(shard) as file:
             metadata = self._metadata(shard, file)

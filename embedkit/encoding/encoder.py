@@ -41,7 +41,7 @@ from embedkit.encoding.views import (
     parse_view,
 )
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
-from embedkit.errors import ModelError, UsageError, check_counts
+from embedkit.errors import Message, ModelError, Option, UsageError, check_counts
 from embedkit.scale import one_ahead, threads_limited
 from embedkit.types import Float32, Progress, no_progress, reported
 
@@ -116,7 +116,7 @@ class Encoder:
             self.model = fastest(plain)
         # the plain forward would compute in fp32 and be recorded as int8
         if self.precision == "int8" and not isinstance(self.model, PackedModel):
-            raise UsageError("precision='int8' needs the CPU and the padding-free forward.")
+            raise UsageError("it needs the CPU and the padding-free forward.", precision="int8")
         kind = self.precision if self.precision in BATCH_TOKENS else where.type
         self.batch_tokens = batch_tokens or BATCH_TOKENS[kind]
         self.poolers = dict(POOLERS)
@@ -232,7 +232,7 @@ class Encoder:
         check_counts(dims=dims, truncate_dim=truncate_dim)
         if device is not None and choose_device(device).type != self.device.type:
             advice = f"this encoder is on {self.device}; load it with Encoder(model, device=...)"
-            raise UsageError(f"device={device!r}: {advice}.")
+            raise UsageError(f"{advice}.", device=device)
         if pooling is None:
             chosen, own = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:
@@ -251,8 +251,8 @@ class Encoder:
             vectors = l2_normalize(vectors)
         if size := dims or truncate_dim:
             if size > vectors.shape[1]:
-                name = "dims" if dims else "truncate_dim"
-                raise UsageError(f"{name}={size}: the vectors have {vectors.shape[1]} coordinates.")
+                name, width = "dims" if dims else "truncate_dim", vectors.shape[1]
+                raise UsageError(f"the vectors have {width} coordinates.", **{name: size})
             vectors = vectors[:, :size]
             # first coordinates of a unit vector are no unit vector any more
             if dims or normalize_embeddings:
@@ -401,7 +401,7 @@ class Encoder:
             {'0': (4, 384), '6': (4, 384)}
         """
         if (texts is None) == (words is None):
-            raise UsageError("give either texts or words=.")
+            raise UsageError(f"give either texts or {Option('words')}.")
         if isinstance(words, str):
             raise TypeError("words is one string; give a list of words for every text")
         lists = [_strings(f"words[{i}]", text) for i, text in enumerate(words or ())]
@@ -470,12 +470,9 @@ class Encoder:
         """Raise a :class:`ModelError` for a pooling that the checkpoint does not have."""
         asked, name = set(poolings), self.checkpoint.name
         if Pooling.POOLER in asked and not self.has_pooler:
-            raise ModelError(f"pooling='pooler': {name} has no pooler weights. Use mean.")
+            raise ModelError(f"{name} has no pooler weights. Use mean.", pooling="pooler")
         if Pooling.CLS in asked and self.is_causal:
-            raise ModelError(
-                f"pooling='cls': {name} is a decoder, whose first token sees no other. Use "
-                "last_token or mean."
-            )
+            raise ModelError(f"{name} is a decoder: cls sees itself only. Use mean.", pooling="cls")
         if not asked <= self.poolers.keys():
             self.checkpoint.own_view(last_layer=True)  # raises the reason
 
@@ -558,7 +555,6 @@ def note_faster_precision(encoder: Encoder) -> None:
     if encoder.device.type == "cpu" and not encoder.model.pads:
         has_amx = torch.cpu._is_amx_tile_supported()
         name, share, far = ("bf16", 0.3, 0.01) if has_amx else ("int8", 0.7, 0.1)
-        logger.info(
-            f"precision: fp32; on processors like this one precision={name!r} takes about {share} "
-            f"of its time, for vectors that differ by about {far}"
-        )
+        far_off = f" takes about {share} of its time, for vectors that differ by about {far}"
+        faster = Option("precision", name, before="; on processors like this one ", after=far_off)
+        logger.info(Message(f"precision: fp32{faster}"))

@@ -27,7 +27,7 @@ from embedkit.encoding.checkpoint import (
     quiet_transformers,
 )
 from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
-from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line
+from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +50,10 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
-        raise UsageError(f"device={name!r}: expected auto, cpu, cuda or cuda:0.")
+        raise UsageError("expected auto, cpu, cuda or cuda:0.", device=name)
     device, count = torch.device(name), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise UsageError(f"device={name!r}: PyTorch sees {count} CUDA devices. Use device='cpu'.")
+        raise UsageError(f"PyTorch sees {count} CUDA devices. Use cpu.", device=name)
     return device
 
 
@@ -302,10 +302,9 @@ def load_model(
     except Exception as error:  # of the models of transformers
         if is_out_of_memory(error) or isinstance(error, ModelError):
             raise
-        remedy = "" if dtype == torch.float32 else " Use precision='fp32'."  # as for DeBERTa
-        raise ModelError(
-            f"{checkpoint.name} cannot run in {dtype} ({first_line(error)}).{remedy}"
-        ) from error
+        remedy = Option("precision", "fp32", before=" Use ", after=".")  # as for DeBERTa
+        problem = f"{checkpoint.name} cannot run in {dtype} ({first_line(error)})."
+        raise ModelError(f"{problem}{'' if dtype == torch.float32 else remedy}") from error
 
 
 def _check_finite(checkpoint: Checkpoint, model: Any, hidden: Tensor) -> None:

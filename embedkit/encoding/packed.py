@@ -49,7 +49,7 @@ from embedkit.encoding.model import (
     takes_types,
 )
 from embedkit.encoding.products import BY_MKL, ROWS, Joined, hasten, running
-from embedkit.errors import first_line
+from embedkit.errors import Message, Option, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -387,7 +387,7 @@ def fastest(plain: PlainModel) -> Model:
         except Exception as error:  # of any kernel that this device or torch does not support
             reason = f"cannot run here ({first_line(error)})"
             if is_out_of_memory(error):
-                reason += ": free its memory or choose another device="
+                reason += f": free its memory{Option('device', before=' or choose another ')}"
                 # the next kernel would find no more memory than this one
                 break
         else:
@@ -410,8 +410,8 @@ def fastest(plain: PlainModel) -> Model:
                 return packed
             reason = f"differs from the plain one by {worst:.1e} on this machine"
         if kind != "runs":
-            logger.info(f"the attention kernel {kind} {reason}")
-    logger.warning(f"the fast forward {reason}; using the plain one, which is slower")
+            logger.info(Message(f"the attention kernel {kind} {reason}"))
+    logger.warning(Message(f"the fast forward {reason}; using the plain one, which is slower"))
     return plain
 
 

@@ -37,7 +37,7 @@ from embedkit.encoding.windows import (
     windows_of,
 )
 from embedkit.encoding.words import ENDLESS, Ints, Spans, align, word_index, word_spans
-from embedkit.errors import DamagedModelError, ModelError, UsageError, check_counts, first_line
+from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, first_line
 from embedkit.types import Int64
 
 logger = logging.getLogger(__name__)
@@ -155,11 +155,13 @@ def _is_installed(package: str) -> bool:
 
 def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
-    check_counts(max_length=asked)
+    if asked is not None and asked < 1:
+        raise UsageError("expected 1 or more.", max_length=asked)
     if asked is not None and asked > checkpoint.positions:
         raise UsageError(
-            f"max_length={asked}: {checkpoint.name} has positions for {checkpoint.positions} "
-            "tokens. Use on_long='window' for longer texts."
+            f"{checkpoint.name} has positions for {checkpoint.positions} tokens."
+            f"{Option('on_long', 'window', before=' Use ', after=' for longer texts.')}",
+            max_length=asked,
         )
     if asked is not None:
         return asked
@@ -212,7 +214,7 @@ def tokenize(
         start, colon, stop = (vocab or "").partition(":")
         size = len(tokenizer.hf)
         if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop) <= size):
-            raise UsageError(f"vocab={vocab!r}: expected FROM:TO with 0 ≤ FROM < TO ≤ {size}.")
+            raise UsageError(f"expected FROM:TO with 0 ≤ FROM < TO ≤ {size}.", vocab=vocab)
         ids = range(int(start), int(stop))
         return [
             {"id": i, "token": token} for i, token in zip(ids, tokenizer.tokens(ids), strict=True)
@@ -226,9 +228,7 @@ def tokenize(
     )
     total, kept = int(tokens.n_tokens[0]), len(tokens.ids)
     if tokens.cut.any():
-        logger.warning(
-            f"the text has {total} tokens; the model does not see {total - kept} beyond {length}"
-        )
+        logger.warning(f"of {total} tokens the model does not see {total - kept} beyond {length}")
     assert tokens.spans is not None
     assert tokens.word is not None
     ids, (starts, ends) = tokens.ids.tolist(), tokens.spans.T.tolist()
@@ -369,8 +369,9 @@ class TextTokenizer:
         room = settings.max_length - added
         if room < (2 if paired else 1):
             raise UsageError(
-                f"max_length={settings.max_length} leaves no room for text beside the "
-                f"{added} special tokens. Use {added + 2} or more."
+                f"it leaves no room for text beside the {added} special tokens. Use {added + 2} or "
+                "more.",
+                max_length=settings.max_length,
             )
         # called for its error alone: a stride as wide as a window would never advance. With pairs
         # the window may shrink to what the repeated text leaves
@@ -433,8 +434,8 @@ class TextTokenizer:
             first = int(np.argmax(long))
             raise UsageError(
                 f"a text has {total[first] + template.added} tokens, more than max_length="
-                f"{settings.max_length}: {sources[0][first][:60]!r}… Use on_long='truncate' or "
-                "on_long='window'."
+                f"{settings.max_length}: {sources[0][first][:60]!r}… Use truncate or window.",
+                on_long="error",
             )
         windowed = long & (settings.on_long == "window")
         kept = kept_tokens(counts, room, self._odd_first)
@@ -563,7 +564,7 @@ def note_if_spelled_out(
 ) -> None:
     """Log a warning with the remedy if the vocabulary lacks the words of the texts."""
     if (fraction := spelled_out(tokenizer, texts)) >= LIMIT:
-        other = f", or model={MULTILINGUAL!r}" if checkpoint.name != MULTILINGUAL else ""
+        other = f", or {MULTILINGUAL}" if checkpoint.name != MULTILINGUAL else ""
         logger.warning(
             f"the vocabulary of {checkpoint.name} splits {100 * fraction:.0f} % of the words into "
             "single letters or [UNK]: expect poor vectors. Use a checkpoint of their "

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embedkit.choices import POOLINGS, Pooling, check_choice
-from embedkit.errors import UsageError, did_you_mean
+from embedkit.errors import Option, UsageError, did_you_mean
 from embedkit.types import Float32
 
 _COMBINATIONS = ("sum", "mean", "concat")
@@ -85,12 +85,12 @@ def l2_normalize(vectors: Float32) -> Float32:
 
 
 def parse_layers(
-    layers: str | int | Iterable[str | int], *, n_layers: int, view: str | None = None
+    layers: str | int | Iterable[str | int], *, n_layers: int, given: str | Option = ""
 ) -> tuple[LayerSpec, ...]:
     """Read layers, ranges and combinations: a list, or one string with commas.
 
     A number after a range is a separate layer, after a number of a combination part of it; column
-    names such as ``sum_9to12`` are read too. ``view`` is named in messages.
+    names such as ``sum_9to12`` are read too. ``given`` is what messages name, by default the part.
 
     >>> [spec.name for spec in parse_layers("sum:-4..-1,0", n_layers=12)]
     ['sum_9to12', '0']
@@ -104,7 +104,7 @@ def parse_layers(
         try:
             specs.update(dict.fromkeys(_parse_part(part, n_layers)))
         except ValueError as error:
-            raise UsageError(f"{view or f'layers={part!r}'}: {error}") from None
+            raise UsageError(f"{given or Option('layers', part)}: {error}") from None
     return tuple(specs)
 
 
@@ -113,7 +113,7 @@ def parse_view(name: str, *, n_layers: int) -> View:
     pooling, layer = split_view(name)
     # pooler and sentence have no layer in their names, all others have one
     if pooling in set(Pooling) and Pooling(pooling).has_layer == bool(layer):
-        specs = parse_layers(layer or n_layers, n_layers=n_layers, view=name)
+        specs = parse_layers(layer or n_layers, n_layers=n_layers, given=name)
         if len(specs) == 1:
             return View(Pooling(pooling), specs[0])
     raise UsageError(

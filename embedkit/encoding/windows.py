@@ -114,9 +114,7 @@ def ranges(starts: Int64, counts: Int64) -> Int64:
 def window_starts(length: int, size: int, stride: int) -> list[int]:
     """Starts of the windows of ``size`` tokens over ``length`` tokens."""
     if stride >= size:
-        raise UsageError(
-            f"stride={stride}: must be smaller than the {size} tokens of text in a window."
-        )
+        raise UsageError(f"expected fewer than the {size} tokens of a window.", stride=stride)
     # the last window ends with the text, hence it may share more than stride with the one before it
     last = max(length - size, 0)
     return [*range(0, last, size - stride), last]

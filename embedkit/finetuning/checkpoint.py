@@ -22,7 +22,7 @@ from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
 from embedkit.encoding.model import choose_device, load_module, mismatched_keys
 from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length, load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
-from embedkit.errors import ModelError, OutputExistsError, UsageError
+from embedkit.errors import ModelError, Option, OutputExistsError, UsageError
 from embedkit.finetuning.model import (
     HEAD_FILE,
     WEIGHTS,
@@ -213,7 +213,7 @@ def export(
     if name == "best":
         name = _best(source, content)
     elif name not in content.models:
-        raise UsageError(f"fold={fold!r}: {source} has the models {', '.join(content.models)}.")
+        raise UsageError(f"{source} has the models {', '.join(content.models)}.", fold=fold)
     check_files(source, [f"model/{name}"], advice="Make the run again.")
     has_head = is_plain_head(read_config(source / "model" / name))
     # no folder but ours has _embedkit in it
@@ -223,9 +223,8 @@ def export(
         if target.is_dir() and not any(target.iterdir()):
             return
         if target.exists() and not overwrite:
-            raise OutputExistsError(
-                f"{target} exists. Choose another out=, or pass overwrite=True."
-            )
+            replace = Option("overwrite", True, before=", or pass ")
+            raise OutputExistsError(f"{target} exists. Choose another {Option('out')}{replace}.")
         if target.exists() and not (target / "config.json").is_file():
             raise OutputExistsError(f"{target} is not a checkpoint, so it is not replaced.")
 
@@ -266,5 +265,5 @@ def _best(run: Path, content: FinetuneRun) -> str:
     ]
     if not losses:
         problem = f"{run} had no validation records to choose a model by"
-        raise UsageError(f"fold='best': {problem}. Pass 0 to {content.split.folds - 1}.")
+        raise UsageError(f"{problem}. Pass 0 to {content.split.folds - 1}.", fold="best")
     return min(losses)[1]

@@ -270,8 +270,8 @@ class _Own(_Cls):
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         logits: Tensor = self.module(hidden, mask)
         if logits.shape != (len(hidden), self.width):
-            shapes = f"gives {tuple(logits.shape)}, not logits {(len(hidden), self.width)}"
-            raise UsageError(f"head={self.name!r} {shapes}.")
+            shapes = f"it gives {tuple(logits.shape)}, not logits {(len(hidden), self.width)}"
+            raise UsageError(f"{shapes}.", head=self.name)
         return logits
 
 

@@ -35,7 +35,7 @@ from embedkit.encoding.tokenizer import (
     note_if_spelled_out,
 )
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
-from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.errors import DamagedError, MismatchError, Option, UsageError
 from embedkit.finetuning.contrastive import train_contrastive
 from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
 from embedkit.finetuning.model import (
@@ -98,7 +98,7 @@ def divide(
     """
     fraction, seed = options.validation, split.settings.seed + VALIDATION_SEED
     if not fraction and split.n_folds == 1:
-        raise UsageError("folds=1: the baseline is of validation records; pass validation=0.1.")
+        raise UsageError("the baseline is of validation records, as 0.1.", folds=1, validation=0)
     chosen_from = partial(validation_records, group=split.group, strata=target.strata)
     parts = split.subsets()
     # none, unless a threshold is chosen
@@ -123,8 +123,9 @@ def divide(
         few = options.chooses_threshold and len(np.unique(target.y[chooses])) < 2
         if fraction and (few or not len(valid)):
             raise UsageError(
-                f"validation={fraction:g}: the {len(train)} training records of fold {fold} are "
-                "too few, or too similar, to choose epoch or threshold= by some of them."
+                f"the {len(train)} training records of fold {fold} are too few, or too similar, to "
+                f"choose epoch or {Option('threshold')} by some of them.",
+                validation=fraction,
             )
         # also without the validation records of other folds, where these are shared
         rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
@@ -167,7 +168,7 @@ class FineTuned:
         frozen = str(options.freeze_layers)
         if frozen.isdigit() and int(frozen) > checkpoint.n_layers:
             count = checkpoint.n_layers
-            raise UsageError(f"freeze_layers={frozen}: the encoder has {count} layers.")
+            raise UsageError(f"the encoder has {count} layers.", freeze_layers=int(frozen))
         tokenizer = load_tokenizer(checkpoint)
         # a vocabulary that lacks the words of the texts is told before anything is trained
         note_if_spelled_out(checkpoint, tokenizer, data.records.column("text"))
@@ -251,8 +252,9 @@ class FineTuned:
         ):
             if before != now:  # a model would be scored on records that it has seen
                 raise MismatchError(
-                    f"model='{folder}' was trained with another {what}: {before}, now {now}. Going "
-                    f"on needs the same; repeat its options with split='{folder}/split.parquet'."
+                    f"it was trained with another {what}: {before}, now {now}. Going on needs the "
+                    f"same; repeat its options with {Option('split', folder / 'split.parquet')}.",
+                    model=folder,
                 )
         return decided
 

@@ -40,7 +40,7 @@ from embedkit.encoding.model import whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings, ends_of, ranges
-from embedkit.errors import DamagedError, UsageError, first_line
+from embedkit.errors import DamagedError, Message, Option, UsageError, first_line
 from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.records import from_json, read_json
@@ -80,7 +80,7 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
         # layers of ALBERT share their weights, so that none can be frozen without the others
         if stack is None or config.model_type == "albert":
             problem = f"the layers of a {config.model_type} encoder have no weights of their own"
-            raise UsageError(f"{problem}: pass freeze_layers='all'.")
+            raise UsageError(f"{problem}: pass {Option('freeze_layers', 'all')}.")
         trained = {p for layer in stack[highest:] for p in layer.parameters()}
         for name, parameter in model.encoder.named_parameters():
             # a last norm belongs to no layer, and stands behind those that are trained
@@ -231,7 +231,7 @@ def warn_of_cut(texts: TokenizedTexts, name: str, limit: int) -> None:
     """Warn of texts of ``name`` that have more tokens than the limit."""
     if cut := int(texts.cut.sum()):
         counts = f"{cut:,} of {len(texts):,} texts of"
-        logger.warning(f"{counts} {name} are cut at max_length={limit} tokens")
+        logger.warning(Message(f"{counts} {name} are cut at {Option('max_length', limit)} tokens"))
 
 
 def n_seen(texts: TokenizedTexts) -> Int64:
@@ -431,7 +431,7 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
     if str(config.head) not in HEADS and config.head != head:
         raise UsageError(
             f"{folder} has a head of its own, which is code that is imported and run. If you trust "
-            f"it, pass head={config.head!r}."
+            f"it, pass {Option('head', config.head)}."
         )
     try:
         # compared before weights are made: a configuration of billions of them would fill the

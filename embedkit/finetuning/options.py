@@ -28,7 +28,7 @@ from embedkit.choices import (
     Task,
     check_choice,
 )
-from embedkit.errors import UsageError, first_line
+from embedkit.errors import Option, UsageError, first_line
 from embedkit.records import Positive, Seed
 from embedkit.runs.metrics import Threshold, check_metric, named_metric
 from embedkit.units.target import SEPARATOR, Target
@@ -167,14 +167,14 @@ class TrainingOptions:
         for name, fits, expected in checks:
             if not fits:
                 value = getattr(self, name)
-                shown = repr(",".join(map(str, value)) if isinstance(value, tuple) else value)
-                raise UsageError(f"{name}={shown}: expected {expected}.")
+                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                raise UsageError(f"expected {expected}.", **{name: shown})
         if self.level == "word" and (self.head is not None or self.task != "classification"):
-            raise UsageError("level='word' has its own head and labels; leave out head=, task=.")
+            raise UsageError("words have their own.", level="word", head=self.head, task=self.task)
         if self.task != "classification":
             for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
-                if getattr(self, name):
-                    raise UsageError(f"{name}= is for classes, not for task={self.task!r}.")
+                if value := getattr(self, name):
+                    raise UsageError("it is for classes.", **{name: value}, task=self.task)
         if self.objective == CONTRASTIVE:
             self._check_contrastive()
         # what is chosen on validation records cannot be chosen without any
@@ -184,20 +184,22 @@ class TrainingOptions:
             "threshold": self.chooses_threshold,
         }
         for name in (name for name, given in needs.items() if given and not self.validation):
-            raise UsageError(f"{name}= needs validation records; pass validation=0.1.")
+            problem = f"it needs validation records; pass {Option('validation', 0.1)}."
+            raise UsageError(problem, **{name: getattr(self, name)})
         if self.stride is not None and self.on_long != "window":
-            raise UsageError(f"stride={self.stride} is for on_long='window'.")
+            raise UsageError(f"it is for {Option('on_long', 'window')}.", stride=self.stride)
         if self.lora is not None and self.freeze_layers is not None:
-            raise UsageError("lora= trains no weight of the encoder; leave out freeze_layers=.")
+            raise UsageError("take one.", lora=self.lora, freeze_layers=self.freeze_layers)
         # found, not imported: peft takes seconds, and only training needs it
         if self.lora is not None and find_spec("peft") is None:
-            raise UsageError("lora= needs the package peft: pip install peft.")
+            raise UsageError("it needs the package peft: pip install peft.", lora=self.lora)
 
     def _check_contrastive(self) -> None:
         for name in self._of_labels:
-            raise UsageError(f"{name}= is for objective='labels'; 'contrastive' pairs texts.")
+            given = {name: getattr(self, name)}
+            raise UsageError("it is for labels, not for pairs.", **given, objective=CONTRASTIVE)
         if self.freeze_layers == "all":
-            raise UsageError("freeze_layers='all' leaves nothing for objective='contrastive'.")
+            raise UsageError("nothing left to train.", freeze_layers="all", objective=CONTRASTIVE)
 
     @property
     def _of_labels(self) -> list[str]:
@@ -255,7 +257,7 @@ class TrainingOptions:
         """Raise a :class:`UsageError` for options that do not fit what is to be learnt."""
         count = len(target.classes)
         if self.one_logit and count != 2:
-            raise UsageError(f"one_logit= needs two classes; there are {count}.")
+            raise UsageError(f"it needs two classes; there are {count}.", one_logit=True)
         if self.decision is not None:
             self.decision.check(target)
         if self.select_by != "loss":
@@ -286,5 +288,5 @@ def own_head(name: str) -> Callable[[int, int], Any]:
         head: Callable[[int, int], Any] = attrgetter(path)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         advice = "Define the class at the top of a module that can be imported"
-        raise UsageError(f"head={name!r}: {first_line(error)}. {advice}.") from error
+        raise UsageError(f"{first_line(error)}. {advice}.", head=name) from error
     return head

@@ -26,7 +26,7 @@ from embedkit.dataset.settings import ModelRecord
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.encoder import choose_precision
 from embedkit.encoding.model import choose_device
-from embedkit.errors import UsageError
+from embedkit.errors import Option, UsageError
 from embedkit.finetuning.method import LIBRARIES, FineTuned
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.machine import peak_memory_bytes, peak_memory_since
@@ -103,7 +103,7 @@ def finetune(
     out = free_out(out, corpus, options.head_name or "finetuned", overwrite=overwrite)
     for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
         if test is None and value:
-            raise UsageError(f"{name}={value}: there is no test set; name one with test=.")
+            raise UsageError(f"no test set is named by {Option('test')}.", **{name: value})
     # options by name win over those in reading=
     named = {name: value for name, value in training.items() if hasattr(columns, name)}
     reading = replace(reading or CorpusOptions(), **named)
@@ -146,13 +146,13 @@ def _device(name: str, options: TrainingOptions) -> tuple[torch.device, str]:
     device = choose_device(name)
     # the Trainer takes the first device, whatever it is given
     if device.index:
-        advice = f"set CUDA_VISIBLE_DEVICES={device.index} and device='cuda'"
-        raise UsageError(f"device={name!r}: training runs on the first CUDA device; {advice}.")
+        advice = f"set CUDA_VISIBLE_DEVICES={device.index} and {Option('device', 'cuda')}"
+        raise UsageError(f"training runs on the first CUDA device; {advice}.", device=name)
     # auto is fp32 on the CPU, and half precision where a GPU computes in it
     fp32_on_cpu = None if options.precision == "auto" else options.precision
     precision = choose_precision(fp32_on_cpu, device)
     if precision == "int8" or (precision == "fp16" and device.type == "cpu"):
-        raise UsageError(f"precision={precision!r} cannot train here; use fp32 or bf16.")
+        raise UsageError("it cannot train here; use fp32 or bf16.", precision=precision)
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before, "cuda:0" is no device
         # the peak since now is that of this run
@@ -169,7 +169,7 @@ def _start(
         return find_checkpoint(model, revision=revision, offline=offline), None
     earlier = read_run(folder)
     if not isinstance(earlier, FinetuneRun):
-        raise UsageError(f"model={model!r}: a {earlier.kind} run, not one of embedkit finetune.")
+        raise UsageError(f"a {earlier.kind} run, not one of embedkit finetune.", model=model)
     names = [f"model/{name}" for name in earlier.models]
     storage.check_files(folder, names, advice="Make the run again.")
     # any of its models: all have the same encoder, tokenizer and configuration; each fold reads its

@@ -31,7 +31,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState
 from embedkit import storage
 from embedkit.encoding.model import PRECISIONS, whole_fp32
 from embedkit.encoding.windows import TokenizedTexts, ranges
-from embedkit.errors import EncodeError, UsageError
+from embedkit.errors import OVERWRITE, EncodeError, Option, UsageError
 from embedkit.finetuning.heads import EncoderWithHead, embedding_layer
 from embedkit.finetuning.model import (
     WEIGHTS,
@@ -338,8 +338,8 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         # such as an area where all validation records are of one class; a loss that is not a number
         # is found when it is logged, just below
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
-            problem = f"is not defined on the {len(y)} validation records of {fold.name}"
-            raise UsageError(f"select_by={by!r} {problem}. Pass a larger validation=.")
+            problem = f"it is not defined on the {len(y)} validation records of {fold.name}"
+            raise UsageError(f"{problem}. Pass a larger {Option('validation')}.", select_by=by)
         # first: _best_step reads what was logged
         self.log(metrics)
         if _best_step(self.state, fold.options) == self.state.global_step:
@@ -531,9 +531,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
 def _diverged(fold: Fold, problem: str) -> EncodeError:
     # half precision may be what has overflowed
-    half = "" if fold.options.precision == "fp32" else " or precision='fp32'"
+    half = "" if fold.options.precision == "fp32" else f" or {Option('precision', 'fp32')}"
     return EncodeError(
-        f"{fold.name}: {problem}. Pass overwrite=True with a smaller learning_rate= than "
+        f"{fold.name}: {problem}. Pass {OVERWRITE} with a smaller {Option('learning_rate')} than "
         f"{fold.options.learning_rate:g}{half}."
     )
 

@@ -445,9 +445,8 @@ def _views(data: VectorData, layers: str) -> list[str]:
         for one in parse_layers(layers, n_layers=data.manifest.job.model.n_layers)
     ]
     if unknown := [name for name in wanted if name not in mine]:
-        raise UsageError(
-            f"layers={layers!r}: {data.path} has no view {unknown[0]}; it has {', '.join(mine)}."
-        )
+        problem = f"{data.path} has no view {unknown[0]}; it has {', '.join(mine)}."
+        raise UsageError(problem, layers=layers)
     return [name for name in mine if name in wanted or name == data.views[0]]
 
 
@@ -459,7 +458,7 @@ def _columns(
     if color is not None and color not in (CLUSTERS, *names):
         if color not in data.columns:
             near = did_you_mean(color, data.columns)
-            raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.{near}")
+            raise UsageError(f"{data.path} has {', '.join(data.columns)}.{near}", color=color)
         names.append(color)
     # stable: the others stay in the order of the table
     names.sort(key=lambda name: name != "label")

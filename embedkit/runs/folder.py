@@ -33,10 +33,12 @@ from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData
 from embedkit.display import ShownFolder
 from embedkit.errors import (
+    OVERWRITE,
     DamagedError,
     EncodeError,
     MismatchError,
     ModelError,
+    Option,
     OutputExistsError,
     UsageError,
 )
@@ -114,8 +116,8 @@ def new_run(out: Path, *, overwrite: bool = False) -> AbstractContextManager[Pat
     # new_folder empties what is there: folds of a fine-tuned run, perhaps a night of work
     if (work / storage.UNFINISHED).is_dir() and not overwrite:
         raise OutputExistsError(
-            f"{work} holds an unfinished run of another kind. Finish it, choose another out=, or "
-            "pass overwrite=True to discard it."
+            f"{work} holds an unfinished run of another kind. Finish it, choose another "
+            f"{Option('out')}, or pass {OVERWRITE} to discard it."
         )
     return storage.new_folder(out, free=lambda: check_free(out, overwrite=overwrite))
 
@@ -141,8 +143,8 @@ def resumable_run(
         if any(work.iterdir()) and (differences := _other_settings(work, job, settings)):
             if not overwrite:
                 raise MismatchError(
-                    f"{work} is an unfinished run. Repeat its command, choose another out=, or "
-                    f"pass overwrite=True to start over. It differs in:\n{differences}"
+                    f"{work} is an unfinished run. Repeat its command, choose another "
+                    f"{Option('out')}, or pass {OVERWRITE}. It differs in:\n{differences}"
                 )
             storage.empty_folder(work)
         storage.make_folder(job.parent)
@@ -179,10 +181,10 @@ def check_free(out: Path, *, overwrite: bool) -> None:
     # completed before it is judged
     storage.finish_swap(out, is_run)
     if out.exists() and not (overwrite and is_run(out)):
-        advice = "it is not a run of embedkit" if overwrite else "pass overwrite=True to replace it"
+        advice = "it is not a run of embedkit" if overwrite else f"pass {OVERWRITE} to replace it"
         # an empty folder, as mktemp makes it, is no obstacle
         if not out.is_dir() or any(out.iterdir()):
-            raise OutputExistsError(f"{out} exists; {advice}, or choose another out=.")
+            raise OutputExistsError(f"{out} exists; {advice}, or choose another {Option('out')}.")
 
 
 def is_run(path: Path) -> bool:
@@ -259,9 +261,7 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path} was made by another version of embedkit. {_ADVICE}")
     content = from_json(KINDS[head.kind], data, file=file, advice=_ADVICE)
     if name := _wrong_field(content):
-        raise DamagedError(
-            f"{file} is damaged: {name} does not agree with the other fields. {_ADVICE}"
-        )
+        raise DamagedError(f"{file} is damaged: {name} contradicts other fields. {_ADVICE}")
     return content
 
 
@@ -295,10 +295,8 @@ def info(what: AnyPath) -> Run | DatasetInfo | ModelInfo:
     except ModelError as error:
         if path.is_dir():
             raise
-        reason = str(error).removeprefix(f"model={str(path)!r}: ")
-        raise ModelError(
-            f"{path} is neither a dataset nor a run. As a checkpoint: {reason}"
-        ) from error
+        problem = f"{path} is neither a dataset nor a run. As a checkpoint: {error.problem}"
+        raise ModelError(problem) from error
 
 
 def _wrong_field(content: Run) -> str:

@@ -222,9 +222,8 @@ def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "
     """
     known = _rows(classes, beta_of(metric), sets=sets)
     if metric not in known:
-        raise UsageError(
-            f"{name}={metric!r}: expected {', '.join(known)}.{did_you_mean(metric, known)}"
-        )
+        expected = f"{', '.join(known)}.{did_you_mean(metric, known)}"
+        raise UsageError(f"expected {expected}", **{name: metric})
 
 
 def _rows(
@@ -521,8 +520,9 @@ class Threshold(NamedTuple):
             value = float("nan")
         if not 0 < value < (1_000 if is_beta else 1):
             raise UsageError(
-                f"threshold={text!r}: expected a probability such as 0.3, or the score to choose "
-                f"it by: macro_f1, f1, f2, f0.5 …{did_you_mean(text, ('macro_f1',))}"
+                "expected a probability such as 0.3, or the score to choose it by: macro_f1, f1, "
+                f"f2, f0.5 …{did_you_mean(text, ('macro_f1',))}",
+                threshold=text,
             )
         return cls(None, value) if is_beta else cls(value, None)
 
@@ -537,8 +537,8 @@ class Threshold(NamedTuple):
         """Raise a :class:`UsageError` unless one of two classes is predicted."""
         classes = len(target.classes)
         if classes != 2 or target.of_sets:
-            shown = f"threshold={self.metric or str(self.value)!r}"
-            raise UsageError(f"{shown} needs two classes; there are {classes or 'values'}.")
+            problem = f"it needs two classes; there are {classes or 'values'}."
+            raise UsageError(problem, threshold=self.metric or self.value)
 
     def choose(self, y: Int64, positive: Float64) -> float:
         """Return the fixed value, or the best one; arguments as for :func:`best_threshold`."""

@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.errors import DamagedError, UsageError
+from embedkit.errors import DamagedError, Option, UsageError
 from embedkit.runs.run import TestSetContent
 from embedkit.runs.split import TEST, Split, same_text_groups
 from embedkit.storage import check_columns, check_files, numbers, read_table
@@ -188,7 +188,8 @@ class Predictions:
             elif self.inner is not None:
                 y = self.inner.y
             else:
-                raise UsageError("one fold has a majority by tune=True, or validation= above 0.")
+                above = f"{Option('tune', True)}, or {Option('validation')} above 0"
+                raise UsageError(f"one fold has a majority by {above}.")
             proba[test] = class_prior(y, self.classes, len(test))
             if self.of_sets:
                 # predicting the k most frequent classes for every record has the micro-F1 2 Σ f /

@@ -30,7 +30,7 @@ from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import names_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
-from embedkit.errors import CorpusError, DamagedError, MismatchError, UsageError
+from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, UsageError
 from embedkit.records import Count, Positive, Seed, from_json, parse_json, to_json
 from embedkit.types import Int64
 from embedkit.units.target import Target
@@ -153,7 +153,8 @@ class Split(Shown):
                 )
             if missing := np.count_nonzero(target.unknown[np.concatenate([train, test])]):
                 raise UsageError(
-                    f"{missing} records in the folds have no label. Make a new split with label=."
+                    f"{missing} records in the folds have no label. Make a new split with "
+                    f"{Option('label', of='split')}."
                 )
             if not target.classes or target.of_sets:
                 continue
@@ -172,7 +173,7 @@ class Split(Shown):
     def check_test(self, test: object) -> None:
         """Raise a :class:`UsageError` if there is a test set beside ``test``."""
         if len(self.test):
-            raise UsageError(f"the split has a test set already; leave out test={str(test)!r}.")
+            raise UsageError("the split has a test set already. Leave it out.", test=test)
 
     def subsets(self) -> list[tuple[Int64, Int64]]:
         """Return train and test indices of every fold."""
@@ -237,7 +238,7 @@ def split_for(
     records, run, name = units.records, units.run, units.name
     if column is not None:
         if split is not None:
-            raise UsageError("pass split= or split_column=, not both.")
+            raise UsageError(f"pass {Option('split')} or {Option('split_column')}, not both.")
         result = split_by_column(records, column=column, folds=folds, seed=seed, sets=sets)
     elif split is None and run is None:
         result = make_split(records, folds=folds, seed=seed, sets=sets)
@@ -246,7 +247,7 @@ def split_for(
         if isinstance(file, Path) and split is None and not file.is_file():
             raise UsageError(
                 f"{name} was made by the models of the run {run}, which is not there. Pass its "
-                "split.parquet as split=."
+                f"split.parquet as {Option('split')}."
             )
         result = align_split(file, records)
     # also where a split was passed: it may be the run's own, in a file of another name
@@ -256,7 +257,7 @@ def split_for(
             raise MismatchError(
                 f"{f'column {column!r}' if column else split} has {other} of {len(records)} "
                 f"records in another fold than the models of {run}, which made the vectors of "
-                f"{name}. Leave out split=, or pass the run's own: {run / 'split.parquet'}."
+                f"{name}. Leave out {Option('split')}, or pass {run / 'split.parquet'}."
             )
     return result if units.word is None else result.of_words(units.place, units.word)
 
@@ -267,14 +268,10 @@ def align_split(file: str | Path | Split, records: Units) -> Split:
     advice = f"Make one for it: embedkit split {name} --out FILE."
     # row numbers mean the same records only in the same input files
     if split.settings.source != records.source:
-        raise MismatchError(
-            f"{file} was made for other data than {name} (their input files differ). {advice}"
-        )
+        raise MismatchError(f"{file} was made for other data than {name} (other files). {advice}")
     index = match(records.row, split.row)
     if missing := int((index < 0).sum()):
-        raise MismatchError(
-            f"{file} has no fold for {missing} of the {len(index)} records of {name}. {advice}"
-        )
+        raise MismatchError(f"{file} lacks {missing} of {len(index)} records of {name}. {advice}")
     return Split(records.row, split.group[index], split.folds[index], split.settings)
 
 
@@ -337,7 +334,7 @@ def make_split(
 ) -> Split:
     """Assign records to folds; arguments and errors as for :func:`split`."""
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
-        raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
+        raise UsageError(f"expected a fraction from {_SMALLEST_TEST} to 0.5.", test=test)
     # records without a label take no part, so that they do not make folds uneven
     labelled = records.labelled(sets=sets)
     taken, count = records.take(np.flatnonzero(labelled)), int(labelled.sum())
@@ -389,13 +386,13 @@ def split_by_column(
     given = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
     if (given == "").any():
         row = records.row[int(np.argmax(given == ""))]
-        raise UsageError(f"split_column={column!r}: row {row} has no value there.")
+        raise UsageError(f"row {row} has no value there.", split_column=column)
     in_test = given == "test"
     # records marked test may have no label: they are predicted, not scored
     used = ~in_test & records.labelled(sets=sets)
     names = np.unique(given[used])
     if not len(names):
-        raise UsageError(f"split_column={column!r}: every record is marked test.")
+        raise UsageError("every record is marked test.", split_column=column)
     groups = same_text_groups(records.key, None, len(records))
     result = np.where(in_test, TEST, UNUSED)
     shuffled = len(names) == 1
@@ -557,7 +554,7 @@ def _records(
     try:
         return Units.of_corpus(source, options)
     except CorpusError as error:
-        raise CorpusError(str(error).replace("keep=", "group=", 1)) from None
+        raise CorpusError(error.message.renamed(keep="group")) from None
 
 
 def _strata(records: Units, folds: int, sets: bool) -> Int64:

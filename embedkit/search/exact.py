@@ -32,7 +32,7 @@ from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.dataset.tables import Block
 from embedkit.display import Shown, count_text
 from embedkit.encoding.windows import ends_of
-from embedkit.errors import UsageError, check_counts, first_line
+from embedkit.errors import Message, Option, UsageError, check_counts, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.storage import places
 from embedkit.types import AnyPath, Bool, Float32, Int64, Progress, ProgressCallback, no_progress
@@ -74,8 +74,9 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
                 matches = database.from_arrow(table).filter(condition).project(_INDEX).fetchnumpy()
             except duckdb.Error as error:
                 raise UsageError(
-                    f"where={condition!r}: {first_line(error)}. The columns are "
-                    f"{', '.join(columns)}; an example: label = '1'."
+                    f"{first_line(error)}. The columns are {', '.join(columns)}; an example: label "
+                    "= '1'.",
+                    where=condition,
                 ) from error
             chosen[np.asarray(matches[_INDEX], np.int64)] = True
             start += table.num_rows
@@ -105,9 +106,7 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
 
     check_choice(WHITENINGS, whitening=kind)
     if len(data) < 2:
-        raise UsageError(
-            f"{data.path} has {count_text(len(data), 'record')}; whitening={kind!r} needs 2."
-        )
+        raise UsageError(f"it needs 2 records; {data.path} has {len(data)}.", whitening=kind)
     # in float64: a sum of millions of float32 loses the digits that the mean has
     total = np.zeros(data.width)
     for block in data.reader.blocks:
@@ -382,7 +381,7 @@ class Searcher:
         self._prefix, self._model, self._device = prefix, model, device
         self._chosen = None if where is None else chosen_records(self.data, where)
         if self._chosen is not None and not self._chosen.any():
-            raise UsageError(f"where={where!r}: no record of {dataset} matches.")
+            raise UsageError(f"no record of {dataset} matches.", where=where)
         # only exact search can be asked for any number of records
         self._is_exact = finder is None
         held = warm and 4 * len(self.data) * self.data.width <= _HELD
@@ -502,7 +501,8 @@ class Searcher:
         check_counts(k=k)
         there = len(self.data) if self._chosen is None else int(self._chosen.sum())
         if k > there:
-            logger.warning("k=%d, more than the %s to choose from", k, count_text(there, "record"))
+            more = f"more than the {count_text(there, 'record')} to choose from"
+            logger.warning(Message(f"{Option('k', k)}, {more}"))
         # the most that an index is asked for: beyond that exact search is faster
         most = there if self._is_exact else min(there, max(k + 1, _MOST_OF_INDEX))
         # twice as many leave room for repeated texts; the 16 are for small k
@@ -671,7 +671,8 @@ def _near_pairs(
             if count > _MOST_PAIRS:
                 raise UsageError(
                     f"more than {_MOST_PAIRS:,} pairs have a cosine of {threshold} or more. Choose "
-                    "a higher one, or whitening='center' where any two texts have a high cosine."
+                    f"a higher one, or {Option('whitening', 'center')} where any two texts have a "
+                    "high cosine."
                 )
         progress(Progress("comparing", min(start + _PAIRS_TILE, len(unit)), len(unit), "records"))
     return np.concatenate(pairs), np.concatenate(cosines)

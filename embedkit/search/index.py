@@ -22,7 +22,7 @@ from embedkit.choices import WHITENINGS, IndexName, SearchMetric, WhiteningKind
 from embedkit.dataset.format import Layout, read_manifest
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
-from embedkit.errors import LockedError, MismatchError, OutputExistsError, UsageError
+from embedkit.errors import OVERWRITE, LockedError, MismatchError, OutputExistsError, UsageError
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.records import from_json, read_json, to_json
 from embedkit.search.exact import Neighbours, Whitening, fit_whitening, nearest, unit_rows
@@ -140,16 +140,14 @@ def build_index(
     data = load(dataset, view)
     if len(data) < KINDS[kind].minimum:
         raise UsageError(
-            f"kind={kind!r}: {dataset} has {len(data):,} records; expected "
-            f"{KINDS[kind].minimum:,} or more."
+            f"{dataset} has {len(data):,} records; expected {KINDS[kind].minimum:,} or more.",
+            kind=kind,
         )
     target = _folder(data, kind, metric, whitening)
 
     def free() -> None:
         if target.exists() and not overwrite:
-            raise OutputExistsError(
-                f"{target} exists already; pass overwrite=True to build it again."
-            )
+            raise OutputExistsError(f"{target} exists already; pass {OVERWRITE} to build it again.")
 
     # at once, before vectors are read; `new_folder` calls it again under its lock
     free()

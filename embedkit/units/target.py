@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embedkit.corpus.values import list_of
 from embedkit.dataset.read import has_label
-from embedkit.errors import UsageError
+from embedkit.errors import Message, Option, UsageError
 from embedkit.types import Bool, Float64, Int64
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Target:
         """Return the target for labels as written; messages show ``rows`` and ``name``."""
         sets = task == "multilabel"
         if not separator:
-            raise UsageError(f"label_separator={separator!r}: expected a text.")
+            raise UsageError("expected a text.", label_separator=separator)
         # an empty text is a missing label of one class, and a set without classes
         known = [label for label in labels if (label is not None if sets else has_label(label))]
         each = [parts_of(label, separator) for label in known] if sets else [known]
@@ -62,12 +62,13 @@ class Target:
             raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
         # most likely another separator is meant; it may still be right
         if sets and max(map(len, each)) == 1:
-            logger.warning(f"{name}: no record has two classes by label_separator={separator!r}")
+            by = Option("label_separator", separator)
+            logger.warning(Message(f"{name}: no record has two classes by {by}"))
         # a list of several classes: as a name it would be one more class, which few records have
         parts = [] if sets else [(label, list_of(str(label))) for label in known]
         if lists := [label for label, listed in parts if listed is not None and len(listed) != 1]:
             problem = f"the label {lists[0]:.60} is a list of classes"
-            raise UsageError(f"{name}: {problem}. Pass task='multilabel'.")
+            raise UsageError(f"{name}: {problem}. Pass {Option('task', 'multilabel')}.")
         classes = tuple(names.tolist()) if sets else ()
         _warn_of_twins(names, name)
         if task == "classification":
@@ -85,9 +86,7 @@ class Target:
         for label, row in zip(labels, rows, strict=True):
             # half of the labels would score half of the records under the name of all
             if label is None or not (self.separator or has_label(label)):
-                raise UsageError(
-                    f"{name}: row {row} has no label while others have one. Label all or none."
-                )
+                raise UsageError(f"{name}: row {row} has no label, unlike others. Label all.")
             for part in parts_of(label, self.separator) if self.separator else [label]:
                 if self.classes and part not in self.classes:
                     raise UsageError(
@@ -163,7 +162,7 @@ def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
     if len(classes) > _MANY_CLASSES and not np.isnan(values).any() and not all(whole):
         raise UsageError(
             f"{name}: the {len(classes)} different labels look like values ({classes[0]} to "
-            f"{classes[-1]}), not classes. Pass task='regression'."
+            f"{classes[-1]}), not classes. Pass {Option('task', 'regression')}."
         )
     return classes
 
@@ -188,8 +187,8 @@ def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
     if wrong.any():
         i = int(np.argmax(wrong))
         raise UsageError(
-            f"{name}: the label {labels[i]!r} of row {rows[i]} is not a number, "
-            "as task='regression' needs."
+            f"{name}: the label {labels[i]!r} of row {rows[i]} is not a number, as "
+            f"{Option('task', 'regression')} needs."
         )
     return values
 

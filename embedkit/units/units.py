@@ -45,7 +45,7 @@ from embedkit.dataset.read import VectorData, by_record, has_label, load, text_k
 from embedkit.display import count_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
-from embedkit.errors import CorpusError, UsageError
+from embedkit.errors import CorpusError, Option, UsageError
 from embedkit.types import AnyPath, Bool, Float32, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
@@ -148,7 +148,7 @@ class Units:
         with input_files(source) as files, reading.in_files() as reading:
             plan = plan_corpus(files, reading)
             for notice in plan.notices:
-                logger.info("%s", notice)
+                logger.info(notice)
             return cls._planned(plan, level=level)
 
     def further(
@@ -171,10 +171,7 @@ class Units:
         if names_dataset(source):
             other = self._stored(source, reading, level=self.level, prefix="test_")
             if other.pairs != self.pairs:
-                raise UsageError(
-                    f"one of {source} and {self.name} was made of pairs of texts, the other was "
-                    "not."
-                )
+                raise UsageError(f"of {source} and {self.name} one is of pairs of texts.")
             return other
         before, dialect = self.reading, self.reading["dialect"]
         reading = replace(reading, **{n: before[n] for n in ("text", "text_pair", "spans")})
@@ -421,14 +418,14 @@ class Units:
             if self.word is not None:
                 what, option, advice = "words", "word_label", "it is named to extract"
             raise UsageError(
-                f"{self.name} has no labels of {what}. Name their column with {option}=; of a "
-                f"dataset {advice}."
+                f"{self.name} has no labels of {what}. Name their column with {Option(option)}; of "
+                f"a dataset {advice}."
             )
 
     def target(self, task: str = "classification", separator: str = SEPARATOR) -> Target:
         """Return the target that the labels name; a :class:`UsageError` if they cannot."""
         if self.word is not None and task == "multilabel":
-            raise UsageError("task='multilabel' is for records, not for level='word'.")
+            raise UsageError(f"it is for records, not for {Option('level', 'word')}.", task=task)
         self.check_labelled()
         labels = self.label or ()
         return Target.of(labels, rows=self.row, name=self.name, task=task, separator=separator)
@@ -440,17 +437,19 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
     if label is None or (isinstance(label, str) and label == stored):
         return stored, data.column("label") if "label" in data.columns else None
     if data.level == "word":
-        raise UsageError("label= is for records; words have the labels of extract's word_label=.")
+        of_words = f"words have those of {Option('word_label', of='extract')}"
+        raise UsageError(f"it is for labels of records; {of_words}.", label=...)
     if isinstance(label, str):
         return label, [text_of(value) for value in data.column(label)]
     if not isinstance(label, Iterable):
-        raise UsageError(f"label={label!r}: expected a column, or a label for each record.")
+        raise UsageError("expected a column, or a label for each record.", label=label)
     # labels are given for all records of the input; the rejected among them are skipped here
     labels, count = [text_of(value) for value in label], data.manifest.totals.records
     if len(labels) != count:
         raise UsageError(
-            f"label= has {count_text(len(labels), 'value')}; expected {count:,}, one for each "
-            f"record of the input of {data.path}."
+            f"{count_text(len(labels), 'value')}; expected {count:,}, one for each record of the "
+            f"input of {data.path}.",
+            label=...,
         )
     return getattr(label, "name", None) or stored, [labels[row] for row in data.row.tolist()]
 
@@ -461,7 +460,7 @@ def _columns_of(columns: Any) -> dict[str, list[Any]]:
     names = columns.keys() if hasattr(columns, "keys") else getattr(columns, "columns", None)
     if names is None:
         kind = type(columns).__name__
-        raise UsageError(f"columns={kind}: expected values by name, in a dict or a data frame.")
+        raise UsageError("expected values by name, in a dict or a data frame.", columns=kind)
     values = {str(name): columns[name] for name in names}
     # of one text a value may stand alone
     alone = {name: isinstance(v, str) or not hasattr(v, "__len__") for name, v in values.items()}
@@ -494,14 +493,13 @@ def numbers_of(units: Units, columns: Sequence[str]) -> Float32:
         except KeyError:
             raise lacks_column(units.name, name) from None
         if len(values) != len(units):
-            raise UsageError(
-                f"columns=: {name!r} has {len(values):,} values for {len(units):,} texts."
-            )
+            raise UsageError(f"{len(values):,} values for {len(units):,} texts.", columns=name)
         for i, value in enumerate(values):
             if (number := _number(value)) is None:
                 raise UsageError(
-                    f"columns={name!r}: {units.name}, row {units.row[i]}, holds {value!r}, which "
-                    "is no number. Leave the column out, or write its values as numbers."
+                    f"{units.name}, row {units.row[i]}, holds {value!r}, which is no number. Leave "
+                    "the column out, or write its values as numbers.",
+                    columns=name,
                 )
             numbers[i, place] = number
     return numbers
@@ -566,7 +564,7 @@ def check_settled(path: AnyPath, options: Mapping[str, Any], *, prefix: str = ""
     """Raise a :class:`UsageError` for options of reading and encoding: a dataset has its own."""
     for name, value in options.items():
         problem = f"is for a corpus; {path} is a dataset, whose records are settled"
-        raise UsageError(f"{prefix}{name}={value!r} {problem}.")
+        raise UsageError(f"{prefix}{Option(name, value)} {problem}.")
 
 
 def load_or_extract(

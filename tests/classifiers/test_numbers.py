@@ -88,9 +88,9 @@ def test_columns_come_in_a_dict_or_a_frame_of_any_library(
     for given in (numbers.iloc[:1], dict(numbers.iloc[0]), dict(numbers.iloc[:1])):
         alone = predictor.predict_proba(texts[0], columns=given)
         assert np.allclose(alone, expected[0], atol=1e-5)
-    with pytest.raises(UsageError, match="columns=list: expected values by name"):
+    with pytest.raises(UsageError, match="columns='list': expected values by name"):
         predictor.predict(texts, columns=[[1, 2]])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="'price' has 1 values for 2 texts"):
+    with pytest.raises(UsageError, match="columns='price': 1 values for 2 texts"):
         predictor.predict(texts[:2], columns={"price": 1, "age": 2})
 
 
@@ -104,7 +104,7 @@ def test_what_is_missing_or_no_number_is_named(trained: Path, frame: pd.DataFram
     for given, message in (
         (age | {"columns": "carrier"}, "'b', which is no number"),
         (age | {"columns": "nope"}, "no column 'nope'"),
-        (age | {"columns": ["age", "age"]}, "columns='age,age' names one twice"),
+        (age | {"columns": ["age", "age"]}, "columns='age,age': name each once"),
         (age | {"features": "tfidf"}, "columns='age'"),
         (age | {"level": "word"}, "columns='age'"),
     ):

@@ -267,9 +267,8 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
         ((), "DATASET WORD"),
         (("bus",), "DATASET WORD"),
         (("bus", "--text", "the home"), "'bus'"),
-        (("bus", "--text", "a bus", "--layer", "9"), "layers"),
+        (("bus", "--text", "a bus", "--layer", "9"), "--layer 9: the model has layers 0"),
     ],
 )
 def test_options_that_cannot_be_used(arguments: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        raise invoke("words", *arguments, "--model", tiny_model()).exception
+    assert message in invoke("words", *arguments, "--model", tiny_model()).output

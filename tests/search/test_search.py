@@ -359,8 +359,7 @@ def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_that_cannot_be_used(dataset: Path, arguments: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        raise invoke("search", dataset, *arguments).exception
+    assert message in invoke("search", dataset, *arguments).output
 
 
 def test_every_answer_is_one_line(tmp_path: Path) -> None:
