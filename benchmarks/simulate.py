@@ -33,6 +33,7 @@ from embedkit.runs.metrics import LOWER_IS_BETTER, metrics_for
 from embedkit.types import Float32, Float64, Int64
 from embedkit.units.units import Units
 
+AREAS = ("roc_auc", "average_precision")
 METRICS = {
     True: ("accuracy", "macro_f1", "log_loss", "roc_auc", "average_precision", "f2"),
     False: ("rmse", "r2", "spearman"),
@@ -154,13 +155,13 @@ def rates(world: World, *, repetitions: int, seed: int = 0) -> dict[str, dict[st
             value = np.array([metrics[name].value(world.count) for metrics in methods])
             influence = np.stack([moved[name] for moved in by_method], axis=1)
             low, high = interval(value[0], influence[:, 0], methods[0][name], unit)
-            gap = value[-1] - value[0]
-            units = methods[0][name].units(unit)
-            ends = difference_interval(gap, influence[:, -1] - influence[:, 0], units)
+            metric = methods[0][name]
+            scale, count = metric.scale, metric.units(unit)
+            ends = difference_interval(value[[-1, 0]], influence[:, [-1, 0]], scale, count)
             truly = true_better[name] - true[name]
             lower = name in LOWER_IS_BETTER
-            single, _ = paired_tests(value, influence, [(0, 1), (0, EQUAL)], units)
-            _, corrected = paired_tests(value, influence, pairs, units)
+            single, _ = paired_tests(value, influence, [(0, 1), (0, EQUAL)], scale, count)
+            _, corrected = paired_tests(value, influence, pairs, scale, count)
             best = int(np.argmax(-value[:-1] if name in LOWER_IS_BETTER else value[:-1]))
             of_best = [p for p, pair in zip(corrected, pairs, strict=True) if best in pair]
             outcomes[name].append(
@@ -177,6 +178,28 @@ def rates(world: World, *, repetitions: int, seed: int = 0) -> dict[str, dict[st
         name: dict(zip(RATES, np.mean(found, axis=0).tolist(), strict=True))
         for name, found in outcomes.items()
     }
+
+
+def bootstrap_rates(world: World, *, repetitions: int) -> dict[str, tuple[float, float]]:
+    """Return false verdicts and power of a paired bootstrap of areas, for comparison.
+
+    Two methods are called different where 0 is outside of the middle 95 % of 500 samples.
+    """
+    usual = world.strength or STRENGTH[True]
+    strengths = [usual, usual, usual + (world.better or BETTER[True])]
+    different: dict[str, list[tuple[bool, ...]]] = {name: [] for name in AREAS}
+    for number in range(repetitions):
+        random = np.random.default_rng([0, world.count, number])
+        unit, y, predictions = world.draw(random, world.count, strengths)
+        units = unit[-1] + 1
+        drawn = random.multinomial(units, np.full(units, 1 / units), size=500)[:, unit]
+        methods = [world.metrics(y, predicted) for predicted in predictions]
+        for name in AREAS:
+            one, equal, better = (metrics[name](drawn.astype(np.float64)) for metrics in methods)
+            ends = [np.quantile(gap, [0.025, 0.975]) for gap in (one - equal, better - one)]
+            different[name].append(tuple(bool(low > 0 or high < 0) for low, high in ends))
+    found = {name: np.mean(rows, axis=0).tolist() for name, rows in different.items()}
+    return {name: (false, power) for name, (false, power) in found.items()}
 
 
 FITTED = ("accuracy", "log_loss", "roc_auc")
@@ -210,7 +233,7 @@ def fitted_rates(count: int, *, repetitions: int) -> dict[str, float]:
         for name in FITTED:
             value = np.array([metrics[name].value(count) for metrics in methods])
             influence = np.stack([moved[name] for moved in by_method], axis=1)
-            p, _ = paired_tests(value, influence, [(0, 1)])
+            p, _ = paired_tests(value, influence, [(0, 1)], methods[0][name].scale)
             different[name].append(bool(p[0] < 0.05))
     return {name: float(np.mean(found)) for name, found in different.items()}
 
@@ -270,6 +293,11 @@ def main() -> None:
         for metric, found in rates(world, repetitions=repetitions).items():
             cells = " | ".join(f"{found[rate]:.3f}" for rate in RATES)
             print(f"| {world.name} | {metric} | {cells} |", flush=True)
+    print("\n| paired bootstrap | metric | false verdicts | power |\n|---|---|---:|---:|")
+    for world in WORLDS:
+        if world.strength:  # near the end of a scale
+            for name, two in bootstrap_rates(world, repetitions=repetitions).items():
+                print(f"| {world.name} | {name} | {two[0]:.3f} | {two[1]:.3f} |", flush=True)
     print("\n| fitted models | " + " | ".join(FITTED), "|\n|---|" + "---:|" * len(FITTED))
     for count in (100, 400):
         found = fitted_rates(count, repetitions=repetitions)

@@ -535,10 +535,11 @@ class Scorer:
             self._metric([fold.proba for fold in folds], y) for folds in (fits.folds, baseline)
         )
         # of both on the same units, so that the interval is that of a paired difference
-        moved = influences({"chosen": chosen, "last": last_layer}, group, seed=self.seed)
-        gain = chosen.value(len(y)) - last_layer.value(len(y))
-        units = chosen.units(group)
-        return Score(gain, *difference_interval(gain, moved["chosen"] - moved["last"], units))
+        both = {"chosen": chosen, "last": last_layer}
+        moved = np.stack([*influences(both, group, seed=self.seed).values()], axis=1)
+        values = np.array([metric.value(len(y)) for metric in both.values()])
+        ends = difference_interval(values, moved, chosen.scale, chosen.units(group))
+        return Score(float(values[0] - values[1]), *ends)
 
     def content(self, method: Candidates, problem: Problem, fits: Fits) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, its candidates and their scores."""

@@ -445,15 +445,17 @@ def scores_and_differences(
     if metric != "calibration_error" and "calibration_error" in scores.get(MAJORITY, {}):
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
     pairs = list(combinations(range(len(scores)), 2))
-    units = shown[metric].units(taken.group)  # the same for all methods
-    tests = paired_tests(values, np.stack(influence, axis=1), pairs, units)
+    # both are the same for all methods
+    units, scale = shown[metric].units(taken.group), shown[metric].scale
+    together = np.stack(influence, axis=1)
+    tests = paired_tests(values, together, pairs, scale, units)
     names = list(scores)
     differences: dict[tuple[str, str], Difference] = {}
     for pair, *p_values in zip(pairs, *tests, strict=True):
         p, corrected = (None if np.isnan(one) else float(one) for one in p_values)
         for a, b in (pair, pair[::-1]):
             gap = float(values[a] - values[b])
-            ends = difference_interval(gap, influence[a] - influence[b], units)
+            ends = difference_interval(values[[a, b]], together[:, [a, b]], scale, units)
             differences[names[a], names[b]] = Difference(gap, *ends, p, corrected)
     return scores, differences
 

@@ -4,8 +4,9 @@ A unit is what the split keeps together: a group, else the records of one text, 
 A metric is a function of weighted records; the influence of a unit is how
 the metric changes when the unit counts half, and the sum of squared influences is the variance of
 the metric. The influence on a difference of two methods is the difference of their influences, and
-its p is Student's t of the difference and the error that its interval shows. ``docs/method.md`` has
-the sources, and error rates where the truth is known.
+its p is Student's t of the difference and the error that its interval shows; of areas both are on
+the scale of the arcsine. ``docs/method.md`` has the sources, and error rates where the truth is
+known.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from embedkit.types import Bool, Float64, Int64
 
 Key = TypeVar("Key", bound=Hashable)
+Pairs = Sequence[tuple[int, int]]
 
 BLOCKS = 200
 """More units than these are put together at random, so that the time does not grow with them."""
@@ -137,7 +139,7 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
         low, high = wilson(round((value - least) / size * n), n)
         # the count is rounded, so that the interval may miss the value by a fraction of a record
         return min(least + size * low, value), max(least + size * high, value)
-    low, high = _SCALES[metric.scale](value, _quantile(freedom) * error)
+    low, high = _SCALES.get(metric.scale, _log_odds)(value, _quantile(freedom) * error)
     return float(np.clip(low, least, value)), float(np.clip(high, value, most))
 
 
@@ -189,35 +191,95 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
     return 1 - high, 1 - low
 
 
-_SCALES = {"fraction": _log_odds, "correlation": _fisher, "error": _power, "explained": _explained}
+# of fractions and areas it is the log-odds
+_SCALES = {"correlation": _fisher, "error": _power, "explained": _explained}
 
 
 def difference_interval(
-    value: float, influence: Float64, units: float = np.inf
+    values: Float64, influence: Float64, scale: str = "fraction", units: float = np.inf
 ) -> tuple[float, float]:
-    """Return the 95 % interval of a difference, by that of influences; arguments as for tests."""
-    error, freedom = _error(value, influence, units)
-    margin = _quantile(freedom) * error
-    return value - margin, value + margin
+    """Return the 95 % interval of the difference of two values of a metric.
+
+    It leaves out 0 exactly if p of :func:`paired_tests` is below 0.05. Of areas the test is made
+    on another scale than that of the metric, and says where the end towards 0 is; the other end is
+    made of the intervals of both.
+
+    Args:
+        values: ``(2,)`` of all records; the second is subtracted.
+        influence: ``(blocks, 2)``.
+        scale: of the metric, :attr:`Metric.scale`.
+        units: :meth:`Metric.units`.
+    """
+    value = float(values[0] - values[1])
+    steady, moved = _steadied(values, influence, scale)
+    apart = float(steady[0] - steady[1])
+    error, freedom = _error(apart, moved[:, 0] - moved[:, 1], units)
+    near = _quantile(freedom) * error
+    if scale != "area":
+        return value - near, value + near
+    # in units of the metric: as many times the difference as it is there
+    near *= value / apart if apart else 0.0
+    # what the intervals of both say, which depend on each other as the influences do (G. Y. Zou,
+    # A. Donner 2008, Statistics in Medicine 27)
+    ends = []
+    for one, influences_on_it in zip(values, influence.T, strict=True):
+        error, freedom = _error(one, influences_on_it)
+        # without influences it is exact, as the majority's area of 1/2, or at its end
+        inside = influences_on_it.any() and 0 < one < 1
+        low, high = _log_odds(one, _quantile(freedom) * error) if inside else (one, one)
+        ends.append([one - low, high - one])
+    sizes = float(np.sqrt((influence**2).sum(0)).prod())
+    shared = float(influence[:, 0] @ influence[:, 1]) / sizes if sizes else 0.0
+    # down the difference goes by the lower end of the first area and the upper end of the second
+    first, second = np.array(ends[0]), np.array(ends[1][::-1])
+    squares = first**2 + second**2 - 2 * shared * first * second
+    below, above = np.sqrt(np.maximum(squares, 0)).tolist()
+    if near < value:  # proven to be above 0
+        below = near
+    elif near < -value:
+        above = near
+    else:
+        below, above = max(below, near), max(above, near)
+    return value - below, value + above
+
+
+def _steadied(values: Float64, influence: Float64, scale: str) -> tuple[Float64, Float64]:
+    """Values and influences on the scale where a test is made: of areas arcsin √a.
+
+    Near its end an area hangs on few records, and the lower of two areas varies more. A sample in
+    which it is low has a large difference and a large error, so that a test of the difference
+    itself would be timid. On the scale of the arcsine, that of counts, the error does not depend
+    on the area (F. J. Anscombe 1948, Biometrika 35).
+    """
+    if scale != "area":
+        return values, influence
+    values = np.clip(values, 0, 1)  # sums of weights may round beyond 1
+    inside = (values > 0) & (values < 1)
+    # at the ends the slope has no limit, but no record has an influence
+    slope = np.divide(0.5, np.sqrt(values * (1 - values)), out=np.zeros(len(values)), where=inside)
+    return np.arcsin(np.sqrt(values)), influence * slope
 
 
 def paired_tests(
-    values: Float64, influence: Float64, pairs: Sequence[tuple[int, int]], units: float = np.inf
+    values: Float64, moved: Float64, pairs: Pairs, scale: str = "fraction", units: float = np.inf
 ) -> tuple[Float64, Float64]:
     """Return p of every pair by Student's t, and corrected by Holm for all of them.
 
     The errors are those of :func:`difference_interval`. NaN where a value is undefined.
-    ``values`` ``(methods,)`` are of all records, ``influence`` is ``(blocks, methods)``, ``pairs``
-    are all pairs where the best is chosen by the same records, ``units`` are :meth:`Metric.units`.
+    ``values`` ``(methods,)`` are of all records, ``moved`` ``(blocks, methods)`` the influences;
+    ``pairs`` are all pairs where the best is chosen by the same records, ``scale`` and ``units``
+    those of the metric.
     """
     from scipy.special import stdtr
 
+    values, moved = _steadied(values, moved, scale)
+
     p = np.full(len(pairs), np.nan)
     # standard errors of the single scores, the yardstick for what is rounding
-    size = np.sqrt((influence**2).sum(0))
+    size = np.sqrt((moved**2).sum(0))
     for number, (one, other) in enumerate(pairs):
         value = values[one] - values[other]
-        error, freedom = _error(value, influence[:, one] - influence[:, other], units)
+        error, freedom = _error(value, moved[:, one] - moved[:, other], units)
         if np.isnan(value) or np.isnan(error):
             continue
         # the same predictions by two methods differ by rounding alone, which is no difference

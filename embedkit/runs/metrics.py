@@ -57,13 +57,14 @@ class MetricRow(NamedTuple):
     percent: bool = False
     lower: bool = False
     compared: bool = False  # shown by compare whatever metric is asked for
-    scale: Literal["fraction", "correlation", "error", "explained", "biased"] = "fraction"
+    scale: Literal["fraction", "area", "correlation", "error", "explained", "biased"] = "fraction"
     worst: Callable[[Any], float] = lambda _: 0.0  # predictions → end of the range
     counts_all: bool = False  # a perfect value rests on all records, not on the rarer class
     of_sets: bool = False  # of sets of classes, too
 
 
 _percent = partial(MetricRow, percent=True)
+_area = partial(_percent, compared=True, scale="area")
 _error = partial(MetricRow, lower=True, compared=True, scale="error")
 _rank = partial(MetricRow, scale="correlation", worst=lambda _: -1.0)
 
@@ -95,10 +96,8 @@ METRICS: Mapping[str, MetricRow] = {
         worst=lambda _: 1.0,
         scale="biased",
     ),
-    "roc_auc": _percent(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC", compared=True),
-    "average_precision": _percent(
-        lambda p: p.ranked[0].average_precision, task="two", compared=True
-    ),
+    "roc_auc": _area(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC"),
+    "average_precision": _area(lambda p: p.ranked[0].average_precision, task="two"),
     "precision": _percent(lambda p: p.cells.precision, task="two"),
     "recall": _percent(lambda p: p.cells.recall, task="two"),
     "f1": _percent(lambda p: p.cells.f_beta(1.0), "F1", "two"),

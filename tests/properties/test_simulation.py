@@ -21,7 +21,9 @@ def most(rate: float, count: int = COUNT) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["groups of 10", "independent", "5 % positives", "values"])
+@pytest.mark.parametrize(
+    "name", ["groups of 10", "independent", "5 % positives", "near the end, 0.99", "values"]
+)
 def test_verdicts_and_intervals(name: str) -> None:
     """Equal methods seldom differ, intervals hold the truth, a better method is found."""
     for metric, found in rates(SMALL[name], repetitions=COUNT).items():

@@ -121,14 +121,14 @@ def test_of_few_positives_a_perfect_score_says_little() -> None:
     assert metrics_for(y, np.eye(2)[y], y)["roc_auc"].units(np.arange(60) // 2) == 3
 
 
-WORST = {"fraction": 0.0, "correlation": -1.0, "error": 40.0, "explained": -40.0}
+WORST = {"fraction": 0.0, "area": 0.0, "correlation": -1.0, "error": 40.0, "explained": -40.0}
 
 
 @pytest.mark.parametrize("scale", sorted(WORST))
 @given(st.floats(-0.999, 0.999), st.floats(0, 5), st.integers(0, 40))
 def test_intervals_stay_in_range(scale: str, value: float, spread: float, large: int) -> None:
     """Also where one unit decides nearly everything."""
-    value = abs(value) if scale in ("fraction", "error") else value
+    value = abs(value) if scale in ("fraction", "area", "error") else value
     influence = spread * np.linspace(-0.2, 0.2, 41)
     influence[large] *= 50
     metric = Metric(lambda w: w[:, 0], scale, WORST[scale])
@@ -141,7 +141,7 @@ def test_of_the_mean_of_a_few_values_the_interval_is_students() -> None:
     values = np.array([0.1, 0.4, 0.5, 0.9, 1.1, 1.3, 1.8, 2.0])  # no long tails
     influence = influences({0: mean_of(values)}, np.arange(8), seed=0)[0]
     wanted = stats.t.interval(0.95, 7, values.mean(), values.std(ddof=1) / np.sqrt(8))
-    found = difference_interval(values.mean(), influence)
+    found = interval_of(values.mean(), influence)
     assert found == pytest.approx(wanted, abs=0.02)
 
 
@@ -149,7 +149,7 @@ def test_long_tails_lengthen_the_interval() -> None:
     """One unit alone decides: the error has hardly more than one degree of freedom."""
     short, long = np.resize([-1.0, 1.0], 60) / 60, np.zeros(60)
     long[:2] = np.array([-1, 1]) * np.sqrt((short**2).sum() / 2)
-    widths = [np.diff(difference_interval(0.0, influence))[0] for influence in (short, long)]
+    widths = [np.diff(interval_of(0.0, influence))[0] for influence in (short, long)]
     assert widths[0] == pytest.approx(2 * stats.t.ppf(0.975, 59) / np.sqrt(60), rel=1e-5)
     assert widths[1] > 1.4 * widths[0]
 
@@ -192,7 +192,14 @@ def differing(gap: float, n: int = 400, seed: int = 0) -> tuple[np.ndarray, ...]
 
 def p_of(name: str, y: np.ndarray, *outputs: np.ndarray) -> float:
     values, influence = compared(name, y, *outputs)
-    return float(paired_tests(values, influence, [(0, 1)])[0][0])
+    scale = METRICS[name].scale if name in METRICS else "fraction"
+    return float(paired_tests(values, influence, [(0, 1)], scale)[0][0])
+
+
+def interval_of(value: float, influence: np.ndarray) -> tuple[float, float]:
+    """The interval of a difference from 0, on which nothing has an influence."""
+    both = np.stack([influence, np.zeros_like(influence)], axis=1)
+    return difference_interval(np.array([value, 0.0]), both)
 
 
 def compared(name: str, y: np.ndarray, *outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -215,13 +222,37 @@ def test_the_metric_itself_is_tested(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["accuracy", "log_loss", "roc_auc", "f2", "average_precision"])
-@given(gap=st.floats(0, 0.6), seed=st.integers(0, 1000))
+@given(gap=st.floats(0, 4), seed=st.integers(0, 1000))
 def test_the_test_cannot_contradict_the_interval(name: str, gap: float, seed: int) -> None:
-    """p is below 0.05 if and only if the interval of the difference leaves out 0."""
+    """p is below 0.05 if and only if the interval of the difference leaves out 0.
+
+    Also where one area or both are at the end of their scale; the other way round is the same.
+    """
     values, influence = compared(name, *differing(gap, n=60, seed=seed))
-    low, high = difference_interval(values[0] - values[1], influence[:, 0] - influence[:, 1])
-    p, _ = paired_tests(values, influence, [(0, 1)])
+    scale = METRICS[name].scale if name in METRICS else "fraction"
+    low, high = difference_interval(values, influence, scale=scale)
+    p, _ = paired_tests(values, influence, [(0, 1)], scale)
     assert (p[0] < 0.05) == (low > 0 or high < 0)
+    assert low <= values[0] - values[1] <= high
+    turned = difference_interval(values[::-1], influence[:, ::-1], scale=scale)
+    assert turned == pytest.approx((-high, -low), abs=1e-12)
+
+
+def test_a_difference_of_areas_reaches_as_far_as_the_lower_one_may_lie() -> None:
+    """A perfect area is no estimate of an error of 0: the other one says how far it may be."""
+    y = np.resize([0, 0, 0, 0, 1], 200)
+    ranks = np.where(y, 2.0, 1.0)
+    perfect = np.stack([1 / ranks, 1 - 1 / ranks], axis=1)
+    worse = perfect.copy()
+    worse[4] = [0.7, 0.3]  # one positive is behind all others
+    worse[4:9:4] = worse[4:9:4][::-1]
+    values, influence = compared("roc_auc", y, perfect, worse)
+    assert values[0] == 1 > values[1]
+    low, high = difference_interval(values, influence, scale="area")
+    metric = metrics_for(y, worse, worse.argmax(1))["roc_auc"]
+    ends = interval(values[1], influence[:, 1], metric, np.arange(len(y)))
+    assert high == pytest.approx(1 - ends[0], rel=1e-9)
+    assert low < values[0] - values[1]
 
 
 @pytest.mark.parametrize("count", [4, 8, 20, 40])
