@@ -12,8 +12,8 @@ view after the other, and the texts go through the encoder once and not once for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -162,20 +162,21 @@ def by_layer(
     # tasks outside, views inside: only the vectors of one task are kept
     for task in tasks:
         scores[task.metadata.name] = {}
+        task.load_data()
+        if hasattr(task, "dataset"):
+            task.dataset = _with_lists(task.dataset)
         for view in names:
             shared.view = view
             # without its cache, which would answer with results of earlier runs
-            with _columns_as_lists():
-                found = mteb.evaluate(
-                    shared, task, cache=None, co2_tracker=False, show_progress_bar=False
-                )
+            found = mteb.evaluate(
+                shared, task, cache=None, co2_tracker=False, show_progress_bar=False
+            )
             scores[task.metadata.name][view] = float(found.task_results[0].get_score())
     return pd.DataFrame.from_dict(scores, orient="index")
 
 
-@contextmanager
-def _columns_as_lists() -> Iterator[None]:
-    """Columns of ``datasets`` are lists, as they were before its version 4, while this lasts.
+def _with_lists(data: Any) -> Any:
+    """The data of a task, whose columns are lists, as they were before version 4 of ``datasets``.
 
     A lazy column reads its rows one by one, each time that somebody looks at it. The labels of a
     classification are looked at some hundred times for each view, which took twenty times as long
@@ -183,18 +184,23 @@ def _columns_as_lists() -> Iterator[None]:
     """
     from datasets import Dataset
 
-    lazy: Any = Dataset.__getitem__
+    class Listed(Dataset):  # type: ignore[misc]
+        def __getitem__(self, key: Any) -> Any:
+            found = super().__getitem__(key)
+            # of rows it is a dict or a list already
+            return found[:] if isinstance(key, str) else found
 
-    def whole(dataset: Any, key: Any) -> Any:
-        found = lazy(dataset, key)
-        # of rows it is a dict or a list already
-        return found[:] if isinstance(key, str) else found
+        def select(self, *rows: Any, **options: Any) -> Any:
+            return _listed(super().select(*rows, **options))
 
-    Dataset.__getitem__ = whole
-    try:
-        yield
-    finally:
-        Dataset.__getitem__ = lazy
+    def _listed(table: Any) -> Any:
+        table = copy(table)
+        table.__class__ = Listed  # the same rows; nothing else is told apart by the class
+        return table
+
+    if isinstance(data, Mapping):  # by language, by split
+        return {name: _with_lists(part) for name, part in data.items()}
+    return _listed(data) if type(data) is Dataset else data
 
 
 def draw(scores: Any, file: str | Path, *, title: str = "Layers by task") -> None:

@@ -366,7 +366,9 @@ def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[st
     given = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in label_names.items()}
     for name in given:
         if name not in classes:
-            raise UsageError(f"expected {', '.join(classes) or 'values'}.", label_names=name)
+            raise UsageError(
+                f"the run has the labels {', '.join(classes) or 'of values'}.", label_names=name
+            )
     names = [given.get(name, name) for name in classes]
     # probabilities are given by name, so that one of two would be lost
     if len(set(names)) < len(names):

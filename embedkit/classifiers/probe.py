@@ -647,7 +647,8 @@ def encode_at_random(
     from embedkit.encoding.model import PlainModel
 
     if not data.manifest.job.storage.text or units.pairs:
-        raise UsageError("it needs stored single texts.", control="random-weights")
+        problem = "it encodes the stored texts again, and this dataset has none or has pairs."
+        raise UsageError(problem, control="random-weights")
     texts = units.records.texts()
     checkpoint, vectors = data.manifest.names, data.manifest.vector_settings
     # the plain module of transformers: other ways to run an encoder hold copies of its trained

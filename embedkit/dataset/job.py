@@ -532,7 +532,9 @@ def _is_free(out: Path) -> bool:
             f"{Option('out', out.resolve())}."
         )
     if not is_dataset(out):
-        raise OutputExistsError(f"{out} is no dataset, and stays. Pass another {Option('out')}.")
+        raise OutputExistsError(
+            f"{out} is not a dataset, and stays as it is. Pass another {Option('out')}."
+        )
     return False
 
 

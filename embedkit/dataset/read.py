@@ -51,7 +51,9 @@ def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") 
     missing = [i for i, label in enumerate(labels) if not has_label(label)]
     if missing:
         shown = ", ".join(str(row[i]) for i in missing[:5]) + ", …" * (len(missing) > 5)
-        raise UsageError(f"{name}{': ' * bool(name)}{len(missing)} have no label (rows {shown}).")
+        raise UsageError(
+            f"{name}{': ' * bool(name)}{len(missing)} records have no label (rows {shown})."
+        )
 
 
 def by_record(words: Int64, rows: Int64, values: NDArray[Any]) -> list[NDArray[Any]]:

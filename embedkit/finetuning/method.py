@@ -98,7 +98,8 @@ def divide(
     """
     fraction, seed = options.validation, split.settings.seed + VALIDATION_SEED
     if not fraction and split.n_folds == 1:
-        raise UsageError("the baseline is of validation records, as 0.1.", folds=1, validation=0)
+        problem = "the baseline is of validation records; take a tenth of them, 0.1."
+        raise UsageError(problem, folds=1, validation=0)
     chosen_from = partial(validation_records, group=split.group, strata=target.strata)
     parts = split.subsets()
     # none, unless a threshold is chosen

@@ -170,7 +170,8 @@ class TrainingOptions:
                 shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
                 raise UsageError(f"expected {expected}.", **{name: shown})
         if self.level == "word" and (self.head is not None or self.task != "classification"):
-            raise UsageError("words have their own.", level="word", head=self.head, task=self.task)
+            problem = "words have a head and a task of their own; leave these out."
+            raise UsageError(problem, level="word", head=self.head, task=self.task)
         if self.task != "classification":
             for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
                 if value := getattr(self, name):
@@ -189,7 +190,8 @@ class TrainingOptions:
         if self.stride is not None and self.on_long != "window":
             raise UsageError(f"it is for {Option('on_long', 'window')}.", stride=self.stride)
         if self.lora is not None and self.freeze_layers is not None:
-            raise UsageError("take one.", lora=self.lora, freeze_layers=self.freeze_layers)
+            problem = "LoRA trains no weight of the encoder itself; take one of both."
+            raise UsageError(problem, lora=self.lora, freeze_layers=self.freeze_layers)
         # found, not imported: peft takes seconds, and only training needs it
         if self.lora is not None and find_spec("peft") is None:
             raise UsageError("it needs the package peft: pip install peft.", lora=self.lora)
@@ -199,7 +201,8 @@ class TrainingOptions:
             given = {name: getattr(self, name)}
             raise UsageError("it is for labels, not for pairs.", **given, objective=CONTRASTIVE)
         if self.freeze_layers == "all":
-            raise UsageError("nothing left to train.", freeze_layers="all", objective=CONTRASTIVE)
+            problem = "pairs train the encoder, of which nothing is left."
+            raise UsageError(problem, freeze_layers="all", objective=CONTRASTIVE)
 
     @property
     def _of_labels(self) -> list[str]:

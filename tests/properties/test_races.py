@@ -70,7 +70,7 @@ def test_a_manifest_is_read_while_its_dataset_is_replaced(
         replace()
         assert format_module.read_manifest(out).fingerprint
     else:
-        with pytest.raises(LockedError, match="meanwhile"):
+        with pytest.raises(LockedError, match="changed by another process"):
             format_module.read_manifest(out)
 
 
