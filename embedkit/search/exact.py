@@ -148,7 +148,6 @@ def nearest(
     metric: str = "cosine",
     whitening: Whitening | None = None,
     chosen: Bool | None = None,
-    blocks: Sequence[Block] | None = None,
     read: Callable[[Block], Rows] | None = None,
     threads: int | None = None,
     progress: ProgressCallback = no_progress,
@@ -157,7 +156,7 @@ def nearest(
 
     Memory holds one row group and one tile of scores for each thread, and ``k`` results of some
     row groups for each query. ``chosen`` are the records to compare with, ``(n,)``; ``read``
-    returns a row group, or one of the larger ``blocks``, from elsewhere than its file.
+    returns a row group from elsewhere than its file.
     """
     of_block = read or partial(rows_of, data, metric=metric, whitening=whitening)
     check_choice(SEARCH_METRICS, metric=metric)
@@ -181,8 +180,7 @@ def nearest(
         return _best(queries, rows, indices, k, metric)
 
     # row groups without a chosen record are not read
-    blocks = blocks or data.reader.blocks
-    blocks = [b for b in blocks if chosen is None or chosen[b.start : b.stop].any()]
+    blocks = [b for b in data.reader.blocks if chosen is None or chosen[b.start : b.stop].any()]
     threads = max(1, min(threads or usable_cores(), len(blocks)))
     with (
         # one thread of BLAS and of OpenMP in each of ours, so that row groups are read and decoded
@@ -284,19 +282,13 @@ def _best(
 _Read = Callable[[Block], Rows]
 
 
-def _held(blocks: list[Block], read: _Read) -> tuple[list[Block], _Read]:
-    """Row groups put together, one part for each core, and what returns their rows from memory.
-
-    Each task of a search costs a tenth of a millisecond, whatever the number of its rows.
-    """
-    size = -(-len(blocks) // usable_cores())
-    parts = [blocks[first : first + size] for first in range(0, len(blocks), size)]
-    kept = {
-        part[0].start: Rows(*map(np.concatenate, zip(*map(read, part), strict=True)))
-        for part in parts
-    }
-    together = [replace(part[0], rows=part[-1].stop - part[0].start) for part in parts]
-    return together, lambda block: kept[block.start]
+def _held(kept: dict[int, Rows], read: _Read, block: Block) -> Rows:
+    """A row group, read once."""
+    # not put together into larger ones, though each task costs a tenth of a millisecond: the last
+    # bits of a product hang on the shape of its matrices, and a warm search answers as a cold one
+    if block.start not in kept:
+        kept[block.start] = read(block)
+    return kept[block.start]
 
 
 Finder = Callable[..., Neighbours]
@@ -388,11 +380,10 @@ class Searcher:
         if finder is None:
             fitted = None if whitening is None else fit_whitening(self.data, whitening)
             read: _Read = partial(rows_of, self.data, metric=metric, whitening=fitted)
-            blocks = self.data.reader.blocks
             if held:
-                blocks, read = _held(blocks, read)
-            finder = partial(nearest, self.data, metric=metric, whitening=fitted, blocks=blocks)
-            finder = partial(finder, chosen=self._chosen, read=read, progress=progress)
+                read = partial(_held, {}, read)
+            finder = partial(nearest, self.data, metric=metric, whitening=fitted, read=read)
+            finder = partial(finder, chosen=self._chosen, progress=progress)
         self._find = finder
         # 8 bytes a record: what a text is, without the text
         self._keys = None if keep_duplicates else text_keys(self.data)
