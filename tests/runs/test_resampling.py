@@ -291,3 +291,11 @@ def test_every_metric_has_a_complete_row() -> None:
 def test_tables_show_at_most_six_digits(value: float, metric: str) -> None:
     shown = metric_text(value, metric).split("e")[0]
     assert len([c for c in shown if c.isdigit()]) <= 6
+
+
+def test_areas_are_what_is_tested_on_the_scale_of_areas() -> None:
+    """Ranks of all records make an area; a metric that counts decisions is a fraction."""
+    y = np.arange(20) % 2
+    metrics = metrics_for(y, np.stack([1 - y / 2, y / 2], axis=1))
+    areas = {name for name, metric in metrics.items() if metric.scale == "area"}
+    assert areas == {"roc_auc", "average_precision"}
