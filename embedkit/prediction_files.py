@@ -198,8 +198,8 @@ def read_prediction_files(
         missing = [name for name in columns if name not in table.column_names]
         if missing:
             raise UsageError(
-                f"{path} has no column {missing[0]!r}; expected a table that embedkit predict "
-                "writes without label_names and submission."
+                f"{path} has no column {missing[0]!r}; expected a table (.tsv, .csv, .parquet) "
+                "that embedkit predict writes without label_names and submission."
             )
         # by row and id, in order: probabilities of other records would be averaged without notice
         own = [table[name].to_pylist() for name in ("row", "id")]
