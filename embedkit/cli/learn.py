@@ -268,7 +268,8 @@ def predict(
     RUN is a folder that train or finetune wrote, CHECKPOINT the folder or hub id of a model for
     classification (BertForSequenceClassification and the like); CORPUS a file of texts or its URL,
     a dataset extracted with the same settings as that of the run. Without one, or with -, every
-    line of standard input is answered as it comes, by one process.
+    line of standard input is answered as it comes, by one process. Of a run on pairs of texts a
+    line has both, with a tab between them.
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 
@@ -294,8 +295,8 @@ def predict(
             predictor = Predictor(run, **model, warm=lines)
     if corpus in (None, "-"):
         if lines:
-            return answer_lines(partial(_show_text, predictor, as_json=as_json), "text")
-        _show_text(predictor, str(reading.text), as_json=as_json)
+            return answer_lines(partial(_show_line, predictor, as_json=as_json), "text")
+        _show_text(predictor, str(reading.text), reading.text_pair, as_json=as_json)
         return 0
     if not quiet:
         where = f" → {output['out']}" if output["out"] else ""
@@ -304,11 +305,25 @@ def predict(
     return EXIT_REJECTS if rejected else 0
 
 
-def _show_text(predictor: Predictor, text: str, *, as_json: bool) -> None:
-    """Print the prediction for a text, or a line for each of its words."""
+def _show_line(predictor: Predictor, line: str, *, as_json: bool) -> None:
+    """Print the prediction for a line, which holds a text or a pair."""
+    pair = line.split("\t") if predictor.reads_pairs else [line]
+    if predictor.reads_pairs and len(pair) != 2:
+        raise UsageError(f"{line!r}: expected two texts with a tab between them.")
+    _show_text(predictor, *pair, as_json=as_json)
+
+
+def _show_text(
+    predictor: Predictor, text: str, second: str | None = None, *, as_json: bool
+) -> None:
+    """Print the prediction for a text or a pair, or a line for each word of a text."""
     shown: list[tuple[dict[str, Any], Prediction]]
     if not predictor.labels_words:
-        shown = [({}, one) for one in predictor.predict([text])]
+        try:
+            shown = [({}, predictor.predict(text, second))]
+        except UsageError as error:
+            # the second text is called as it is where a corpus is read
+            raise UsageError(error.message.renamed(pairs="text_pair")) from None
     else:
         names = ("word", "text", "start", "end")
         (words,) = predictor.predict_words([text])
