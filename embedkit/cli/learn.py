@@ -284,7 +284,7 @@ def predict(
         elif given := [
             name
             for name, value in {**reading.given, **output}.items()
-            if value and (name != "text" or corpus)
+            if value and (corpus or name not in ("text", "text_pair"))
         ]:
             problem = f"--{given[0].replace('_', '-')} is for the file of a corpus"
             raise UsageError(f"{problem}; redirect other output with >.")
