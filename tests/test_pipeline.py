@@ -281,7 +281,7 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
         "nsmc_finetuning": [*both, *reviews, "sample=60", "epochs=1", "device=cpu"],
         "medical_papers": [*small, "validation=0.4", *papers],
         "semantic_search": [*tiny, *corpus, "device=cpu"],
-        "word_senses": [*tiny, f"corpus={folder / 'uses.tsv'}", "device=cpu"],
+        "word_senses": [*tiny, f"corpus={folder / 'uses.tsv'}", "device=cpu", "extract.spans.layers=0,2"],
     }
 
 
