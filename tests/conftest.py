@@ -82,7 +82,7 @@ def tried_once(bits_differ: Callable[..., bool]) -> Callable[..., bool]:
     """Whether bits depend on company is a matter of shapes and kernels: tried once for each."""
     answers = dict[Any, bool]()
 
-    def answer(model: packed.PackedModel, batch: packed.PackedBatch, *threads: int) -> bool:
+    def answer(model: packed.PackedModel, batch: Any, *threads: int) -> bool:
         modules = tuple(map(type, model.module.modules()))
         key = (str(model.module.config), modules, packed.KERNELS["runs"], threads)
         if key not in answers:
