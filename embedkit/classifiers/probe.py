@@ -149,29 +149,37 @@ def probe(
     )
     method = Candidates.of(data, problem, names, settings, learning_curve=learning_curve)
     with new_run(out, overwrite=overwrite) as folder:
-        predictions, fits = cross_validate(method, problem, progress=progress)
-        scorer = Scorer(predictions, problem.split, method.metric, seed)
-        untrained = {}
-        if control:
-            untrained = _untrained(data, method, problem, scorer, progress)
-        content = ProbeRun(
-            level=level,
-            dataset=dataset_content(data, folder),
-            random_weights=untrained,
-            geometry=geometry_of(data, units, method, seed),
-            **scorer.content(method, problem, fits),
-        )
-        # the predictions are those of the nested choice; what each view predicts stands beside them
-        predictions = replace(predictions, views=scorer.decided(names, fits))
-        _write(folder, predictions, problem.split, content)
+        content = _write(folder, data, method, problem, untrained=bool(control), progress=progress)
     return RunResult(out, content)
 
 
-def _write(folder: Path, predictions: Predictions, split: Split, content: ProbeRun) -> None:
-    write_predictions(folder, predictions)
-    write_split(split, folder / "split.parquet")
+def _write(
+    folder: Path,
+    data: VectorData,
+    method: Candidates,
+    problem: Problem,
+    *,
+    untrained: bool,
+    progress: ProgressCallback,
+) -> ProbeRun:
+    """Fit and score all candidates, and write the run; ``untrained`` asks for random weights."""
+    predictions, fits = cross_validate(method, problem, progress=progress)
+    scorer = Scorer(predictions, problem.split, method.metric, method.settings.seed)
+    random = _untrained(data, method, problem, scorer, progress) if untrained else {}
+    content = ProbeRun(
+        level=data.level,
+        dataset=dataset_content(data, folder),
+        random_weights=random,
+        geometry=geometry_of(data, problem.units, method, scorer.seed),
+        **scorer.content(method, problem, fits),
+    )
+    # the predictions are those of the nested choice; what each view predicts stands beside them
+    views = scorer.decided(method.names, fits)
+    write_predictions(folder, replace(predictions, views=views))
+    write_split(problem.split, folder / "split.parquet")
     draw_probe(folder, content)
     write_run(folder, content)
+    return content
 
 
 def geometry_of(

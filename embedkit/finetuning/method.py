@@ -258,15 +258,18 @@ class FineTuned:
                 )
         return decided
 
-    def identity(self, data: Units, test: Units | None, split: Split) -> dict[str, Any]:
+    def identity(self, problem: Problem) -> dict[str, Any]:
         """Return everything that shapes a run."""
+        units, _, split, test = problem
+        # the test set of a split is of the same input, and a matter of the split
+        further = None if test is None or test.content is None else test.units
         return {
             # an unfinished run goes on only where all of this is the same; versions too, since its
             # finished folds and the next ones stand in one table
-            "source": list(data.source),
-            "reading": data.reading,
+            "source": list(units.source),
+            "reading": units.reading,
             "split": split.fingerprint,
-            "test": test and {"source": list(test.source), "reading": test.reading},
+            "test": further and {"source": list(further.source), "reading": further.reading},
             "model": dict(sorted(self.checkpoint.sha256.items())),
             "earlier": self.earlier and storage.file_sums(self.earlier[0]),
             **asdict(self.options),
@@ -464,6 +467,7 @@ class FineTuned:
         done = {name: past[name][-1]["epoch"] if past.get(name) else 0.0 for name in names}
         each = list(zip(names, results, strict=True))
         return {
+            "libraries": LIBRARIES,
             "estimator": "finetune",
             "features": "text",
             "task": options.task,
