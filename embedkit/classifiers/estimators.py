@@ -21,6 +21,7 @@ from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScale
 from embedkit.choices import ESTIMATORS, check_choice
 from embedkit.classifiers.mixture import LayerMixture, unit_layers
 from embedkit.errors import Option, UsageError, first_line
+from embedkit.runs.metrics import named_metric
 
 
 class CommonScaler(StandardScaler):  # type: ignore[misc]
@@ -58,7 +59,13 @@ class EstimatorSettings(NamedTuple):
 
     @classmethod
     def of(
-        cls, estimator: str | None, *, task: str, views: Sequence[str] = (), **settings: Any
+        cls,
+        estimator: str | None,
+        *,
+        task: str,
+        views: Sequence[str] = (),
+        metric: str | None = None,
+        **settings: Any,
     ) -> EstimatorSettings:
         """Return checked settings; the default estimator is that of the task.
 
@@ -67,7 +74,8 @@ class EstimatorSettings(NamedTuple):
         """
         # what can be known without data is refused here, before a corpus is encoded for minutes
         default = "ridge" if task == "regression" else "logreg"
-        result = cls(estimator or default, task=task, **settings)
+        metric = metric and named_metric(metric)
+        result = cls(estimator or default, task=task, metric=metric, **settings)
         result.row  # noqa: B018 - raises for an unknown estimator
         if result.class_weight is not None and (
             task == "regression" or "class_weight" not in result.row.build().get_params()

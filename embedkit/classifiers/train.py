@@ -63,7 +63,7 @@ class Frozen:
 
     @classmethod
     def of(
-        cls, estimator: str | None, *, tune: bool, threshold: str | None, **settings: Any
+        cls, estimator: str | None, *, tune: bool, threshold: str | float | None, **settings: Any
     ) -> Frozen:
         """Return the method by names, as far as they can be checked without data."""
         cut = None if threshold is None else Threshold.parse(threshold)
@@ -289,7 +289,7 @@ def train(
     split_column: str | None = None,
     folds: Positive = 5,
     test: CorpusLike | None = None,
-    threshold: str | None = None,
+    threshold: str | float | None = None,
     tune: bool = True,
     class_weight: ClassWeight | None = None,
     seed: Seed = 0,
