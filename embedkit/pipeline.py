@@ -15,7 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, redirect_stdout, suppress
+from contextlib import chdir, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException
@@ -28,7 +28,7 @@ from urllib.request import Request, urlopen
 import click
 
 from embedkit import errors, storage
-from embedkit.display import TYPED_IN, duration_text, path_from
+from embedkit.display import duration_text, path_from
 from embedkit.machine import __version__
 from embedkit.remote import address_of
 
@@ -291,7 +291,8 @@ def run_recipe(
             replaces = before and (state["outputs"] or {"settings", "inputs"}.intersection(changed))
             overwrite = ["--overwrite"] if replaces and stage.can_overwrite else []
             words = [*stage.line, *overwrite, *["-q"] * quiet]
-            with _typed(words, stage.folder), redirect_stdout(sys.stderr if quiet else sys.stdout):
+            # as if it were typed in that folder: only a command knows which of its words are paths
+            with chdir(stage.folder), redirect_stdout(sys.stderr if quiet else sys.stdout):
                 code = call(words)
             status = "done" if code in (0, errors.EXIT_REJECTS) else "failed"
             if status == "done":
@@ -309,21 +310,6 @@ def run_recipe(
         if status == "done":
             progress(f"{about}: done in {duration_text(seconds)}")
     return results
-
-
-@contextmanager
-def _typed(words: Sequence[str], folder: Path) -> Iterator[None]:
-    """Folder and arguments of a process in which a command was typed, which runs record."""
-    # both are of the process, and put back even if a command fails
-    arguments = sys.argv
-    TYPED_IN.append(Path.cwd())
-    try:
-        sys.argv = ["embedkit", *words]
-        with chdir(folder):
-            yield
-    finally:
-        sys.argv = arguments
-        TYPED_IN.pop()
 
 
 def content_hash(path: Path) -> str:

@@ -73,8 +73,7 @@ _HEAD = 9  # columns of the longest name of a baseline that the head of the tabl
         help="Predictions of predict for new texts, one file per run in the same order: blend "
         "these.",
     ),
-    "--submission",
-    "--overwrite",
+    "--submission --overwrite",
 )
 def compare(
     runs: tuple[Path, ...],

@@ -175,13 +175,18 @@ _SHARED = {name: option(name, help=text, **settings) for name, text, settings in
 
 
 def options(*given: str | Option) -> Option:
-    """Give a command options in this order: names of shared options, or its own."""
+    """Give a command options in this order: names of shared ones, or options of its own."""
+    makers = [
+        make
+        for item in given
+        for make in (map(_SHARED.__getitem__, item.split()) if isinstance(item, str) else [item])
+    ]
 
     def decorate(function: Any) -> Any:
         # decorators apply from the last to the first, and click shows options in that order
         # reversed
-        for item in reversed(given):
-            function = (_SHARED[item] if isinstance(item, str) else item)(function)
+        for make in reversed(makers):
+            function = make(function)
         return function
 
     return decorate

@@ -18,11 +18,11 @@ import click
 from embedkit.display import (
     HARMLESS,
     MINUS,
-    TYPED_IN,
     columns,
     json_line,
     path_from,
     shorten,
+    typing_folder,
     visible,
     without_nan,
 )
@@ -186,7 +186,8 @@ def path_text(path: str | Path) -> str:
 
     A stage of ``embedkit run`` works in the folder of its recipe; the paths of other commands stay.
     """
-    return visible(path_from(path, TYPED_IN[-1]) if TYPED_IN else str(path))
+    folder = typing_folder()
+    return visible(str(path) if folder == Path.cwd() else path_from(path, folder))
 
 
 def one_line(text: str) -> str:

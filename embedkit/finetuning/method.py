@@ -523,7 +523,7 @@ def _read_result(folder: Path, fold: Fold) -> FoldResult | None:
         files = [name, f"model/{fold.model}"]
         storage.check_files(folder, files, advice="Its model is trained again.")
     except DamagedError as error:
-        logger.warning("%s", error)
+        logger.warning(error.message)
         return None
     return FoldResult(**json.loads((folder / name).read_text("utf-8")))
 

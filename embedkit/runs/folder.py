@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from embedkit.dataset.format import local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData
-from embedkit.display import ShownFolder
+from embedkit.display import TYPED, ShownFolder
 from embedkit.errors import (
     OVERWRITE,
     EncodeError,
@@ -183,15 +182,11 @@ def is_run(path: Path) -> bool:
 
 def write_run(folder: Path, content: Run) -> None:
     """Write ``run.json``, the last file of a run; numbers that JSON cannot write become null."""
-    program, command = Path(sys.argv[0]), None
-    # the command, and python -m embedkit (…/embedkit/__main__.py); a script or a notebook has no
-    # command line that would make this run
-    if "embedkit" in (program.name, program.parent.name):
-        command = shlex.join(
-            # --overwrite is left out, so that pasting the command deletes nothing
-            ["embedkit", *(storage.without_secrets(w) for w in sys.argv[1:] if w != "--overwrite")]
-        )
-    content = replace(content, command=command)
+    # a script or a notebook has no command line that would make this run
+    if typed := TYPED.get():
+        # without --overwrite, so that pasting the command deletes nothing
+        words = (storage.without_secrets(w) for w in typed.words if w != "--overwrite")
+        content = replace(content, command=shlex.join(["embedkit", *words]))
     data = to_json(content) + b"\n"
     storage.write_durably(folder / "run.json", data, scratch=folder)
 

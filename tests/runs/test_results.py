@@ -203,7 +203,9 @@ def test_every_estimator_is_saved_and_predicts_again(
     train(shared / "data", out=tmp_path / "run", features=features, **options)
     check_test_set(tmp_path / "run", shared / "corpus.tsv")
     names = {p.name for p in (tmp_path / "run/model").iterdir()}
-    form = "skops" if ":" in estimator else "safetensors"
+    # neighbours among TF-IDF rows are a sparse matrix, which safetensors do not hold
+    sparse = (estimator, features) == ("knn", "tfidf")
+    form = "skops" if ":" in estimator or sparse else "safetensors"
     assert names == {f"pipeline.{form}"} | ({"booster.txt"} if estimator == "lightgbm" else set())
 
 
@@ -444,6 +446,28 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 3
     again = command("predict", run, cwd=tmp_path, stdin=b"good \xff\n\nbad")
     assert (again.returncode, again.stdout) == (0, done.stdout)
+
+
+def test_a_pair_is_predicted_as_it_is_typed(tmp_path: Path) -> None:
+    head = "id\ttext\tother\tlabel\n"
+    rows = [f"{i}\tgood {i}\t{('bus', 'train')[i % 2]}\t{'ab'[i % 2]}\n" for i in range(24)]
+    (tmp_path / "c.tsv").write_text(head + "".join(rows))
+    data = extract_tiny(tmp_path / "c.tsv", tmp_path / "pairs", text="text", text_pair="other").out
+    run = embedkit.train(data, out=tmp_path / "run").out
+    expected = Predictor(run).predict("good 1", "train").label
+
+    def answer(*arguments: str, **stdin: bytes) -> Any:
+        return command("predict", run, *arguments, cwd=tmp_path, **stdin)
+
+    typed = answer("--text", "good 1", "--text-pair", "train")
+    lines = answer("-", stdin=b"good 1\ttrain\ngood 1\n")
+    for done in (typed, lines):
+        assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [expected]
+    assert "'good 1': expected two texts with a tab" in lines.stderr
+    assert "pass second texts as --text-pair." in answer("--text", "good 1").stderr
+    # a note about a file names no option that the command lacks
+    (tmp_path / "quoted.tsv").write_text(head + '1\t"a ""b"""\tc\ta\n' * 3)
+    assert "The quotes were kept\n" in answer("quoted.tsv").stderr
 
 
 def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
