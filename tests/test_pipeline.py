@@ -267,6 +267,7 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     small = [*tiny, "epochs=1", "folds=2", "max-length=16", "device=cpu"]
     corpus = [f"corpus={folder / 'corpus.tsv'}"]
     papers = [f"corpus={folder / 'papers.csv'}", f"test={folder / 'test.csv'}"]
+    uses_file = [f"corpus={folder / 'uses.tsv'}"]
     digest = hashlib.sha256(NSMC).hexdigest()
     reviews = [f"url={address}", f"corpus={folder / 'nsmc.txt'}", f"sha256={digest}"]
     both = [*tiny, f"english-{tiny[0]}", "split.folds=2"]
@@ -282,7 +283,7 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
         "nsmc_finetuning": [*both, *reviews, "sample=60", "epochs=1", "device=cpu"],
         "medical_papers": [*small, "validation=0.4", *papers],
         "semantic_search": [*tiny, *corpus, "device=cpu"],
-        "word_senses": [*tiny, f"corpus={folder / 'uses.tsv'}", "device=cpu"],
+        "word_senses": [*tiny, *uses_file, "device=cpu", "extract.spans.layers=0,2"],
     }
 
 

@@ -102,13 +102,13 @@ def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Pat
 def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> None:
     """Another seed assigns other folds."""
     options: dict[str, Any] = {"estimator": "sklearn.ensemble:ExtraTreesClassifier", "folds": 2}
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        train(shared / "data", out=tmp_path / name, seed=seed, **options)
-    first, second, other = (predictions(tmp_path / name) for name in ("a", "b", "c"))
-    assert first.equals(second)
-    assert first["fold"].tolist() != other["fold"].tolist()
+    for name in ("a", "b"):
+        train(shared / "data", out=tmp_path / name, **options)
     files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
     assert files[0] == files[1]
+    folds = predictions(tmp_path / "a").sort_values("row")["fold"].astype(int).tolist()
+    assert folds == split(shared / "data", folds=2, seed=0).folds.tolist()
+    assert folds != split(shared / "data", folds=2, seed=1).folds.tolist()
 
 
 # leaks
@@ -149,11 +149,11 @@ def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Pa
     """Random labels: the luckiest of many views looks better than chance, the nested one not."""
     labels = np.random.default_rng(3).integers(2, size=N)
     corpus = corpus_of(tmp_path / "c.tsv", labels)
-    data = vectors_of(corpus, tmp_path / "data", layers="all", pooling=["cls", "mean", "max"])
-    result = probe(data, out=tmp_path / "probe", folds=4, estimator="knn")
+    data = vectors_of(corpus, tmp_path / "data", layers="all", pooling=["cls", "mean"])
+    result = probe(data, out=tmp_path / "probe", folds=2, estimator="knn")
     luckiest = max(view.score.value for view in result.content.view_scores)
     assert result.content.nested.value < luckiest
-    assert sum(view.chosen for view in result.content.view_scores) == 4
+    assert sum(view.chosen for view in result.content.view_scores) == 2
 
 
 def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_regression(tmp_path: Path, estimator: str | None, shared: Path) -> None
 
 def test_decisions_follow_the_threshold(shared: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"split": shared / "split.parquet", "tune": True}
-    fixed = train(shared / "data", out=tmp_path / "fixed", threshold="0.9", **options)
+    fixed = train(shared / "data", out=tmp_path / "fixed", threshold=0.9, **options)
     found = predictions(tmp_path / "fixed")
     assert (found["y_pred"] == np.where(found["proba_1"] >= 0.9, "1", "0")).all()
     assert fixed.content.threshold == 0.9
@@ -524,6 +524,8 @@ def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
     for message, options in wrong.items():
         with pytest.raises(UsageError, match=message):
             train(data, out=tmp_path / "run", **options)
+    with pytest.raises(UsageError, match="mean_2 is asked for twice"):
+        probe(data, out=tmp_path / "run", view=["mean_2", "mean_-1"])
     with pytest.raises(OutputExistsError, match="overwrite=True"):
         train(data, out=shared / "run")
     with pytest.raises(OutputExistsError, match="data"):
