@@ -456,8 +456,8 @@ def test_a_pair_is_predicted_as_it_is_typed(tmp_path: Path) -> None:
     run = embedkit.train(data, out=tmp_path / "run").out
     expected = Predictor(run).predict("good 1", "train").label
 
-    def answer(*arguments: str, **stdin: bytes) -> Any:
-        return command("predict", run, *arguments, cwd=tmp_path, **stdin)
+    def answer(*arguments: str, stdin: bytes | None = None) -> Any:
+        return command("predict", run, *arguments, cwd=tmp_path, stdin=stdin)
 
     typed = answer("--text", "good 1", "--text-pair", "train")
     lines = answer("-", stdin=b"good 1\ttrain\ngood 1\n")
