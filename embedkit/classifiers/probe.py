@@ -49,7 +49,7 @@ from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validat
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Metric, Score, difference_interval, influences, scored
-from embedkit.runs.metrics import beta_of, check_metric, metrics_for, named_metric
+from embedkit.runs.metrics import beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, write_split
@@ -137,41 +137,50 @@ def probe(
         2
     """
     # names are checked, and the folder is, before a corpus is encoded
-    metric = metric and named_metric(metric)
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     if control is not None:
         check_choice(("random-weights",), control=control)
     out = free_out(out, dataset, "probe", overwrite=overwrite)
     data = load_or_extract(dataset, extraction, label=label, level=level, progress=progress)
+    if control is not None:
+        check_encodable(data)
     names, units = _names(data, view), Units.of_dataset(data, label=label)
     problem = Problem.of(
         units, task=task, separator=label_separator, split=split, folds=folds, seed=seed
     )
     method = Candidates.of(data, problem, names, settings, learning_curve=learning_curve)
     with new_run(out, overwrite=overwrite) as folder:
-        predictions, fits = cross_validate(method, problem, progress=progress)
-        scorer = Scorer(predictions, problem.split, method.metric, seed)
-        untrained = {}
-        if control:
-            untrained = _untrained(data, method, problem, scorer, progress)
-        content = ProbeRun(
-            level=level,
-            dataset=dataset_content(data, folder),
-            random_weights=untrained,
-            geometry=geometry_of(data, units, method, seed),
-            **scorer.content(method, problem, fits),
-        )
-        # the predictions are those of the nested choice; what each view predicts stands beside them
-        predictions = replace(predictions, views=scorer.decided(names, fits))
-        _write(folder, predictions, problem.split, content)
+        content = _write(folder, data, method, problem, untrained=bool(control), progress=progress)
     return RunResult(out, content)
 
 
-def _write(folder: Path, predictions: Predictions, split: Split, content: ProbeRun) -> None:
-    write_predictions(folder, predictions)
-    write_split(split, folder / "split.parquet")
+def _write(
+    folder: Path,
+    data: VectorData,
+    method: Candidates,
+    problem: Problem,
+    *,
+    untrained: bool,
+    progress: ProgressCallback,
+) -> ProbeRun:
+    """Fit and score all candidates, and write the run; ``untrained`` asks for random weights."""
+    predictions, fits = cross_validate(method, problem, progress=progress)
+    scorer = Scorer(predictions, problem.split, method.metric, method.settings.seed)
+    random = _untrained(data, method, problem, scorer, progress) if untrained else {}
+    content = ProbeRun(
+        level=data.level,
+        dataset=dataset_content(data, folder),
+        random_weights=random,
+        geometry=geometry_of(data, problem.units, method, scorer.seed),
+        **scorer.content(method, problem, fits),
+    )
+    # the predictions are those of the nested choice; what each view predicts stands beside them
+    views = scorer.decided(method.names, fits)
+    write_predictions(folder, replace(predictions, views=views))
+    write_split(problem.split, folder / "split.parquet")
     draw_probe(folder, content)
     write_run(folder, content)
+    return content
 
 
 def geometry_of(
@@ -233,10 +242,9 @@ def _names(data: VectorData, view: str | Sequence[str] | None) -> list[str]:
     """Names of the stored views to score, by default all."""
     if view is None:
         return list(data.manifest.columns_of("sentences" if data.level == "sentence" else "words"))
-    views = [view] if isinstance(view, str) else view
     # views may be given in several spellings; load knows them, and refuses those that are not
-    # stored
-    return [load(data.path, name, level=data.level).views[0] for name in views]
+    # stored, or that are named twice
+    return list(load(data.path, view, level=data.level).views)
 
 
 class Candidate(NamedTuple):
@@ -636,6 +644,18 @@ def control_task(
     return replace(target, y=y)
 
 
+def check_encodable(data: VectorData) -> None:
+    """Raise a :class:`UsageError` if :func:`encode_at_random` cannot encode the records again."""
+    job, problem = data.manifest.job, ""
+    if not job.storage.text or job.input.text_pair is not None:
+        problem = "it encodes the stored texts again, and this dataset has none or has pairs"
+    elif job.folds is not None:
+        problem = f"the vectors are of the models of {data.manifest.names.model}, one for each fold"
+        problem += "; probe those of the checkpoint that they were trained from"
+    if problem:
+        raise UsageError(f"{problem}.", control="random-weights")
+
+
 def encode_at_random(
     data: VectorData, units: Units, names: Sequence[str], seed: int
 ) -> dict[str, Float32]:
@@ -646,9 +666,6 @@ def encode_at_random(
     from embedkit.encoding.encoder import Encoder
     from embedkit.encoding.model import PlainModel
 
-    if not data.manifest.job.storage.text or units.pairs:
-        problem = "it encodes the stored texts again, and this dataset has none or has pairs."
-        raise UsageError(problem, control="random-weights")
     texts = units.records.texts()
     checkpoint, vectors = data.manifest.names, data.manifest.vector_settings
     # the plain module of transformers: other ways to run an encoder hold copies of its trained

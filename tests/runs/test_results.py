@@ -235,7 +235,7 @@ def test_regression(tmp_path: Path, estimator: str | None, shared: Path) -> None
 
 def test_decisions_follow_the_threshold(shared: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"split": shared / "split.parquet", "tune": True}
-    fixed = train(shared / "data", out=tmp_path / "fixed", threshold="0.9", **options)
+    fixed = train(shared / "data", out=tmp_path / "fixed", threshold=0.9, **options)
     found = predictions(tmp_path / "fixed")
     assert (found["y_pred"] == np.where(found["proba_1"] >= 0.9, "1", "0")).all()
     assert fixed.content.threshold == 0.9
@@ -524,6 +524,8 @@ def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
     for message, options in wrong.items():
         with pytest.raises(UsageError, match=message):
             train(data, out=tmp_path / "run", **options)
+    with pytest.raises(UsageError, match="mean_2 is asked for twice"):
+        probe(data, out=tmp_path / "run", view=["mean_2", "mean_-1"])
     with pytest.raises(OutputExistsError, match="overwrite=True"):
         train(data, out=shared / "run")
     with pytest.raises(OutputExistsError, match="data"):
