@@ -555,7 +555,7 @@ def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool
         # first one have the same shapes, so that one layer shows the bits of all
         for first_only in (False, True):
             states = []
-            for count in threads:
+            for count in sorted({*threads}):  # of one thread there is nothing to compare
                 torch.set_num_threads(count)
                 states += [
                     first_layer(batches, first_only=first_only) for batches in ([batch], alone)

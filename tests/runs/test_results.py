@@ -102,13 +102,13 @@ def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Pat
 def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> None:
     """Another seed assigns other folds."""
     options: dict[str, Any] = {"estimator": "sklearn.ensemble:ExtraTreesClassifier", "folds": 2}
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        train(shared / "data", out=tmp_path / name, seed=seed, **options)
-    first, second, other = (predictions(tmp_path / name) for name in ("a", "b", "c"))
-    assert first.equals(second)
-    assert first["fold"].tolist() != other["fold"].tolist()
+    for name in ("a", "b"):
+        train(shared / "data", out=tmp_path / name, **options)
     files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
     assert files[0] == files[1]
+    folds = predictions(tmp_path / "a").sort_values("row")["fold"].astype(int).tolist()
+    assert folds == split(shared / "data", folds=2, seed=0).folds.tolist()
+    assert folds != split(shared / "data", folds=2, seed=1).folds.tolist()
 
 
 # leaks
@@ -149,11 +149,11 @@ def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Pa
     """Random labels: the luckiest of many views looks better than chance, the nested one not."""
     labels = np.random.default_rng(3).integers(2, size=N)
     corpus = corpus_of(tmp_path / "c.tsv", labels)
-    data = vectors_of(corpus, tmp_path / "data", layers="all", pooling=["cls", "mean", "max"])
-    result = probe(data, out=tmp_path / "probe", folds=4, estimator="knn")
+    data = vectors_of(corpus, tmp_path / "data", layers="all", pooling=["cls", "mean"])
+    result = probe(data, out=tmp_path / "probe", folds=2, estimator="knn")
     luckiest = max(view.score.value for view in result.content.view_scores)
     assert result.content.nested.value < luckiest
-    assert sum(view.chosen for view in result.content.view_scores) == 4
+    assert sum(view.chosen for view in result.content.view_scores) == 2
 
 
 def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: Path) -> None:
@@ -456,8 +456,8 @@ def test_a_pair_is_predicted_as_it_is_typed(tmp_path: Path) -> None:
     run = embedkit.train(data, out=tmp_path / "run").out
     expected = Predictor(run).predict("good 1", "train").label
 
-    def answer(*arguments: str, stdin: bytes | None = None) -> Any:
-        return command("predict", run, *arguments, cwd=tmp_path, stdin=stdin)
+    def answer(*arguments: str, **stdin: Any) -> Any:
+        return command("predict", run, *arguments, cwd=tmp_path, **stdin)
 
     typed = answer("--text", "good 1", "--text-pair", "train")
     lines = answer("-", stdin=b"good 1\ttrain\ngood 1\n")
