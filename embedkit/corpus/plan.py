@@ -583,7 +583,7 @@ def _top(names: Sequence[str]) -> set[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    text = ", ".join(names)
+    text = ", ".join(names) or "none"
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(names)} columns)"
     # a CSV writer's quotes were read literally
     quoted = any(len(name) > 1 and name[0] == name[-1] == '"' for name in names)
