@@ -222,9 +222,7 @@ def _test_set(
     vectors = settings.features == "vectors"
     if names_dataset(test):
         other, name = load(test, list(data.views), level=data.level), str(test)
-        # vectors of another model, or of other settings, would be scored as if they were the same
-        made, expected = dataset_content(other), dataset_content(data)
-        check_alike(made, expected, name=name, vectors=vectors, level=data.level)
+        check_alike(other, dataset_content(data), name=name, vectors=vectors)
         column = units.reading["label"]
         # a kept column is taken there too; None stands for the label that the other dataset has
         further = Units.of_dataset(other, label=column if column in other.columns else None)
