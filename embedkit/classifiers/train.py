@@ -1,4 +1,14 @@
-"""Runs from stored vectors: an estimator under the folds of a split, then fitted on all of them."""
+"""Runs from stored vectors: an estimator under the folds of a split, then fitted on all of them.
+
+    dataset ─ Units ─ inputs (n, width) float32, or texts ─┬─ fit of fold 0 ─ held-out probabilities
+                      of views, numbers behind them        ├─ fit of fold 1 ─ …
+                                                           └─ fit of all folds ─ model/, test set
+
+All of these fits run at the same time, a thread and one BLAS thread each: a product of vectors of a
+few hundred columns is too small to be divided. The fit of all folds is one more among them and
+costs no further time where a core is free. What a fit has taken is the clock of its own thread, so
+that neither the others nor another program are counted as its cost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Prediction with fine-tuned models and classification checkpoints, and export to transformers."""
+"""Prediction with fine-tuned models and classification checkpoints, and export to transformers.
+
+    a run of finetune ─────── a model for each fold ─┐                        the mean of their
+    ForSequenceClassification ─ one model ───────────┴─ tokens ─ logits ─ outputs ─ probabilities
+
+Both kinds answer :meth:`TextModels.predict`, as pipelines on vectors do in :mod:`embedkit.predict`.
+Words that the limit of tokens cuts off have no prediction, so that fewer units may come back.
+"""
 
 from __future__ import annotations
 

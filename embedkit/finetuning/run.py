@@ -1,7 +1,15 @@
 """Fine-tuning: an encoder with a head, one model for every fold of a split.
 
+    options ─ device, folder ─ units ─ checkpoint ─ tokens, folds ─ epochs ─ training ─ run.json
+    └──────────── what is wrong is said here, each as early as it is known ──┘
+
+Training may take a night, so that everything which can be refused is refused before its first step,
+the cheapest first. What is left open (head, objective, number of epochs) is decided last: it
+depends on the number of training texts in the smallest fold.
+
 A finished fold is kept in ``RUN.incomplete/unfinished`` until the run is complete, so that the same
-call resumes.
+call resumes. It is the same job if :meth:`~embedkit.finetuning.method.FineTuned.identity` is the
+same: all settings as they were decided, the bytes of data and checkpoint, versions of libraries.
 """
 
 from __future__ import annotations
