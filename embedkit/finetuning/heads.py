@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from embedkit.encoding.model import PlainModel
-from embedkit.errors import UsageError
+from embedkit.errors import UsageError, first_line
 from embedkit.finetuning.options import CONTRASTIVE, WORDS, own_head
 
 _FILTERS = 100  # of each width, as in Kim (2014)
@@ -266,7 +266,18 @@ class _Own(_Cls):
 
     def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__(config, config.n_outputs)
-        self.name, self.module = config.head, own_head(config.head)(width, config.n_outputs)
+        self.name, expected = (
+            config.head,
+            "a class of torch.nn.Module, made as Class(width, outputs)",
+        )
+        try:
+            self.module = own_head(self.name)(width, config.n_outputs)
+        except TypeError as error:
+            raise UsageError(
+                f"expected {expected}: {first_line(error)}.", head=self.name
+            ) from error
+        if not isinstance(self.module, nn.Module):
+            raise UsageError(f"expected {expected}.", head=self.name)
         for part in self.module.modules():
             part._is_hf_initialized = True  # transformers would draw its weights anew
 

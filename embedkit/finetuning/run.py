@@ -38,7 +38,7 @@ from embedkit.errors import Option, UsageError
 from embedkit.finetuning.method import FineTuned
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.machine import peak_memory_bytes, peak_memory_since
-from embedkit.records import Positive
+from embedkit.records import Count, Positive
 from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.folder import RunResult, free_out, read_run, resumable_run, write_results
 from embedkit.runs.run import DatasetContent, FinetuneRun
@@ -62,8 +62,8 @@ def finetune(
     split: str | Path | Split | None = None,
     folds: Positive = 5,
     test: CorpusLike | None = None,
-    test_sample: int | None = None,
-    test_min_chars: int = 0,
+    test_sample: Positive | None = None,
+    test_min_chars: Count = 0,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
     **training: Any,
