@@ -266,19 +266,16 @@ class _Own(_Cls):
 
     def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__(config, config.n_outputs)
-        self.name, expected = (
-            config.head,
-            "a class of torch.nn.Module, made as Class(width, outputs)",
-        )
+        self.name = config.head
+        expected = "expected a class of torch.nn.Module, made as Class(width, outputs)"
         try:
-            self.module = own_head(self.name)(width, config.n_outputs)
+            module = own_head(self.name)(width, config.n_outputs)
         except TypeError as error:
-            raise UsageError(
-                f"expected {expected}: {first_line(error)}.", head=self.name
-            ) from error
-        if not isinstance(self.module, nn.Module):
-            raise UsageError(f"expected {expected}.", head=self.name)
-        for part in self.module.modules():
+            raise UsageError(f"{expected}: {first_line(error)}.", head=self.name) from error
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"{expected}.", head=self.name)
+        self.module, parts = module, list[Any](module.modules())
+        for part in parts:
             part._is_hf_initialized = True  # transformers would draw its weights anew
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
