@@ -1,11 +1,10 @@
-"""The size and shape of the code: budgets, layers, rings, and what an import loads."""
+"""The size and shape of the code: budgets, layers, rings, and the way of a record."""
 
 from __future__ import annotations
 
 import ast
 import graphlib
 import io
-import subprocess
 import sys
 import threading
 import tokenize
@@ -212,25 +211,6 @@ def test_the_way_of_a_record(tmp_path: Path) -> None:
 def test_no_function_is_hidden_by_a_module_of_its_name() -> None:
     """``embedkit.probe(…)`` must stay a call after a module called ``probe`` is imported."""
     assert {m.removeprefix("embedkit.") for m in FILES} & set(embedkit.__all__) == {"errors"}
-
-
-_HELP = "from embedkit.cli.main import cli; cli(['{}--help'], standalone_mode=False)"
-
-
-@pytest.mark.parametrize(
-    ("code", "heavy"),
-    [
-        (_HELP.format(""), "torch transformers tokenizers pyarrow pandas sklearn"),
-        (_HELP.format("extract', '"), "torch transformers tokenizers pyarrow pandas sklearn"),
-        ("import embedkit; embedkit.load, embedkit.verify", "torch transformers tokenizers"),
-    ],
-)
-def test_nothing_heavy_is_loaded_early(code: str, heavy: str) -> None:
-    script = f"{code}\nimport sys\nprint(set({heavy.split()}) & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_the_package_is_marked_as_typed() -> None:
