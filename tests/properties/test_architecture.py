@@ -79,7 +79,10 @@ def imports_of(module: str) -> Iterator[str]:
                 yield name if name in FILES else str(node.module)
 
 
-GRAPH = {module: set(imports_of(module)) - {module} for module in FILES}
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Modules of embedkit that each of them imports."""
+    return {module: set(imports_of(module)) - {module} for module in FILES}
 
 
 LAYOUT = {
@@ -167,19 +170,19 @@ def test_explanations_are_free() -> None:
     assert len(code_lines('x = """\n# text\n"""\n')) == 3
 
 
-def test_no_ring() -> None:
+def test_no_ring(imports: dict[str, set[str]]) -> None:
     try:
-        graphlib.TopologicalSorter(GRAPH).prepare()
+        graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_imports_go_down() -> None:
+def test_imports_go_down(imports: dict[str, set[str]]) -> None:
     floor = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
     assert {module.split(".")[1] for module in FILES if "." in module} <= floor.keys()
     upward = [
         f"{module} imports {other}"
-        for module, others in GRAPH.items()
+        for module, others in imports.items()
         for other in others
         if "embedkit" not in (module, other)
         and floor[other.split(".")[1]] < floor[module.split(".")[1]]
