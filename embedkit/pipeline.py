@@ -122,7 +122,9 @@ def read_recipe(
         try:
             # the command's own parser judges every option before the
             # first stage runs, which may take hours
-            context = commands[command].make_context(command, list(stages[-1].line[1:]))
+            words = list(stages[-1].line[1:])
+            # without --help, which would print it and end the run as if all was done
+            context = commands[command].make_context(command, words, help_option_names=[])
         except click.UsageError as error:
             fail(name, error.format_message())
         # at once: nothing is run in it
@@ -189,9 +191,10 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
     # only what is there can be set: a misspelt key would change nothing, silently
     known, wanted = (tables, name) if name else (values, option)
     if not equals or wanted not in known:
+        names = [*known] if name else [*known, "STAGE.OPTION"]
         raise errors.UsageError(
-            f"--set {setting}: expected KEY=VALUE with {', '.join(known)}"
-            f"{'' if name else ' or STAGE.OPTION'}.{errors.did_you_mean(wanted, known)}"
+            f"--set {setting}: expected KEY=VALUE with {', '.join(names)}."
+            f"{errors.did_you_mean(wanted, known)}"
         )
     value: Any = text
     with suppress(tomllib.TOMLDecodeError):  # numbers, truth values and lists as in TOML
@@ -326,8 +329,13 @@ def content_hash(path: Path) -> str:
 
 def _hashes(stage: Stage, names: Sequence[str]) -> dict[str, str]:
     """Hashes of the names that are files or folders; options are any text."""
-    there = [n for n in names if n and os.path.exists(stage.folder / n)]  # noqa: PTH110
-    return {name: content_hash(stage.folder / name) for name in there}
+    paths = {name: stage.folder / name for name in names if name}
+    # a separator may be . or /: a folder around the recipe is no input, and holds its outputs too
+    return {
+        name: content_hash(path)
+        for name, path in paths.items()
+        if os.path.exists(path) and not stage.folder.is_relative_to(os.path.realpath(path))  # noqa: PTH110
+    }
 
 
 def _state_file(stage: Stage) -> Path:

@@ -473,7 +473,7 @@ def _predicted(
     records = (item for item in reader if isinstance(item, Record))
     while chunk := list(islice(records, _CHUNK_OF_TEXTS)):
         plan = reader.plan
-        units = Units.of_records(chunk, pairs=plan.text_pair is not None, keep=plan.keep)
+        units = Units.of_records(chunk, plan)
         if predictor.labels_words:
             units = units.words_of([r.words for r in chunk], marks=predictor.marks)
         else:

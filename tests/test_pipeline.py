@@ -37,6 +37,7 @@ out = "{out}/split.parquet"
 source = "{corpus}"
 folds = 3
 seed = 1
+label-separator = "."
 out = "{out}/other.parquet"
 """
 
@@ -402,6 +403,7 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
         (('"{folds}"', '"{fold}"'), r"\[train.b\] \{fold\}.*mean 'folds'"),
         (('dataset = "{out}/v"\nout = "{out}/a"', 'out = "{out}/a"'), r"\[train.a\] .*DATASET"),
         (('folds = "{folds}"', 'estimator = "svn"'), r"\[train.b\] .*'svn' is not one of"),
+        (("test = 0.2", "help = true"), r"\[split\] .*--help"),
         (("test = 0.2", "test = "), r"recipe.toml is not valid TOML: .*line 26"),
     ],
 )
@@ -466,6 +468,7 @@ def test_options_of_all_stages_of_a_command(tmp_path: Path) -> None:
         (SHARED, ("train.seed=1",), r"train\.seed=1.*train.a, train.b"),
         (GOOD, ("corpuss=x",), r"corpuss=x.*Did you mean 'corpus'"),
         (GOOD, ("folds",), "KEY=VALUE"),
+        ("[split]\n", ("split=1",), "with STAGE.OPTION"),
         (GOOD, ("train.c.tune=true",), r"train\.c\.tune.*extract, train.b, split"),
         (GOOD, ("train.a.tunne=true",), "--tunne"),
         (GOOD, ("train.a.folds=x",), "--folds"),

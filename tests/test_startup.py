@@ -16,14 +16,13 @@ ROWS = [(str(i), f"text {i % 7}", str(i % 2)) for i in range(40)]
 
 HEAVY = (
     "accelerate boto3 datasets duckdb faiss lightgbm matplotlib openTSNE pandas peft polars "
-    "pyarrow ray scipy.optimize scipy.stats sklearn skops sympy tokenizers torch transformers"
+    "pyarrow ray scipy.optimize scipy.stats sklearn skops sympy tokenizers torch torch._dynamo "
+    "transformers transformers.modeling_utils"
 )
 
 DATA = "pyarrow"
 LEARNING = f"{DATA} pandas scipy.optimize scipy.stats sklearn"  # sklearn brings the others
-ENCODING = (  # transformers brings them
-    f"{DATA} accelerate boto3 scipy.optimize sympy tokenizers torch transformers"
-)
+ENCODING = f"{DATA} boto3 tokenizers torch transformers"  # transformers brings some
 
 # what each process runs, one after the other: what a command may import, a later one may too
 PROCESSES: tuple[dict[str, str], ...] = (

@@ -165,18 +165,16 @@ def _write(
 ) -> ProbeRun:
     """Fit and score all candidates, and write the run; ``untrained`` asks for random weights."""
     predictions, fits = cross_validate(method, problem, progress=progress)
-    scorer = Scorer(predictions, problem.split, method.metric, method.settings.seed)
-    random = _untrained(data, method, problem, scorer, progress) if untrained else {}
+    scorer = Scorer(method, problem, predictions, fits)
     content = ProbeRun(
         level=data.level,
         dataset=dataset_content(data, folder),
-        random_weights=random,
-        geometry=geometry_of(data, problem.units, method, scorer.seed),
-        **scorer.content(method, problem, fits),
+        random_weights=_untrained(data, scorer, progress) if untrained else {},
+        geometry=geometry_of(data, problem.units, method, method.settings.seed),
+        **scorer.content(),
     )
     # the predictions are those of the nested choice; what each view predicts stands beside them
-    views = scorer.decided(method.names, fits)
-    write_predictions(folder, replace(predictions, views=views))
+    write_predictions(folder, replace(predictions, views=scorer.decided()))
     write_split(problem.split, folder / "split.parquet")
     draw_probe(folder, content)
     write_run(folder, content)
@@ -485,31 +483,31 @@ def _predicted(fold: Subset, settings: EstimatorSettings) -> Float64:
 class Scorer:
     """Scores of outputs for the held-out units, which are given fold after fold."""
 
-    predictions: Predictions  # of the same units, in the order of the input
-    split: Split
-    metric: str
-    seed: int
+    method: Candidates
+    problem: Problem
+    predictions: Predictions  # of the held-out units, in the order of the input
+    fits: Fits
 
     @property
     def held_out(self) -> Int64:
         """The held-out units, fold after fold."""
-        return np.concatenate([test for _, test in self.split.subsets()])
+        return np.concatenate([test for _, test in self.problem.split.subsets()])
 
     def ordered(self, folds: Sequence[Float64]) -> Float64:
         """Outputs in the order of the input."""
         # held_out has each unit once, so that its ranks put fold after fold into input order
         return np.concatenate(folds)[np.argsort(self.held_out)]
 
-    def decided(self, names: Sequence[str], fits: Fits) -> dict[str, NDArray[Any]]:
+    def decided(self) -> dict[str, NDArray[Any]]:
         """What each view predicts."""
-        sets = self.predictions.of_sets
-        outputs = {n: self.ordered([fold.proba for fold in fits.final[n]]) for n in names}
+        sets, final = self.predictions.of_sets, self.fits.final
+        outputs = {n: self.ordered([fold.proba for fold in final[n]]) for n in self.method.names}
         return {name: decide(output, sets=sets) for name, output in outputs.items()}
 
     def score(self, folds: Sequence[Float64]) -> Score:
         """The score with its interval."""
-        metric = self._metric(folds, self.predictions.y)
-        return scored({"": metric}, self.predictions.group, seed=self.seed)[""]
+        metric, group = self._metric(folds, self.predictions.y), self.predictions.group
+        return scored({"": metric}, group, seed=self.method.settings.seed)[""]
 
     def value(self, folds: Sequence[Float64], target: Target) -> float:
         """The score alone, by the labels of a target."""
@@ -517,69 +515,70 @@ class Scorer:
         return self._metric(folds, y).value(len(y))
 
     def _metric(self, folds: Sequence[Float64], y: NDArray[Any]) -> Metric:
-        return metrics_for(y, self.ordered(folds), beta=beta_of(self.metric))[self.metric]
+        name = self.method.metric
+        return metrics_for(y, self.ordered(folds), beta=beta_of(name))[name]
 
-    def nested(self, fits: Fits, target: Target) -> ReportedScore:
+    def nested(self) -> ReportedScore:
         """The score of the views that inner folds choose, beside that of the majority."""
-        parts = self.split.subsets()
+        target, parts = self.problem.target, self.problem.split.subsets()
         prior = [class_prior(target.y[a], target.classes, len(b)) for a, b in parts]
-        score = self.score([fold.proba for fold in fits.folds])
+        score = self.score([fold.proba for fold in self.fits.folds])
         return ReportedScore(**asdict(score), majority=self.value(prior, target))
 
-    def over_last(self, names: Sequence[str], fits: Fits) -> Score | None:
+    def over_last(self) -> Score | None:
         """The nested score less that of the last layer, whose pooling the inner folds choose.
 
         None where no other layer is stored.
         """
+        names, seed = self.method.names, self.method.settings.seed
         highest = max(map(_layer, names))
         last = [name for name in names if _layer(name) == highest]
         if highest < 0 or len(last) == len(names):
             return None
         # the last layer has the same choice of pooling as all candidates have, or the gain would be
         # too high
-        baseline = best_of_folds(fits.final[name] for name in last)
+        baseline = best_of_folds(self.fits.final[name] for name in last)
         y, group = self.predictions.y, self.predictions.group
         chosen, last_layer = (
-            self._metric([fold.proba for fold in folds], y) for folds in (fits.folds, baseline)
+            self._metric([fold.proba for fold in folds], y) for folds in (self.fits.folds, baseline)
         )
         # of both on the same units, so that the interval is that of a paired difference
         both = {"chosen": chosen, "last": last_layer}
-        moved = np.stack([*influences(both, group, seed=self.seed).values()], axis=1)
+        moved = np.stack([*influences(both, group, seed=seed).values()], axis=1)
         values = np.array([metric.value(len(y)) for metric in both.values()])
         ends = difference_interval(values, moved, chosen.scale, chosen.units(group))
         return Score(float(values[0] - values[1]), *ends)
 
-    def content(self, method: Candidates, problem: Problem, fits: Fits) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, its candidates and their scores."""
-        settings, target = method.settings, problem.target
+        method, target = self.method, self.problem.target
+        about = {name: getattr(method.settings, name) for name in ("class_weight", "seed")}
+        single = tuple(map(self.of_view, method.names))
         return {
-            "estimator": settings.estimator,
-            "task": settings.task,
-            "settings": {"class_weight": settings.class_weight, "seed": self.seed}
-            | target.settings,
-            "split": self.split.record,
+            "estimator": method.settings.estimator,
+            "task": method.settings.task,
+            "settings": about | target.settings,
+            "split": self.problem.split.record,
             "features": "vectors",
             "views": tuple(method.names),
             "classes": target.classes,
             "records": {"folds": len(self.predictions.row), "test": 0},
-            "scores": {"cross_validation": {self.metric: self.nested(fits, target)}},
-            "metric": self.metric,
-            "view_scores": tuple(self.of_view(name, method, fits) for name in method.names),
-            "combinations": tuple(
-                self.of_view(candidate.name, method, fits) for candidate in method.combinations
-            ),
-            "choices": tuple(fold.model.name for fold in fits.folds),
-            "over_last": self.over_last(method.names, fits),
-            "cost": fits.cost(),
+            "scores": {"cross_validation": {method.metric: self.nested()}},
+            "metric": method.metric,
+            "view_scores": single,
+            "combinations": tuple(self.of_view(c.name) for c in method.combinations),
+            "choices": tuple(fold.model.name for fold in self.fits.folds),
+            "over_last": self.over_last(),
+            "cost": self.fits.cost(),
             "versions": versions(),
         }
 
-    def of_view(self, name: str, method: Candidates, fits: Fits) -> ViewScore:
+    def of_view(self, name: str) -> ViewScore:
         """The score of a candidate, beside that of the control task."""
-        folds: list[FoldFit] = fits.final[name]
+        method, folds = self.method, self.fits.final[name]
         score = self.score([fold.proba for fold in folds])
         random = self.value([fold.model.control for fold in folds], method.control)
-        size = np.mean([len(train) for train, _ in self.split.subsets()])
+        size = np.mean([len(train) for train, _ in self.problem.split.subsets()])
         curve = tuple(
             (round(fraction * size), self.score([fold.model.curve[i] for fold in folds]))
             for i, fraction in enumerate(method.curve if name in method.names else ())
@@ -587,7 +586,7 @@ class Scorer:
         # how often a view would be chosen among views, and a combination among combinations: among
         # all of them single views might have none, though the table asks which layer is best
         kind = method.names if name in method.names else [c.name for c in method.combinations]
-        first = best_of_folds(fits.final[other] for other in kind)
+        first = best_of_folds(self.fits.final[other] for other in kind)
         chosen = sum(fold.model.name == name for fold in first)
         # (layers,) of a mixture; empty for other candidates
         weights = np.mean([fold.model.weights for fold in folds], axis=0).tolist()
@@ -596,26 +595,22 @@ class Scorer:
 
 
 def _untrained(
-    data: VectorData,
-    method: Candidates,
-    problem: Problem,
-    scorer: Scorer,
-    progress: ProgressCallback,
+    data: VectorData, scorer: Scorer, progress: ProgressCallback
 ) -> dict[str, tuple[float, ...]]:
     """Scores of the views by encoders of the same architecture, never trained."""
     scores: dict[str, tuple[float, ...]] = {}
-    units, target, split, _ = problem
-    subsets = split.subsets()
-    step = steps(progress, "never trained", len(method.names) * _UNTRAINED, "views")
+    units, target, split, _ = scorer.problem
+    names, settings = scorer.method.names, scorer.method.settings
+    step = steps(progress, "never trained", len(names) * _UNTRAINED, "views")
     for number in range(_UNTRAINED):
         progress(Progress("encoding at random", 0, None, "texts"))
-        views = encode_at_random(data, units, method.names, scorer.seed + number)
+        views = encode_at_random(data, units, names, settings.seed + number)
         for name, X in views.items():
             # the same units, folds and tuning: the weights of the encoder alone differ
             some = replace(units, inputs=X.__getitem__)
-            folds = [Subset(some, target, split, *subset) for subset in subsets]
-            fits = [partial(_predicted, fold, method.settings) for fold in folds]
-            fitted = side_by_side(fits, threads=method.settings.threads)
+            folds = [Subset(some, target, split, *subset) for subset in split.subsets()]
+            fits = [partial(_predicted, fold, settings) for fold in folds]
+            fitted = side_by_side(fits, threads=settings.threads)
             scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))
             step()
     return scores

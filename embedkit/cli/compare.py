@@ -15,7 +15,6 @@ from embedkit.cli.options import FILE, choice, option, options
 from embedkit.cli.text import (
     asked_for_all,
     fitted,
-    metric_heading,
     number_text,
     path_text,
     table_text,
@@ -190,7 +189,8 @@ def _methods_text(compared: Compared, advice: Recommendation, others: list[str])
 
 
 def _score_heading(metric: str) -> str:
-    return metric_heading(metric) + (" ↓" if metric in LOWER_IS_BETTER else "")
+    unit = ", %" if is_percent(metric) else ""
+    return f"{metric}{unit}{' ↓' if metric in LOWER_IS_BETTER else ''}"
 
 
 def comparison_text(compared: Compared) -> str:

@@ -281,8 +281,13 @@ def predict(
             done, rejected = predict_file(
                 run, corpus, reading=reading, as_json=as_json, progress=progress, **model, **output
             )
-        elif given := [f"--{name}" for name, value in output.items() if value]:
-            raise UsageError(f"{given[0]} is for a corpus; redirect other output with >.")
+        elif given := [
+            name
+            for name, value in {**reading.given, **output}.items()
+            if value and (corpus or name not in ("text", "text_pair"))
+        ]:
+            problem = f"--{given[0].replace('_', '-')} is for the file of a corpus"
+            raise UsageError(f"{problem}; redirect other output with >.")
         else:
             # a single --text is answered as soon as the model is there; for lines it is warmed up,
             # so that the first answer is as quick as the others

@@ -56,13 +56,11 @@ LAYERS = (
 class KnownName(click.Choice[str]):
     """A known name; the nearest one is proposed for another."""
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the name; an error for an unknown one."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            near = did_you_mean(str(value), self.choices)
-            raise click.BadParameter(error.message + near, ctx, param) from None
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Return the message for another name."""
+        return super().get_invalid_choice_message(value, ctx) + did_you_mean(
+            str(value), self.choices
+        )
 
 
 class KnownOrClass(KnownName):

@@ -27,7 +27,6 @@ from embedkit.display import (
     without_nan,
 )
 from embedkit.remote import as_given
-from embedkit.runs.metrics import is_percent
 from embedkit.storage import without_secrets
 from embedkit.types import clear_line
 
@@ -174,11 +173,6 @@ def _width(column: Sequence[str]) -> int:
 def number_text(value: float | None, form: str = ".3f") -> str:
     """Return a formatted number; a dash for ``None`` and NaN."""
     return "–" if value is None or math.isnan(value) else f"{value:{form}}".replace("-", MINUS)
-
-
-def metric_heading(metric: str) -> str:
-    """Return the name of a metric with its unit."""
-    return f"{metric}, %" if is_percent(metric) else metric
 
 
 def path_text(path: str | Path) -> str:

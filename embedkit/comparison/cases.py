@@ -329,7 +329,7 @@ def _texts(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> tup
         note = f"Texts as stored in {path.resolve().name}, made from {names}."
     else:
         plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))
-        units = Units.of_records(CorpusReader(plan).records(), pairs=plan.text_pair is not None)
+        units = Units.of_records(CorpusReader(plan).records(), plan)
         columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
         note = f"Texts from column {columns} of {path.name}."
     chosen = frozenset(rows)

@@ -456,7 +456,7 @@ def test_a_pair_is_predicted_as_it_is_typed(tmp_path: Path) -> None:
     run = embedkit.train(data, out=tmp_path / "run").out
     expected = Predictor(run).predict("good 1", "train").label
 
-    def answer(*arguments: str, **stdin: bytes) -> Any:
+    def answer(*arguments: str, **stdin: Any) -> Any:
         return command("predict", run, *arguments, cwd=tmp_path, **stdin)
 
     typed = answer("--text", "good 1", "--text-pair", "train")
