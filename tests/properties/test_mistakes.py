@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 import fsspec
@@ -125,7 +126,7 @@ def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> N
     )
     assert (tmp_path / "s.csv").read_text("utf-8") == "msg_id,target\nm900,1\nm901,0\n"
     # row numbers are no ids
-    given = {"out": tmp_path / "no.csv", "submission": "id,target"}
+    given: Any = {"out": tmp_path / "no.csv", "submission": "id,target"}
     with pytest.raises(UsageError, match=r"'id,target': .*test\.csv has no column of ids"):
         predict_file(folder / "spam", folder / "test.csv", **given)
     assert not (tmp_path / "no.csv").exists()
