@@ -52,16 +52,13 @@ class _Notes(logging.Handler):
 class Commands(click.Group):
     """A group whose commands stand under headings, and show the library's notes and errors."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.headings: dict[str, str] = {}
+    headings: Mapping[str, Sequence[click.Command]] = {}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, each under its heading."""
-        for heading in dict.fromkeys(self.headings.values()):
-            names = [name for name, its in self.headings.items() if its == heading]
+        for heading, commands in self.headings.items():
             with formatter.section(heading):
-                formatter.write_dl([(n, self.commands[n].get_short_help_str(90)) for n in names])
+                formatter.write_dl([(str(c.name), c.get_short_help_str(90)) for c in commands])
 
     def call(self, words: Sequence[str], *, started: float | None = None) -> int:
         """Run what was typed, print its error if it has one, and return its exit code.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from io import TextIOWrapper
+from itertools import chain
 from typing import Any, NoReturn
 
 import click
@@ -66,12 +67,11 @@ def cli() -> None:
     """Hidden states of BERT-family encoders for a corpus; classifiers, search, comparison."""
 
 
-for _heading, _commands in {
+cli.headings = {
     "Make vectors": (extract, info, verify, tokenize),
     "Learn": (split, train, probe, finetune, predict, compare, export),
     "Look": (search, index, similarity, words, explore, diff),
     "More": (run, fetch, doctor),
-}.items():
-    for _command in _commands:
-        cli.add_command(_command)
-        cli.headings[str(_command.name)] = _heading
+}
+for _command in chain(*cli.headings.values()):
+    cli.add_command(_command)

@@ -270,10 +270,7 @@ class Units:
         pairs = zip(record.tolist(), flat, strict=True)
         forms = [texts[i][start:end] for i, (start, end) in pairs]
         words = replace(
-            self,
-            row=self.row[record],
-            ids=_some(self.ids, record),
-            key=self.key[record],
+            self.take(record),
             label=None if labels is None else list(chain.from_iterable(labels)),
             # groups are those of the records
             group=None,
