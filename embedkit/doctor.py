@@ -6,6 +6,7 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distributions, metadata, requires
@@ -45,7 +46,7 @@ class Diagnosis:
 
 def diagnose() -> Diagnosis:
     """Extract and verify a few texts on every device, without network; list what is missing."""
-    from embedkit.encoding.checkpoint import find_checkpoint
+    from embedkit.encoding.checkpoint import find_checkpoint, has_multilingual
 
     problems: list[str] = []
     # before the check itself makes load
@@ -67,30 +68,33 @@ def diagnose() -> Diagnosis:
     except Exception as error:  # a broken installation raises anything
         problems, code = [f"{type(error).__name__}: {first_line(error)}"], EncodeError.exit_code
     models = []
-    for model in (DEFAULT_MODEL, MULTILINGUAL):
-        with suppress(EmbedkitError):
-            # looked for, not loaded: whether a first run needs the network is all that is asked
-            find_checkpoint(model, offline=True)
-            models.append(model)
-    if MULTILINGUAL not in models:
+    with suppress(EmbedkitError):
+        find_checkpoint(DEFAULT_MODEL, offline=True)
+        models.append(DEFAULT_MODEL)
+    # looked for, not loaded: whether a first run needs the network is all that is asked
+    if has_multilingual():
+        models.append(MULTILINGUAL)
+    else:
         notes.append(f"the model {MULTILINGUAL!r} is not here: it needs the network the first time")
     versions: dict[str, str | None] = {"embedkit": __version__}
     versions |= {"python": platform.python_version(), "system": platform.platform()}
     missing: dict[str, list[str]] = {}
     with suppress(PackageNotFoundError):  # run from a source tree
-        versions |= (needed := _versions(""))
-        for extra in metadata("embedkit").get_all("Provides-Extra") or []:
-            missing[extra] = [name for name, known in _versions(extra).items() if known is None]
-        if lacking := [name for name, known in needed.items() if known is None]:
+        needed = _versions(["", *(metadata("embedkit").get_all("Provides-Extra") or ())])
+        versions |= (always := needed.pop(""))
+        for extra, packages in needed.items():
+            missing[extra] = [name for name, version in packages.items() if version is None]
+        if lacking := [name for name, version in always.items() if version is None]:
             notes.append(f"required, but not installed: {', '.join(lacking)}")
     return Diagnosis(not problems, code, problems, notes, versions, devices, models, missing)
 
 
 def _extract(device: str) -> dict[str, Any]:
     """Extract a few texts into a temporary folder, verify it, and encode them again otherwise."""
-    from embedkit.dataset.extract import extract
+    from embedkit.dataset.extract import run_plan
+    from embedkit.dataset.planning import plan_extract
     from embedkit.dataset.read import load
-    from embedkit.encoding.encoder import Encoder
+    from embedkit.dataset.settings import ExtractOptions
     from embedkit.encoding.windows import TokenizerSettings
     from embedkit.scale import threads_limited
     from embedkit.verification import require_ok, verify
@@ -101,19 +105,26 @@ def _extract(device: str) -> dict[str, Any]:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="embedkit-doctor-") as scratch:
         out = Path(scratch, "vectors")
-        # fp32 is the default, without a note on others
-        options: dict[str, Any] = {"device": device, "precision": "fp32" if cpu else "auto"}
-        # loading takes most of the time: so that there are two encoders and no third, the one that
-        # makes the dataset is also the one on a single thread
-        with threads_limited(1) if cpu else nullcontext():
-            extract(texts, out=out, offline=True, layers="all", normalize=True, **options)
+        settings = ExtractOptions(
+            device=device,
+            # fp32 is the default, without a note on others
+            precision="fp32" if cpu else "auto",
+            layers="all",
+            normalize=True,
+            offline=True,
+        )
+        # loading takes most of the time, hence one encoder for all; the dataset is made by one
+        # thread, and compared with what several compute
+        with plan_extract(texts, out=out, settings=settings) as plan:
+            with threads_limited(1) if cpu else nullcontext():
+                run_plan(plan)
         require_ok(verify(out), out)
         stored = load(out).X
     # includes loading; the speed of the model is measured on its own below
     seconds = time.perf_counter() - started
-    encoder = Encoder.load(offline=True, device=device)
-    settings = TokenizerSettings(encoder.max_length)
-    tokens = len(encoder.tokenizer.encode(texts, settings=settings).ids)
+    encoder = plan.encoder
+    lengths = TokenizerSettings(encoder.max_length)
+    tokens = len(encoder.tokenizer.encode(texts, settings=lengths).ids)
     encoder.encode(texts)  # warms up
     started = time.perf_counter()
     together = encoder.encode(texts)
@@ -140,11 +151,19 @@ def _extract(device: str) -> dict[str, Any]:
     }
 
 
-def _versions(extra: str) -> dict[str, str | None]:
-    """Packages that embedkit, or one of its extras, needs on this system."""
+def _versions(extras: Sequence[str]) -> dict[str, dict[str, str | None]]:
+    """By extra of embedkit, ``""`` for none, the packages that it needs on this system."""
     from packaging.requirements import Requirement
 
-    needs = map(Requirement, requires("embedkit") or ())
-    # markers decide by extra and by system; without a marker a package is always needed
-    here = [n for n in needs if (n.marker.evaluate({"extra": extra}) if n.marker else not extra)]
-    return {n.name: next((d.version for d in distributions(name=n.name)), None) for n in here}
+    needs = [Requirement(line) for line in requires("embedkit") or ()]
+    # looked up once each: extras share packages, and each has a file to be read
+    there = {n.name: next((d.version for d in distributions(name=n.name)), None) for n in needs}
+    return {
+        # markers decide by extra and by system; without a marker a package is always needed
+        extra: {
+            n.name: there[n.name]
+            for n in needs
+            if (n.marker.evaluate({"extra": extra}) if n.marker else not extra)
+        }
+        for extra in extras
+    }

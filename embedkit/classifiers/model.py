@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn import config_context
 
 from embedkit import storage
 from embedkit.classifiers.estimators import CommonScaler
@@ -265,7 +266,10 @@ def load_model(run: Path) -> Callable[[Any], Any]:
 
     def call(features: Any) -> Any:
         try:
-            return apply(features)
+            # settings were judged when the pipeline was fitted; again, they would take longer than
+            # the prediction of a text
+            with config_context(skip_parameter_validation=True):
+                return apply(features)
         except Exception as error:  # a model raises what its steps raise
             raise DamagedError(
                 f"{file} does not fit the run: {first_line(error)}. Make the run again."

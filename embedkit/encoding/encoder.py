@@ -28,7 +28,7 @@ from embedkit.encoding.model import (
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.pooling import POOLERS, SentencePooler
 from embedkit.encoding.products import calibrate, calibration_texts
-from embedkit.encoding.shard import PendingShard, Request
+from embedkit.encoding.shard import PendingShard, Request, queue_shard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
 from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
 from embedkit.encoding.views import (
@@ -446,7 +446,7 @@ class Encoder:
         the number of tokens after each batch.
         """
         self.check_poolings({view.pooling for view in views})
-        return PendingShard(
+        return queue_shard(
             self.model,
             texts,
             Request(views, token_layers, self.poolers),
