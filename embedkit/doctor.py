@@ -115,9 +115,11 @@ def _extract(device: str) -> dict[str, Any]:
         )
         # loading takes most of the time, hence one encoder for all; the dataset is made by one
         # thread, and compared with what several compute
-        with plan_extract(texts, out=out, settings=settings) as plan:
-            with threads_limited(1) if cpu else nullcontext():
-                run_plan(plan)
+        with (
+            plan_extract(texts, out=out, settings=settings) as plan,
+            threads_limited(1) if cpu else nullcontext(),
+        ):
+            run_plan(plan)
         require_ok(verify(out), out)
         stored = load(out).X
     # includes loading; the speed of the model is measured on its own below
