@@ -47,8 +47,8 @@ def measure(dataset: Path, *, folds: int) -> dict[str, Any]:
     combinations = combinations_of(names, settings)
     method = Candidates(names, combinations, vectors.__getitem__, settings, random)
     predictions, fits = cross_validate(method, problem)
-    scorer = Scorer(predictions, problem.split, "accuracy", 0)
-    gain = scorer.over_last(names, fits)
+    scorer = Scorer(method, problem, predictions, fits)
+    gain = scorer.over_last()
     assert gain is not None
     single = best_of_folds(fits.final[name] for name in names)
     scores = [scorer.value([fit.proba for fit in fits.final[name]], target) for name in names]

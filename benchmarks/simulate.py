@@ -257,7 +257,7 @@ def probed(
     combinations = combinations_of(list(views), settings)
     method = Candidates(list(views), combinations, views.__getitem__, settings, random)
     predictions, fits = cross_validate(method, problem)
-    gain = Scorer(predictions, problem.split, "accuracy", seed).over_last(list(views), fits)
+    gain = Scorer(method, problem, predictions, fits).over_last()
     assert gain is not None
     return fits, gain
 

@@ -10,6 +10,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -187,21 +188,29 @@ def stub() -> str:
 
 def _imports(annotation: str, function: Any) -> Iterator[str]:
     """Imports of the names in an annotation, from where the modules of a function take them."""
-    known = dict[str, str | None]()
+    homes = dict[str, str | None]()
     for module in _modules_of(function):
-        for node in ast.walk(ast.parse(inspect.getsource(module))):
-            if isinstance(node, ast.ImportFrom):
-                known |= {alias.name: str(node.module) for alias in node.names}
-            elif isinstance(node, ast.Import):
-                known |= {alias.name: None for alias in node.names}
-            elif isinstance(node, ast.ClassDef):
-                known.setdefault(node.name, module.__name__)
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                known.setdefault(node.targets[0].id, module.__name__)
+        homes |= _homes(module)
     for node in ast.walk(ast.parse(annotation)):
-        if isinstance(node, ast.Name) and node.id in known:
-            home = known[node.id]
+        if isinstance(node, ast.Name) and node.id in homes:
+            home = homes[node.id]
             yield f"import {node.id}" if home is None else f"from {home} import {node.id}"
+
+
+@cache  # a module is parsed once, not for every parameter of its functions
+def _homes(module: Any) -> dict[str, str | None]:
+    """Where the names of a module come from; None for modules that it imports as they are."""
+    imported, defined = dict[str, str | None](), dict[str, str | None]()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.ImportFrom):
+            imported |= {alias.name: str(node.module) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            imported |= {alias.name: None for alias in node.names}
+        elif isinstance(node, ast.ClassDef):
+            defined[node.name] = module.__name__
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            defined[node.targets[0].id] = module.__name__
+    return defined | imported
 
 
 def _modules_of(function: Any) -> list[Any]:

@@ -218,7 +218,7 @@ def finetune(
     patience: Positive | None = ...,
     validation: float = ...,
     select_by: str = ...,
-    threshold: str | None = ...,
+    threshold: str | float | None = ...,
     seeds: Positive = ...,
 ) -> RunResult[FinetuneRun]: ...
 
@@ -376,7 +376,7 @@ def train(
     split_column: str | None = ...,
     folds: Positive = ...,
     test: CorpusLike | None = ...,
-    threshold: str | None = ...,
+    threshold: str | float | None = ...,
     tune: bool = ...,
     class_weight: ClassWeight | None = ...,
     seed: Seed = ...,

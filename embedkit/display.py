@@ -7,16 +7,26 @@ import math
 import os
 import unicodedata
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
 MINUS = "\N{MINUS SIGN}"
-TYPED_IN: list[Path] = []
-"""The folder in which ``embedkit run`` was typed, while a stage works in that of its recipe."""
+
+
+class Typed(NamedTuple):
+    """A command line, and the folder in which it was typed: not that of a stage of a recipe."""
+
+    words: tuple[str, ...]
+    folder: Path
+
+
+TYPED: ContextVar[Typed | None] = ContextVar("TYPED", default=None)
+"""What runs record as their command; nothing in a script or a notebook."""
 
 # columns of a cell and rows of a table in a notebook
 _CELL, _HTML_ROWS = 100, 100
@@ -81,6 +91,12 @@ def path_from(path: str | Path, folder: str | Path) -> str:
     """
     there, here = Path(os.path.abspath(path)), Path(os.path.abspath(folder))  # noqa: PTH100 - links
     return str(there.relative_to(here) if there.is_relative_to(here) else there)
+
+
+def typing_folder() -> Path:
+    """Return the folder in which the user types: paths are shown as they can be typed there."""
+    typed = TYPED.get()
+    return Path.cwd() if typed is None else typed.folder
 
 
 def bytes_text(count: float) -> str:

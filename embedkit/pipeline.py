@@ -15,7 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, redirect_stdout, suppress
+from contextlib import chdir, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException
@@ -28,7 +28,7 @@ from urllib.request import Request, urlopen
 import click
 
 from embedkit import errors, storage
-from embedkit.display import TYPED_IN, duration_text, path_from
+from embedkit.display import duration_text, path_from
 from embedkit.machine import __version__
 from embedkit.remote import address_of
 
@@ -122,7 +122,9 @@ def read_recipe(
         try:
             # the command's own parser judges every option before the
             # first stage runs, which may take hours
-            context = commands[command].make_context(command, list(stages[-1].line[1:]))
+            words = list(stages[-1].line[1:])
+            # without --help, which would print it and end the run as if all was done
+            context = commands[command].make_context(command, words, help_option_names=[])
         except click.UsageError as error:
             fail(name, error.format_message())
         # at once: nothing is run in it
@@ -189,9 +191,10 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
     # only what is there can be set: a misspelt key would change nothing, silently
     known, wanted = (tables, name) if name else (values, option)
     if not equals or wanted not in known:
+        names = [*known] if name else [*known, "STAGE.OPTION"]
         raise errors.UsageError(
-            f"--set {setting}: expected KEY=VALUE with {', '.join(known)}"
-            f"{'' if name else ' or STAGE.OPTION'}.{errors.did_you_mean(wanted, known)}"
+            f"--set {setting}: expected KEY=VALUE with {', '.join(names)}."
+            f"{errors.did_you_mean(wanted, known)}"
         )
     value: Any = text
     with suppress(tomllib.TOMLDecodeError):  # numbers, truth values and lists as in TOML
@@ -291,7 +294,8 @@ def run_recipe(
             replaces = before and (state["outputs"] or {"settings", "inputs"}.intersection(changed))
             overwrite = ["--overwrite"] if replaces and stage.can_overwrite else []
             words = [*stage.line, *overwrite, *["-q"] * quiet]
-            with _typed(words, stage.folder), redirect_stdout(sys.stderr if quiet else sys.stdout):
+            # as if it were typed in that folder: only a command knows which of its words are paths
+            with chdir(stage.folder), redirect_stdout(sys.stderr if quiet else sys.stdout):
                 code = call(words)
             status = "done" if code in (0, errors.EXIT_REJECTS) else "failed"
             if status == "done":
@@ -311,21 +315,6 @@ def run_recipe(
     return results
 
 
-@contextmanager
-def _typed(words: Sequence[str], folder: Path) -> Iterator[None]:
-    """Folder and arguments of a process in which a command was typed, which runs record."""
-    # both are of the process, and put back even if a command fails
-    arguments = sys.argv
-    TYPED_IN.append(Path.cwd())
-    try:
-        sys.argv = ["embedkit", *words]
-        with chdir(folder):
-            yield
-    finally:
-        sys.argv = arguments
-        TYPED_IN.pop()
-
-
 def content_hash(path: Path) -> str:
     """SHA-256 of a file, of the checksums of a folder, or of the files of a folder without them."""
     # checksums stand for the files of a dataset or run, which need not be read again
@@ -340,8 +329,13 @@ def content_hash(path: Path) -> str:
 
 def _hashes(stage: Stage, names: Sequence[str]) -> dict[str, str]:
     """Hashes of the names that are files or folders; options are any text."""
-    there = [n for n in names if n and os.path.exists(stage.folder / n)]  # noqa: PTH110
-    return {name: content_hash(stage.folder / name) for name in there}
+    paths = {name: stage.folder / name for name in names if name}
+    # a separator may be . or /: a folder around the recipe is no input, and holds its outputs too
+    return {
+        name: content_hash(path)
+        for name, path in paths.items()
+        if os.path.exists(path) and not stage.folder.is_relative_to(os.path.realpath(path))  # noqa: PTH110
+    }
 
 
 def _state_file(stage: Stage) -> Path:

@@ -95,9 +95,10 @@ class Predictor:
         self._load(run, label_names or {}, device, model, head)
         # a text of no meaning, of the kind that the run takes; what comes out is not looked at
         if warm:
-            pairs = self.content is not None and self.content.dataset.pairs
             numbers = {name: [0.0] for name in self.columns}
-            units = Units.of_texts(["warm"], ["warm"] if pairs else None, columns=numbers)
+            units = Units.of_texts(
+                ["warm"], ["warm"] if self.reads_pairs else None, columns=numbers
+            )
             units = units.words_of([None], marks=self.marks) if self.labels_words else units
             self._model.predict(units)
 
@@ -214,6 +215,11 @@ class Predictor:
         return () if self.content is None else self.content.columns
 
     @property
+    def reads_pairs(self) -> bool:
+        """True for a run that was made on pairs of texts."""
+        return self.content is not None and self.content.dataset.pairs
+
+    @property
     def labels_words(self) -> bool:
         """True for a run that labels the words of texts."""
         return self.content is not None and self.content.level == "word"
@@ -225,11 +231,11 @@ class Predictor:
 
     def check_pairs(self, pairs: bool) -> None:
         """Raise a :class:`UsageError` if the run was made on single texts, unlike these, or not."""
-        if self.content is not None and self.content.dataset.pairs != pairs:
-            kind, advice = "pairs of texts", "pass second texts as pairs="
+        if self.content is not None and self.reads_pairs != pairs:
+            kind, advice = "pairs of texts", "pass second texts as"
             if pairs:
-                kind, advice = "single texts", "leave out pairs="
-            raise UsageError(f"{self.run} was made on {kind}; {advice}.")
+                kind, advice = "single texts", "leave out"
+            raise UsageError(f"{self.run} was made on {kind}; {advice} {Option('pairs')}.")
 
     def _check_level(self, level: str) -> None:
         if self.labels_words != (level == "word"):
@@ -456,7 +462,7 @@ def predict_file(
             return done, data.rejected
         # known when everything was read
         for notice in reader.counts.notices:
-            logger.warning("%s", notice)
+            logger.warning(notice)
         return done, reader.counts.rejected
 
 
@@ -467,7 +473,7 @@ def _predicted(
     records = (item for item in reader if isinstance(item, Record))
     while chunk := list(islice(records, _CHUNK_OF_TEXTS)):
         plan = reader.plan
-        units = Units.of_records(chunk, pairs=plan.text_pair is not None, keep=plan.keep)
+        units = Units.of_records(chunk, plan)
         if predictor.labels_words:
             units = units.words_of([r.words for r in chunk], marks=predictor.marks)
         else:

@@ -12,6 +12,7 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,11 +21,14 @@ from typing import Any
 import numpy as np
 
 from embedkit import storage
+from embedkit.corpus.memory import InputFile
+from embedkit.corpus.plan import open_table
+from embedkit.corpus.sources import Row
 from embedkit.display import HARMLESS, json_line, visible
 from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.runs.predictions import invalid_proba
-from embedkit.storage import read_table
 from embedkit.types import Float64
+from embedkit.units.target import float_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,36 +195,38 @@ def read_prediction_files(
 
     Return the rows and ids of the records, and the probabilities ``(n, classes)`` of each file.
     """
-    tables = [_table(path) for path in paths]
     columns = ["row", "id", *(f"proba_{name}" for name in classes)]
-    proba, records = [], list[list[Any]]()
-    for path, table in zip(paths, tables, strict=True):
-        missing = [name for name in columns if name not in table.column_names]
-        if missing:
-            raise UsageError(
-                f"{path} has no column {missing[0]!r}; expected a table that embedkit predict "
-                "writes without label_names and submission."
-            )
+    proba, records = [], list[Sequence[Any]]()
+    for path in paths:
+        row, ids, *numbers = _cells(path, columns)
         # by row and id, in order: probabilities of other records would be averaged without notice
-        own = [table[name].to_pylist() for name in ("row", "id")]
-        records = records or own
-        if own != records:
+        records = records or [row, ids]
+        if [row, ids] != records:
             raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
-        proba.append(_probabilities(path, table, columns[2:]))
-    return records[0], records[1], proba
+        # what is no number is NaN, and no valid probability
+        given = np.array([[float_of(cell) for cell in cells] for cells in numbers]).T
+        tolerance = len(numbers) * _ROUNDING
+        if problem := invalid_proba(np.array(row), given, tolerance=tolerance):
+            raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
+        proba.append(given)
+    return [int(row) for row in records[0]], [str(name) for name in records[1]], proba
 
 
-def _probabilities(path: Path, table: Any, columns: Sequence[str]) -> Float64:
-    """Return ``(n, classes)`` probabilities, whose rows sum to 1 within their six decimals."""
-    proba = np.stack([storage.numbers(table[name]) for name in columns], axis=1)
-    problem = f"a column of {', '.join(columns):.80} does not hold numbers"
-    # a column with a word in it is read as text
-    if proba.dtype.kind in "fi":
-        tolerance = len(columns) * _ROUNDING
-        problem = invalid_proba(storage.numbers(table["row"]), proba, tolerance=tolerance)
-    if problem:
+def _cells(path: Path, names: Sequence[str]) -> list[tuple[str | None, ...]]:
+    """Columns of a file that ``embedkit predict`` wrote."""
+    # the table below a corpus, which reads every format
+    with closing(open_table(InputFile.of(path))) as table:
+        if missing := [name for name in names if name not in table.columns]:
+            raise UsageError(
+                f"{path} has no column {missing[0]!r}; expected a table (.tsv, .csv, .parquet) "
+                "that embedkit predict writes without label_names and submission."
+            )
+        rows = list(table.rows(names))
+    cells = [row.cells for row in rows if isinstance(row, Row) and str(row.cells[0]).isdecimal()]
+    if bad := len(rows) - len(cells):
+        problem = f"{bad:,} of its {len(rows):,} rows cannot be read"
         raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
-    return proba.astype(np.float64)
+    return list(zip(*cells, strict=True)) or [()] * len(names)
 
 
 def _fields(fields: dict[str, Any], prediction: Prediction, *, flat: bool) -> dict[str, Any]:
@@ -239,25 +245,3 @@ class _Printed(io.StringIO):
     def write(self, text: str) -> int:
         # a text of a corpus may hold codes that move the cursor or change the terminal's title
         return sys.stdout.write(visible(text, keep=HARMLESS))
-
-
-def _table(path: Path) -> Any:
-    import pandas as pd
-    import pyarrow as pa
-
-    if not path.is_file():
-        raise UsageError(f"{path} does not exist. Make it with embedkit predict.")
-    try:
-        if path.suffix == ".parquet":
-            return read_table(path)
-        # as write_prediction_file writes them: TSV has no quotes, so that one in a text opens none
-        separator, quoting = (
-            (",", csv.QUOTE_MINIMAL) if path.suffix == ".csv" else ("\t", csv.QUOTE_NONE)
-        )
-        # ids such as 007 stay as they are, and so does a label NA (keep_default_na)
-        types = {"row": "int64", "id": str, "label": str}
-        return pa.Table.from_pandas(
-            pd.read_csv(path, sep=separator, quoting=quoting, dtype=types, keep_default_na=False)
-        )
-    except (ValueError, OSError) as error:
-        raise storage.unreadable(path, error) from error

@@ -36,9 +36,6 @@ _TAG = re.compile(r"[0-9a-f]{32}(-[1-9][0-9]{0,4})?")
 _TAGGED_BYTES = 50 << 20  # parts in which s3fs sends large files
 
 
-_READ_BYTES = 8 << 20
-
-
 def cache_folder() -> Path:
     """The folder for what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
@@ -146,11 +143,8 @@ def _has_tag(file: Path, tag: str) -> bool:
 
 def stored_sha256(store: Any, place: str) -> str:
     """SHA-256 in hex of the bytes of a file in an object store, which are all read."""
-    digest = hashlib.sha256()
     with store.open(place, "rb") as stream:
-        while data := stream.read(_READ_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

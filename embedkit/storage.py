@@ -517,7 +517,8 @@ def check_files(folder: Path, names: Iterable[str] = ("",), *, advice: str = MAK
 
 def incomplete(out: Path) -> Path:
     """Return the path of a folder before it has its final name."""
-    return out.with_name(out.name + ".incomplete")
+    # not by with_name, which raises for . and /
+    return out.parent / f"{out.name}.incomplete"
 
 
 @contextmanager

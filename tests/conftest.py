@@ -24,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from embedkit.drawing import as_file
+from embedkit.encoding import packed
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
 from embedkit.runs import figures
@@ -77,12 +78,27 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+def tried_once(bits_differ: Callable[..., bool]) -> Callable[..., bool]:
+    """Whether bits depend on company is a matter of shapes and kernels: tried once for each."""
+    answers = dict[Any, bool]()
+
+    def answer(model: packed.PackedModel, batch: Any, *threads: int) -> bool:
+        modules = tuple(map(type, model.module.modules()))
+        key = (str(model.module.config), modules, packed.KERNELS["runs"], threads)
+        if key not in answers:
+            answers[key] = bits_differ(model, batch, *threads)
+        return answers[key]
+
+    return answer
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _quickly() -> Iterator[None]:
     """Leave out what takes long and is not tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # fails for a closed file; no test cuts the power
         patch.setattr(figures, "as_file", lambda *_: b"a figure")  # but with the marker ``figures``
+        patch.setattr(packed, "_bits_differ", tried_once(packed._bits_differ))
         # the Trainer collects garbage before each training, as long as a tiny model trains
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         yield

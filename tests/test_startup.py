@@ -16,11 +16,12 @@ ROWS = [(str(i), f"text {i % 7}", str(i % 2)) for i in range(40)]
 
 HEAVY = (
     "accelerate boto3 datasets duckdb faiss lightgbm matplotlib openTSNE pandas peft polars ray "
-    "scipy.optimize scipy.stats sklearn skops sympy torch transformers"
+    "scipy.optimize scipy.stats sklearn skops sympy torch torch._dynamo transformers "
+    "transformers.modeling_utils"
 )
 
 LEARNING = "pandas scipy.optimize scipy.stats sklearn"  # sklearn brings the others
-ENCODING = "accelerate boto3 scipy.optimize sympy torch transformers"  # transformers brings them
+ENCODING = "boto3 torch transformers"  # transformers brings the first
 
 # what each process runs, one after the other: what a command may import, a later one may too
 PROCESSES: tuple[dict[str, str], ...] = (

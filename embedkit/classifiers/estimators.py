@@ -21,6 +21,7 @@ from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScale
 from embedkit.choices import ESTIMATORS, check_choice
 from embedkit.classifiers.mixture import LayerMixture, unit_layers
 from embedkit.errors import Option, UsageError, first_line
+from embedkit.runs.metrics import named_metric
 
 
 class CommonScaler(StandardScaler):  # type: ignore[misc]
@@ -57,36 +58,42 @@ class EstimatorSettings(NamedTuple):
     columns: tuple[str, ...] = ()  # of the user's own numbers, behind the vectors
 
     @classmethod
-    def of(cls, estimator: str | None, *, task: str, **settings: Any) -> EstimatorSettings:
+    def of(
+        cls,
+        estimator: str | None,
+        *,
+        task: str,
+        views: Sequence[str] = (),
+        metric: str | None = None,
+        **settings: Any,
+    ) -> EstimatorSettings:
         """Return checked settings; the default estimator is that of the task.
 
-        Names and numbers were checked by the types of the function that takes them.
+        Names and numbers were checked by the types of the function that takes them. The ``views``
+        are no settings, but checked beside the columns: texts have neither, and each is named once.
         """
         # what can be known without data is refused here, before a corpus is encoded for minutes
         default = "ridge" if task == "regression" else "logreg"
-        result = cls(estimator or default, task=task, **settings)
+        metric = metric and named_metric(metric)
+        result = cls(estimator or default, task=task, metric=metric, **settings)
         result.row  # noqa: B018 - raises for an unknown estimator
         if result.class_weight is not None and (
             task == "regression" or "class_weight" not in result.row.build().get_params()
         ):
             raise UsageError("it needs a classifier, as logreg.", class_weight=result.class_weight)
+        for name, names in (("view", views), ("columns", result.columns)):
+            shown = {name: ",".join(names)}
+            if result.features != "vectors" and names:
+                problem = f"{Option('features', result.features)} are of texts, not of vectors."
+                raise UsageError(problem, **shown)
+            if len(set(names)) < len(names):
+                raise UsageError("name each once.", **shown)
         return result
 
     @property
     def method(self) -> str:
         """The name that tells runs apart: of the features if they are no vectors."""
         return self.estimator if self.features == "vectors" else self.features
-
-    def check_features(self, **named: str | Sequence[str] | None) -> None:
-        """Raise a :class:`UsageError` for views or columns of texts, or for one named twice."""
-        for name, value in named.items():
-            names = [value] if isinstance(value, str) else list(value or ())
-            given = {name: ",".join(names)}
-            if self.features != "vectors" and names:
-                problem = f"{Option('features', self.features)} are of texts, not of vectors."
-                raise UsageError(problem, **given)
-            if len(set(names)) < len(names):
-                raise UsageError("name each once.", **given)
 
     @property
     def threads(self) -> int | None:

@@ -49,7 +49,7 @@ from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validat
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Metric, Score, difference_interval, influences, scored
-from embedkit.runs.metrics import beta_of, check_metric, metrics_for, named_metric
+from embedkit.runs.metrics import beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, write_split
@@ -137,41 +137,48 @@ def probe(
         2
     """
     # names are checked, and the folder is, before a corpus is encoded
-    metric = metric and named_metric(metric)
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     if control is not None:
         check_choice(("random-weights",), control=control)
     out = free_out(out, dataset, "probe", overwrite=overwrite)
     data = load_or_extract(dataset, extraction, label=label, level=level, progress=progress)
+    if control is not None:
+        check_encodable(data)
     names, units = _names(data, view), Units.of_dataset(data, label=label)
     problem = Problem.of(
         units, task=task, separator=label_separator, split=split, folds=folds, seed=seed
     )
     method = Candidates.of(data, problem, names, settings, learning_curve=learning_curve)
     with new_run(out, overwrite=overwrite) as folder:
-        predictions, fits = cross_validate(method, problem, progress=progress)
-        scorer = Scorer(predictions, problem.split, method.metric, seed)
-        untrained = {}
-        if control:
-            untrained = _untrained(data, method, problem, scorer, progress)
-        content = ProbeRun(
-            level=level,
-            dataset=dataset_content(data, folder),
-            random_weights=untrained,
-            geometry=geometry_of(data, units, method, seed),
-            **scorer.content(method, problem, fits),
-        )
-        # the predictions are those of the nested choice; what each view predicts stands beside them
-        predictions = replace(predictions, views=scorer.decided(names, fits))
-        _write(folder, predictions, problem.split, content)
+        content = _write(folder, data, method, problem, untrained=bool(control), progress=progress)
     return RunResult(out, content)
 
 
-def _write(folder: Path, predictions: Predictions, split: Split, content: ProbeRun) -> None:
-    write_predictions(folder, predictions)
-    write_split(split, folder / "split.parquet")
+def _write(
+    folder: Path,
+    data: VectorData,
+    method: Candidates,
+    problem: Problem,
+    *,
+    untrained: bool,
+    progress: ProgressCallback,
+) -> ProbeRun:
+    """Fit and score all candidates, and write the run; ``untrained`` asks for random weights."""
+    predictions, fits = cross_validate(method, problem, progress=progress)
+    scorer = Scorer(method, problem, predictions, fits)
+    content = ProbeRun(
+        level=data.level,
+        dataset=dataset_content(data, folder),
+        random_weights=_untrained(data, scorer, progress) if untrained else {},
+        geometry=geometry_of(data, problem.units, method, method.settings.seed),
+        **scorer.content(),
+    )
+    # the predictions are those of the nested choice; what each view predicts stands beside them
+    write_predictions(folder, replace(predictions, views=scorer.decided()))
+    write_split(problem.split, folder / "split.parquet")
     draw_probe(folder, content)
     write_run(folder, content)
+    return content
 
 
 def geometry_of(
@@ -233,10 +240,9 @@ def _names(data: VectorData, view: str | Sequence[str] | None) -> list[str]:
     """Names of the stored views to score, by default all."""
     if view is None:
         return list(data.manifest.columns_of("sentences" if data.level == "sentence" else "words"))
-    views = [view] if isinstance(view, str) else view
     # views may be given in several spellings; load knows them, and refuses those that are not
-    # stored
-    return [load(data.path, name, level=data.level).views[0] for name in views]
+    # stored, or that are named twice
+    return list(load(data.path, view, level=data.level).views)
 
 
 class Candidate(NamedTuple):
@@ -477,31 +483,31 @@ def _predicted(fold: Subset, settings: EstimatorSettings) -> Float64:
 class Scorer:
     """Scores of outputs for the held-out units, which are given fold after fold."""
 
-    predictions: Predictions  # of the same units, in the order of the input
-    split: Split
-    metric: str
-    seed: int
+    method: Candidates
+    problem: Problem
+    predictions: Predictions  # of the held-out units, in the order of the input
+    fits: Fits
 
     @property
     def held_out(self) -> Int64:
         """The held-out units, fold after fold."""
-        return np.concatenate([test for _, test in self.split.subsets()])
+        return np.concatenate([test for _, test in self.problem.split.subsets()])
 
     def ordered(self, folds: Sequence[Float64]) -> Float64:
         """Outputs in the order of the input."""
         # held_out has each unit once, so that its ranks put fold after fold into input order
         return np.concatenate(folds)[np.argsort(self.held_out)]
 
-    def decided(self, names: Sequence[str], fits: Fits) -> dict[str, NDArray[Any]]:
+    def decided(self) -> dict[str, NDArray[Any]]:
         """What each view predicts."""
-        sets = self.predictions.of_sets
-        outputs = {n: self.ordered([fold.proba for fold in fits.final[n]]) for n in names}
+        sets, final = self.predictions.of_sets, self.fits.final
+        outputs = {n: self.ordered([fold.proba for fold in final[n]]) for n in self.method.names}
         return {name: decide(output, sets=sets) for name, output in outputs.items()}
 
     def score(self, folds: Sequence[Float64]) -> Score:
         """The score with its interval."""
-        metric = self._metric(folds, self.predictions.y)
-        return scored({"": metric}, self.predictions.group, seed=self.seed)[""]
+        metric, group = self._metric(folds, self.predictions.y), self.predictions.group
+        return scored({"": metric}, group, seed=self.method.settings.seed)[""]
 
     def value(self, folds: Sequence[Float64], target: Target) -> float:
         """The score alone, by the labels of a target."""
@@ -509,69 +515,70 @@ class Scorer:
         return self._metric(folds, y).value(len(y))
 
     def _metric(self, folds: Sequence[Float64], y: NDArray[Any]) -> Metric:
-        return metrics_for(y, self.ordered(folds), beta=beta_of(self.metric))[self.metric]
+        name = self.method.metric
+        return metrics_for(y, self.ordered(folds), beta=beta_of(name))[name]
 
-    def nested(self, fits: Fits, target: Target) -> ReportedScore:
+    def nested(self) -> ReportedScore:
         """The score of the views that inner folds choose, beside that of the majority."""
-        parts = self.split.subsets()
+        target, parts = self.problem.target, self.problem.split.subsets()
         prior = [class_prior(target.y[a], target.classes, len(b)) for a, b in parts]
-        score = self.score([fold.proba for fold in fits.folds])
+        score = self.score([fold.proba for fold in self.fits.folds])
         return ReportedScore(**asdict(score), majority=self.value(prior, target))
 
-    def over_last(self, names: Sequence[str], fits: Fits) -> Score | None:
+    def over_last(self) -> Score | None:
         """The nested score less that of the last layer, whose pooling the inner folds choose.
 
         None where no other layer is stored.
         """
+        names, seed = self.method.names, self.method.settings.seed
         highest = max(map(_layer, names))
         last = [name for name in names if _layer(name) == highest]
         if highest < 0 or len(last) == len(names):
             return None
         # the last layer has the same choice of pooling as all candidates have, or the gain would be
         # too high
-        baseline = best_of_folds(fits.final[name] for name in last)
+        baseline = best_of_folds(self.fits.final[name] for name in last)
         y, group = self.predictions.y, self.predictions.group
         chosen, last_layer = (
-            self._metric([fold.proba for fold in folds], y) for folds in (fits.folds, baseline)
+            self._metric([fold.proba for fold in folds], y) for folds in (self.fits.folds, baseline)
         )
         # of both on the same units, so that the interval is that of a paired difference
         both = {"chosen": chosen, "last": last_layer}
-        moved = np.stack([*influences(both, group, seed=self.seed).values()], axis=1)
+        moved = np.stack([*influences(both, group, seed=seed).values()], axis=1)
         values = np.array([metric.value(len(y)) for metric in both.values()])
         ends = difference_interval(values, moved, chosen.scale, chosen.units(group))
         return Score(float(values[0] - values[1]), *ends)
 
-    def content(self, method: Candidates, problem: Problem, fits: Fits) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, its candidates and their scores."""
-        settings, target = method.settings, problem.target
+        method, target = self.method, self.problem.target
+        about = {name: getattr(method.settings, name) for name in ("class_weight", "seed")}
+        single = tuple(map(self.of_view, method.names))
         return {
-            "estimator": settings.estimator,
-            "task": settings.task,
-            "settings": {"class_weight": settings.class_weight, "seed": self.seed}
-            | target.settings,
-            "split": self.split.record,
+            "estimator": method.settings.estimator,
+            "task": method.settings.task,
+            "settings": about | target.settings,
+            "split": self.problem.split.record,
             "features": "vectors",
             "views": tuple(method.names),
             "classes": target.classes,
             "records": {"folds": len(self.predictions.row), "test": 0},
-            "scores": {"cross_validation": {self.metric: self.nested(fits, target)}},
-            "metric": self.metric,
-            "view_scores": tuple(self.of_view(name, method, fits) for name in method.names),
-            "combinations": tuple(
-                self.of_view(candidate.name, method, fits) for candidate in method.combinations
-            ),
-            "choices": tuple(fold.model.name for fold in fits.folds),
-            "over_last": self.over_last(method.names, fits),
-            "cost": fits.cost(),
+            "scores": {"cross_validation": {method.metric: self.nested()}},
+            "metric": method.metric,
+            "view_scores": single,
+            "combinations": tuple(self.of_view(c.name) for c in method.combinations),
+            "choices": tuple(fold.model.name for fold in self.fits.folds),
+            "over_last": self.over_last(),
+            "cost": self.fits.cost(),
             "versions": versions(),
         }
 
-    def of_view(self, name: str, method: Candidates, fits: Fits) -> ViewScore:
+    def of_view(self, name: str) -> ViewScore:
         """The score of a candidate, beside that of the control task."""
-        folds: list[FoldFit] = fits.final[name]
+        method, folds = self.method, self.fits.final[name]
         score = self.score([fold.proba for fold in folds])
         random = self.value([fold.model.control for fold in folds], method.control)
-        size = np.mean([len(train) for train, _ in self.split.subsets()])
+        size = np.mean([len(train) for train, _ in self.problem.split.subsets()])
         curve = tuple(
             (round(fraction * size), self.score([fold.model.curve[i] for fold in folds]))
             for i, fraction in enumerate(method.curve if name in method.names else ())
@@ -579,7 +586,7 @@ class Scorer:
         # how often a view would be chosen among views, and a combination among combinations: among
         # all of them single views might have none, though the table asks which layer is best
         kind = method.names if name in method.names else [c.name for c in method.combinations]
-        first = best_of_folds(fits.final[other] for other in kind)
+        first = best_of_folds(self.fits.final[other] for other in kind)
         chosen = sum(fold.model.name == name for fold in first)
         # (layers,) of a mixture; empty for other candidates
         weights = np.mean([fold.model.weights for fold in folds], axis=0).tolist()
@@ -588,26 +595,22 @@ class Scorer:
 
 
 def _untrained(
-    data: VectorData,
-    method: Candidates,
-    problem: Problem,
-    scorer: Scorer,
-    progress: ProgressCallback,
+    data: VectorData, scorer: Scorer, progress: ProgressCallback
 ) -> dict[str, tuple[float, ...]]:
     """Scores of the views by encoders of the same architecture, never trained."""
     scores: dict[str, tuple[float, ...]] = {}
-    units, target, split, _ = problem
-    subsets = split.subsets()
-    step = steps(progress, "never trained", len(method.names) * _UNTRAINED, "views")
+    units, target, split, _ = scorer.problem
+    names, settings = scorer.method.names, scorer.method.settings
+    step = steps(progress, "never trained", len(names) * _UNTRAINED, "views")
     for number in range(_UNTRAINED):
         progress(Progress("encoding at random", 0, None, "texts"))
-        views = encode_at_random(data, units, method.names, scorer.seed + number)
+        views = encode_at_random(data, units, names, settings.seed + number)
         for name, X in views.items():
             # the same units, folds and tuning: the weights of the encoder alone differ
             some = replace(units, inputs=X.__getitem__)
-            folds = [Subset(some, target, split, *subset) for subset in subsets]
-            fits = [partial(_predicted, fold, method.settings) for fold in folds]
-            fitted = side_by_side(fits, threads=method.settings.threads)
+            folds = [Subset(some, target, split, *subset) for subset in split.subsets()]
+            fits = [partial(_predicted, fold, settings) for fold in folds]
+            fitted = side_by_side(fits, threads=settings.threads)
             scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))
             step()
     return scores
@@ -636,6 +639,18 @@ def control_task(
     return replace(target, y=y)
 
 
+def check_encodable(data: VectorData) -> None:
+    """Raise a :class:`UsageError` if :func:`encode_at_random` cannot encode the records again."""
+    job, problem = data.manifest.job, ""
+    if not job.storage.text or job.input.text_pair is not None:
+        problem = "it encodes the stored texts again, and this dataset has none or has pairs"
+    elif job.folds is not None:
+        problem = f"the vectors are of the models of {data.manifest.names.model}, one for each fold"
+        problem += "; probe those of the checkpoint that they were trained from"
+    if problem:
+        raise UsageError(f"{problem}.", control="random-weights")
+
+
 def encode_at_random(
     data: VectorData, units: Units, names: Sequence[str], seed: int
 ) -> dict[str, Float32]:
@@ -646,9 +661,6 @@ def encode_at_random(
     from embedkit.encoding.encoder import Encoder
     from embedkit.encoding.model import PlainModel
 
-    if not data.manifest.job.storage.text or units.pairs:
-        problem = "it encodes the stored texts again, and this dataset has none or has pairs."
-        raise UsageError(problem, control="random-weights")
     texts = units.records.texts()
     checkpoint, vectors = data.manifest.names, data.manifest.vector_settings
     # the plain module of transformers: other ways to run an encoder hold copies of its trained

@@ -61,6 +61,14 @@ class Frozen:
     threshold: Threshold | None = None
     threads: int | None = None
 
+    @classmethod
+    def of(
+        cls, estimator: str | None, *, tune: bool, threshold: str | float | None, **settings: Any
+    ) -> Frozen:
+        """Return the method by names, as far as they can be checked without data."""
+        cut = None if threshold is None else Threshold.parse(threshold)
+        return cls(EstimatorSettings.of(estimator, **settings), tune, cut)
+
     def check(self, problem: Problem) -> None:
         """Raise a :class:`UsageError` for what this method cannot judge."""
         if self.threshold is not None:
@@ -98,8 +106,8 @@ class Frozen:
             parameters=_parameters(final.pipeline),
         )
 
-    def content(self, target: Target, fits: Fits) -> dict[str, Any]:
-        """Return what ``run.json`` says of the method, and of its choices."""
+    def content(self, folder: Path, data: VectorData, target: Target, fits: Fits) -> dict[str, Any]:
+        """Return what the ``run.json`` of a folder says of the method, and of its choices."""
         names = ("class_weight", "seed", "metric")
         settings = {name: getattr(self.settings, name) for name in names}
         each = (replace(fold.model.choice, fold=i) for i, fold in enumerate(fits.folds))
@@ -109,9 +117,16 @@ class Frozen:
             "task": self.settings.task,
             "columns": self.settings.columns,
             "settings": settings | target.settings,
+            "level": data.level,
+            "views": tuple(data.views) if self.settings.features == "vectors" else (),
+            "dataset": dataset_content(data, folder),
             "choices": (*each, fits.final.choice),
             "threshold": fits.threshold,
         }
+
+    def write(self, folder: Path, fits: Fits) -> None:
+        """Write the model of all folds, which predicts new units."""
+        save_model(folder, fits.final.pipeline)
 
     def _fold(self, fold: Subset) -> FoldFit:
         threshold = self.threshold
@@ -238,16 +253,23 @@ def _parameters(pipeline: Any) -> int | None:
     return sum(weights) or None
 
 
-def _keeping(
-    columns: tuple[str, ...], dataset: CorpusLike, level: str, extraction: dict[str, Any]
-) -> dict[str, Any]:
-    """The options of the extraction of a corpus, which has to keep the columns that are read."""
+def _data(
+    dataset: CorpusLike,
+    columns: tuple[str, ...],
+    extraction: dict[str, Any],
+    *,
+    level: str,
+    **what: Any,
+) -> VectorData:
+    """The vectors of a dataset, or of a corpus, which has to keep the columns that are read."""
     if columns and level == "word":
         problem = f"they are of records; {Option('level', 'word')} has none."
         raise UsageError(problem, columns=",".join(columns))
-    if not columns or names_dataset(dataset):
-        return extraction
-    return extraction | {"keep": list(dict.fromkeys([*extraction.get("keep", ()), *columns]))}
+    if columns and not names_dataset(dataset):
+        extraction = extraction | {
+            "keep": list(dict.fromkeys([*extraction.get("keep", ()), *columns]))
+        }
+    return load_or_extract(dataset, extraction, level=level, **what)
 
 
 @accepts(*EXTRACTION)
@@ -267,7 +289,7 @@ def train(
     split_column: str | None = None,
     folds: Positive = 5,
     test: CorpusLike | None = None,
-    threshold: str | None = None,
+    threshold: str | float | None = None,
     tune: bool = True,
     class_weight: ClassWeight | None = None,
     seed: Seed = 0,
@@ -327,32 +349,26 @@ def train(
     # names, the folder and the threshold are checked before the corpus is encoded, which may take
     # hours
     names = (columns,) if isinstance(columns, str) else tuple(columns)
-    named: dict[str, Any] = {"features": features, "class_weight": class_weight, "columns": names}
-    settings = EstimatorSettings.of(estimator, task=task, seed=seed, **named)
-    settings.check_features(view=view, columns=names)
-    views = (view,) if isinstance(view, str) else view or ()
-    out = free_out(out, dataset, settings.method, *views, *names, overwrite=overwrite)
-    decision = None if threshold is None else Threshold.parse(threshold)
-    method = Frozen(settings, tune, decision)
-    extraction = _keeping(names, dataset, level, extraction)
+    views = (view,) if isinstance(view, str) else tuple(view or ())
+    named: dict[str, Any] = {"features": features, "class_weight": class_weight, "seed": seed}
+    named |= {"task": task, "views": views, "columns": names, "threshold": threshold}
+    method = Frozen.of(estimator, tune=tune, **named)
+    out = free_out(out, dataset, method.settings.method, *views, *names, overwrite=overwrite)
     what: dict[str, Any] = {"view": view, "level": level, "label": label}
-    data = load_or_extract(dataset, extraction, progress=progress, **what)
+    data = _data(dataset, names, extraction, progress=progress, **what)
     assigned = {"split": split, "column": split_column, "folds": folds, "seed": seed}
     problem = _problem(method, data, test, label=label, separator=label_separator, **assigned)
     with new_run(out, overwrite=overwrite) as folder:
         predictions, fits = cross_validate(method, problem, progress=progress)
-        save_model(folder, fits.final.pipeline)
+        method.write(folder, fits)
         content = write_results(
             folder,
             TrainRun,
             problem,
             predictions,
-            decision=decision,
+            decision=method.threshold,
             seed=seed,
-            level=level,
-            views=tuple(data.views) if features == "vectors" else (),
-            dataset=dataset_content(data, folder),
             cost=fits.cost(peak_memory_bytes=peak_memory_since(peak_before)),
-            **method.content(problem.target, fits),
+            **method.content(folder, data, problem.target, fits),
         )
     return RunResult(out, content)

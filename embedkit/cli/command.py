@@ -7,8 +7,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import wraps
 from io import TextIOWrapper
@@ -20,6 +20,7 @@ import click
 from embedkit import errors
 from embedkit.cli.options import FIRST_HEADING, HEADINGS, names_of, progress_bar
 from embedkit.cli.text import fitted, json_text, say
+from embedkit.display import TYPED, Typed, typing_folder
 from embedkit.types import no_progress
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class Commands(click.Group):
         try:
             # click would print errors itself, and exit: here a stage of `embedkit run` may fail,
             # and the caller decides
-            code = self.main(list(words), standalone_mode=False, obj=started)
+            with _typed(words):
+                code = self.main(list(words), standalone_mode=False, obj=started)
             return code if isinstance(code, int) else 0
         except SystemExit:
             if sys.stdout is stdout:
@@ -110,6 +112,16 @@ class Commands(click.Group):
         except errors.EmbedkitError as error:
             complain(in_options(error.message, ctx))
             ctx.exit(error.exit_code)
+
+
+@contextmanager
+def _typed(words: Sequence[str]) -> Iterator[None]:
+    """Keep what was typed. A stage of a recipe is typed, so to speak, where the recipe was."""
+    token = TYPED.set(Typed(tuple(words), typing_folder()))
+    try:
+        yield
+    finally:
+        TYPED.reset(token)
 
 
 def complain(message: str) -> None:

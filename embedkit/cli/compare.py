@@ -15,7 +15,6 @@ from embedkit.cli.options import FILE, choice, option, options
 from embedkit.cli.text import (
     asked_for_all,
     fitted,
-    metric_heading,
     number_text,
     path_text,
     table_text,
@@ -73,8 +72,7 @@ _HEAD = 9  # columns of the longest name of a baseline that the head of the tabl
         help="Predictions of predict for new texts, one file per run in the same order: blend "
         "these.",
     ),
-    "--submission",
-    "--overwrite",
+    "--submission --overwrite",
 )
 def compare(
     runs: tuple[Path, ...],
@@ -191,7 +189,8 @@ def _methods_text(compared: Compared, advice: Recommendation, others: list[str])
 
 
 def _score_heading(metric: str) -> str:
-    return metric_heading(metric) + (" ↓" if metric in LOWER_IS_BETTER else "")
+    unit = ", %" if is_percent(metric) else ""
+    return f"{metric}{unit}{' ↓' if metric in LOWER_IS_BETTER else ''}"
 
 
 def comparison_text(compared: Compared) -> str:

@@ -43,10 +43,7 @@ if TYPE_CHECKING:
     option("--folds", default=5, help="Number of folds; 1: a fifth of the records is held out."),
     option("--test", default=0.0, help="Fraction of the records to hold out as a test set."),
     option("--group", help="Group column; a group is never divided between folds."),
-    "--seed",
-    "--overwrite",
-    "--text",
-    "--label",
+    "--seed --overwrite --text --label",
     option("--label-separator", help="Between the classes of a record; folds are not stratified."),
 )
 def split(
@@ -96,23 +93,12 @@ def split(
     option(
         "--view", help="Stored view, or several to join: mean_6,cls_6. [mean of the last layer]"
     ),
-    "--level",
-    "--estimator",
+    "--level --estimator",
     option("--features", help="{FEATURES}.", **choice(FEATURES, "vectors")),
     option("--columns", help="Numeric columns to read beside the vectors, with commas: price,age."),
-    "--task",
-    "--label-separator",
-    "--split",
+    "--task --label-separator --split",
     option("--split-column", help="Stored column with names of folds; test is the test set."),
-    "--folds",
-    "--test",
-    "--threshold",
-    "--class-weight",
-    "--text",
-    "--label",
-    "--id",
-    "--seed",
-    "--overwrite",
+    "--folds --test --threshold --class-weight --text --label --id --seed --overwrite",
 )
 def train(
     dataset: Path,
@@ -141,10 +127,7 @@ def train(
 @options(
     "--out",
     option("--view", help="Views to score, separated by commas. [all that are stored]"),
-    "--level",
-    "--task",
-    "--label-separator",
-    "--split",
+    "--level --task --label-separator --split",
     option(
         "--metric",
         help="Metric that is shown, tuned for and used to choose the view. "
@@ -156,9 +139,7 @@ def train(
         **choice(["random-weights"]),
     ),
     option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
-    "--text",
-    "--label",
-    "--overwrite",
+    "--text --label --overwrite",
 )
 def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
     """Score every stored view on the same folds.
@@ -182,27 +163,20 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
 )
 @click.argument("corpus", type=FILE)
 @options(
-    "--out",
-    "--model",
-    "--device",
+    "--out --model --device",
     option(
         "--head",
         type=KnownOrClass(HEADS),
         help="Classification head, or module:Class of a torch.nn.Module. [mean for a sentence "
         "encoder that averages tokens, else cls]",
     ),
-    "--level",
-    "--task",
+    "--level --task",
     option(
         "--objective",
         help="{OBJECTIVES}. [contrastive up to 160 training texts]",
         **choice(OBJECTIVES),
     ),
-    "--label-separator",
-    "--split",
-    "--folds",
-    "--test",
-    "--test-sample",
+    "--label-separator --split --folds --test --test-sample",
     option(
         "--epochs", type=int, help="Maximum number of epochs. [200 steps, at least 3, at most 20]"
     ),
@@ -215,8 +189,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         help="Models of each fold, with seeds of their own: their mean predicts, and the spread "
         "of their scores is stated.",
     ),
-    "--max-length",
-    "--class-weight",
+    "--max-length --class-weight",
     option("--freeze-layers", metavar="K|embeddings|all", help="Encoder layers to freeze."),
     option(
         "--lora",
@@ -241,15 +214,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         type=int,
         help="Stop after N epochs without a better validation score. [5 without --epochs]",
     ),
-    "--threshold",
-    "--text",
-    "--text-pair",
-    "--id",
-    "--label",
-    "--word-label",
-    "--limit",
-    "--seed",
-    "--overwrite",
+    "--threshold --text --text-pair --id --label --word-label --limit --seed --overwrite",
 )
 def finetune(
     corpus: Path, seed: int, reading: CorpusOptions, progress: ProgressCallback, **settings: Any
@@ -280,16 +245,11 @@ _SHOWN = 3
 @click.argument("corpus", required=False)
 @options(
     option("--text", help="With CORPUS the column of its texts [that of the run]; else the text."),
-    "--text-pair",
-    "--id",
-    "--encoding",
+    "--text-pair --id --encoding",
     option(
         "--out", type=FILE, help="File to write: .tsv, .csv, .jsonl or .parquet. [standard output]"
     ),
-    "--submission",
-    "--overwrite",
-    "--label-names",
-    "--device",
+    "--submission --overwrite --label-names --device",
     option("--head", help="Own head of the run, module:Class: its code is imported and runs."),
 )
 def predict(
@@ -308,7 +268,8 @@ def predict(
     RUN is a folder that train or finetune wrote, CHECKPOINT the folder or hub id of a model for
     classification (BertForSequenceClassification and the like); CORPUS a file of texts or its URL,
     a dataset extracted with the same settings as that of the run. Without one, or with -, every
-    line of standard input is answered as it comes, by one process.
+    line of standard input is answered as it comes, by one process. Of a run on pairs of texts a
+    line has both, with a tab between them.
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 
@@ -320,8 +281,13 @@ def predict(
             done, rejected = predict_file(
                 run, corpus, reading=reading, as_json=as_json, progress=progress, **model, **output
             )
-        elif given := [f"--{name}" for name, value in output.items() if value]:
-            raise UsageError(f"{given[0]} is for a corpus; redirect other output with >.")
+        elif given := [
+            name
+            for name, value in {**reading.given, **output}.items()
+            if value and (corpus or name not in ("text", "text_pair"))
+        ]:
+            problem = f"--{given[0].replace('_', '-')} is for the file of a corpus"
+            raise UsageError(f"{problem}; redirect other output with >.")
         else:
             # a single --text is answered as soon as the model is there; for lines it is warmed up,
             # so that the first answer is as quick as the others
@@ -329,8 +295,8 @@ def predict(
             predictor = Predictor(run, **model, warm=lines)
     if corpus in (None, "-"):
         if lines:
-            return answer_lines(partial(_show_text, predictor, as_json=as_json), "text")
-        _show_text(predictor, str(reading.text), as_json=as_json)
+            return answer_lines(partial(_show_line, predictor, as_json=as_json), "text")
+        _show_text(predictor, str(reading.text), reading.text_pair, as_json=as_json)
         return 0
     if not quiet:
         where = f" → {output['out']}" if output["out"] else ""
@@ -339,11 +305,25 @@ def predict(
     return EXIT_REJECTS if rejected else 0
 
 
-def _show_text(predictor: Predictor, text: str, *, as_json: bool) -> None:
-    """Print the prediction for a text, or a line for each of its words."""
+def _show_line(predictor: Predictor, line: str, *, as_json: bool) -> None:
+    """Print the prediction for a line, which holds a text or a pair."""
+    pair = line.split("\t") if predictor.reads_pairs else [line]
+    if predictor.reads_pairs and len(pair) != 2:
+        raise UsageError(f"{line!r}: expected two texts with a tab between them.")
+    _show_text(predictor, *pair, as_json=as_json)
+
+
+def _show_text(
+    predictor: Predictor, text: str, second: str | None = None, *, as_json: bool
+) -> None:
+    """Print the prediction for a text or a pair, or a line for each word of a text."""
     shown: list[tuple[dict[str, Any], Prediction]]
     if not predictor.labels_words:
-        shown = [({}, one) for one in predictor.predict([text])]
+        try:
+            shown = [({}, predictor.predict(text, second))]
+        except UsageError as error:
+            # the second text is called as it is where a corpus is read
+            raise UsageError(error.message.renamed(pairs="text_pair")) from None
     else:
         names = ("word", "text", "start", "end")
         (words,) = predictor.predict_words([text])

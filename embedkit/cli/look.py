@@ -191,9 +191,7 @@ def _duplicates_text(found: NearDuplicates, out: Path | None) -> str:
 @click.argument("dataset", type=FILE)
 @options(
     option("--kind", help="{INDEX_KINDS}.", **choice(INDEX_KINDS, "hnsw")),
-    "--view",
-    "--whitening",
-    "--overwrite",
+    "--view --whitening --overwrite",
 )
 def index(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
     """Build an index for approximate search by cosine.
@@ -232,8 +230,7 @@ _MATRIX, _FEW = 10, 4
     option("--layers", default="all", help=LAYERS),
     option("--pooling", default="cls,mean,max", help="{POOLINGS}."),
     option("--out", type=FILE, help="Folder for the cosines, the table and the figure."),
-    "--overwrite",
-    "--model",
+    "--overwrite --model",
 )
 def similarity(corpus: Path, progress: ProgressCallback, **settings: Any) -> Result:
     """Compute cosine similarities of text pairs.

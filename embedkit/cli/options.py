@@ -56,13 +56,11 @@ LAYERS = (
 class KnownName(click.Choice[str]):
     """A known name; the nearest one is proposed for another."""
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the name; an error for an unknown one."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            near = did_you_mean(str(value), self.choices)
-            raise click.BadParameter(error.message + near, ctx, param) from None
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Return the message for another name."""
+        return super().get_invalid_choice_message(value, ctx) + did_you_mean(
+            str(value), self.choices
+        )
 
 
 class KnownOrClass(KnownName):
@@ -175,13 +173,18 @@ _SHARED = {name: option(name, help=text, **settings) for name, text, settings in
 
 
 def options(*given: str | Option) -> Option:
-    """Give a command options in this order: names of shared options, or its own."""
+    """Give a command options in this order: names of shared ones, or options of its own."""
+    makers = [
+        make
+        for item in given
+        for make in (map(_SHARED.__getitem__, item.split()) if isinstance(item, str) else [item])
+    ]
 
     def decorate(function: Any) -> Any:
         # decorators apply from the last to the first, and click shows options in that order
         # reversed
-        for item in reversed(given):
-            function = (_SHARED[item] if isinstance(item, str) else item)(function)
+        for make in reversed(makers):
+            function = make(function)
         return function
 
     return decorate

@@ -18,16 +18,15 @@ import click
 from embedkit.display import (
     HARMLESS,
     MINUS,
-    TYPED_IN,
     columns,
     json_line,
     path_from,
     shorten,
+    typing_folder,
     visible,
     without_nan,
 )
 from embedkit.remote import as_given
-from embedkit.runs.metrics import is_percent
 from embedkit.storage import without_secrets
 from embedkit.types import clear_line
 
@@ -176,17 +175,13 @@ def number_text(value: float | None, form: str = ".3f") -> str:
     return "–" if value is None or math.isnan(value) else f"{value:{form}}".replace("-", MINUS)
 
 
-def metric_heading(metric: str) -> str:
-    """Return the name of a metric with its unit."""
-    return f"{metric}, %" if is_percent(metric) else metric
-
-
 def path_text(path: str | Path) -> str:
     """Return a path relative to the folder in which the command was typed.
 
     A stage of ``embedkit run`` works in the folder of its recipe; the paths of other commands stay.
     """
-    return visible(path_from(path, TYPED_IN[-1]) if TYPED_IN else str(path))
+    folder = typing_folder()
+    return visible(str(path) if folder == Path.cwd() else path_from(path, folder))
 
 
 def one_line(text: str) -> str:

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from embedkit.comparison.load import Dataset, LoadedRun
 from embedkit.comparison.table import Compared
-from embedkit.dataset.format import is_dataset, whole_text
+from embedkit.corpus.memory import InputFile
+from embedkit.corpus.plan import CorpusOptions, plan_corpus
+from embedkit.corpus.records import CorpusReader
+from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import in_context
@@ -288,13 +291,13 @@ def find_texts(
         # rows are joined by number, so that the bytes have to be the same
         if (load(path).manifest.source if whole else (file_sha256(path),)) != source:
             raise MismatchError("this is not the corpus of these runs.", texts=path)
-        return _stored(path, rows) if whole else _of_corpus(path, rows, reading)
+        return _texts(path, rows, reading)
     for dataset in datasets:
         if dataset.manifest.job.storage.text:
-            return _stored(dataset.path, rows)
+            return _texts(dataset.path, rows, reading)
     for path in (run.path / run.content.dataset.path for run in runs):
         if path.is_file() and (file_sha256(path),) == source:
-            return _of_corpus(path, rows, reading)
+            return _texts(path, rows, reading)
     return {}, _NO_TEXTS
 
 
@@ -317,25 +320,18 @@ def shown_texts(
     return by_record
 
 
-def _stored(path: Path, rows: Collection[int]) -> tuple[Texts, str]:
-    data, chosen = load(path), frozenset(rows)
-    both = Units.of_dataset(data).texts(separator="\n")
-    texts = {row: text for row, text in zip(data.row.tolist(), both, strict=True) if row in chosen}
-    names = ", ".join(Path(name).name for name in data.manifest.names.inputs)
-    return texts, f"Texts as stored in {path.resolve().name}, made from {names}."
-
-
-def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> tuple[Texts, str]:
-    from embedkit.corpus.memory import InputFile
-    from embedkit.corpus.plan import CorpusOptions, plan_corpus
-    from embedkit.corpus.records import CorpusReader, Record
-
+def _texts(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> tuple[Texts, str]:
+    """Texts of a dataset, or of a corpus file that is read as ``reading`` says, and where from."""
+    if is_dataset(path):
+        data = load(path)
+        names = ", ".join(Path(name).name for name in data.manifest.names.inputs)
+        units = Units.of_dataset(data)
+        note = f"Texts as stored in {path.resolve().name}, made from {names}."
+    else:
+        plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))
+        units = Units.of_records(CorpusReader(plan).records(), plan)
+        columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
+        note = f"Texts from column {columns} of {path.name}."
     chosen = frozenset(rows)
-    plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))
-    texts = {
-        item.row: whole_text(item.text, item.text_pair, separator="\n")
-        for item in CorpusReader(plan)
-        if isinstance(item, Record) and item.row in chosen
-    }
-    columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
-    return texts, f"Texts from column {columns} of {path.name}."
+    texts = zip(units.row.tolist(), units.texts(separator="\n"), strict=True)
+    return {row: text for row, text in texts if row in chosen}, note

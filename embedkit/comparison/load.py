@@ -267,26 +267,23 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
     """Runs on the words that all predict, since models cut long sentences at different words."""
     if not runs[0].predictions.of_words:
         return runs
-    common: dict[bool, Int64] = {}
-    left_out = 0
-    for tested in (False, True):  # a probe has no test set
-        subsets = [(run.predictions.fold == TEST) == tested for run in runs]
-        every = zip(runs, subsets, strict=True)
-        # keys of folds and test set may be equal, as a test set of its own counts from 0; hence one
-        # after the other
-        keys = [np.unique(run.predictions.keys[subset]) for run, subset in every if subset.any()]
-        if keys:
-            common[tested] = reduce(np.intersect1d, keys)
-            left_out += len(reduce(np.union1d, keys)) - len(common[tested])
+
+    def keys_of(p: Predictions) -> Int64:
+        # a test set of its own counts its rows from 0 as the folds do: its keys are the odd ones
+        return np.asarray(2 * p.keys + (p.fold == TEST), np.int64)
+
+    every = [keys_of(run.predictions) for run in runs]
+    common = reduce(np.intersect1d, [keys[keys % 2 == 0] for keys in every])
+    # a probe has no test set, and leaves those of the others as they are
+    if tests := [tested for keys in every if len(tested := keys[keys % 2 == 1])]:
+        common = np.append(common, reduce(np.intersect1d, tests))
+    left_out = len(reduce(np.union1d, every)) - len(common)
     if not left_out:
         return runs
     logger.warning("%s left out, which not all runs predict", count_text(left_out, "word"))
 
     def some(p: Predictions) -> Predictions:
-        kept = np.isin(p.keys, common[False]) & (p.fold != TEST)
-        if True in common:
-            kept |= np.isin(p.keys, common[True]) & (p.fold == TEST)
-        return p.take(np.flatnonzero(kept))
+        return p.take(np.flatnonzero(np.isin(keys_of(p), common)))
 
     return [
         run._replace(predictions=replace(some(p), inner=p.inner and some(p.inner)))

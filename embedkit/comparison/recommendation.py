@@ -18,7 +18,7 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases
 from embedkit.comparison.load import FOREIGN, LoadedRun
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, price, records_to_decide
-from embedkit.display import TYPED_IN, count_text, duration_text
+from embedkit.display import count_text, duration_text, typing_folder
 from embedkit.encoding.views import split_view, view_ranges, view_text
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.run import UNTRAINED, FinetuneRun, ProbeRun, ViewScore
@@ -353,7 +353,7 @@ def _free(path: Path) -> Path:
 
 def portable(path: str | Path) -> str:
     """Return a path as it can be typed in the user's folder: relative, however far it is."""
-    return os.path.relpath(path, TYPED_IN[-1] if TYPED_IN else Path.cwd())
+    return os.path.relpath(path, typing_folder())
 
 
 def model_text(model: str) -> str:

@@ -30,7 +30,7 @@ from embedkit.comparison.load import (
 )
 from embedkit.display import Shown
 from embedkit.errors import Option, UsageError, did_you_mean
-from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
+from embedkit.runs.intervals import Score, difference_interval, influences, paired_tests, scored
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,
     Threshold,
@@ -434,10 +434,7 @@ def scores_and_differences(
         # all methods have the same units and the default seed, so that their blocks are the same:
         # this is what pairs them
         moved = influences(shown, taken.group)
-        scores[name] = {}
-        for m, one in shown.items():
-            value = one.value(len(taken.row))
-            scores[name][m] = Score(value, *interval(value, moved[m], one, taken.group))
+        scores[name] = scored(shown, taken.group, moved=moved)
         influence.append(moved[metric])
         step()
     values = np.array([found[metric].value for found in scores.values()])

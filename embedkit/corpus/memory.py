@@ -165,8 +165,10 @@ def _spool(corpus: Any, folder: Path) -> Path:
     elif isinstance(corpus, pa.Array | pa.ChunkedArray):
         corpus = corpus.to_pylist()
     # they can be iterated too, over their keys, numbers or lines, which nobody means
-    if isinstance(corpus, Mapping | bytes | io.IOBase) or not (
-        isinstance(corpus, Iterable) or hasattr(corpus, "__arrow_c_stream__")
+    if (
+        isinstance(corpus, Mapping | bytes | io.IOBase)
+        or not (isinstance(corpus, Iterable) or hasattr(corpus, "__arrow_c_stream__"))
+        or getattr(corpus, "ndim", 1) == 0
     ):
         advice = ""
         if isinstance(corpus, Mapping):
@@ -182,7 +184,8 @@ def _spool(corpus: Any, folder: Path) -> Path:
             file = folder / f"{kind}.parquet"
             _write_table(*table, file)
             return file
-    except (pa.ArrowException, ValueError, TypeError) as error:
+    # whole numbers beyond 64 bits overflow
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         problem = f"{first_line(error)}. Convert that column to str, or drop it."
         raise UsageError(f"the {kind} cannot be read as a table: {problem}") from error
     file = folder / f"{kind}.jsonl"

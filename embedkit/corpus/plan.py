@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 import csv
 import dataclasses
+import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from embedkit.arguments import check_fields
 from embedkit.choices import Format, Quoting
 from embedkit.corpus.columnar import check_title
 from embedkit.corpus.delimited import separator_named_by
-from embedkit.corpus.memory import ArrowStream, InputFile, input_files
+from embedkit.corpus.memory import ArrowStream, CorpusLike, InputFile, input_files
 from embedkit.corpus.readers import READERS, format_of_content, format_of_name, suffix_of
 from embedkit.corpus.sources import (
     Dialect,
@@ -33,6 +34,8 @@ from embedkit.corpus.sources import (
 from embedkit.errors import CorpusError, Message, Option, UsageError, did_you_mean
 from embedkit.records import Count, Positive
 from embedkit.storage import file_sha256
+
+logger = logging.getLogger(__name__)
 
 # an encoding must write each of them as its one ASCII byte, else lines
 # and cells are not to be found in the bytes
@@ -127,7 +130,7 @@ class CorpusOptions:
         object.__setattr__(self, "keep", tuple(self.keep))
         spans: Any = Path(self.spans) if isinstance(self.spans, os.PathLike) else self.spans
         # a table is one thing, though its columns could be iterated
-        if isinstance(spans, str | Path | ArrowStream):
+        if isinstance(spans, str | Path | InputFile | ArrowStream):
             spans = (spans,)
         if not isinstance(spans, list | tuple) or len(spans) > 2:
             raise UsageError(
@@ -139,16 +142,6 @@ class CorpusOptions:
         if self.spans and self.text_pair is not None:
             raise UsageError("spans are of single texts.", spans=..., text_pair=self.text_pair)
         object.__setattr__(self, "encoding", _settled_encoding(self.encoding))
-
-    @contextmanager
-    def in_files(self) -> Iterator[CorpusOptions]:
-        """The same options with spans in memory written to a file, while the context lasts."""
-        spans: Any = self.spans
-        if not spans or isinstance(spans[0], str | Path):
-            yield self
-        else:
-            with input_files(spans[0]) as files:
-                yield dataclasses.replace(self, spans=files[0].path)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -228,14 +221,26 @@ class CorpusPlan(CorpusSettings):
         return READERS[dialect.format].open(self.files[number].path, dialect)
 
 
-def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None) -> CorpusPlan:
+@contextmanager
+def planned_corpus(corpus: CorpusLike, options: CorpusOptions) -> Iterator[CorpusPlan]:
+    """Plan a corpus, and tell what was guessed; copies of inputs last as long as the context."""
+    with ExitStack() as held:
+        files = held.enter_context(input_files(corpus))
+        spans: Any = options.spans
+        if spans and not isinstance(spans[0], str | Path):  # a table in memory
+            (spans,) = held.enter_context(input_files(spans[0]))
+            options = dataclasses.replace(options, spans=spans)
+        plan = plan_corpus(files, options)
+        for notice in plan.notices:
+            logger.info(notice)
+        yield plan
+
+
+def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPlan:
     """Determine format, dialect and columns from the options and the first lines of the files.
 
     Text, id and label are guessed by their names if they are not given; see ``notices``.
     """
-    options = options or CorpusOptions()
-    if not files:
-        raise UsageError("no input file was given. Example: embedkit extract corpus.tsv")
     dialects, tables, notices = list[Dialect](), list[Table](), list[Message]()
     for file in files:
         dialect, said = _dialect(file, options)
@@ -261,8 +266,9 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     kept = [str(guess.given("keep", name)) for name in options.keep]
     # a column that is really called so is meant before the rule, and before a file; only a path is
     # opened, so that a name that comes from a stored run never leads to a file
-    if spans and isinstance(spans[0], Path) and str(spans[0]) not in columns:
-        files, spans = [*files, InputFile.of(spans[0])], SPANS
+    if spans and isinstance(spans[0], Path | InputFile) and str(spans[0]) not in columns:
+        file = InputFile.of(spans[0]) if isinstance(spans[0], Path) else spans[0]
+        files, spans = [*files, file], SPANS
         if SPANS[0] in columns:
             raise CorpusError(f"{files[0].name} has a column {SPANS[0]!r} already. Rename it.")
     elif spans != SENTENCES or SENTENCES[0] in columns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from array import array
 from base64 import b64encode
 from collections import Counter
@@ -15,11 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embedkit.corpus.conllu import Words, joined, words_of
+from embedkit.corpus.conllu import Span, Words, joined, words_of
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import CorpusPlan, open_table
 from embedkit.corpus.readers import READERS
-from embedkit.corpus.sentences import sentence_spans
 from embedkit.corpus.sources import (
     BadRecordError,
     BadRow,
@@ -40,6 +40,18 @@ _TRIAL = 1_000
 _EXCERPT = 200
 # 8 MB of hashes; later ids are not compared
 _COMPARED_IDS = 1_000_000
+
+# three kinds of end: a stop with its closing marks before white space; a full stop of Chinese or
+# Japanese; a line end with the space around it
+_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’）]*|\s*\n\s*")
+# initials ("J.", "e.g.", "U.S.") and titles, only as words of their own
+_SHORT = re.compile(
+    r"(?:^|[\s(\"'])(?:[a-z](?:\.[a-z])*|mrs?|ms|dr|prof|st|vs|cf|etc|vol|fig|bzw|ca|nr|vgl)\.$",
+    re.IGNORECASE,
+)
+_VISIBLE = re.compile(r"\S(?:.*\S)?", re.DOTALL)
+_NEXT = re.compile(r"\S")
+_NEAR = 12  # characters before an end in which an abbreviation is looked for
 
 
 class Record(NamedTuple):
@@ -391,3 +403,34 @@ def _sampled(plan: CorpusPlan, size: int) -> set[int]:
     if len(rows) > size:
         rows = np.random.default_rng(plan.seed).choice(rows, size, replace=False)
     return set(rows.tolist())
+
+
+def sentence_spans(text: str) -> tuple[Span, ...]:
+    """Return start and end of every sentence, without the white space around it.
+
+    A sentence ends after ``.``, ``!``, ``?`` or ``…`` and closing quotes before white space, unless
+    a small letter follows; after the full stops of Chinese and Japanese anywhere; and with a line.
+    A stop after a single Latin letter or a usual abbreviation ends nothing. There is no model
+    behind it: a corpus that knows its sentences says so by ``spans=``.
+
+    >>> text = "Dr. Lee said no. Why? (He was late.) 정말요? はい。そう。"
+    >>> [text[start:end] for start, end in sentence_spans(text)]
+    ['Dr. Lee said no.', 'Why?', '(He was late.)', '정말요?', 'はい。', 'そう。']
+    """
+    # spans begin at the last end, and lose their outer white space by a search within them, so that
+    # they are places in the text itself
+    ends = [match.end() for match in _END.finditer(text) if not _goes_on(text, match.end())]
+    parts = zip([0, *ends], [*ends, len(text)], strict=True)
+    found = [_VISIBLE.search(text, start, end) for start, end in parts]
+    return tuple(match.span() for match in found if match is not None)
+
+
+def _goes_on(text: str, end: int) -> bool:
+    """True if a sentence does not end there: before a small letter, after an abbreviation."""
+    if text[end - 1].isspace():  # of a line
+        return False
+    following = _NEXT.search(text, end)
+    if following is not None and following[0].islower():
+        return True
+    # a window, so that the time does not grow with the square of the text
+    return _SHORT.search(text[max(0, end - _NEAR) : end]) is not None

@@ -138,8 +138,10 @@ def _ordered(values: Iterable[Any]) -> Iterable[Any]:
 
 def _scalar(value: Any) -> str:
     if isinstance(value, np.datetime64):
-        # nanoseconds would become an int, not a datetime
-        value = value.astype("datetime64[us]").item()
+        # nanoseconds would become an int, not a datetime; so do years that only NumPy has, which
+        # keep its text
+        moment = value.astype("datetime64[us]").item()
+        value = str(value) if isinstance(moment, int) else moment
     # a date in a column of times has midnight; with a zone midnight is a time that somebody gave
     if isinstance(value, datetime) and value.time() == time.min and value.tzinfo is None:
         value = value.date()

@@ -16,8 +16,14 @@ from typing import Any
 
 from embedkit import storage
 from embedkit.choices import Pooling
-from embedkit.corpus.memory import CorpusLike, input_files, paths_of
-from embedkit.corpus.plan import CorpusOptions, CorpusPlan, CorpusSettings, hash_inputs, plan_corpus
+from embedkit.corpus.memory import CorpusLike, paths_of
+from embedkit.corpus.plan import (
+    CorpusOptions,
+    CorpusPlan,
+    CorpusSettings,
+    hash_inputs,
+    planned_corpus,
+)
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.sources import PACKED_SUFFIXES
 from embedkit.dataset.fold_models import (
@@ -101,14 +107,13 @@ def plan_extract(
         out = local_dataset(address, new=True)
     target = _out_folder(out, paths, type(corpus).__name__)
     storage.check_place(target)
-    with input_files(corpus) as files, reading.in_files() as reading:
-        plan = plan_corpus(files, reading)
+    with planned_corpus(corpus, reading) as plan:
         _check_kept(plan.keep, RESERVED)
-        for notice in plan.notices:
-            logger.info(notice)
         # without the sample, which would read all of a corpus to draw it
         if next(iter(CorpusReader(replace(plan, sample=None))), None) is None:
-            raise CorpusError(f"{files[0].name} has no records, only a header or nothing at all.")
+            raise CorpusError(
+                f"{plan.files[0].name} has no records, only a header or nothing at all."
+            )
         yield replace(_with_model(plan, target, settings), address=address)
 
 

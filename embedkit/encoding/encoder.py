@@ -103,7 +103,11 @@ class Encoder:
         self.tokenizer = load_tokenizer(checkpoint)
         self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
-        plain = load_model(checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype)
+        # where vectors are not to be those of transformers' own modules, these need no import
+        light = forward == "auto" and where.type == "cpu"
+        plain = load_model(
+            checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype, light=light
+        )
         # loading has shown which weights the class of transformers does not use
         self.checkpoint = checkpoint = plain.checkpoint
         self.model: Model = plain

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from embedkit.display import Shown
-from embedkit.encoding import inventory
+from embedkit.encoding import bert, inventory
 from embedkit.encoding.checkpoint import (
     Checkpoint,
     check_pickle,
@@ -268,13 +268,20 @@ def _takes_types(module: Any) -> bool:
 
 
 def load_model(
-    checkpoint: Checkpoint, *, pad_id: int, device: torch.device, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    *,
+    pad_id: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    light: bool = False,
 ) -> PlainModel:
     """Load the weights of a checkpoint; ``ModelError`` if they are missing or unreadable.
 
-    The model's own ``checkpoint`` says what the weights turned out to lack.
+    The model's own ``checkpoint`` says what the weights turned out to lack. ``light`` takes the
+    modules of :mod:`~embedkit.encoding.bert` where these can, instead of those of transformers.
     """
-    model, has_pooler, checkpoint = load_weights(checkpoint, dtype=dtype)
+    loaded = bert.load(checkpoint, dtype=dtype) if light else None
+    model, has_pooler, checkpoint = load_weights(checkpoint, dtype=dtype, loaded=loaded)
     if checkpoint.unread:
         logger.warning(
             f"{checkpoint.name} needs {', '.join(checkpoint.unread)}, which is not computed here: "
@@ -323,17 +330,24 @@ def _check_finite(checkpoint: Checkpoint, model: Any, hidden: Tensor) -> None:
 
 
 def load_weights(
-    checkpoint: Checkpoint, *, dtype: torch.dtype, device: str | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: str | None = None,
+    loaded: tuple[Any, dict[str, Any]] | None = None,
 ) -> tuple[Any, bool, Checkpoint]:
     """The encoder, whether it has a pooler, and the checkpoint with what its weights show.
 
-    The class of transformers is the one that holds the encoder, without a decoder if there is one.
+    What is not ``loaded`` is loaded by transformers, by the class that holds the encoder, without a
+    decoder if there is one.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    if loaded is None:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
-    alone = checkpoint.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
-    kind = "AutoModelForTextEncoding" if alone else "AutoModel"
-    model, report = load_module(checkpoint, kind, dtype=dtype, device=device)
+        alone = checkpoint.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+        kind = "AutoModelForTextEncoding" if alone else "AutoModel"
+        loaded = load_module(checkpoint, kind, dtype=dtype, device=device)
+    model, report = loaded
     # transformers fills a pooler that the file lacks with random numbers
     lacking = check_complete(checkpoint, report)
     has_pooler = not lacking and getattr(model, "pooler", None) is not None

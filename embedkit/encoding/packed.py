@@ -6,9 +6,10 @@
 
 What is notable:
 
-- The modules are those of transformers. Only attention is replaced, by a function in its registry
-  that keeps sequences apart; so a new family needs no code here, and a family that does not let
-  attention be replaced runs with padding.
+- The modules are those of transformers, or for the commonest families those of
+  :mod:`~embedkit.encoding.bert`, which compute the same. Only attention is replaced, by a function
+  in the registry of transformers that keeps sequences apart; so a new family needs no code here,
+  and a family that does not let attention be replaced runs with padding.
 - A trial at load compares every layer with the plain forward, kernel by kernel, and takes the first
   that agrees. In fp32 on CPU it also compares a text alone with the same text in a batch: a text
   has the same bits in any company. (In bf16 the matrix unit of some processors sums in an order
@@ -39,6 +40,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils._pytree import tree_map
 
+from embedkit.encoding.bert import Bert
 from embedkit.encoding.model import (
     Model,
     OnLayer,
@@ -426,8 +428,6 @@ class PackedModel(Model):
     """Whether sequences of equal length attend in one call."""
 
     def __init__(self, plain: PlainModel, *, attention: str | None = None) -> None:
-        from transformers import AttentionInterface
-
         both: Any = nn.ModuleList([plain.module, plain.pooler or nn.Identity()])
         # a memo of deepcopy: what it lists counts as copied already. So both models share weights,
         # and the plain one stays whole for the comparison
@@ -439,9 +439,13 @@ class PackedModel(Model):
         # a product joined or in 8 bits may stand first and have another type
         self.device, self.dtype = plain.device, plain.dtype
         self.attention = attention or attention_kinds(self.device, self.dtype)[0]
-        if self.checkpoint.model_type == "mpnet":
+        if isinstance(self.module, Bert):
+            self.module.attend_by(_attend)
+        elif self.checkpoint.model_type == "mpnet":
             _open_mpnet(self.module)
         else:
+            from transformers import AttentionInterface
+
             AttentionInterface.register(_NAME, _attend)
             # registered under one name for all models: the function finds its forward by the thread
             self.module.set_attn_implementation(_NAME)
@@ -550,7 +554,7 @@ def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool
         # first one have the same shapes, so that one layer shows the bits of all
         for first_only in (False, True):
             states = []
-            for count in threads:
+            for count in sorted({*threads}):  # of one thread there is nothing to compare
                 torch.set_num_threads(count)
                 states += [
                     first_layer(batches, first_only=first_only) for batches in ([batch], alone)

@@ -57,8 +57,9 @@ running = threading.local()
 """``now`` is the forward that runs in this thread."""
 
 
-GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-"""Activations of transformers, with the name of their form in torch."""
+GELU = {"GELUActivation": "none", "NewGELUActivation": "tanh", "GELUTanh": "tanh"}
+"""Classes of activations in transformers, with the name of their form in torch. By their names,
+since to import them takes as long as torch does."""
 
 
 _QKV = (
@@ -80,10 +81,6 @@ def hasten(module: nn.Module, *, join: bool = False) -> None:
     ``join`` computes queries, keys and values in one product, and in bf16 the GELU with the product
     before it.
     """
-    from transformers.activations import ACT2FN
-
-    # by class and not by name: the modules of a model do not keep the name
-    gelu = {type(ACT2FN[name]): form for name, form in GELU.items()}
     # a list first: the tree changes while it is walked
     for parent in list(module.modules()):
         # transformers looks up the signature of this method in each layer of each forward
@@ -100,7 +97,7 @@ def hasten(module: nn.Module, *, join: bool = False) -> None:
             product, activation = (children.get(name) for name in pair)
             # the activation becomes an identity and keeps its place, since the parent calls it by
             # name
-            if type(activation) in gelu and _takes_gelu(product):
+            if type(activation).__name__ in GELU and _takes_gelu(product):
                 setattr(parent, pair[0], _GeluProduct(product))
                 setattr(parent, pair[1], nn.Identity())
         for name, child in list(parent.named_children()):
@@ -109,8 +106,8 @@ def hasten(module: nn.Module, *, join: bool = False) -> None:
                 setattr(parent, name, _Int8Product(child, *seen))
             elif type(child) is nn.Linear and _packs(child.weight):
                 setattr(parent, name, _Product(child))
-            elif type(child) in gelu:
-                setattr(parent, name, _Gelu(gelu[type(child)]))
+            elif form := GELU.get(type(child).__name__):
+                setattr(parent, name, _Gelu(form))
             elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "weight"):
                 setattr(parent, name, _RMSNorm(child))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ from embedkit.finetuning.model import (
     read_model,
     save_weights,
     tokenized,
-    warn_of_cut,
 )
 from embedkit.finetuning.options import name_of_head
 from embedkit.runs.folder import read_run
@@ -44,7 +44,36 @@ from embedkit.units.units import Units
 logger = logging.getLogger(__name__)
 
 
-class FinetunedRun:
+class TextModels:
+    """Models that read the tokens of texts, each of them all texts; the mean of them predicts."""
+
+    _models: Sequence[Any]
+    _tokenizer: TextTokenizer
+    _tokens: TokenizerSettings
+    _precision = "fp32"
+    _has_warned = False
+
+    def predict(self, units: Units) -> tuple[Units, Float64]:
+        """Return units that the models see, and their probabilities, or values of a regression."""
+        units = tokenized(units, self._tokenizer, self._tokens)
+        texts = units.inputs(np.arange(len(units)))
+        if texts.cut.any() and not self._has_warned:
+            # once, not for each chunk of a file
+            self._has_warned = True
+            limit = self._tokens.max_length
+            logger.warning(f"texts are cut at {limit} tokens: the model reads no more")
+        about: dict[str, Any] = {"pad_id": self._tokenizer.pad_id, "precision": self._precision}
+        logits = [predict_logits(model, texts, **about) for model in self._models]
+        outputs = [self._outputs(*each) for each in zip(self._models, logits, strict=True)]
+        # the mean of probabilities, not of logits: that is what thresholds were chosen on
+        return units, np.asarray(np.mean(outputs, axis=0), np.float64)
+
+    def _outputs(self, model: Any, logits: torch.Tensor) -> Any:
+        """Probabilities ``(n, classes)``, or values ``(n,)``."""
+        return model.outputs(logits).numpy()
+
+
+class FinetunedRun(TextModels):
     """The models of a fine-tuned run, ready to predict; their checksums are compared first."""
 
     def __init__(
@@ -53,8 +82,8 @@ class FinetunedRun:
         where, self._tokens = choose_device(device), content.tokens
         quiet_transformers()
         # half precision is for the kind of device it was trained on
-        same = content.cost.device == where.type
-        self._precision = content.precision if same else "fp32"
+        if content.cost.device == where.type:
+            self._precision = content.precision
         names = [f"model/{name}" for name in content.models]
         # before anything is read from them: a damaged weight would change predictions, and nobody
         # would see it
@@ -74,21 +103,11 @@ class FinetunedRun:
         except Exception as error:  # the loader raises what its many formats raise
             raise storage.unreadable(folders[0], error) from error
 
-    def predict(self, units: Units) -> tuple[Units, Float64]:
-        """Return units that the models see, and their probabilities, or values of a regression."""
-        units = tokenized(units, self._tokenizer, self._tokens)
-        texts = units.inputs(np.arange(len(units)))
-        about: dict[str, Any] = {"pad_id": self._tokenizer.pad_id, "precision": self._precision}
-        logits = [predict_logits(model, texts, **about) for model in self._models]
-        outputs = [m.outputs(one).numpy() for m, one in zip(self._models, logits, strict=True)]
-        # the mean of probabilities, not of logits: that is what thresholds were chosen on
-        return units, np.asarray(np.mean(outputs, axis=0), np.float64)
-
 
 _CLASS = "ForSequenceClassification"
 
 
-class CheckpointClassifier:
+class CheckpointClassifier(TextModels):
     """A ``*ForSequenceClassification`` checkpoint.
 
     Texts are cut at the tokenizer's limit; probabilities are the softmax of the logits. ``classes``
@@ -112,15 +131,14 @@ class CheckpointClassifier:
         if checkpoint.config.get("problem_type") == "multi_label_classification":
             raise ModelError(f"{checkpoint.name} gives several labels (multi_label).")
         self._tokenizer = load_tokenizer(checkpoint)
-        length = choose_max_length(checkpoint, self._tokenizer, None)
-        self._settings = TokenizerSettings(length)
+        self._tokens = TokenizerSettings(choose_max_length(checkpoint, self._tokenizer, None))
         model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
         # transformers only warns of a head that it has drawn at random, and its predictions look
         # like any
         if lacking := set(report["missing_keys"]) | mismatched_keys(report):
             problem = f"lacks {len(lacking)} weights of a classifier, such as {min(lacking)}"
             raise ModelError(f"{checkpoint.name} {problem}. {advice}")
-        self._model = model.eval().to(choose_device(device))
+        self._models = [model.eval().to(choose_device(device))]
         # a model of one output has a name for it too, which is no class
         names = model.config.id2label
         count = model.config.num_labels
@@ -131,14 +149,9 @@ class CheckpointClassifier:
                 "values are its logits; if it is a cross-encoder, scores are 1 / (1 + exp(-value))"
             )
 
-    def predict(self, units: Units) -> tuple[Units, Float64]:
-        """Return the units, and their probabilities, or values of a regression."""
-        units = tokenized(units, self._tokenizer, self._settings)
-        texts = units.inputs(np.arange(len(units)))
-        warn_of_cut(texts, units.name, self._settings.max_length)
-        logits = predict_logits(self._model, texts, pad_id=self._tokenizer.pad_id).double()
-        outputs = torch.softmax(logits, dim=1) if self.classes else logits[:, 0]
-        return units, np.asarray(outputs.numpy(), np.float64)
+    def _outputs(self, model: Any, logits: torch.Tensor) -> Any:
+        logits = logits.double()
+        return (torch.softmax(logits, dim=1) if self.classes else logits[:, 0]).numpy()
 
 
 _PRIVATE = "_embedkit"  # inside of the folder while another is replaced
@@ -264,6 +277,7 @@ def _best(run: Path, content: FinetuneRun) -> str:
         if "valid_loss" in epoch and epoch["epoch"] == kept
     ]
     if not losses:
-        problem = f"{run} had no validation records to choose a model by"
+        # of no record, or of records that choose no epoch, as where pairs are trained on
+        problem = f"{run} has no validation loss to choose a model by"
         raise UsageError(f"{problem}. Pass 0 to {content.split.folds - 1}.", fold="best")
     return min(losses)[1]

@@ -18,6 +18,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from embedkit.encoding.model import PlainModel
@@ -64,8 +65,10 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         # without numbers: random ones would be drawn only to be replaced
-        with init_empty_weights(include_buffers=False):
+        with init_empty_weights(include_buffers=False), no_init_weights():
             self.encoder = AutoModel.from_config(AutoConfig.for_model(**(config.encoder or {})))
+        for module in self.encoder.modules():
+            module._is_hf_initialized = True  # nor drawn by post_init() below
         if hasattr(self.encoder, "pooler"):
             self.encoder.pooler = None  # the pooler head has its own
         self.width = int(

@@ -35,16 +35,10 @@ from embedkit.encoding.tokenizer import (
     note_if_spelled_out,
 )
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
-from embedkit.errors import DamagedError, MismatchError, Option, UsageError
+from embedkit.errors import DamagedError, Message, MismatchError, Option, UsageError
 from embedkit.finetuning.contrastive import train_contrastive
 from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
-from embedkit.finetuning.model import (
-    predict_logits,
-    read_to_train,
-    tokenized,
-    warn_of_cut,
-    write_model,
-)
+from embedkit.finetuning.model import predict_logits, read_to_train, tokenized, write_model
 from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions
 from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
 from embedkit.machine import __version__
@@ -135,16 +129,22 @@ def divide(
 
 
 def choose_thresholds(
-    threshold: Threshold, y: Int64, proba: Float64, held_out: Bool
-) -> tuple[list[float], float]:
+    decision: Threshold | None, y: Int64, proba: Float64, held_out: Bool
+) -> tuple[list[float | None], float | None]:
     """Return the threshold of every fold's model, and the threshold of the mean of all models.
 
     The mean needs its own: its probabilities are less spread than those of a single model. ``y``
-    ``(n,)`` and ``proba`` ``(models, n)`` are of validation records that no model was trained on; a
-    model's own threshold is chosen without the records that it is scored on (``held_out``).
+    ``(n,)`` and ``proba`` ``(models, n, classes)`` are of validation records that no model was
+    trained on; a model's own threshold is chosen without the records that it is scored on
+    (``held_out`` ``(models, n)``). A fixed threshold, or none, is that of every model.
     """
-    each = [threshold.choose(y[~held], p[~held]) for p, held in zip(proba, held_out, strict=True)]
-    return each, threshold.choose(y, proba.mean(axis=0))
+    if decision is None or decision.value is not None:
+        value = None if decision is None else decision.value
+        return [value] * len(held_out), value
+    proba = proba[:, :, 1]
+    pairs = zip(proba, ~held_out, strict=True)
+    each: list[float | None] = [decision.choose(y[rest], p[rest]) for p, rest in pairs]
+    return each, decision.choose(y, proba.mean(axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,10 @@ class FineTuned:
     def tokenized(self, units: Units) -> Units:
         """Return units whose inputs are tokens, with a warning if texts are cut."""
         units = tokenized(units, self.tokenizer, self.tokens)
-        warn_of_cut(_texts(units), units.name, self.tokens.max_length)
+        texts, limit = _texts(units), Option("max_length", self.tokens.max_length)
+        if cut := int(texts.cut.sum()):
+            counts = f"{cut:,} of {len(texts):,} texts of {units.name}"
+            logger.warning(Message(f"{counts} are cut at {limit} tokens"))
         return units
 
     def problem(
@@ -258,15 +261,18 @@ class FineTuned:
                 )
         return decided
 
-    def identity(self, data: Units, test: Units | None, split: Split) -> dict[str, Any]:
+    def identity(self, problem: Problem) -> dict[str, Any]:
         """Return everything that shapes a run."""
+        units, _, split, test = problem
+        # the test set of a split is of the same input, and a matter of the split
+        further = None if test is None or test.content is None else test.units
         return {
             # an unfinished run goes on only where all of this is the same; versions too, since its
             # finished folds and the next ones stand in one table
-            "source": list(data.source),
-            "reading": data.reading,
+            "source": list(units.source),
+            "reading": units.reading,
             "split": split.fingerprint,
-            "test": test and {"source": list(test.source), "reading": test.reading},
+            "test": further and {"source": list(further.source), "reading": further.reading},
             "model": dict(sorted(self.checkpoint.sha256.items())),
             "earlier": self.earlier and storage.file_sums(self.earlier[0]),
             **asdict(self.options),
@@ -320,8 +326,10 @@ class FineTuned:
         # models of one fold stand together, and have the same records
         folds = folds[::size]
         every = [results[start : start + size] for start in range(0, len(results), size)]
-        deciding = [_mean(members, "threshold_proba") for members in every]
-        chosen, final = self._thresholds(folds, deciding, target, choosing)
+        deciding = np.array([_mean(members, "threshold_proba") for members in every])
+        held_out = np.array([np.isin(choosing, fold.held_out) for fold in folds])
+        y, decision = target.y[choosing], self.options.decision
+        chosen, final = choose_thresholds(decision, y, deciding, held_out)
         fits = []
         for fold, members, proba, threshold in zip(folds, every, deciding, chosen, strict=True):
             # predictions are of all records that choose thresholds; those in the fold's held-out
@@ -349,23 +357,6 @@ class FineTuned:
             # as many in every model
             parameters=results[0].parameters,
         )
-
-    def _thresholds(
-        self, folds: Sequence[Fold], deciding: Sequence[Float64], target: Target, choosing: Int64
-    ) -> tuple[list[float | None], float | None]:
-        """The threshold of each fold, and the one of the mean of all models.
-
-        ``deciding`` are each fold's probabilities of the units ``choosing``.
-        """
-        decision = self.options.decision
-        if decision is None or decision.value is not None:
-            # a fixed threshold, or none, is that of every model
-            value = None if decision is None else decision.value
-            return [value] * len(folds), value
-        held_out = np.array([np.isin(choosing, fold.held_out) for fold in folds])
-        proba = np.array(deciding)[:, :, 1]
-        each, final = choose_thresholds(decision, target.y[choosing], proba, held_out)
-        return [*each], final
 
     def _results(
         self,
@@ -464,6 +455,7 @@ class FineTuned:
         done = {name: past[name][-1]["epoch"] if past.get(name) else 0.0 for name in names}
         each = list(zip(names, results, strict=True))
         return {
+            "libraries": LIBRARIES,
             "estimator": "finetune",
             "features": "text",
             "task": options.task,
@@ -531,7 +523,7 @@ def _read_result(folder: Path, fold: Fold) -> FoldResult | None:
         files = [name, f"model/{fold.model}"]
         storage.check_files(folder, files, advice="Its model is trained again.")
     except DamagedError as error:
-        logger.warning("%s", error)
+        logger.warning(error.message)
         return None
     return FoldResult(**json.loads((folder / name).read_text("utf-8")))
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,16 +39,13 @@ from embedkit.encoding.model import whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings, ends_of, ranges
-from embedkit.errors import DamagedError, Message, Option, UsageError, first_line
+from embedkit.errors import DamagedError, Option, UsageError, first_line
 from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.records import from_json, read_json
 from embedkit.storage import unreadable
 from embedkit.types import Int64
 from embedkit.units.units import Units
-
-logger = logging.getLogger(__name__)
-
 
 _WEIGHT_DECAY = 0.01  # the usual value of fine-tuning, as in BERT
 
@@ -225,13 +221,6 @@ def tokenized(units: Units, tokenizer: TextTokenizer, settings: TokenizerSetting
     # words that have a token, by record and number
     place, word = labelled_units(texts)
     return records if word is None else units.at(place, word).within(records)
-
-
-def warn_of_cut(texts: TokenizedTexts, name: str, limit: int) -> None:
-    """Warn of texts of ``name`` that have more tokens than the limit."""
-    if cut := int(texts.cut.sum()):
-        counts = f"{cut:,} of {len(texts):,} texts of"
-        logger.warning(Message(f"{counts} {name} are cut at {Option('max_length', limit)} tokens"))
 
 
 def n_seen(texts: TokenizedTexts) -> Int64:

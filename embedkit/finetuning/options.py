@@ -133,7 +133,7 @@ class TrainingOptions:
     patience: Positive | None = None
     validation: float = 0.1
     select_by: str = "loss"
-    threshold: str | None = None
+    threshold: str | float | None = None
     seed: Seed = 0
     seeds: Positive = 1
 
@@ -149,6 +149,9 @@ class TrainingOptions:
         elif self.head is not None:
             check_choice(HEADS, head=self.head)
         object.__setattr__(self, "select_by", named_metric(self.select_by))
+        # as the command line gives a number, so that an unfinished run is the same job
+        threshold = None if self.threshold is None else str(self.threshold)
+        object.__setattr__(self, "threshold", threshold)
         widths, rate = self.cnn_widths, "a number above 0, such as 5e-5"
         # a number may come as text from the command line
         layers = "all" if self.freeze_layers is None else str(self.freeze_layers)

@@ -27,7 +27,7 @@ from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_tran
 from embedkit.encoding.encoder import choose_precision
 from embedkit.encoding.model import choose_device
 from embedkit.errors import Option, UsageError
-from embedkit.finetuning.method import LIBRARIES, FineTuned
+from embedkit.finetuning.method import FineTuned
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.machine import peak_memory_bytes, peak_memory_since
 from embedkit.records import Positive
@@ -101,28 +101,19 @@ def finetune(
     options = replace(options, precision=precision)
     quiet_transformers()
     out = free_out(out, corpus, options.head_name or "finetuned", overwrite=overwrite)
-    for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
-        if test is None and value:
-            raise UsageError(f"no test set is named by {Option('test')}.", **{name: value})
     # options by name win over those in reading=
     named = {name: value for name, value in training.items() if hasattr(columns, name)}
     reading = replace(reading or CorpusOptions(), **named)
-    # a seed without a sample changes nothing, and would be refused of a dataset
-    reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
     # texts, labels and split are checked before the first step of training, which may be hours from
     # its end
-    data, more = Units.of_corpus(corpus, reading, level=options.level), None
-    data.check_labelled()
-    if test is not None:
-        seed = options.seed
-        more = data.further(test, sample=test_sample, min_chars=test_min_chars, seed=seed)
+    chosen: dict[str, Any] = {"test_sample": test_sample, "test_min_chars": test_min_chars}
+    data, further = _read(corpus, reading, options, test=test, **chosen)
     checkpoint, earlier = _start(model, revision=revision, offline=offline)
     method = replace(FineTuned.of(checkpoint, options, data, device=where), earlier=earlier)
-    problem = method.problem(data, more, split=split, folds=folds)
+    problem = method.problem(data, further, split=split, folds=folds)
     # the last of what is open: epochs depend on the number of training texts in the folds
     method = method.decided(problem)
-    identity = method.identity(data, more, problem.split)
-    with resumable_run(out, identity, overwrite=overwrite) as folder:
+    with resumable_run(out, method.identity(problem), overwrite=overwrite) as folder:
         method = replace(method, folder=folder)
         predictions, fits = cross_validate(method, problem, progress=progress)
         method.write(problem, fits)
@@ -133,12 +124,34 @@ def finetune(
             predictions,
             decision=options.decision,
             seed=options.seed,
-            libraries=LIBRARIES,
             dataset=_dataset_content(problem.units, method),
             cost=fits.cost(peak_memory_bytes=_peak_memory(peak_before, where), device=where.type),
             **method.content(problem, fits),
         )
     return RunResult(out, content, sum(data.rejected.values()))
+
+
+def _read(
+    corpus: CorpusLike,
+    reading: CorpusOptions,
+    options: TrainingOptions,
+    *,
+    test: CorpusLike | None,
+    test_sample: int | None,
+    test_min_chars: int,
+) -> tuple[Units, Units | None]:
+    """The labelled units of a corpus, and those of a test set of its own."""
+    for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
+        if test is None and value:
+            raise UsageError(f"no test set is named by {Option('test')}.", **{name: value})
+    # a seed without a sample changes nothing, and would be refused of a dataset
+    reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
+    data = Units.of_corpus(corpus, reading, level=options.level)
+    data.check_labelled()
+    if test is None:
+        return data, None
+    seed = options.seed
+    return data, data.further(test, sample=test_sample, min_chars=test_min_chars, seed=seed)
 
 
 def _device(name: str, options: TrainingOptions) -> tuple[torch.device, str]:

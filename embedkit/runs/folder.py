@@ -13,11 +13,9 @@ finished folds there, and the same call resumes.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -31,10 +29,9 @@ from embedkit.dataset.format import local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData
-from embedkit.display import ShownFolder
+from embedkit.display import TYPED, ShownFolder
 from embedkit.errors import (
     OVERWRITE,
-    DamagedError,
     EncodeError,
     MismatchError,
     ModelError,
@@ -47,15 +44,7 @@ from embedkit.records import from_json, read_json, to_json
 from embedkit.runs.cross_validation import Problem
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions, write_predictions
-from embedkit.runs.run import (
-    FORMAT_VERSION,
-    KINDS,
-    DatasetContent,
-    FinetuneRun,
-    PredictionRun,
-    ProbeRun,
-    Run,
-)
+from embedkit.runs.run import FORMAT_VERSION, KINDS, DatasetContent, PredictionRun, Run
 from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.runs.split import write_split
 from embedkit.types import AnyPath
@@ -111,7 +100,6 @@ def _default_out(source: object, *names: str) -> Path:
 
 def new_run(out: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
     """A folder to fill, which becomes ``out`` when the block ends without an error."""
-    check_free(out, overwrite=overwrite)
     work = storage.incomplete(out)
     # new_folder empties what is there: folds of a fine-tuned run, perhaps a night of work
     if (work / storage.UNFINISHED).is_dir() and not overwrite:
@@ -194,15 +182,11 @@ def is_run(path: Path) -> bool:
 
 def write_run(folder: Path, content: Run) -> None:
     """Write ``run.json``, the last file of a run; numbers that JSON cannot write become null."""
-    program, command = Path(sys.argv[0]), None
-    # the command, and python -m embedkit (…/embedkit/__main__.py); a script or a notebook has no
-    # command line that would make this run
-    if "embedkit" in (program.name, program.parent.name):
-        command = shlex.join(
-            # --overwrite is left out, so that pasting the command deletes nothing
-            ["embedkit", *(storage.without_secrets(w) for w in sys.argv[1:] if w != "--overwrite")]
-        )
-    content = replace(content, command=command)
+    # a script or a notebook has no command line that would make this run
+    if typed := TYPED.get():
+        # without --overwrite, so that pasting the command deletes nothing
+        words = (storage.without_secrets(w) for w in typed.words if w != "--overwrite")
+        content = replace(content, command=shlex.join(["embedkit", *words]))
     data = to_json(content) + b"\n"
     storage.write_durably(folder / "run.json", data, scratch=folder)
 
@@ -259,10 +243,7 @@ def read_run(path: Path) -> Run:
     head = from_json(Run, data, file=file, advice=_ADVICE)
     if head.format_version != FORMAT_VERSION or head.kind not in KINDS:
         raise UsageError(f"{path} was made by another version of embedkit. {_ADVICE}")
-    content = from_json(KINDS[head.kind], data, file=file, advice=_ADVICE)
-    if name := _wrong_field(content):
-        raise DamagedError(f"{file} is damaged: {name} contradicts other fields. {_ADVICE}")
-    return content
+    return from_json(KINDS[head.kind], data, file=file, advice=_ADVICE)
 
 
 def info(what: AnyPath) -> Run | DatasetInfo | ModelInfo:
@@ -297,40 +278,6 @@ def info(what: AnyPath) -> Run | DatasetInfo | ModelInfo:
             raise
         problem = f"{path} is neither a dataset nor a run. As a checkpoint: {error.problem}"
         raise ModelError(problem) from error
-
-
-def _wrong_field(content: Run) -> str:
-    """Name of a field that contradicts others, else ``""``."""
-    if not isinstance(content, PredictionRun):
-        return ""
-    # types and ranges are checked by then; these are fields that each look right, as after an edit
-    # by hand
-    classes, of_classes = content.classes, content.task != "regression"
-    views, limits, vectors = set(content.views), [content.threshold], content.dataset.vectors
-    agrees = {
-        "classes": len(set(classes)) == len(classes)
-        and "" not in classes
-        and (len(classes) > 1) == of_classes,
-        "per_class": all(
-            tuple(score.label for score in scores) == classes
-            for scores in content.per_class.values()
-        ),
-        "views": bool(views) == (content.features == "vectors")
-        and (vectors is None or views <= vectors.columns(content.level)),
-        "scores": {*content.scores, *content.per_class} <= {"cross_validation", "test"},
-    }
-    if isinstance(content, FinetuneRun):
-        limits += content.thresholds
-        # they are joined to the path of the run: "../" must not lead out of it
-        plain = all(re.fullmatch(r"[\w-]+", name) for name in content.models)
-        agrees["models"] = bool(content.models) and plain
-    if isinstance(content, ProbeRun):
-        agrees["metric"] = content.metric in content.scores.get("cross_validation", {})
-    # just above 1 where no record is best predicted as the second class
-    agrees["threshold"] = all(
-        limit is None or 0 <= limit <= math.nextafter(1, 2) for limit in limits
-    )
-    return next((name for name, holds in agrees.items() if not holds), "")
 
 
 def versions() -> dict[str, str]:

@@ -106,10 +106,20 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
     return influence
 
 
-def scored(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> dict[Key, Score]:
-    """Return metrics of all records with their 95 % intervals; arguments as for influences."""
+def scored(
+    metrics: Mapping[Key, Metric],
+    unit: Int64,
+    *,
+    seed: int = 0,
+    moved: Mapping[Key, Float64] | None = None,
+) -> dict[Key, Score]:
+    """Return metrics of all records with their 95 % intervals; arguments as for influences.
+
+    ``moved`` are the influences, where they are computed already.
+    """
     scores = {}
-    for name, influence in influences(metrics, unit, seed=seed).items():
+    moved = influences(metrics, unit, seed=seed) if moved is None else moved
+    for name, influence in moved.items():
         value = metrics[name].value(len(unit))
         scores[name] = Score(value, *interval(value, influence, metrics[name], unit))
     return scores

@@ -503,13 +503,13 @@ class Threshold(NamedTuple):
     beta: float | None
 
     @classmethod
-    def parse(cls, text: str) -> Threshold:
+    def parse(cls, given: str | float) -> Threshold:
         """Read a probability such as ``0.3``, or the score to choose one by.
 
-        >>> Threshold.parse("0.3"), Threshold.parse("f2")
+        >>> Threshold.parse(0.3), Threshold.parse("f2")
         (Threshold(value=0.3, beta=None), Threshold(value=None, beta=2.0))
         """
-        text = named_metric(text)
+        text = named_metric(str(given))
         if text == "macro_f1":
             return cls(None, None)
         is_beta = text.startswith("f")

@@ -189,7 +189,10 @@ class Predictions:
                 y = self.inner.y
             else:
                 above = f"{Option('tune', True)}, or {Option('validation')} above 0"
-                raise UsageError(f"one fold has a majority by {above}.")
+                raise UsageError(
+                    "the training records of a single fold are known by inner predictions alone, "
+                    f"which a probe has not. Make a run with {above}, and compare it too."
+                )
             proba[test] = class_prior(y, self.classes, len(test))
             if self.of_sets:
                 # predicting the k most frequent classes for every record has the micro-F1 2 Σ f /
@@ -273,31 +276,24 @@ def _table(predictions: Predictions) -> pa.Table:
         "id": pa.array(p.ids, pa.string()),
         "group": p.group,
         "fold": fold_names(p.fold),
+        "y_true": _answers(p.y, names),
+        "y_pred": _answers(p.y_pred, names),
     }
-    if p.of_sets:
-        columns |= {"y_true": _names(p.y, names), "y_pred": _names(p.y_pred, names)}
-    elif names:
-        # class numbers are of this run; a file holds names, which anyone can read and join
-        labels: Mapping[int, str | None] = dict(enumerate(names)) | {-1: None}
-        columns["y_true"] = pa.array([labels[int(i)] for i in p.y], pa.string())
-        columns["y_pred"] = [names[i] for i in p.y_pred]
-    else:
-        # from_pandas: NaN, a value without a label, becomes null
-        columns |= {"y_true": pa.array(p.y, from_pandas=True), "y_pred": p.proba}
     columns |= {f"proba_{label}": p.proba[:, i] for i, label in enumerate(names)}
-    for view, values in p.views.items():
-        if p.of_sets:
-            columns[f"view_{view}"] = _names(values, names)
-        else:
-            columns[f"view_{view}"] = [names[i] for i in values] if names else values
+    columns |= {f"view_{view}": _answers(values, names) for view, values in p.views.items()}
     return pa.table(columns)
 
 
 _SETS = pa.list_(pa.field("element", pa.string()))  # as Parquet names it
 
 
-def _names(y: Int64, names: Sequence[str]) -> pa.Array:
-    """The names of sets of classes, null where they are unknown."""
+def _answers(y: NDArray[Any], names: Sequence[str]) -> pa.Array:
+    """The names of classes or of sets of classes, or values; null where they are unknown."""
+    # class numbers are of this run; a file holds names, which anyone can read and join
+    if not names:
+        return pa.array(y, from_pandas=True)  # NaN becomes null
+    if y.ndim == 1:
+        return pa.array([None if i < 0 else names[i] for i in y.tolist()], pa.string())
     some = [None if (row < 0).any() else [names[i] for i in row.nonzero()[0].tolist()] for row in y]
     return pa.array(some, _SETS)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -153,6 +155,28 @@ class PredictionRun(Run):
         """The labelled units in words: ``record`` or ``word``."""
         return "word" if self.level == "word" else "record"
 
+    def problem(self) -> str:
+        """Name a field that contradicts others, as after an edit by hand; empty if all agree."""
+        wrong = (name for name, agrees in self._agreements().items() if not agrees)
+        return next((f"{name} contradicts other fields" for name in wrong), "")
+
+    def _agreements(self) -> dict[str, bool]:
+        """Whether fields agree that each look right; their types and ranges are checked before."""
+        classes, vectors, views = self.classes, self.dataset.vectors, set(self.views)
+        return {
+            "classes": len(set(classes)) == len(classes)
+            and "" not in classes
+            and (len(classes) > 1) == (self.task != "regression"),
+            "per_class": all(
+                tuple(score.label for score in scores) == classes
+                for scores in self.per_class.values()
+            ),
+            "views": bool(views) == (self.features == "vectors")
+            and (vectors is None or views <= vectors.columns(self.level)),
+            "scores": {*self.scores, *self.per_class} <= {"cross_validation", "test"},
+            "threshold": _is_threshold(self.threshold),
+        }
+
     def __repr__(self) -> str:
         subset = "test" if "test" in self.scores else "cross_validation"
         name, score = next(iter(self.scores[subset].items()))
@@ -167,6 +191,11 @@ class PredictionRun(Run):
             for subset, scores in self.scores.items()
             for name, score in scores.items()
         ]
+
+
+def _is_threshold(value: float | None) -> bool:
+    # just above 1 where no record is best predicted as the second class
+    return value is None or 0 <= value <= math.nextafter(1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -203,6 +232,15 @@ class FinetuneRun(PredictionRun):
     """By model and epoch: means over its training steps, and validation scores (macro-F1, R²)."""
     seed_scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """By metric: scores on held-out records of the models of each seed alone, if several."""
+
+    def _agreements(self) -> dict[str, bool]:
+        # models are joined to the path of the run: "../" must not lead out of it
+        plain = all(re.fullmatch(r"[\w-]+", name) for name in self.models)
+        # not by super(), which classes with slots do not have before Python 3.14
+        return PredictionRun._agreements(self) | {
+            "models": bool(self.models) and plain,
+            "thresholds": all(map(_is_threshold, self.thresholds)),
+        }
 
     def seeds_text(self, metric: str) -> str:
         """Return how far the seeds are apart, such as ``3 seeds alone: 70.1 to 72.4``.
@@ -305,6 +343,10 @@ class ProbeRun(PredictionRun):
             for view in (*self.view_scores, *self.combinations)
         ]
         return pd.DataFrame(rows).set_index("view")
+
+    def _agreements(self) -> dict[str, bool]:
+        scored = self.metric in self.scores.get("cross_validation", {})
+        return PredictionRun._agreements(self) | {"metric": scored}
 
     @property
     def geometry_names(self) -> list[str]:

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from embedkit.corpus.conllu import Words
 from embedkit.corpus.memory import CorpusLike, input_files
-from embedkit.corpus.plan import CorpusOptions, CorpusPlan, hash_inputs, plan_corpus
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, hash_inputs, plan_corpus, planned_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.values import is_missing, text_of
 from embedkit.dataset.fold_models import keys_of_texts
@@ -145,10 +145,7 @@ class Units:
         reading = reading or CorpusOptions()
         if names_dataset(source):
             return cls._stored(source, reading, level=level)
-        with input_files(source) as files, reading.in_files() as reading:
-            plan = plan_corpus(files, reading)
-            for notice in plan.notices:
-                logger.info(notice)
+        with planned_corpus(source, reading) as plan:
             return cls._planned(plan, level=level)
 
     def further(
@@ -207,13 +204,12 @@ class Units:
             raise UsageError(f"{plan.files[0].name} has no text. Rejected: {reasons or 'none'}.")
         units = cls.of_records(
             records,
+            plan,
             name=plan.files[0].name,
             source=tuple(file.sha256 for file in plan.files),
             label=[r.label for r in records] if plan.label else None,
             # spans are kept too, after the columns that were asked for
             group=[r.kept[0] for r in records] if {*plan.keep} - {*plan.spans} else None,
-            pairs=plan.text_pair is not None,
-            keep=plan.keep,
             reading=reading_of(plan),
             rejected=dict(reader.counts.rejected),
         )
@@ -231,14 +227,12 @@ class Units:
         return replace(units.with_texts(), rejected={}, run=None)
 
     @classmethod
-    def of_records(
-        cls, records: Sequence[Record], *, pairs: bool, keep: Sequence[str] = (), **fields: Any
-    ) -> Units:
-        """Return records of a corpus, whose inputs are their texts; ``keep`` names other cells."""
+    def of_records(cls, records: Sequence[Record], plan: CorpusPlan, **fields: Any) -> Units:
+        """Return records of a planned corpus, whose inputs are their texts."""
         return cls.of_texts(
             [r.text for r in records],
-            [str(r.text_pair) for r in records] if pairs else None,
-            columns={name: [r.kept[place] for r in records] for place, name in enumerate(keep)},
+            None if plan.text_pair is None else [str(r.text_pair) for r in records],
+            columns={n: [r.kept[place] for r in records] for place, n in enumerate(plan.keep)},
             row=np.array([r.row for r in records], np.int64),
             ids=[r.id for r in records],
             **fields,

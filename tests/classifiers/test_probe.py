@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import embedkit
 from embedkit.classifiers import probe as probing
 from embedkit.classifiers.probe import probe
 from embedkit.runs.folder import read_run
-from embedkit.runs.run import as_json
+from embedkit.runs.run import ProbeRun, as_json
 from embedkit.runs.split import Split, split_for, write_split
 from embedkit.units.target import Target, growing_order
 from embedkit.units.units import Units
@@ -28,15 +29,23 @@ def data(common: Path) -> Path:
     return common / "data"
 
 
-def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, tmp_path: Path) -> None:
-    names = ["mean_0", "cls_2"]
-    options: dict[str, Any] = {"folds": 2, "learning_curve": True}
-    together = probe(data, out=tmp_path / "all", view=names, **options)
-    for name, view in zip(names, together.content.view_scores, strict=True):
-        alone = probe(data, out=tmp_path / name, view=name, **options)
-        single = alone.content.view_scores[0]
-        assert (view.name, view.score, view.control) == (name, single.score, single.control)
-        assert view.curve == single.curve
+CURVE: dict[str, Any] = {"folds": 2, "learning_curve": True}
+
+
+@pytest.fixture(scope="module")
+def probed(data: Path) -> Path:
+    probe(data, out=data.with_name("probe"), view=["mean_0", "cls_2"], **CURVE)
+    return data.with_name("probe")
+
+
+def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, probed: Path, tmp_path: Path) -> None:
+    together = read_run(probed)
+    assert isinstance(together, ProbeRun)
+    first, view = together.view_scores
+    assert first.name == "mean_0"
+    (alone,) = probe(data, out=tmp_path / "p", view="cls_2", **CURVE).content.view_scores
+    assert (view.name, view.score, view.control) == ("cls_2", alone.score, alone.control)
+    assert view.curve == alone.curve
 
 
 def test_every_fit_is_on_training_records(
@@ -56,9 +65,10 @@ def test_every_fit_is_on_training_records(
     assert sizes == [6, 12, 24, 42, 60]
 
 
-def test_a_curve_ends_at_the_score_of_the_view(data: Path, tmp_path: Path) -> None:
-    content = probe(data, out=tmp_path / "p", folds=2, learning_curve=True).content
-    assert len(content.view_scores) == 4
+def test_a_curve_ends_at_the_score_of_the_view(probed: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(probed, tmp_path / "p"))
+    content = read_run(run)
+    assert isinstance(content, ProbeRun)
     for view in content.view_scores:
         *few, last = (point for _, point in view.curve)
         assert (last.value, last.low, last.high) == pytest.approx(
@@ -68,8 +78,8 @@ def test_a_curve_ends_at_the_score_of_the_view(data: Path, tmp_path: Path) -> No
             assert point.low <= point.value <= point.high
     scores = as_json(content)["view_scores"]
     scores[0]["curve"][0][1]["value"] = None  # as of a correlation with a constant
-    edit_run(tmp_path / "p", view_scores=scores)
-    assert as_json(read_run(tmp_path / "p"))["view_scores"] == scores
+    edit_run(run, view_scores=scores)
+    assert as_json(read_run(run))["view_scores"] == scores
 
 
 def test_the_majority_is_that_of_the_training_records(data: Path, tmp_path: Path) -> None:

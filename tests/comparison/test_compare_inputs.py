@@ -17,6 +17,7 @@ from embedkit.comparison.recommendation import recommend
 from embedkit.comparison.report import write_report
 from embedkit.comparison.table import compare
 from embedkit.errors import EmbedkitError, UsageError
+from embedkit.runs.folder import read_run
 from embedkit.runs.split import split
 from tests.finetune_fixtures import corpus_of, tuned
 from tests.models import slow
@@ -73,7 +74,9 @@ def test_suggested_commands_run_as_printed(
     how = ("--split", os.path.relpath(split)) if made else ("--folds", 2)
     for features in ("vectors", "tfidf"):
         out = ("--features", features, "--out", runs / features)
-        assert command("train", *map(str, (dataset, *how, *out)), cwd=at).returncode == 0
+        typed = ["train", *map(str, (dataset, *how, *out))]
+        assert command(*typed, "--overwrite", cwd=at).returncode == 0
+        assert read_run(runs / features).command == shlex.join(["embedkit", *typed])
     for _ in range(2):
         advice = recommend(compare(sorted(runs.iterdir())))
         suggested = [one.command for one in advice.decisions if one.command]

@@ -164,6 +164,7 @@ def test_the_same_rows_are_the_same_records(rows: list[dict[str, Any]], spans: b
         (pd.Timestamp("2020-01-02"), "2020-01-02"),
         (datetime.datetime(2020, 1, 2, 3, 4), "2020-01-02 03:04:00"),
         (np.datetime64("2020-01-02"), "2020-01-02"),
+        (np.datetime64("20000-01-02"), "20000-01-02"),
         (decimal.Decimal("1.50"), "1.50"),
         ({"a": [1.0, pd.NaT, "b"], "c": np.array([0.5])}, '{"a": [1, null, "b"], "c": [0.5]}'),
         ("1.0", "1.0"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.corpus.sentences import sentence_spans
+from embedkit.corpus.records import sentence_spans
 
 
 @given(st.text(alphabet="aB .!?…。\n\"')가1", max_size=60))

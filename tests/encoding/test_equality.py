@@ -30,7 +30,7 @@ from tests.models import (
     slow,
 )
 
-PAIRS = (*TEXTS[3:], *TEXTS[:3])
+FIRST, SECOND = TEXTS[::2], TEXTS[1::2]  # pairs in which every text stands once
 LONG_AND_SHORT = (TEXTS[2], TEXTS[3], TEXTS[6], TEXTS[8], TEXTS[9], TEXTS[13])
 COMBINATIONS = "all,sum:1..2,mean:-2..-1,concat:0..-1,concat:-1..0,concat:1,-1,0"
 Case = tuple[Encoder, Plain]
@@ -115,25 +115,25 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("pairs", "settings"),
+    ("texts", "settings"),
     [
-        (None, {"prefix": "query: "}),
-        (None, {"max_length": 9, "special_tokens": False}),
-        (PAIRS, {}),
-        *slow((None, {"max_length": 4}), (PAIRS, {"special_tokens": False})),
-        (PAIRS, {"max_length": 14, "special_tokens": False}),
+        ((TEXTS,), {"prefix": "query: "}),
+        ((TEXTS,), {"max_length": 9, "special_tokens": False}),
+        ((FIRST, SECOND), {}),
+        *slow(((TEXTS,), {"max_length": 4}), ((FIRST, SECOND), {"special_tokens": False})),
+        ((SECOND, FIRST), {"max_length": 14, "special_tokens": False}),
     ],
 )
 def test_all_views_and_tokens(
-    case: Case, pairs: Sequence[str] | None, settings: dict[str, Any]
+    case: Case, texts: tuple[Sequence[str], ...], settings: dict[str, Any]
 ) -> None:
-    check(case, TEXTS, pairs, **settings)
+    check(case, *texts, **settings)
 
 
 def test_real_checkpoints(real: Case) -> None:
     long = "The ferry leaves at nine and 배는 아홉 시에 떠난다. " * 40
     check(real, (*TEXTS, long))
-    check(real, TEXTS[:4], PAIRS[:4], max_length=20, special_tokens=False)
+    check(real, FIRST[:4], SECOND[:4], max_length=20, special_tokens=False)
 
 
 def brute_force_windows(length: int, size: int, stride: int) -> list[tuple[int, int, list[int]]]:

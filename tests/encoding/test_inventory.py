@@ -86,7 +86,7 @@ def equals_its_makers(folder: Path) -> None:
 
 def is_refused(folder: Path, name: str) -> Encoder:
     """Assert that the makers' vector is refused by a name, in ``info`` too, and other views not."""
-    encoder = Encoder(folder, device="cpu")
+    encoder = Encoder(folder, device="cpu", forward="transformers")
     with pytest.raises(ModelError, match=re.escape(name)):
         encoder.encode(SOME)
     assert name in describe_model(str(folder)).sentence

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModel
 
 from embedkit import storage
+from embedkit.classifiers import probe as probing
 from embedkit.comparison.recommendation import recommend
 from embedkit.comparison.table import compare
 from embedkit.corpus.plan import CorpusOptions
@@ -31,6 +32,7 @@ from embedkit.finetuning import run as run_module
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.method import choose_thresholds
 from embedkit.finetuning.model import read_model
+from embedkit.finetuning.options import TrainingOptions
 from embedkit.predict import Predictor
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.run import FinetuneRun
@@ -181,6 +183,7 @@ def test_a_threshold_is_chosen_on_validation_alone(
     """Thresholds are chosen again from the models on disk; nothing but these records is asked."""
     chosen = calls_of(method, "choose_thresholds")
     divided = calls_of(method, "validation_records")
+    assert TrainingOptions(threshold=0.3) == TrainingOptions(threshold="0.3")
     settings: dict[str, Any] = {"threshold": "f2", "validation": 0.4, "learning_rate": 1e-4}
     settings |= {"split": shared / "split.parquet", "epochs": 1}
     content = tuned_on(shared, tmp_path / "run", **settings)
@@ -207,7 +210,7 @@ def test_a_threshold_is_chosen_on_validation_alone(
     assert y.tolist() == [int(labels[i]) for i in threshold]
     assert (held_out == (made.folds[threshold] == np.arange(3)[:, None])).all()
     texts = pd.read_csv(shared / "corpus.tsv", sep="\t")["text"][threshold].tolist()
-    assert np.allclose(proba.mean(0), predictor.predict_proba(texts)[:, 1], atol=1e-5)
+    assert np.allclose(proba.mean(0), predictor.predict_proba(texts), atol=1e-5)
 
 
 def write_folds(corpus: Path, folds: np.ndarray) -> None:
@@ -242,11 +245,12 @@ def test_thresholds_ignore_held_out_records_and_the_mean_has_its_own() -> None:
     y, proba = random.integers(0, 2, 60), random.random((3, 60))
     held_out = np.arange(60) % 3 == np.arange(3)[:, None]
     threshold = Threshold.parse("macro_f1")
-    each, final = choose_thresholds(threshold, y, proba, held_out)
+    both = np.stack([1 - proba, proba], axis=2)
+    each, final = choose_thresholds(threshold, y, both, held_out)
     assert final == threshold.choose(y, proba.mean(axis=0)) != threshold.choose(y, proba[0])
     for number in range(3):
         other = np.where(held_out[number], 1 - y, y)
-        changed, _ = choose_thresholds(threshold, other, proba, held_out)
+        changed, _ = choose_thresholds(threshold, other, both, held_out)
         assert changed[number] == each[number]
         assert changed != each
 
@@ -503,6 +507,22 @@ def test_the_prefix_is_part_of_the_input(shared: Path, tmp_path: Path, notes: li
     prefixed, plain = (Predictor(tmp_path / name, device="cpu") for name in ("a", "b"))
     wanted = plain.predict_proba([f"good home {text}" for text in texts])
     assert np.array_equal(prefixed.predict_proba(texts), wanted)
+    for _ in range(2):
+        prefixed.predict(["the movie " * 9])
+    assert " ".join(notes).count("are cut at 10 tokens: the model reads no more") == 1
+
+
+def test_what_cannot_be_encoded_again_is_told_before_any_fit(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors of a fine-tuned run are of several models, and other datasets may hold no texts."""
+    extract_tiny(shared / "corpus.tsv", tmp_path / "bare", store_text=False)
+    extract_tiny(shared / "corpus.tsv", tmp_path / "folds", model=str(shared / "run"))
+    monkeypatch.setattr(probing, "cross_validate", None)
+    for name, message in (("bare", "the stored texts again"), ("folds", "one for each fold")):
+        with pytest.raises(UsageError, match=message):
+            probing.probe(tmp_path / name, out=tmp_path / "probe", control="random-weights")
+    assert not list(tmp_path.glob("probe*"))
 
 
 def test_a_loss_that_is_not_a_number(

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.durable import SCENARIOS, Disk, Tree, install, states_of
+from tests.durable import SCENARIOS, Disk, Tree, install, main, states_of
 from tests.models import slow
-from tests.processes import ROOT, in_children, program
+from tests.processes import in_children
 
 
 @pytest.mark.parametrize(("names", "every"), [(["extract --reuse"], 97), *slow((SCENARIOS, 41))])
 def test_a_sample_of_faults_and_power_cuts(names: Iterable[str], every: int) -> None:
-    done = program(sys.executable, "-m", "tests.durable", *names, f"--sample={every}", cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """In a child, which has everything imported; what went wrong is printed."""
+    assert in_children(partial(main, [*names, f"--sample={every}"])) == [0]
 
 
 def states_of_a_write(folder: Path, *, sync_file: bool, sync_folder: bool) -> list[Tree]:

@@ -19,7 +19,7 @@ from tests.models import slow
 from tests.processes import ROOT
 from tests.store_fixtures import load_quickly
 
-LOAD = Encoder.load
+BEGIN = Encoder.__init__
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in (ROOT / "embedkit").rglob("*.py")
@@ -38,8 +38,10 @@ def files(common: Path) -> Path:
         f"{i}\tthe {'river' if i % 2 else 'money'} bank of town {i}\t{i % 2}" for i in range(12)
     ]
     (common / "corpus.tsv").write_text("\n".join(["id\ttext\tlabel", *rows, ""]), "utf-8")
+    load_quickly(DEFAULT_MODEL)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(common)
+        patch.setattr(Encoder, "__init__", begin)
         embedkit.extract(
             "corpus.tsv",
             out="vectors",
@@ -63,10 +65,15 @@ def examples_of(module: str) -> list[doctest.DocTest]:
     return [test for test in found if test.examples]
 
 
-def load(model: str = DEFAULT_MODEL, *, forward: str = "auto", **settings: Any) -> Encoder:
+def begin(
+    self: Encoder, model: str = DEFAULT_MODEL, *, forward: str = "auto", **settings: Any
+) -> None:
     """The model that most examples name is loaded once; nothing changes its weights."""
-    once = model == DEFAULT_MODEL and forward == "auto"
-    return (load_quickly if once else LOAD)(model, forward=forward, **settings)
+    plain = settings.get("precision") in (None, "fp32")
+    if model == DEFAULT_MODEL and forward == "auto" and plain:
+        vars(self).update(vars(load_quickly(model, **settings)))
+    else:
+        BEGIN(self, model, forward=forward, **settings)
 
 
 CASES = [test for module in MODULES for test in examples_of(module)]
@@ -80,7 +87,7 @@ def test_examples(
 ) -> None:
     assert not [e.source for e in test.examples if e.options.get(doctest.SKIP)]
     monkeypatch.chdir(shutil.copytree(files, tmp_path / "here"))
-    monkeypatch.setattr(Encoder, "load", load)
+    monkeypatch.setattr(Encoder, "__init__", begin)
     printed: list[str] = []
     globs: dict[str, Any] = {**test.globs, "embedkit": embedkit, "np": np}
     test.globs = globs

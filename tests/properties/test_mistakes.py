@@ -66,6 +66,10 @@ def folder(common: Path) -> Path:
         ("extract --words rare.tsv", 2, "before --words"),
         ("train train.csv", 2, "with --text-pair (of embedkit extract)"),
         ("probe sms --text sms", 2, "--text sms is for a corpus"),
+        ("info .", 2, ". is not a dataset"),
+        ("train rare --out / --folds 2", 8, "/ exists"),
+        ("predict spam --text x --id id", 2, "--id is for"),
+        ("predict spam - --text x", 2, "--text is for"),
     ],
 )
 def test_what_is_told(

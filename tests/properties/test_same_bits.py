@@ -2,7 +2,7 @@
 
 Every setting is a process of its own (:mod:`tests.same_bits`). What a processor does not have, the
 libraries pass over in silence: then the setting is checked that is there. Every change is tried on
-one rung of each ladder of instructions, ``make test-slow`` tries all rungs apart.
+the top and on the lowest rung of each ladder of instructions, ``make test-slow`` tries all rungs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ SETTINGS = [
 RUNGS = [
     "",  # all that the processor has
     # no instructions for int8, nor have the next two
-    *slow("ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_CBWR=AVX512,STRICT"),
-    "ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2",
+    *slow(
+        "ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_CBWR=AVX512,STRICT",
+        "ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2",
+    ),
     SETTINGS[-1],
 ]
 

@@ -102,13 +102,13 @@ def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Pat
 def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> None:
     """Another seed assigns other folds."""
     options: dict[str, Any] = {"estimator": "sklearn.ensemble:ExtraTreesClassifier", "folds": 2}
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        train(shared / "data", out=tmp_path / name, seed=seed, **options)
-    first, second, other = (predictions(tmp_path / name) for name in ("a", "b", "c"))
-    assert first.equals(second)
-    assert first["fold"].tolist() != other["fold"].tolist()
+    for name in ("a", "b"):
+        train(shared / "data", out=tmp_path / name, **options)
     files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
     assert files[0] == files[1]
+    folds = predictions(tmp_path / "a").sort_values("row")["fold"].astype(int).tolist()
+    assert folds == split(shared / "data", folds=2, seed=0).folds.tolist()
+    assert folds != split(shared / "data", folds=2, seed=1).folds.tolist()
 
 
 # leaks
@@ -149,11 +149,11 @@ def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Pa
     """Random labels: the luckiest of many views looks better than chance, the nested one not."""
     labels = np.random.default_rng(3).integers(2, size=N)
     corpus = corpus_of(tmp_path / "c.tsv", labels)
-    data = vectors_of(corpus, tmp_path / "data", layers="all", pooling=["cls", "mean", "max"])
-    result = probe(data, out=tmp_path / "probe", folds=4, estimator="knn")
+    data = vectors_of(corpus, tmp_path / "data", layers="all", pooling=["cls", "mean"])
+    result = probe(data, out=tmp_path / "probe", folds=2, estimator="knn")
     luckiest = max(view.score.value for view in result.content.view_scores)
     assert result.content.nested.value < luckiest
-    assert sum(view.chosen for view in result.content.view_scores) == 4
+    assert sum(view.chosen for view in result.content.view_scores) == 2
 
 
 def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: Path) -> None:
@@ -203,7 +203,9 @@ def test_every_estimator_is_saved_and_predicts_again(
     train(shared / "data", out=tmp_path / "run", features=features, **options)
     check_test_set(tmp_path / "run", shared / "corpus.tsv")
     names = {p.name for p in (tmp_path / "run/model").iterdir()}
-    form = "skops" if ":" in estimator else "safetensors"
+    # neighbours among TF-IDF rows are a sparse matrix, which safetensors do not hold
+    sparse = (estimator, features) == ("knn", "tfidf")
+    form = "skops" if ":" in estimator or sparse else "safetensors"
     assert names == {f"pipeline.{form}"} | ({"booster.txt"} if estimator == "lightgbm" else set())
 
 
@@ -233,7 +235,7 @@ def test_regression(tmp_path: Path, estimator: str | None, shared: Path) -> None
 
 def test_decisions_follow_the_threshold(shared: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"split": shared / "split.parquet", "tune": True}
-    fixed = train(shared / "data", out=tmp_path / "fixed", threshold="0.9", **options)
+    fixed = train(shared / "data", out=tmp_path / "fixed", threshold=0.9, **options)
     found = predictions(tmp_path / "fixed")
     assert (found["y_pred"] == np.where(found["proba_1"] >= 0.9, "1", "0")).all()
     assert fixed.content.threshold == 0.9
@@ -446,6 +448,28 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (0, done.stdout)
 
 
+def test_a_pair_is_predicted_as_it_is_typed(tmp_path: Path) -> None:
+    head = "id\ttext\tother\tlabel\n"
+    rows = [f"{i}\tgood {i}\t{('bus', 'train')[i % 2]}\t{'ab'[i % 2]}\n" for i in range(24)]
+    (tmp_path / "c.tsv").write_text(head + "".join(rows))
+    data = extract_tiny(tmp_path / "c.tsv", tmp_path / "pairs", text="text", text_pair="other").out
+    run = embedkit.train(data, out=tmp_path / "run").out
+    expected = Predictor(run).predict("good 1", "train").label
+
+    def answer(*arguments: str, **stdin: Any) -> Any:
+        return command("predict", run, *arguments, cwd=tmp_path, **stdin)
+
+    typed = answer("--text", "good 1", "--text-pair", "train")
+    lines = answer("-", stdin=b"good 1\ttrain\ngood 1\n")
+    for done in (typed, lines):
+        assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [expected]
+    assert "'good 1': expected two texts with a tab" in lines.stderr
+    assert "pass second texts as --text-pair." in answer("--text", "good 1").stderr
+    # a note about a file names no option that the command lacks
+    (tmp_path / "quoted.tsv").write_text(head + '1\t"a ""b"""\tc\ta\n' * 3)
+    assert "The quotes were kept\n" in answer("quoted.tsv").stderr
+
+
 def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
     def answers() -> Iterator[PredictedRecord]:
         yield {"row": 0, "id": "a"}, Prediction("1", {"0": 0.25, "1": 0.75})
@@ -500,6 +524,8 @@ def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
     for message, options in wrong.items():
         with pytest.raises(UsageError, match=message):
             train(data, out=tmp_path / "run", **options)
+    with pytest.raises(UsageError, match="mean_2 is asked for twice"):
+        probe(data, out=tmp_path / "run", view=["mean_2", "mean_-1"])
     with pytest.raises(OutputExistsError, match="overwrite=True"):
         train(data, out=shared / "run")
     with pytest.raises(OutputExistsError, match="data"):

@@ -67,12 +67,13 @@ def test_a_flat_index_is_exact_and_every_record_is_in_it(copy: Path) -> None:
     info = build_index(copy, kind="flat")
     assert info.recall == 1.0
     data = embedkit.load(copy)
-    found = open_index(data, kind="flat")(data.X, N)
+    some = data.X[::40]
+    found = open_index(data, kind="flat")(some, N)
     assert (np.sort(found.indices, axis=1) == np.arange(N)).all()
     # each is under its own number, also those that were added last
-    assert np.allclose(found.scores, nearest(data, data.X, k=N).scores, atol=1e-5)
+    assert np.allclose(found.scores, nearest(data, some, k=N).scores, atol=1e-5)
     unit = data.X / np.linalg.norm(data.X, axis=1, keepdims=True)
-    own = np.take_along_axis(unit @ unit.T, found.indices, axis=1)
+    own = np.take_along_axis(unit[::40] @ unit.T, found.indices, axis=1)
     assert np.allclose(found.scores, own, atol=1e-5)
 
 

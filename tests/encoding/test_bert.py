@@ -1,0 +1,107 @@
+"""The modules of BERT and RoBERTa against those of transformers: the same bits, layer by layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from embedkit.encoding import bert
+from embedkit.encoding.bert import Bert
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import load_model
+from tests.encoding.test_packed import batch_of, far, states
+from tests.models import TEXTS, Tiny, build, needs_plain_bf16
+
+FAMILIES = ("bert", "bert_mlm", "japanese", "roberta", "xlm-roberta", "camembert")
+FIRST = "model.safetensors"
+
+
+def by_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> Encoder:
+    with monkeypatch.context() as patch:
+        patch.setattr(bert, "load", lambda *_, **__: None)
+        encoder = Encoder(folder, device="cpu", precision=precision)
+    assert type(encoder.model.module).__module__.startswith("transformers.")
+    return encoder
+
+
+@pytest.mark.parametrize(
+    "precision", ["fp32", "int8", pytest.param("bf16", marks=needs_plain_bf16)]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bits_are_those_of_the_modules_of_transformers(
+    family: str, precision: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    light = Encoder(tiny(family), device="cpu", precision=precision)
+    whole = by_transformers(tiny(family), monkeypatch, precision)
+    assert isinstance(light.model.module, Bert)
+    assert light.has_pooler == whole.has_pooler
+    views = [f"{pooling}_{layer}" for pooling in ("cls", "mean") for layer in range(4)]
+    views += ["pooler"] * light.has_pooler
+    ours, theirs = (encoder.encode_views(TEXTS, views) for encoder in (light, whole))
+    for view in views:
+        assert ours[view].tobytes() == theirs[view].tobytes(), view
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_forward_with_padding_is_that_of_transformers(family: str, tiny: Tiny) -> None:
+    checkpoint = find_checkpoint(tiny(family))
+    device, dtype = torch.device("cpu"), torch.float64
+    ours, theirs = (
+        load_model(checkpoint, pad_id=0, device=device, dtype=dtype, light=light)
+        for light in (True, False)
+    )
+    batch = batch_of((40, 17, 17, 5, 1), int(ours.module.config.vocab_size))
+    found, expected = states(ours, batch), states(theirs, batch)
+    assert len(expected) == 4
+    assert max(far(found[layer], expected[layer]) for layer in expected) < 1e-12
+
+
+def with_config(folder: Path, **settings: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def with_names(folder: Path, rename: Callable[[str], str | None]) -> None:
+    tensors = {rename(name): tensor for name, tensor in load_file(folder / FIRST).items()}
+    kept = {name: tensor for name, tensor in tensors.items() if name is not None}
+    save_file(kept, folder / FIRST, {"format": "pt"})
+
+
+UNUSUAL: dict[str, Callable[[Path], None]] = {
+    "another activation": lambda folder: with_config(folder, hidden_act="relu"),
+    "names of 2019": lambda folder: with_names(
+        folder, lambda n: n.replace("LayerNorm.weight", "LayerNorm.gamma")
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_what_is_unusual_is_loaded_by_transformers(kind: str, tmp_path: Path) -> None:
+    folder = build("bert", tmp_path)
+    UNUSUAL[kind](folder)
+    encoder = Encoder(folder, device="cpu")
+    assert not isinstance(encoder.model.module, Bert)
+    plain = Encoder(folder, device="cpu", forward="transformers")
+    assert np.allclose(encoder.encode(TEXTS), plain.encode(TEXTS), atol=1e-5)
+
+
+def test_a_head_is_left_out_and_a_pooler_may_be_missing(tmp_path: Path) -> None:
+    folder = build("roberta", tmp_path)
+
+    def moved(name: str) -> str | None:
+        return None if name.startswith("pooler") else f"roberta.{name}"
+
+    with_names(folder, moved)
+    tensors = load_file(folder / FIRST)
+    save_file(tensors | {"lm_head.bias": torch.zeros(3)}, folder / FIRST, {"format": "pt"})
+    encoder = Encoder(folder, device="cpu")
+    assert isinstance(encoder.model.module, Bert)
+    assert not encoder.has_pooler
+    assert not encoder.checkpoint.unread
