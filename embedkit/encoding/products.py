@@ -15,8 +15,6 @@ not depend on what else is embedded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +81,6 @@ def hasten(module: nn.Module, *, join: bool = False) -> None:
     """
     # a list first: the tree changes while it is walked
     for parent in list(module.modules()):
-        # transformers looks up the signature of this method in each layer of each forward
-        if chunk := getattr(parent, "feed_forward_chunk", None):
-            parent.feed_forward_chunk = _with_signature(chunk)
         children = dict(parent.named_children())
         for names in _QKV if join else ():
             # before single layers are replaced below, while these are still plain ones
@@ -110,16 +105,6 @@ def hasten(module: nn.Module, *, join: bool = False) -> None:
                 setattr(parent, name, _Gelu(form))
             elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "weight"):
                 setattr(parent, name, _RMSNorm(child))
-
-
-def _with_signature(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that has its signature at hand: to work it out takes a tenth of a millisecond."""
-
-    def call(*args: Any) -> Any:
-        return method(*args)
-
-    call.__signature__ = signature(method)  # type: ignore[attr-defined]
-    return call
 
 
 def _joins(linears: list[Any]) -> bool:
