@@ -410,14 +410,14 @@ class Searcher:
             UsageError: a query is empty.
             MismatchError: the model is not the one that made the dataset.
         """
-        if isinstance(queries, str):
-            return self.texts([queries], k=k)[0]
-        for number, text in enumerate(queries, 1):
+        texts = [queries] if isinstance(queries, str) else list(queries)
+        for number, text in enumerate(texts, 1):
             if not text.strip():
-                which = f" (number {number})" if len(queries) > 1 else ""
+                which = f" (number {number})" if len(texts) > 1 else ""
                 raise UsageError(f"the query{which} is empty.")
-        self._warn(self._encoder, queries)
-        return self._answer(list(queries), self._encoder(queries), k, {})
+        self._warn(self._encoder, texts)
+        answers = self._answer(texts, self._encoder(texts), k, {})
+        return answers[0] if isinstance(queries, str) else answers
 
     @cached_property
     def _encoder(self) -> DatasetEncoder:
