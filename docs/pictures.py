@@ -2,8 +2,8 @@
 
 ``python docs/pictures.py`` writes ``docs/explore.webp``, a loop through the layers of a map, and
 the first screen of the report of ``pipelines/quickstart.toml`` as ``docs/report-light.png`` and
-``docs/report-dark.png``; figures of runs on the same vectors are ``docs/layers.png``,
-``docs/learning.png`` and ``docs/confusion.png``. It needs Chromium and the packages of ``make
+``docs/report-dark.png``; figures of runs on the same vectors are ``docs/layers.svg``,
+``docs/learning.svg`` and ``docs/confusion.svg``. It needs Chromium and the packages of ``make
 check``.
 """
 
@@ -98,8 +98,7 @@ def figures(folder: Path) -> None:
     embedkit("probe", folder / "requests", "--learning-curve", "--out", folder / "probe")
     embedkit("train", folder / "requests", "--out", folder / "vectors")
     for run, name in (("probe", "layers"), ("probe", "learning"), ("vectors", "confusion")):
-        image = Image.open(folder / run / "figures" / f"{name}.png").convert("RGB")
-        image.quantize(64).save(HERE / f"{name}.png", optimize=True)
+        shutil.copy(folder / run / "figures" / f"{name}.svg", HERE)
 
 
 if __name__ == "__main__":

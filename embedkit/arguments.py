@@ -23,7 +23,7 @@ from functools import cache, wraps
 from pathlib import Path
 from textwrap import indent
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -137,9 +137,9 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
         _check_limits(name, settled, hint)
         return settled
     # it is none of the kinds that can be judged, but may be one that cannot
-    if not all(map(_is_known, kinds)):
+    if not all(kind.name for kind in kinds):
         return value
-    expected = " or ".join(_name(kind) for kind in kinds if kind is not NoneType)
+    expected = " or ".join(kind.name for kind in kinds if kind.name != "None")
     raise UsageError(f"expected {expected}.", **{name: value})
 
 
@@ -155,12 +155,59 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _kinds(hint: Any) -> list[Any]:
+class _Kind(NamedTuple):
+    """An alternative of a type: what messages call it, and whether a value is of it.
+
+    It has no name if values may be of it all the same, as nobody can tell of a function.
+    """
+
+    name: str
+    holds: Callable[[Any], bool]
+
+
+def _kinds(hint: Any) -> list[_Kind]:
     """The alternatives of a type."""
-    if get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    union = get_origin(hint) in (Union, UnionType)
-    return [kind for part in get_args(hint) for kind in _kinds(part)] if union else [hint]
+    origin, parts = get_origin(hint) or hint, get_args(hint)
+    if origin is Annotated:
+        return _kinds(parts[0])
+    if origin in (Union, UnionType):
+        return [kind for part in parts for kind in _kinds(part)]
+    if origin in (Sequence, tuple, list):
+        inner = _kinds(parts[0])
+        name = f"a list, each {' or '.join(kind.name for kind in inner)}"
+        return [_Kind(name, lambda value: _is_list(value, inner))]
+    if origin in (Mapping, dict):
+        return [_Kind("a dictionary", lambda value: isinstance(value, origin))]
+    if origin in (Path, os.PathLike):
+        return [_Kind("a path", lambda value: isinstance(value, str | os.PathLike))]
+    if hint in _SIMPLE:
+        return [_Kind(_SIMPLE[hint], lambda value: _converts(value, hint))]
+    if hint is Any:  # a class since 3.11, with which nothing can be compared
+        return [_Kind("", lambda _: True)]
+    if not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
+        return [_Kind("", lambda _: False)]
+    # of a generic class, such as Iterable[str], the parts are not looked at
+    name = "" if parts else f"a {hint.__name__}"
+    return [_Kind(name, lambda value: isinstance(value, origin))]
+
+
+def _is_one_of(value: Any, kinds: Sequence[_Kind]) -> bool:
+    return any(kind.holds(value) for kind in kinds)
+
+
+def _is_list(value: Any, kinds: Sequence[_Kind]) -> bool:
+    # a text is a sequence of texts, which nobody means
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return is_list and all(_is_one_of(item, kinds) for item in value)
+
+
+def _converts(value: Any, kind: Any) -> bool:
+    """True by the rules of the files: True is no whole number, and 1 is a number."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _check_limits(name: str, value: Any, hint: Any) -> None:
@@ -177,57 +224,6 @@ def _check_limits(name: str, value: Any, hint: Any) -> None:
                 raise UsageError(f"expected {least} or more.", **{name: value})
             if value > limit.le:
                 raise UsageError(f"expected {limit.le:,} or less.", **{name: value})
-
-
-_LISTS, _MAPPINGS, _PATHS = (Sequence, tuple, list), (Mapping, dict), (Path, os.PathLike)
-
-
-def _is_known(kind: Any) -> bool:
-    """False for kinds that cannot be told from a value, such as functions."""
-    return _is_class(kind) or get_origin(kind) in (*_LISTS, *_MAPPINGS, *_PATHS)
-
-
-def _is_class(kind: Any) -> bool:
-    """True for what values may be instances of: neither Any, a class since 3.11, nor a protocol."""
-    protocol = getattr(kind, "_is_protocol", False)
-    return isinstance(kind, type) and kind is not Any and not protocol
-
-
-def _is_one_of(value: Any, kinds: Sequence[Any]) -> bool:
-    return any(_is_of(value, kind) for kind in kinds)
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    origin = get_origin(kind) or kind
-    if kind is Any:  # a class, with which nothing can be compared
-        return True
-    if origin in _PATHS:
-        return isinstance(value, str | os.PathLike)
-    if origin in _LISTS:
-        parts = _kinds(get_args(kind)[0])
-        # a text is a sequence of texts, which nobody means
-        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        return is_list and all(_is_one_of(item, parts) for item in value)
-    if kind in _SIMPLE:
-        try:
-            # by the rules of the files: True is no whole number, and 1 is a number
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError:
-            return False
-        return True
-    return _is_class(origin) and isinstance(value, origin)
-
-
-def _name(kind: Any) -> str:
-    origin, parts = get_origin(kind) or kind, get_args(kind)
-    if origin in _LISTS:
-        names = " or ".join(_name(part) for part in _kinds(parts[0]))
-        return f"a list, each {names}"
-    if origin in _MAPPINGS:
-        return "a dictionary"
-    if origin in _PATHS:
-        return "a path"
-    return _SIMPLE.get(kind, f"a {kind.__name__}")
 
 
 @cache

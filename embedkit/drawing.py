@@ -298,6 +298,8 @@ def as_svg(scene: Scene, *, name: str, page: bool = True) -> Markup:
         '<svg viewBox="0 0 {:g} {:g}" role="img" aria-labelledby="{}"{}>'
         '<title id="{}-title">{}</title>{}'
     ).format(scene.width, scene.height, ids, kind, name, scene.title, described)
+    if not page:  # else dark letters would stand on whatever a viewer has behind them
+        head += Markup('<rect width="100%" height="100%" fill="#fff"/>')
     return head + Markup("").join(_element(item, page) for item in scene.items) + Markup("</svg>")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
@@ -298,8 +298,8 @@ def _row(value: Any) -> int:
 
 
 def _text(value: Any, i: int) -> str:
-    if not isinstance(value, str) and str(value) in _MISSING:
-        raise ValueError(f"X[{i}] is {value}, not a text; fill in or leave out such rows")
+    if isinstance(value, bytes) or (not isinstance(value, str) and str(value) in _MISSING):
+        raise ValueError(f"X[{i}] is {value!r}, not a text; fill in or leave out such rows")
     return str(value)
 
 
@@ -307,6 +307,9 @@ def _column(X: Any) -> list[Any]:
     """A list, array, series or frame of one column as a list."""
     # as objects: NumPy would turn texts and None into texts of one width
     values = np.asarray(X, dtype=object)
-    if values.ndim > 2 or values.shape[1:] not in ((), (1,)):
-        raise ValueError(f"X has shape {values.shape}; expected one column.")
+    # a set, a mapping and a generator are one object to NumPy, whose text nobody means
+    whole = values.ndim == 0 and isinstance(X, Iterable) and not isinstance(X, str)
+    if whole or values.ndim > 2 or values.shape[1:] not in ((), (1,)):
+        kind = type(X).__name__
+        raise ValueError(f"X is a {kind} of shape {values.shape}; expected one column.")
     return list(values.ravel())

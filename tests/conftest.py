@@ -23,11 +23,9 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
-from embedkit.drawing import as_file
 from embedkit.encoding import packed
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
-from embedkit.runs import figures
 from tests.corpus_fixtures import Folder
 from tests.models import Plain, Tiny, build
 from tests.processes import logging_as_before
@@ -97,7 +95,6 @@ def _quickly() -> Iterator[None]:
     """Leave out what takes long and is not tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # fails for a closed file; no test cuts the power
-        patch.setattr(figures, "as_file", lambda *_: b"a figure")  # but with the marker ``figures``
         patch.setattr(packed, "_bits_differ", tried_once(packed._bits_differ))
         # the Trainer collects garbage before each training, as long as a tiny model trains
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
@@ -108,12 +105,6 @@ def _quickly() -> Iterator[None]:
 def _logging_as_before() -> Iterator[None]:
     with logging_as_before():
         yield
-
-
-@pytest.fixture(autouse=True)
-def _drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "figures" in request.keywords:
-        monkeypatch.setattr(figures, "as_file", as_file)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from embedkit.dataset import planning
 from embedkit.dataset.extract import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder, choose_precision
 from embedkit.encoding.tokenizer import choose_max_length
-from embedkit.runs import figures
 from embedkit.types import Progress
 
 _VOCABULARY = """
@@ -124,11 +123,10 @@ def load_quickly(
 
 @contextmanager
 def quickly() -> Iterator[None]:
-    """Commands make shards of 14 rows, load a model once, and draw no figures."""
+    """Commands make shards of 14 rows, and load a model once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "_shard_rows", lambda *_: 14)
         patch.setattr(Encoder, "load", load_quickly)
-        patch.setattr(figures, "as_file", lambda *_: b"a figure")
         load_quickly(str(tiny_model()))
         yield
 

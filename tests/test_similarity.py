@@ -57,7 +57,6 @@ def test_cosines_are_those_of_vectors_encoded_alone(corpus: Path) -> None:
     assert found.cosines["mean_2"][2] == pytest.approx(1)
 
 
-@pytest.mark.figures
 def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = compare(corpus, score="score", out=tmp_path / "out")
     table = pq.read_table(tmp_path / "out/pairs.parquet").to_pydict()
@@ -69,7 +68,7 @@ def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
     content = json.loads(text)
     assert content["records"] == {"pairs": 5, "rejected": 1, "truncated": 0}
     assert content["agreement"].keys() == set(found.cosines)
-    assert (tmp_path / "out/figures/layers.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out/figures/layers.svg").read_bytes().startswith(b"<svg")
     monkeypatch.setattr(Encoder, "load", None)  # it is said before anything is computed
     with pytest.raises(OutputExistsError, match="overwrite"):
         compare(corpus, score="score", out=tmp_path / "out")

@@ -49,6 +49,8 @@ def test_stored_vectors_are_those_of_the_dataset(data: Path) -> None:
 
 
 def test_text_vectors_are_those_of_the_encoder() -> None:
+    with pytest.raises(ValueError, match=r"X\[1\] is b'b', not a text"):
+        encoder().fit(["a"]).transform(["a", b"b"])
     texts = ["a", "good movie", "a"]
     expected = Encoder.load(str(tiny_model()), device="cpu").encode(texts)
     assert np.array_equal(encoder().fit(texts).transform(texts), expected)
@@ -77,8 +79,9 @@ def test_as_every_transformer(data: Path, which: int) -> None:
     small = pickle.dumps(step)
     assert len(small) < 5_000
     assert np.array_equal(pickle.loads(small).transform(X), expected)
-    with pytest.raises(ValueError, match=r"\(2, 2\)"):
-        step.transform([["a", "b"], ["c", "d"]])
+    for wrong in ([["a", "b"], ["c", "d"]], set(X), iter(X)):
+        with pytest.raises(ValueError, match=r"of shape (\(2, 2\)|\(\)); expected one column"):
+            step.transform(wrong)
 
 
 @pytest.mark.skipif(sklearn.__version__.startswith("1.5."), reason="it asks for no tags yet")

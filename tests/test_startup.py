@@ -31,9 +31,9 @@ PROCESSES: tuple[dict[str, str], ...] = (
         "split data --folds 2": LEARNING,
         "predict tfidf --text text": LEARNING,
         "predict vectors data": LEARNING,
-        "train data --folds 2 --out a": f"{LEARNING} matplotlib",
-        "train data --folds 2 --features tfidf --out b": f"{LEARNING} matplotlib",
-        "probe data --out c": f"{LEARNING} matplotlib",
+        "train data --folds 2 --out a": LEARNING,
+        "train data --folds 2 --features tfidf --out b": LEARNING,
+        "probe data --out c": LEARNING,
     },
 )
 

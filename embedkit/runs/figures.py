@@ -44,7 +44,7 @@ def draw_run(folder: Path, predictions: Predictions) -> None:
 
 
 def draw_probe(folder: Path, result: ProbeRun) -> None:
-    """Draw ``figures/layers.png``, ``geometry.png`` and learning curves as ``learning.png``."""
+    """Draw ``figures/layers.svg``, ``geometry.svg`` and learning curves as ``learning.svg``."""
     save(folder, layers=layers(result))
     if result.geometry:
         save(folder, geometry=without_labels(result))
@@ -79,11 +79,14 @@ def _by_epoch(
 
 
 def save(folder: Path, **figures: Scene) -> None:
-    """Write figures durably to the folder ``figures``."""
+    """Write figures durably to the folder ``figures``.
+
+    As SVG, which needs no matplotlib: importing it took as long as a third of torch in every run.
+    """
     storage.make_folder(folder / "figures")
     for name, scene in figures.items():
-        file = folder / "figures" / f"{name}.png"
-        storage.write_durably(file, as_file(scene, "png"), scratch=folder)
+        file = folder / "figures" / f"{name}.svg"
+        storage.write_durably(file, as_file(scene, "svg"), scratch=folder)
 
 
 class ReliabilityBin(NamedTuple):

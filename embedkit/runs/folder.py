@@ -3,7 +3,7 @@
     RUN/run.json             settings, fingerprints, scores, cost, versions (:mod:`.run`)
     RUN/predictions.parquet  predictions of held-out records (:mod:`.predictions`)
     RUN/model/               the fitted pipeline; of a fine-tuned run fold-0/ …
-    RUN/figures/             PNG
+    RUN/figures/             SVG
     RUN/SHA256SUMS           of every file
 
 Output is atomic: a run is written to ``RUN.incomplete`` and renamed when complete. A long run keeps

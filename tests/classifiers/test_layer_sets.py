@@ -179,7 +179,7 @@ def test_numbers_without_labels_of_a_dataset(data: Path, tmp_path: Path) -> None
     assert list(frame.index) == ["mean_0", "mean_2", "mean_mixture"]
     assert frame.loc["mean_0", "curvature"] == numbers["mean_0"]["curvature"] > 0
     assert frame.loc["mean_mixture", "value"] == result.content.combinations[-1].score.value
-    assert (tmp_path / "p" / "figures" / "geometry.png").is_file()
+    assert (tmp_path / "p" / "figures" / "geometry.svg").is_file()
 
 
 @pytest.mark.slow

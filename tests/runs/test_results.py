@@ -227,7 +227,7 @@ def test_regression(tmp_path: Path, estimator: str | None, shared: Path) -> None
     assert found["y_true"].dtype == found["y_pred"].dtype == np.float64
     said = list(Predictor(tmp_path / "run", device="cpu").predict(["the good movie"]))
     assert float(said[0].label) == pytest.approx(said[0].value, rel=1e-5)
-    assert (tmp_path / "run/figures/values.png").is_file()
+    assert (tmp_path / "run/figures/values.svg").is_file()
 
 
 # thresholds, test parts and given folds
@@ -563,7 +563,6 @@ def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.figures
 def test_probe(shared: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"control": "random-weights"}
     same: dict[str, Any] = {"split": shared / "split.parquet"}
@@ -576,7 +575,7 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     assert abs(best.control - 0.5) < 0.2
     assert set(content.random_weights) == {v.name for v in content.view_scores}
     assert read_run(tmp_path / "probe") == replace(content, command=None)
-    assert (tmp_path / "probe/figures/layers.png").stat().st_size > 5_000
+    assert (tmp_path / "probe/figures/layers.svg").stat().st_size > 2_000
     finding, told, *_ = run_info_text(tmp_path / "probe", content).splitlines()
     assert f"{100 * content.nested.value:.1f} %" in finding
     assert "over the last layer" in finding
