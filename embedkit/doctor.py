@@ -6,9 +6,9 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, metadata, requires
 from pathlib import Path
 from typing import Any
@@ -80,11 +80,10 @@ def diagnose() -> Diagnosis:
     versions |= {"python": platform.python_version(), "system": platform.platform()}
     missing: dict[str, list[str]] = {}
     with suppress(PackageNotFoundError):  # run from a source tree
-        needed = _versions(["", *(metadata("embedkit").get_all("Provides-Extra") or ())])
-        versions |= (always := needed.pop(""))
-        for extra, packages in needed.items():
-            missing[extra] = [name for name, version in packages.items() if version is None]
-        if lacking := [name for name, version in always.items() if version is None]:
+        versions |= (needed := _versions(""))
+        for extra in metadata("embedkit").get_all("Provides-Extra") or []:
+            missing[extra] = [name for name, known in _versions(extra).items() if known is None]
+        if lacking := [name for name, known in needed.items() if known is None]:
             notes.append(f"required, but not installed: {', '.join(lacking)}")
     return Diagnosis(not problems, code, problems, notes, versions, devices, models, missing)
 
@@ -153,19 +152,16 @@ def _extract(device: str) -> dict[str, Any]:
     }
 
 
-def _versions(extras: Sequence[str]) -> dict[str, dict[str, str | None]]:
-    """By extra of embedkit, ``""`` for none, the packages that it needs on this system."""
+def _versions(extra: str) -> dict[str, str | None]:
+    """Packages that embedkit, or one of its extras, needs on this system."""
     from packaging.requirements import Requirement
 
-    needs = [Requirement(line) for line in requires("embedkit") or ()]
-    # looked up once each: extras share packages, and each has a file to be read
-    there = {n.name: next((d.version for d in distributions(name=n.name)), None) for n in needs}
-    return {
-        # markers decide by extra and by system; without a marker a package is always needed
-        extra: {
-            n.name: there[n.name]
-            for n in needs
-            if (n.marker.evaluate({"extra": extra}) if n.marker else not extra)
-        }
-        for extra in extras
-    }
+    needs = map(Requirement, requires("embedkit") or ())
+    # markers decide by extra and by system; without a marker a package is always needed
+    here = [n for n in needs if (n.marker.evaluate({"extra": extra}) if n.marker else not extra)]
+    return {n.name: _version(n.name) for n in here}
+
+
+@cache  # extras share packages, and each has a file to be found and read
+def _version(package: str) -> str | None:
+    return next((d.version for d in distributions(name=package)), None)

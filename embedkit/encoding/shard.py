@@ -83,12 +83,9 @@ def queue_shard(
     on_tokens: Callable[[int], None],
 ) -> PendingShard:
     """Send a shard to the device and queue its batches; on CPU they have run when it returns."""
-    # tokens that mean and max count, each in one window of its text only
-    counted = texts.owned if special_tokens else texts.owned & ~texts.special[texts.seen]
-    shard = _Shard(model, texts, request, counted, on_tokens)
+    shard = _Shard(model, texts, request, on_tokens, special_tokens=special_tokens)
     try:
-        shard.send()
-        nbytes = shard.allocate()
+        nbytes = shard.send()
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -115,19 +112,26 @@ class _Shard:
         model: Model,
         texts: TokenizedTexts,
         request: Request,
-        counted: Bool,
         on_tokens: Callable[[int], None],
+        *,
+        special_tokens: bool,
     ) -> None:
         self._model, self._texts, self._request = model, texts, request
-        self._counted, self._on_tokens = counted, on_tokens
-        self._counts = np.diff(ends_of(counted)[texts.window_ends])
+        self._on_tokens = on_tokens
+        # tokens that mean and max count, each in one window of its text only
+        self._counted = texts.owned if special_tokens else texts.owned & ~texts.special[texts.seen]
+        self._counts = np.diff(ends_of(self._counted)[texts.window_ends])
         # before anything is sent: equal windows run once
-        self._first = _first_equal(texts, counted)
+        self._first = _first_equal(texts, self._counted)
         self._splits = 0
 
-    def send(self) -> None:
-        """Send the distinct windows, longest first, ties in input order."""
+    def send(self) -> int:
+        """Send the distinct windows, longest first, ties in input order.
+
+        Return the bytes of the vectors, for which room is made on the device.
+        """
         texts, lengths = self._texts, np.diff(self._texts.window_ends)
+        model, request = self._model, self._request
         unique = np.unique(self._first)
         unique = unique[lengths[unique] > 0]  # decoders have no special tokens
         # longest first: little padding, equal lengths side by side, and lack of memory shows early
@@ -146,24 +150,20 @@ class _Shard:
             self._counted_ends,
             order,
         ]
-        if self._request.token_layers:
+        if request.token_layers:
             self._owned_ends = ends_of(owned)[self._begins]
             arrays += np.flatnonzero(owned), seen[owned]
         sizes = [len(values) for values in arrays]
-        pinned = self._model.device.type == "cuda"
+        pinned = model.device.type == "cuda"
         # one transfer instead of up to eight, hence int64 for all; only from pinned memory the copy
         # does not make the host wait
         together = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=pinned)
         np.concatenate(arrays, out=together.numpy())
-        self._sent = torch.split(together.to(self._model.device, non_blocking=True), sizes)
-
-    def allocate(self) -> int:
-        """Make room on the device for all vectors; return its bytes."""
-        request, model = self._request, self._model
+        self._sent = torch.split(together.to(model.device, non_blocking=True), sizes)
         widths = {view.name: view.layer.width(model.width) for view in request.views}
         self._vectors = _block(len(self._first), widths, model.device)
         widths = {spec.name: spec.width(model.width) for spec in request.token_layers}
-        self._tokens = _block(len(self._texts.ids), widths, model.device)
+        self._tokens = _block(len(texts.ids), widths, model.device)
         return sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
 
     def run_all(self, batch_tokens: int) -> None:
