@@ -36,7 +36,7 @@ RECORDS = (CorpusOptions, ExtractOptions, TrainingOptions)
 
 METHODS = (
     *(f"Encoder.{name}" for name in ("encode", "encode_views", "encode_tokens")),
-    *(f"Searcher.{name}" for name in ("texts", "like", "vectors")),
+    *(f"Searcher.{name}" for name in ("texts", "vectors")),
     *(f"VectorData.{name}" for name in ("export", "iter_batches")),
 )
 
