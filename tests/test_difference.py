@@ -113,6 +113,7 @@ PLANTED: dict[str, tuple[str, Callable[[Bench], Any], dict[str, Any]]] = {
         lambda b: b.encode(b.with_modules("bare", "mean")),
         {"pooling": "mean", "dense": "left out"},
     ),
+    "no prefix": ("plain", lambda b: b.encode(prompt=""), {"prefix": ""}),
     "truncation": ("plain", cut_at_128, {"max_length": 128}),
     "wrong layer": ("plain", of_layer_2, {"layers": "2"}),
     "case": (
