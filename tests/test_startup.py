@@ -27,10 +27,10 @@ ENCODING = "boto3 torch transformers"  # transformers brings the first
 PROCESSES: tuple[dict[str, str], ...] = (
     {"info data": "", "info vectors": "", "compare vectors tfidf": "", "verify data": "pandas"},
     {"index data --kind flat": "faiss", "search data --like 1": "faiss"},
+    {"predict vectors data": ""},
     {
         "split data --folds 2": LEARNING,
         "predict tfidf --text text": LEARNING,
-        "predict vectors data": LEARNING,
         "train data --folds 2 --out a": LEARNING,
         "train data --folds 2 --features tfidf --out b": LEARNING,
         "probe data --out c": LEARNING,
@@ -40,7 +40,7 @@ PROCESSES: tuple[dict[str, str], ...] = (
 WITH_A_MODEL = {
     "tokenize text --model MODEL": "torch transformers",
     "search data text": f"{ENCODING} faiss",
-    "predict vectors --text text": f"{ENCODING} {LEARNING}",
+    "predict vectors --text text": ENCODING,
     "extract corpus.tsv --model MODEL --out d": f"{ENCODING} pandas",
 }
 
