@@ -15,19 +15,27 @@ from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 ROWS = [(str(i), f"text {i % 7}", str(i % 2)) for i in range(40)]
 
 HEAVY = (
-    "accelerate boto3 datasets duckdb faiss lightgbm matplotlib openTSNE pandas peft polars ray "
-    "scipy.optimize scipy.stats sklearn skops sympy torch torch._dynamo transformers "
-    "transformers.modeling_utils"
+    "accelerate boto3 datasets duckdb faiss lightgbm matplotlib openTSNE pandas peft polars "
+    "pyarrow ray scipy.optimize scipy.stats sklearn skops sympy tokenizers torch torch._dynamo "
+    "transformers transformers.modeling_utils"
 )
 
-LEARNING = "pandas scipy.optimize scipy.stats sklearn"  # sklearn brings the others
-ENCODING = "boto3 torch transformers"  # transformers brings the first
+DATA = "pyarrow"
+LEARNING = f"{DATA} pandas scipy.optimize scipy.stats sklearn"  # sklearn brings the others
+ENCODING = f"{DATA} boto3 tokenizers torch transformers"  # transformers brings some
 
 # what each process runs, one after the other: what a command may import, a later one may too
 PROCESSES: tuple[dict[str, str], ...] = (
-    {"info data": "", "info vectors": "", "compare vectors tfidf": "", "verify data": "pandas"},
-    {"index data --kind flat": "faiss", "search data --like 1": "faiss"},
-    {"predict vectors data": ""},
+    {
+        "--help": "",
+        "extract --help": "",
+        "info data": DATA,
+        "info vectors": DATA,
+        "compare vectors tfidf": DATA,
+        "verify data": f"{DATA} pandas",
+    },
+    {"index data --kind flat": f"{DATA} faiss", "search data --like 1": f"{DATA} faiss"},
+    {"predict vectors data": DATA},
     {
         "split data --folds 2": LEARNING,
         "predict tfidf --text text": LEARNING,
@@ -38,7 +46,7 @@ PROCESSES: tuple[dict[str, str], ...] = (
 )
 
 WITH_A_MODEL = {
-    "tokenize text --model MODEL": "torch transformers",
+    "tokenize text --model MODEL": f"{DATA} tokenizers torch transformers",
     "search data text": f"{ENCODING} faiss",
     "predict vectors --text text": ENCODING,
     "extract corpus.tsv --model MODEL --out d": f"{ENCODING} pandas",

@@ -307,7 +307,7 @@ def test_an_object_store_holds_the_same_bytes(golden: Path, tmp_path: Path, stor
         assert OUT in done.output
         assert str(tmp_path / "cache") not in done.output
     assert invoke("search", OUT, "--like", 3, "-k", 1).exit_code == 0
-    embedkit.train(OUT, out=tmp_path / "run", folds=2)
+    embedkit.train(OUT, out=tmp_path / "run", folds=2, tune=False)
     with pytest.raises(OutputExistsError, match="different settings"):
         run(corpus, OUT, layers="0")
     shutil.rmtree(tmp_path / "cache")
@@ -373,8 +373,8 @@ def test_damage_in_an_object_store_is_found_and_repaired(
 
     The card is its owner's to edit.
     """
-    corpus, settings = golden.with_name("c.tsv"), {"words": "mean", "tokens": True}
-    run(corpus, OUT, **settings)
+    corpus = golden.with_name("c.tsv")
+    run(corpus, OUT)
     whole = stored(store)
     part = tmp_path / "part"
     part.write_bytes(whole[PART])
@@ -393,7 +393,7 @@ def test_damage_in_an_object_store_is_found_and_repaired(
         shutil.rmtree(tmp_path / "cache")
         with pytest.raises(DamagedError, match=f"part-00000001.parquet is {damage}"):
             embedkit.load(OUT)
-    run(corpus, OUT, **settings)
+    run(corpus, OUT)
     shutil.rmtree(tmp_path / "cache")
     assert embedkit.verify(OUT).ok
     assert stored(store)[PART] == whole[PART]

@@ -118,7 +118,7 @@ def check(
     ("texts", "settings"),
     [
         ((TEXTS,), {"prefix": "query: "}),
-        ((TEXTS,), {"max_length": 9, "special_tokens": False}),
+        ((LONG_AND_SHORT,), {"max_length": 9, "special_tokens": False}),
         ((FIRST, SECOND), {}),
         *slow(((TEXTS,), {"max_length": 4}), ((FIRST, SECOND), {"special_tokens": False})),
         ((SECOND, FIRST), {"max_length": 14, "special_tokens": False}),

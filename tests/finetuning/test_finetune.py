@@ -47,6 +47,7 @@ from embedkit.runs.split import (
 )
 from embedkit.storage import seal
 from tests.finetune_fixtures import (
+    LEARNING,
     N,
     check_test_set,
     corpus_of,
@@ -66,7 +67,7 @@ def shared(common: Path) -> Path:
     """A folder with a corpus, a dataset of it, a split and a fine-tuned run."""
     extract_tiny(corpus_of(common / "corpus.tsv"), common / "data")
     split(common / "data", out=common / "split.parquet", folds=3, test=0.2)
-    tuned_on(common, common / "run", split=common / "split.parquet", epochs=4)
+    tuned_on(common, common / "run", split=common / "split.parquet", epochs=4, **LEARNING)
     return common
 
 
@@ -140,7 +141,7 @@ def test_settings_make_runs_that_predict(
 
 def test_low_rank_matrices_end_in_an_ordinary_encoder(shared: Path, tmp_path: Path) -> None:
     """What is saved has the names and shapes of the checkpoint, and little else was learnt."""
-    settings: dict[str, Any] = {"lora": 2, "learning_rate": 3e-2, "epochs": 4}
+    settings: dict[str, Any] = LEARNING | {"lora": 2, "learning_rate": 3e-2, "epochs": 4}
     settings["split"] = shared / "split.parquet"
     content = tuned_on(shared, tmp_path / "run", **settings)
     loaded = read_model(tmp_path / "run/model/fold-0")
@@ -354,7 +355,7 @@ def test_stopped_before_the_first_evaluation_it_goes_on(
         if path.name == "complete":
             raise KeyboardInterrupt
 
-    settings: dict[str, Any] = {"patience": 1, "folds": 2, "freeze_layers": freeze_layers}
+    settings = LEARNING | {"patience": 1, "folds": 2, "freeze_layers": freeze_layers}
     with monkeypatch.context() as patch:
         patch.setattr(training, "_CHECKPOINT_STEPS", 2)
         patch.setattr(training, "_CHECKPOINT_SECONDS", 0)
@@ -373,7 +374,7 @@ def test_interrupted_after_its_best_epoch_it_keeps_that_one(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint holds the weights of the best epoch beside its own; none is written before."""
-    settings: dict[str, Any] = {"folds": 1, "select_by": "accuracy", "epochs": 8}
+    settings: dict[str, Any] = LEARNING | {"folds": 1, "select_by": "accuracy", "epochs": 8}
     whole = tuned_on(shared, tmp_path / "whole", **settings)
     best = whole.epochs[0]
     assert best < 6
@@ -560,7 +561,7 @@ def test_other_settings_are_named_and_not_mixed_in(
         patch.setattr(method, "write_model", _refuse)
         with pytest.raises(StorageError):
             tuned_on(shared, tmp_path / "run")
-    with pytest.raises(MismatchError, match=r"learning_rate: 0.005") as error:
+    with pytest.raises(MismatchError, match=r"learning_rate: 0.008") as error:
         tuned_on(shared, tmp_path / "run", learning_rate=4e-3)
     assert "head" not in str(error.value)
     with pytest.raises(MismatchError, match="split"):

@@ -87,7 +87,7 @@ def test_windows_are_combined_as_in_a_plain_loop(head: str) -> None:
     ("select_by", "patience", "most", "given"),
     [
         ("macro_f1", 3, 6, {"validation": 0.4, "learning_rate": 1e-2}),
-        ("loss", 2, 14, {"learning_rate": 5e-2}),
+        ("loss", 2, 14, {"learning_rate": 5e-2, "batch_size": 8}),
     ],
 )
 def test_the_best_epoch_is_kept(

@@ -47,7 +47,7 @@ def made(common: Path) -> Path:
     split = common / "split.parquet"
     embedkit.split(bank, folds=3, test=0.2, out=split)
     embedkit.train(common / "vectors", level="word", split=split, out=common / "frozen")
-    tuned(bank, common / "tuned", split=split, epochs=20, learning_rate=2e-2)
+    tuned(bank, common / "tuned", split=split, epochs=9, learning_rate=3e-2, batch_size=8)
     return common
 
 

@@ -1,11 +1,10 @@
-"""The size and shape of the code: budgets, layers, rings, and what an import loads."""
+"""The size and shape of the code: budgets, layers, rings, and the way of a record."""
 
 from __future__ import annotations
 
 import ast
 import graphlib
 import io
-import subprocess
 import sys
 import threading
 import tokenize
@@ -80,7 +79,10 @@ def imports_of(module: str) -> Iterator[str]:
                 yield name if name in FILES else str(node.module)
 
 
-GRAPH = {module: set(imports_of(module)) - {module} for module in FILES}
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Modules of embedkit that each of them imports."""
+    return {module: set(imports_of(module)) - {module} for module in FILES}
 
 
 LAYOUT = {
@@ -168,19 +170,19 @@ def test_explanations_are_free() -> None:
     assert len(code_lines('x = """\n# text\n"""\n')) == 3
 
 
-def test_no_ring() -> None:
+def test_no_ring(imports: dict[str, set[str]]) -> None:
     try:
-        graphlib.TopologicalSorter(GRAPH).prepare()
+        graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_imports_go_down() -> None:
+def test_imports_go_down(imports: dict[str, set[str]]) -> None:
     floor = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
     assert {module.split(".")[1] for module in FILES if "." in module} <= floor.keys()
     upward = [
         f"{module} imports {other}"
-        for module, others in GRAPH.items()
+        for module, others in imports.items()
         for other in others
         if "embedkit" not in (module, other)
         and floor[other.split(".")[1]] < floor[module.split(".")[1]]
@@ -212,25 +214,6 @@ def test_the_way_of_a_record(tmp_path: Path) -> None:
 def test_no_function_is_hidden_by_a_module_of_its_name() -> None:
     """``embedkit.probe(…)`` must stay a call after a module called ``probe`` is imported."""
     assert {m.removeprefix("embedkit.") for m in FILES} & set(embedkit.__all__) == {"errors"}
-
-
-_HELP = "from embedkit.cli.main import cli; cli(['{}--help'], standalone_mode=False)"
-
-
-@pytest.mark.parametrize(
-    ("code", "heavy"),
-    [
-        (_HELP.format(""), "torch transformers tokenizers pyarrow pandas sklearn"),
-        (_HELP.format("extract', '"), "torch transformers tokenizers pyarrow pandas sklearn"),
-        ("import embedkit; embedkit.load, embedkit.verify", "torch transformers tokenizers"),
-    ],
-)
-def test_nothing_heavy_is_loaded_early(code: str, heavy: str) -> None:
-    script = f"{code}\nimport sys\nprint(set({heavy.split()}) & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_the_package_is_marked_as_typed() -> None:

@@ -15,7 +15,6 @@ from tests.processes import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 NEEDS = [Requirement(line) for line in PROJECT["dependencies"]]
-OWNERS = packages_distributions()
 
 
 def pins(name: str) -> dict[str, Version]:
@@ -42,11 +41,12 @@ def test_both_constraints_are_allowed() -> None:
 def test_what_is_imported_is_asked_for() -> None:
     """By embedkit, or by what it asks for: developers have more installed than users."""
     known, todo, extras = {"embedkit"}, list(NEEDS), str(PROJECT["optional-dependencies"])
+    packages = packages_distributions()
     for need in todo:
         if need.name not in known and (need.marker is None or need.marker.evaluate({"extra": ""})):
             known |= {need.name, canonicalize_name(need.name)}
             todo += map(Requirement, requires(need.name) or ())
     for file in (ROOT / "embedkit").rglob("*.py"):
         for name in re.findall(r"^ *(?:from|import) (\w+)", file.read_text("utf-8"), flags=re.M):
-            owners = {canonicalize_name(owner) for owner in OWNERS.get(name, ["embedkit"])}
+            owners = {canonicalize_name(owner) for owner in packages.get(name, ["embedkit"])}
             assert owners & known or any(o in extras for o in owners), f"{file.name} imports {name}"

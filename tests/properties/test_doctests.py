@@ -27,9 +27,6 @@ MODULES = sorted(
 )
 """Modules with examples."""
 
-WITHOUT: set[str] = set()
-"""What ``embedkit`` exports without an example; the set can only shrink."""
-
 
 @pytest.fixture(scope="module")
 def files(common: Path) -> Path:
@@ -113,4 +110,4 @@ def test_what_is_exported_has_an_example() -> None:
         if inspect.isclass(thing):
             docs += [inspect.getdoc(m) or "" for n, m in vars(thing).items() if n[0] != "_"]
         without |= set() if any(">>> " in doc for doc in docs) else {name}
-    assert without == WITHOUT
+    assert not without

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 import fsspec
@@ -21,6 +22,7 @@ from embedkit.errors import UsageError
 from embedkit.predict import predict_file
 from tests.finetune_fixtures import tuned
 from tests.processes import command
+from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, load_quickly, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -43,7 +45,7 @@ def folder(common: Path) -> Path:
     (common / "train.csv").write_text("\n".join(["msg_id,target,sms", *sms, ""]), "utf-8")
     (common / "test.csv").write_text("msg_id,sms\nm900,win money\nm901,see you\n", "utf-8")
     extract_tiny(common / "train.csv", common / "sms", text="sms", label="target")
-    embedkit.train(common / "sms", features="tfidf", folds=2, out=common / "spam")
+    train(common / "sms", features="tfidf", folds=2, out=common / "spam")
     write_tsv(common / "rare.tsv", [(str(i), text, f"l{i}") for i, text in enumerate(TEXTS)])
     for name, label in (("rare", "label"), ("array", None)):
         corpus = common / f"{name}.{'tsv' if label else 'json'}"
@@ -123,16 +125,11 @@ def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> N
         folder / "spam", folder / "test.csv", out=tmp_path / "s.csv", submission="msg_id,target"
     )
     assert (tmp_path / "s.csv").read_text("utf-8") == "msg_id,target\nm900,1\nm901,0\n"
-
-
-def test_a_submission_has_no_row_numbers(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"submission='id,target': .*test\.csv has no column of ids"
-    ):
-        predict_file(
-            folder / "spam", folder / "test.csv", out=tmp_path / "s.csv", submission="id,target"
-        )
-    assert not (tmp_path / "s.csv").exists()
+    # row numbers are no ids
+    given: Any = {"out": tmp_path / "no.csv", "submission": "id,target"}
+    with pytest.raises(UsageError, match=r"'id,target': .*test\.csv has no column of ids"):
+        predict_file(folder / "spam", folder / "test.csv", **given)
+    assert not (tmp_path / "no.csv").exists()
 
 
 def test_a_frame_is_no_list_of_texts() -> None:
@@ -172,9 +169,9 @@ def test_records_without_a_label_are_left_out(
     assert made.in_folds.tolist() == known
     same = embedkit.split(partly.with_suffix(".csv"), folds=3, label="label")
     assert same.fingerprint == made.fingerprint
-    embedkit.train(partly, out=tmp_path / "a", split=tmp_path / "s.parquet")
+    train(partly, out=tmp_path / "a", split=tmp_path / "s.parquet")
     assert "10 of 40 records have no label" in " ".join(notes)
-    embedkit.train(partly, out=tmp_path / "b", split_column="part", folds=3)
+    train(partly, out=tmp_path / "b", split_column="part", folds=3)
     tuned(partly.with_suffix(".csv"), tmp_path / "c", split=tmp_path / "s.parquet", epochs=1)
     for name in "abc":
         found = pd.read_parquet(tmp_path / name / "predictions.parquet")

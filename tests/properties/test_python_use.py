@@ -12,6 +12,7 @@ import pytest
 import embedkit
 from embedkit.errors import OutputExistsError, UsageError
 from tests.finetune_fixtures import TINY, corpus_of, predictions
+from tests.run_fixtures import train
 from tests.store_fixtures import tiny_model
 
 pytestmark = pytest.mark.usefixtures("quick", "inside")
@@ -54,8 +55,8 @@ def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
     extracted(frame.drop(columns="label").assign(stars=frame["label"]), label="stars")
     renamed = frame.rename(columns={"label": "stars"})[["text", "id", "stars"]]
     options: dict[str, Any] = {"label": "stars", "model": str(tiny_model())}
-    first = embedkit.train(renamed, folds=3, **options)
-    again = embedkit.train("dataframe.vectors", out="again", folds=3)
+    first = embedkit.train(renamed, folds=3, tune=False, **options)
+    again = embedkit.train("dataframe.vectors", out="again", folds=3, tune=False)
     pd.testing.assert_frame_equal(predictions(first.out), predictions(again.out))
     assert embedkit.probe(renamed, folds=3, **options).content.views
     with pytest.raises(UsageError, match=r"text='text'.*dataframe\.vectors"):
@@ -73,13 +74,13 @@ def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
 def test_labels_may_come_after_the_vectors(frame: pd.DataFrame) -> None:
     """A column of the frame, with its rejected rows, or a kept column: nothing is encoded again."""
     frame = pd.concat([frame[:3].assign(text=""), frame], ignore_index=True)
-    expected = embedkit.train(extracted(frame, out="labelled"), folds=2, out="expected")
+    expected = train(extracted(frame, out="labelled"), folds=2, out="expected")
     frame = frame.rename(columns={"label": "stars"})
     data = extracted(frame, keep=["stars"])
     with pytest.raises(UsageError, match="has no labels of records"):
         embedkit.train(data)
     for number, label in enumerate((frame["stars"], frame["stars"].tolist(), "stars")):
-        run = embedkit.train(data, label=label, folds=2, out=f"run-{number}", test=frame)
+        run = train(data, label=label, folds=2, out=f"run-{number}", test=frame)
         inside = predictions(run.out).query("fold != 'test'").reset_index(drop=True)
         pd.testing.assert_frame_equal(inside, predictions(expected.out))
         assert ("test" in run.content.scores) is (number != 1)  # a list has no name to look for
@@ -96,7 +97,7 @@ def test_labels_may_come_after_the_vectors(frame: pd.DataFrame) -> None:
 
 def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
     data = extracted(frame, words="mean")
-    run = embedkit.train(data, folds=3)
+    run = train(data, folds=3)
     shown = [data, run, embedkit.split(data), embedkit.probe(data, folds=3)]
     shown += [embedkit.load(data), embedkit.load(data, level="word")]
     shown += embedkit.Searcher(data, device="cpu").texts(["good"], k=2)

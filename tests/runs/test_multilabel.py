@@ -39,8 +39,8 @@ from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model
 
 WORDS = {"bus": "bus", "film": "movie", "praise": "good"}
-N = 90
-TASK: dict[str, Any] = {"task": "multilabel", "folds": 3}
+N = 64
+TASK: dict[str, Any] = {"task": "multilabel", "folds": 2}
 
 
 def sets_of(n: int = N) -> list[list[str]]:
