@@ -343,7 +343,7 @@ def test_the_default_pipeline_without_scikit_learn_has_its_bits(
     classes: int, dtype: type, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(classes)
-    X = random.normal(size=(90, 24)).astype(dtype)
+    X: Any = random.normal(size=(90, 24)).astype(dtype)
     X[5] = 0  # a text that the model has no token of
     pipeline = build_pipeline(EstimatorSettings()).fit(X, random.integers(classes, size=90))
     save_model(tmp_path, pipeline)
