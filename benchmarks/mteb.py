@@ -92,7 +92,7 @@ def mteb_protocol(
 
     check_counts(samples_per_label=samples_per_label, experiments=experiments)
     train_data, test_data = load(train, view), load(test, view)
-    check_alike(dataset_content(test_data), dataset_content(train_data), name=str(test))
+    check_alike(test_data, dataset_content(train_data), name=str(test), vectors=True)
     y, y_test = _labels(train_data), _labels(test_data)
     X, X_test = _scaled(train_data.X, normalize), _scaled(test_data.X, normalize)
     names, counts = np.unique(y, return_counts=True)

@@ -212,5 +212,5 @@ def draw(scores: Any, file: str | Path, *, title: str = "Layers by task") -> Non
         task: {view: (value, f"{100 * value:.1f}") for view, value in row.items()}
         for task, row in scores.to_dict(orient="index").items()
     }
-    scene = shaded_table(title, "view", list(scores.columns), columns)
+    scene = shaded_table(title, list(scores.columns), columns)
     Path(file).write_bytes(as_file(scene, Path(file).suffix.lstrip(".")))

@@ -37,7 +37,7 @@ from embedkit.prediction_files import (
     with_columns,
     write_prediction_file,
 )
-from embedkit.runs.folder import check_alike, dataset_content, read_run
+from embedkit.runs.folder import check_alike, read_run
 from embedkit.runs.predictions import decide
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, no_progress
@@ -257,9 +257,8 @@ class Predictor:
         views = [] if self.content is None else list(self.content.views)
         data = load(dataset, views or None, level="word" if self.labels_words else "sentence")
         if self.content is not None:
-            # vectors of another model, or of other settings, give predictions that look like any
-            made, expected, name = dataset_content(data), self.content.dataset, os.fspath(dataset)
-            check_alike(made, expected, name=name, vectors=bool(views), level=data.level)
+            name = os.fspath(dataset)
+            check_alike(data, self.content.dataset, name=name, vectors=bool(views))
         units, places, done = Units.of_dataset(data), [np.arange(0)], 0
         units = beside_numbers(units, self.columns) if views else units.with_texts()
         predictions: list[Prediction] = []

@@ -1,4 +1,12 @@
-"""Recommendation of a method, the decisions that the runs allow, and warnings."""
+"""Recommendation of a method, the decisions that the runs allow, and warnings.
+
+    Compared ─┬─ recommend ─ title, reason, gain, decisions (layer, fine-tuning, labels …), next
+              └─ notices ─── what makes the choice doubtful: cut texts, other inputs, wrong labels
+
+Nothing is chosen here. :mod:`embedkit.comparison.table` has chosen, and these are its words, for
+the page and for the terminal alike, so that both say the same. A decision that the runs cannot
+answer names the command that would answer it, on the same dataset and split, ready to be typed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""A comparison as one HTML page that needs nothing else, and its charts as files."""
+"""A comparison as one HTML page that needs nothing else, and its charts as files.
+
+    Compared ─┬─ recommendation ─ words            ┐
+              ├─ charts_of ─ Scene ─ SVG           ├─ templates/report.html ─ NAME.html
+              └─ cases ─ records ─ gzip, base64    ┘
+                         Scene ─ a file each ────────────────────────────── NAME.figures/
+
+A page holds the records themselves, so that it can be read, sorted and searched without this
+program; texts are shortened until they fit.
+"""
 
 from __future__ import annotations
 

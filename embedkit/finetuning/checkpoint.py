@@ -1,4 +1,11 @@
-"""Prediction with fine-tuned models and classification checkpoints, and export to transformers."""
+"""Prediction with fine-tuned models and classification checkpoints, and export to transformers.
+
+    a run of finetune ─────── a model for each fold ─┐                        the mean of their
+    ForSequenceClassification ─ one model ───────────┴─ tokens ─ logits ─ outputs ─ probabilities
+
+Both kinds answer :meth:`TextModels.predict`, as pipelines on vectors do in :mod:`embedkit.predict`.
+Words that the limit of tokens cuts off have no prediction, so that fewer units may come back.
+"""
 
 from __future__ import annotations
 
@@ -76,9 +83,7 @@ class TextModels:
 class FinetunedRun(TextModels):
     """The models of a fine-tuned run, ready to predict; their checksums are compared first."""
 
-    def __init__(
-        self, run: Path, content: FinetuneRun, *, device: str = "auto", head: Any = None
-    ) -> None:
+    def __init__(self, run: Path, content: FinetuneRun, *, device: str, head: Any) -> None:
         where, self._tokens = choose_device(device), content.tokens
         quiet_transformers()
         # half precision is for the kind of device it was trained on
@@ -114,15 +119,8 @@ class CheckpointClassifier(TextModels):
     are the labels of ``id2label``; a model of one output is a regression and has none.
     """
 
-    def __init__(
-        self,
-        name: str | Path,
-        *,
-        device: str = "auto",
-        revision: str | None = None,
-        offline: bool = False,
-    ) -> None:
-        checkpoint = find_checkpoint(name, revision=revision, offline=offline)
+    def __init__(self, name: str, *, device: str) -> None:
+        checkpoint = find_checkpoint(name)
         advice = f"Train one: embedkit finetune CORPUS --model {checkpoint.name} --out RUN."
         # refused before the weights are read, or fetched
         kinds = [str(kind) for kind in checkpoint.config.get("architectures") or ()]

@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from embedkit.encoding.model import PlainModel
-from embedkit.errors import UsageError
+from embedkit.errors import UsageError, first_line
 from embedkit.finetuning.options import CONTRASTIVE, WORDS, own_head
 
 _FILTERS = 100  # of each width, as in Kim (2014)
@@ -266,8 +266,16 @@ class _Own(_Cls):
 
     def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__(config, config.n_outputs)
-        self.name, self.module = config.head, own_head(config.head)(width, config.n_outputs)
-        for part in self.module.modules():
+        self.name = config.head
+        expected = "expected a class of torch.nn.Module, made as Class(width, outputs)"
+        try:
+            module = own_head(self.name)(width, config.n_outputs)
+        except TypeError as error:
+            raise UsageError(f"{expected}: {first_line(error)}.", head=self.name) from error
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"{expected}.", head=self.name)
+        self.module, parts = module, list[Any](module.modules())
+        for part in parts:
             part._is_hf_initialized = True  # transformers would draw its weights anew
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:

@@ -1,7 +1,15 @@
 """Fine-tuning: an encoder with a head, one model for every fold of a split.
 
+    options ─ device, folder ─ units ─ checkpoint ─ tokens, folds ─ epochs ─ training ─ run.json
+    └──────────── what is wrong is said here, each as early as it is known ──┘
+
+Training may take a night, so that everything which can be refused is refused before its first step,
+the cheapest first. What is left open (head, objective, number of epochs) is decided last: it
+depends on the number of training texts in the smallest fold.
+
 A finished fold is kept in ``RUN.incomplete/unfinished`` until the run is complete, so that the same
-call resumes.
+call resumes. It is the same job if :meth:`~embedkit.finetuning.method.FineTuned.identity` is the
+same: all settings as they were decided, the bytes of data and checkpoint, versions of libraries.
 """
 
 from __future__ import annotations
@@ -30,7 +38,7 @@ from embedkit.errors import Option, UsageError
 from embedkit.finetuning.method import FineTuned
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.machine import peak_memory_bytes, peak_memory_since
-from embedkit.records import Positive
+from embedkit.records import Count, Positive
 from embedkit.runs.cross_validation import cross_validate
 from embedkit.runs.folder import RunResult, free_out, read_run, resumable_run, write_results
 from embedkit.runs.run import DatasetContent, FinetuneRun
@@ -54,8 +62,8 @@ def finetune(
     split: str | Path | Split | None = None,
     folds: Positive = 5,
     test: CorpusLike | None = None,
-    test_sample: int | None = None,
-    test_min_chars: int = 0,
+    test_sample: Positive | None = None,
+    test_min_chars: Count = 0,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
     **training: Any,

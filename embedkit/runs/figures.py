@@ -333,7 +333,7 @@ def without_labels(probe: ProbeRun) -> Scene:
             for view, numbers in probe.geometry.items()
             if name in numbers
         }
-    return shaded_table("Layers without labels", "view", list(probe.geometry), columns)
+    return shaded_table("Layers without labels", list(probe.geometry), columns)
 
 
 def _three_digits(value: float) -> str:
@@ -343,14 +343,11 @@ def _three_digits(value: float) -> str:
 
 
 def shaded_table(
-    title: str,
-    first: str,
-    rows: Sequence[str],
-    columns: Mapping[str, Mapping[str, tuple[float, str]]],
+    title: str, rows: Sequence[str], columns: Mapping[str, Mapping[str, tuple[float, str]]]
 ) -> Scene:
-    """Values and texts by column and row; each column is shaded from its least to its most."""
+    """Values and texts by column and view; each column is shaded from its least to its most."""
     # names of views have wide letters, for which the estimate is too small
-    left = max(text_width(shorten(name, 18)) for name in [first, *rows]) * 1.15 + 16
+    left = max(text_width(shorten(name, 18)) for name in ["view", *rows]) * 1.15 + 16
     width, height = min((WIDTH - left) / len(columns), 110.0), 26.0
     told = "; ".join(
         f"{c}: {', '.join(t for _, t in cells.values())}" for c, cells in columns.items()
@@ -358,7 +355,7 @@ def shaded_table(
     scene = Scene(
         left + width * len(columns), 26 + height * len(rows), title=title, description=told
     )
-    scene.note(left - 10, 16, first, anchor="end")
+    scene.note(left - 10, 16, "view", anchor="end")
     for number, (column, cells) in enumerate(columns.items()):
         scene.note(left + width * (number + 0.5), 16, shorten(column, max(width / 6, 6)))
         known = [value for value, _ in cells.values() if math.isfinite(value)]

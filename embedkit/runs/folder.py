@@ -307,25 +307,19 @@ def dataset_content(data: VectorData, folder: Path | None = None) -> DatasetCont
     )
 
 
-def check_alike(
-    made: DatasetContent,
-    expected: DatasetContent,
-    *,
-    name: str,
-    vectors: bool = True,
-    level: str = "sentence",
-) -> None:
-    """Check that a model which was fitted on ``expected`` can be applied to the dataset ``made``.
+def check_alike(data: VectorData, expected: DatasetContent, *, name: str, vectors: bool) -> None:
+    """Check that a model which was fitted on ``expected`` can be applied to the dataset ``name``.
 
+    Vectors of another model, or of other settings, would give predictions that look like any.
     Without ``vectors`` the model reads texts, whose vectors do not matter. A
     :class:`MismatchError` names the settings that differ.
     """
-    differences: list[str] = []
+    made, differences = dataset_content(data), list[str]()
     both: list[tuple[str, Any, Any]] = [("pairs", made.pairs, expected.pairs)]
     if vectors:
         ours, theirs = made.vector_settings, expected.vector_settings
         differences = ours.differences(theirs)
-        both += [("words", ours.words, theirs.words)] if level == "word" else []
+        both += [("words", ours.words, theirs.words)] if data.level == "word" else []
     differences += [f"{name} is {a!r}, expected {b!r}" for name, a, b in both if a != b]
     if differences:
         raise MismatchError(

@@ -1,4 +1,14 @@
-"""Records of ``run.json``: plain dataclasses, read and written by :mod:`embedkit.runs.folder`."""
+"""Records of ``run.json``: plain dataclasses, read and written by :mod:`embedkit.runs.folder`.
+
+    Run ─┬─ PredictionRun ─┬─ TrainRun       an estimator on vectors, or on TF-IDF
+         │                 ├─ FinetuneRun    models of folds, their epochs, what was cut
+         │                 └─ ProbeRun       a score for each view and combination of layers
+         └─ SimilarityRun                    agreement of cosines with human scores
+
+Types and ranges are those of the fields, which ``msgspec`` checks when a file is read. What fields
+say of each other, such as the classes of a regression, is in ``problem()``, which the one reader
+of records asks. It is asked before a run is written too: none is published that cannot be read.
+"""
 
 from __future__ import annotations
 

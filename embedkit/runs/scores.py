@@ -1,4 +1,12 @@
-"""Scores of predictions: which metrics are reported, and for which parts of the records."""
+"""Scores of predictions: which metrics are reported, and for which parts of the records.
+
+    Predictions ─┬─ cross_validation: held-out records ─┐
+                 └─ test: those that have labels        ├─ metric ─ score, interval, majority
+    Predictions.majority(), for the same records ───────┘
+
+The majority is asked before records are left out: its class frequencies are those of all training
+records of a fold, not of the ones that happen to be scored.
+"""
 
 from __future__ import annotations
 

@@ -468,4 +468,4 @@ def test_numbers_stay_within_their_cells(
 
 def test_numbers_near_zero_stay_within_their_cells() -> None:
     columns = {name: {"mean_0": (3.8e-14, _three_digits(3.8e-14))} for name in "abcdef"}
-    check_within_cells(shaded_table("Layers", "view", ["mean_0"], columns))
+    check_within_cells(shaded_table("Layers", ["mean_0"], columns))

@@ -154,6 +154,9 @@ def test_a_head_may_be_any_module(tmp_path: Path) -> None:
     assert (model.head.module.out.bias == 7).all()
     alone = torch.cat([predict_logits(model, text, pad_id=pad_id) for text in some])
     assert torch.allclose(predict_logits(model, some, pad_id=pad_id), alone, atol=1e-5)
+    for wrong in ("os:system", "math:hypot"):
+        with pytest.raises(UsageError, match=f"head='{wrong}': expected a class"):
+            built(tiny_model(), head=wrong, n_outputs=2)
     corpus = corpus_of(tmp_path / "c.tsv")
     given: dict[str, Any] = {"epochs": 1, "test": corpus}
     for number, head in enumerate((Weighted, name)):
