@@ -304,7 +304,8 @@ def run_recipe(
                 made = {"outputs": _hashes(stage, stage.outputs), "exit_code": code}
                 _write_state(stage, state | made)
         seconds = time.monotonic() - started
-        shown = [path_from(stage.folder / name, "") for name in stage.outputs]
+        outputs = [storage.without_secrets(name) for name in stage.outputs]
+        shown = [address_of(n) or path_from(stage.folder / n, "") for n in outputs]
         outcome = {"status": status, "exit_code": code, "seconds": seconds, "outputs": shown}
         results.append({"stage": stage.name} | outcome)
         if status == "failed":
@@ -339,7 +340,9 @@ def _hashes(stage: Stage, names: Sequence[str]) -> dict[str, str]:
 
 
 def _state_file(stage: Stage) -> Path:
-    first = stage.folder / stage.outputs[0]
+    out = storage.without_secrets(stage.outputs[0])
+    # of an address, below which nothing local can be written, beside the recipe
+    first = stage.folder / (Path(out).name if address_of(out) else out)
     # hidden and beside the output, not in it: the output may be a
     # file, and a folder is replaced as a whole
     return first.with_name(f".{first.name}.stage.json")

@@ -11,7 +11,6 @@ import pytest
 
 import embedkit
 from embedkit import choices, sklearn
-from embedkit.choices import listed
 from embedkit.cli.main import cli
 
 LISTS = {
@@ -56,10 +55,3 @@ def test_no_place_is_left_empty() -> None:
     pages += [getattr(p, "help", "") or "" for c in cli.commands.values() for p in c.params]
     pages += [inspect.getdoc(getattr(embedkit, name)) or "" for name in embedkit.__all__]
     assert not [page for page in pages if re.search(r"\{[A-Z_]+\}", page)]
-
-
-def test_a_new_kind_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "STORAGES", choices.STORAGES | {"int4": "an eighth"})
-    assert " ".join(listed("{STORAGES}").split()).endswith(
-        ", int8 (a quarter of it) or int4 (an eighth)"
-    )

@@ -119,6 +119,17 @@ def test_an_interrupted_stage_is_resumed_not_replaced(tmp_path: Path) -> None:
     assert seen[2][-1] == "--overwrite"
 
 
+def test_what_an_output_at_an_address_leaves_here(tmp_path: Path) -> None:
+    outputs = "split.first.out=s3://me:hunter2@bucket/a", "split.other.out=s3://bucket/b"
+    done = run_recipe(stages_of(tmp_path, *outputs), lambda _: 0)
+    assert [stage["outputs"] for stage in done] == [["s3://bucket/a"], ["s3://bucket/b"]]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".a.stage.json",
+        ".b.stage.json",
+        "recipe.toml",
+    ]
+
+
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
     corpus_of(tmp_path / "corpus.tsv")
     run_recipe(stages_of(tmp_path), cli.call)

@@ -33,7 +33,7 @@ from embedkit.corpus.sources import (
     check_names,
     guessed,
 )
-from embedkit.corpus.values import NotText, text_of
+from embedkit.corpus.values import text_of
 from embedkit.errors import CorpusError, Option, did_you_mean
 from embedkit.storage import unreadable
 
@@ -368,29 +368,23 @@ def _check_bounds(column: pa.Array) -> None:
         (column.view(as_bytes) if as_bytes else column).validate(full=True)
 
 
-def _cells(column: pa.Array) -> list[bytes | NotText | None]:
+def _cells(column: pa.Array) -> list[bytes | str | None]:
     column = without_dictionary(column)
     if isinstance(column.type, pa.BaseExtensionType):
         # an extension type, such as JSON, is read as what it stores
         column = column.storage
     if is_string(column.type):
         # as bytes: one undecodable value must cost one row and not the batch
-        values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
-        # a list of another type for the type checker: lists are invariant
-        return list(values)
-    if pa.types.is_floating(column.type):  # digits of its own precision; null is NaN
-        return [_not_text(value) for value in column.to_numpy(zero_copy_only=False)]
-    return [_not_text(value) for value in column.to_pylist()]
+        return column.cast(pa.large_binary()).to_pylist()  # type: ignore[no-any-return]
+    # of floats the digits of their own precision; null is NaN there
+    floating = pa.types.is_floating(column.type)
+    values = column.to_numpy(zero_copy_only=False) if floating else column.to_pylist()
+    return list(map(text_of, values))
 
 
-def _not_text(value: Any) -> NotText | None:
-    text = text_of(value)
-    return None if text is None else NotText(text)
-
-
-def _row(values: tuple[bytes | NotText | None, ...]) -> Row | BadRow:
+def _row(values: tuple[bytes | str | None, ...]) -> Row | BadRow:
     try:
-        # bytes are texts as yet undecoded; all other values have become NotText
+        # bytes are texts as yet undecoded; all other values are NotText
         cells = tuple(v.decode("utf-8") if isinstance(v, bytes) else v for v in values)
     except UnicodeDecodeError as error:
         detail, raw = f"utf-8: {error.reason}", error.object[:200]

@@ -1,4 +1,14 @@
-"""Options of a corpus, and the plan made of them: files, dialect and columns."""
+"""Options of a corpus, and the plan made of them: files, dialect and columns.
+
+    CorpusOptions ─ what a person said ─┐
+    first lines of the files ───────────┴─► CorpusPlan: format, delimiter; text, id, label
+
+Whatever is not said is guessed from the first lines, and every guess is told with the option that
+says otherwise: the format by suffix or first bytes, the delimiter as the mark that divides the
+first lines alike, columns by their usual names. A guess may be wrong, but it never stops a command
+and never depends on rows further down, so that a corpus that grows is read as before. Types of
+columns are checked here too, before the first record is read.
+"""
 
 from __future__ import annotations
 
@@ -573,7 +583,7 @@ def _top(names: Sequence[str]) -> set[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    text = ", ".join(names)
+    text = ", ".join(names) or "none"
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(names)} columns)"
     # a CSV writer's quotes were read literally
     quoted = any(len(name) > 1 and name[0] == name[-1] == '"' for name in names)

@@ -1,4 +1,14 @@
-"""Rows → records and rejects; every record of the input is counted exactly once."""
+"""Rows → records and rejects; every record of the input is counted exactly once.
+
+    Row ─ list of words joined ─ empty or null? ─ spans, word labels ─ min_chars, sample ─► Record
+            │                      │                │
+    BadRow ─┴──────────────────────┴────────────────┴─► Reject
+
+The order is part of what a dataset promises: a record that is bad is counted as bad, however short
+it is and whether or not the sample has it, and the sample is drawn from those that remain. So the
+same corpus has the same rejects under any choice, and ``accepted + rejected + left_out`` is the
+number of its records.
+"""
 
 from __future__ import annotations
 

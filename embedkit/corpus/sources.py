@@ -1,4 +1,16 @@
-"""Open input files and their physical lines; tables of rows, which all readers are."""
+r"""Open input files and their physical lines; tables of rows, which all readers are.
+
+    bytes ─ decompressed, UTF-16 transcoded ─► Source ─► Line ─► Table.rows ─► Row or BadRow
+
+    Line(number=3, offset=41, length=9, data=b"7\tgood")      where it stands, and what is there
+    Row(line=3, offset=41, length=9, cells=("good", "7"))     the cells that were asked for
+    BadRow(line=3, …, reason="too_many_cells", detail=…)      never a guess, never a lost row
+
+A line knows its number and its byte, so that a reject can be found with any editor and a reader
+that is interrupted goes on in the middle of a file (:meth:`Source.seek`). Memory is bounded,
+whatever a file holds: a line is read up to a limit, blank lines are skipped in blocks, and what is
+no corpus is recognised by its first bytes before anything is read.
+"""
 
 from __future__ import annotations
 

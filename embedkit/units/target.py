@@ -1,4 +1,12 @@
-"""Targets: labels as numbers."""
+"""Targets: labels as numbers.
+
+    classification   "good" "bad" None   ─►  [1, 0, −1]            classes ("bad", "good")
+    regression       "2.5"  "7"   None   ─►  [2.5, 7.0, NaN]       no classes
+    multilabel       "a|b"  ""    None   ─►  [[1, 1], [0, 0], [−1, −1]]   classes ("a", "b")
+
+Classes are sorted, by value where they are numbers, so that they have the same numbers in whatever
+order the records come; labels are compared as written, and those that look alike are told.
+"""
 
 from __future__ import annotations
 
