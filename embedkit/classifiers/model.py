@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn import config_context
 
 from embedkit import storage
 from embedkit.errors import DamagedError, UsageError, first_line
@@ -272,10 +271,7 @@ def load_model(run: Path) -> Callable[[Any], Any]:
 
     def call(features: Any) -> Any:
         try:
-            # settings were judged when the pipeline was fitted; again, they would take longer than
-            # the prediction of a text
-            with config_context(skip_parameter_validation=True):
-                return apply(features)
+            return apply(features)
         except Exception as error:  # a model raises what its steps raise
             raise DamagedError(
                 f"{file} does not fit the run: {first_line(error)}. Make the run again."
