@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.arguments import accepts
 from embedkit.dataset.read import VectorData, check_labelled, load
-from embedkit.errors import UsageError, check_counts
+from embedkit.errors import UsageError
+from embedkit.records import Positive
 from embedkit.runs.folder import check_alike, dataset_content
 
 _SEED = 42
@@ -64,13 +66,14 @@ class ProtocolResult:
     experiments: tuple[float, ...]
 
 
+@accepts()
 def mteb_protocol(
     train: str | Path,
     test: str | Path,
     *,
     view: str | Sequence[str] | None = None,
-    samples_per_label: int = 8,
-    experiments: int = 10,
+    samples_per_label: Positive = 8,
+    experiments: Positive = 10,
     normalize: bool = True,
 ) -> ProtocolResult:
     """Score a view by the protocol.
@@ -90,7 +93,6 @@ def mteb_protocol(
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import f1_score
 
-    check_counts(samples_per_label=samples_per_label, experiments=experiments)
     train_data, test_data = load(train, view), load(test, view)
     check_alike(test_data, dataset_content(train_data), name=str(test), vectors=True)
     y, y_test = _labels(train_data), _labels(test_data)

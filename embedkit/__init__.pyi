@@ -429,10 +429,10 @@ def train(
 def verify(
     path: AnyPath,
     *,
-    recompute: int = ...,
+    recompute: Count = ...,
     model: str | None = ...,
     device: str = ...,
-    seed: int = ...,
+    seed: Seed = ...,
     progress: ProgressCallback = ...,
 ) -> Verification: ...
 

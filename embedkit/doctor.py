@@ -8,6 +8,7 @@ import tempfile
 import time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, metadata, requires
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Diagnosis:
 
 def diagnose() -> Diagnosis:
     """Extract and verify a few texts on every device, without network; list what is missing."""
-    from embedkit.encoding.checkpoint import find_checkpoint
+    from embedkit.encoding.checkpoint import find_checkpoint, has_multilingual
 
     problems: list[str] = []
     # before the check itself makes load
@@ -67,12 +68,13 @@ def diagnose() -> Diagnosis:
     except Exception as error:  # a broken installation raises anything
         problems, code = [f"{type(error).__name__}: {first_line(error)}"], EncodeError.exit_code
     models = []
-    for model in (DEFAULT_MODEL, MULTILINGUAL):
-        with suppress(EmbedkitError):
-            # looked for, not loaded: whether a first run needs the network is all that is asked
-            find_checkpoint(model, offline=True)
-            models.append(model)
-    if MULTILINGUAL not in models:
+    with suppress(EmbedkitError):
+        find_checkpoint(DEFAULT_MODEL, offline=True)
+        models.append(DEFAULT_MODEL)
+    # looked for, not loaded: whether a first run needs the network is all that is asked
+    if has_multilingual():
+        models.append(MULTILINGUAL)
+    else:
         notes.append(f"the model {MULTILINGUAL!r} is not here: it needs the network the first time")
     versions: dict[str, str | None] = {"embedkit": __version__}
     versions |= {"python": platform.python_version(), "system": platform.platform()}
@@ -88,9 +90,10 @@ def diagnose() -> Diagnosis:
 
 def _extract(device: str) -> dict[str, Any]:
     """Extract a few texts into a temporary folder, verify it, and encode them again otherwise."""
-    from embedkit.dataset.extract import extract
+    from embedkit.dataset.extract import run_plan
+    from embedkit.dataset.planning import plan_extract
     from embedkit.dataset.read import load
-    from embedkit.encoding.encoder import Encoder
+    from embedkit.dataset.settings import ExtractOptions
     from embedkit.encoding.windows import TokenizerSettings
     from embedkit.scale import threads_limited
     from embedkit.verification import require_ok, verify
@@ -101,19 +104,28 @@ def _extract(device: str) -> dict[str, Any]:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="embedkit-doctor-") as scratch:
         out = Path(scratch, "vectors")
-        # fp32 is the default, without a note on others
-        options: dict[str, Any] = {"device": device, "precision": "fp32" if cpu else "auto"}
-        # loading takes most of the time: so that there are two encoders and no third, the one that
-        # makes the dataset is also the one on a single thread
-        with threads_limited(1) if cpu else nullcontext():
-            extract(texts, out=out, offline=True, layers="all", normalize=True, **options)
+        settings = ExtractOptions(
+            device=device,
+            # fp32 is the default, without a note on others
+            precision="fp32" if cpu else "auto",
+            layers="all",
+            normalize=True,
+            offline=True,
+        )
+        # loading takes most of the time, hence one encoder for all; the dataset is made by one
+        # thread, and compared with what several compute
+        with (
+            plan_extract(texts, out=out, settings=settings) as plan,
+            threads_limited(1) if cpu else nullcontext(),
+        ):
+            run_plan(plan)
         require_ok(verify(out), out)
         stored = load(out).X
     # includes loading; the speed of the model is measured on its own below
     seconds = time.perf_counter() - started
-    encoder = Encoder.load(offline=True, device=device)
-    settings = TokenizerSettings(encoder.max_length)
-    tokens = len(encoder.tokenizer.encode(texts, settings=settings).ids)
+    encoder = plan.encoder
+    lengths = TokenizerSettings(encoder.max_length)
+    tokens = len(encoder.tokenizer.encode(texts, settings=lengths).ids)
     encoder.encode(texts)  # warms up
     started = time.perf_counter()
     together = encoder.encode(texts)
@@ -147,4 +159,9 @@ def _versions(extra: str) -> dict[str, str | None]:
     needs = map(Requirement, requires("embedkit") or ())
     # markers decide by extra and by system; without a marker a package is always needed
     here = [n for n in needs if (n.marker.evaluate({"extra": extra}) if n.marker else not extra)]
-    return {n.name: next((d.version for d in distributions(name=n.name)), None) for n in here}
+    return {n.name: _version(n.name) for n in here}
+
+
+@cache  # extras share packages, and each has a file to be found and read
+def _version(package: str) -> str | None:
+    return next((d.version for d in distributions(name=package)), None)

@@ -209,16 +209,6 @@ _SYNONYMS = {"avg": "mean", "average": "mean", "logistic_regression": "logreg"}
 """What other libraries call a value."""
 
 
-def check_counts(**counts: int | None) -> None:
-    """Raise a :class:`UsageError` for numbers below 1.
-
-    This is for methods that are called often, whose arguments are not checked by their types.
-    """
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise UsageError("expected 1 or more.", **{name: count})
-
-
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string."""
     names = {str(name).lower(): str(name) for name in known}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,12 +18,11 @@ WAIT_POLICY = {"GOMP_SPINCOUNT": "1000"}
 """Idle threads of GNU OpenMP sleep after 1,000 spins; by default they spin for milliseconds."""
 
 
-def set_wait_policy(environ: MutableMapping[str, str] | None = None) -> None:
+def set_wait_policy() -> None:
     """Let idle OpenMP threads sleep early in libraries loaded later, unless the user has set it."""
-    environ = os.environ if environ is None else environ
     # a user who has set one of them has chosen, for all of these libraries
-    if not any(name in environ for name in POLICY_VARIABLES):
-        environ.update(WAIT_POLICY)
+    if os.environ.keys().isdisjoint(POLICY_VARIABLES):
+        os.environ.update(WAIT_POLICY)
 
 
 def usable_cores() -> int:

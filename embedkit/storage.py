@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from embedkit.choices import one_of as one_of
 from embedkit.errors import (
     DamagedError,
     EmbedkitError,

@@ -28,6 +28,7 @@ from embedkit.dataset.read import by_record
 from embedkit.dataset.tables import TableReader
 from embedkit.display import Shown, count_text
 from embedkit.errors import DamagedError, StorageError, UsageError
+from embedkit.records import Count, Seed
 from embedkit.remote import address_of, store_of, stored_sha256
 from embedkit.runs.folder import is_run, read_run
 from embedkit.search.index import INFO, read_index_info
@@ -75,10 +76,10 @@ class Verification(Shown):
 def verify(
     path: AnyPath,
     *,
-    recompute: int = 0,
+    recompute: Count = 0,
     model: str | None = None,
     device: str = "auto",
-    seed: int = 0,
+    seed: Seed = 0,
     progress: ProgressCallback = no_progress,
 ) -> Verification:
     """Compare files with ``SHA256SUMS``; of a dataset also check counts and order.

@@ -29,7 +29,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import View, parse_layers, parse_view, views_of
 from embedkit.encoding.windows import TokenizerSettings
 from tests.models import TEXTS
-from tests.store_fixtures import manifest_of, tree_hash
+from tests.store_fixtures import manifest_of, tree
 
 Vectors = dict[str, list[NDArray[np.float32]]]
 """For every view and every layer of tokens, one array per text."""
@@ -120,8 +120,8 @@ def share(model: str, precision: str) -> float:
     return 100 * (1 - len(places) / len(texts()))
 
 
-def job(model: str, precision: str, folder: Path) -> tuple[str, str]:
-    """Hash of all files that a job makes, and what its trial of the arithmetic gave."""
+def job(model: str, precision: str, folder: Path) -> tuple[dict[str, bytes], str]:
+    """All files that a job makes, and what its trial of the arithmetic gave."""
     corpus = folder / "corpus.tsv"
     lines = [f"{n}\t{' '.join(text.split()) or '-'}" for n, text in enumerate(texts())]
     corpus.write_text("id\ttext\n" + "\n".join(lines) + "\n", "utf-8")
@@ -138,7 +138,7 @@ def job(model: str, precision: str, folder: Path) -> tuple[str, str]:
         max_length=MAX_LENGTH,
         precision=precision,
     )
-    return tree_hash(out), manifest_of(out)["environments"][0]["environment"]["arithmetic"]
+    return tree(out), manifest_of(out)["environments"][0]["environment"]["arithmetic"]
 
 
 def far(a: Vectors, b: Vectors) -> float:

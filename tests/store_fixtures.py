@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import hashlib
 import json
 import shutil
 import tempfile
@@ -169,14 +168,6 @@ def tree(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "log.jsonl"
     }
-
-
-def tree_hash(folder: Path) -> str:
-    """One hash of :func:`tree`."""
-    digest = hashlib.sha256()
-    for name, content in tree(folder).items():
-        digest.update(f"{name} {len(content)} ".encode() + content)
-    return digest.hexdigest()
 
 
 def manifest_of(out: Path) -> dict[str, Any]:

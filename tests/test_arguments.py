@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from mypy import api
 import embedkit
 from embedkit.arguments import accepts, checked_value
 from embedkit.corpus.plan import CorpusOptions
+from embedkit.dataset import read
 from embedkit.dataset.settings import ExtractOptions
 from embedkit.errors import DamagedError, UsageError
 from embedkit.finetuning.options import TrainingOptions
@@ -32,11 +34,22 @@ BY_USE = {"progress", "finder", "test", "head", "label"}
 
 RECORDS = (CorpusOptions, ExtractOptions, TrainingOptions)
 
+METHODS = (
+    *(f"Encoder.{name}" for name in ("encode", "encode_views", "encode_tokens")),
+    *(f"Searcher.{name}" for name in ("texts", "vectors")),
+    *(f"VectorData.{name}" for name in ("export", "iter_batches")),
+)
+
+
+def door(name: str) -> Any:
+    """A public function, class or method by its name."""
+    return attrgetter(name)(read if name.startswith("VectorData") else embedkit)
+
 
 def keywords() -> Iterator[tuple[str, str]]:
-    """Keywords of public functions and classes that are judged by their type."""
-    for name in embedkit.__all__:
-        thing = getattr(embedkit, name)
+    """Keywords of public functions, classes and methods that are judged by their type."""
+    for name in (*embedkit.__all__, *METHODS):
+        thing = door(name)
         if callable(thing):
             # options of ``extract`` are checked there
             own = inspect.unwrap(thing) if name in ("train", "probe") else thing
@@ -50,7 +63,7 @@ def test_a_value_of_another_type_is_named_before_anything_is_done(
     function: str, keyword: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    thing = getattr(embedkit, function)
+    thing = door(function)
     signature = inspect.signature(thing)
     positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     required = ["nothing" for p in positional if p.default is p.empty]

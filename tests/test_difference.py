@@ -113,11 +113,6 @@ PLANTED: dict[str, tuple[str, Callable[[Bench], Any], dict[str, Any]]] = {
         lambda b: b.encode(b.with_modules("bare", "mean")),
         {"pooling": "mean", "dense": "left out"},
     ),
-    "no normalisation": (
-        "plain",
-        lambda b: b.encode(b.with_modules("long", "mean")),
-        {"normalize": False},
-    ),
     "no prefix": ("plain", lambda b: b.encode(prompt=""), {"prefix": ""}),
     "truncation": ("plain", cut_at_128, {"max_length": 128}),
     "wrong layer": ("plain", of_layer_2, {"layers": "2"}),
@@ -171,7 +166,6 @@ FILES: dict[str, Callable[[Path, Floats], object]] = {
     "lists.jsonl": lambda path, X: _lists(X).to_json(
         path, orient="records", lines=True, double_precision=15
     ),
-    "numbers.parquet": lambda path, X: _numbers(X).to_parquet(path),
     "numbers.csv": lambda path, X: _numbers(X).to_csv(path),  # with the index, as by default
     "numbers.tsv": lambda path, X: (
         _numbers(X).rename(columns={"id": "ID"}).to_csv(path, index=False, sep="\t")

@@ -16,9 +16,10 @@ from embedkit import machine
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
-def test_what_the_user_set_stays(name):
+def test_what_the_user_set_stays(name, monkeypatch):
     environment = {name: "7"}
-    machine.set_wait_policy(environment)
+    monkeypatch.setattr(os, "environ", environment)
+    machine.set_wait_policy()
     assert environment == {name: "7"}
 
 

@@ -35,10 +35,10 @@ PROCESSES: tuple[dict[str, str], ...] = (
         "verify data": f"{DATA} pandas",
     },
     {"index data --kind flat": f"{DATA} faiss", "search data --like 1": f"{DATA} faiss"},
+    {"predict vectors data": DATA},
     {
         "split data --folds 2": LEARNING,
         "predict tfidf --text text": LEARNING,
-        "predict vectors data": LEARNING,
         "train data --folds 2 --out a": LEARNING,
         "train data --folds 2 --features tfidf --out b": LEARNING,
         "probe data --out c": LEARNING,
@@ -48,7 +48,7 @@ PROCESSES: tuple[dict[str, str], ...] = (
 WITH_A_MODEL = {
     "tokenize text --model MODEL": f"{DATA} tokenizers torch transformers",
     "search data text": f"{ENCODING} faiss",
-    "predict vectors --text text": f"{ENCODING} {LEARNING}",
+    "predict vectors --text text": ENCODING,
     "extract corpus.tsv --model MODEL --out d": f"{ENCODING} pandas",
 }
 

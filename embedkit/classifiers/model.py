@@ -9,9 +9,11 @@
                                                      {"C": 1.0, "coef_": {"array": "0"}}}]}]}}
 
 Nothing but the classes of :data:`KINDS`, arrays and plain values can be built from the first form.
-skops takes any estimator, and asks scikit-learn for all that there are when it is imported. That
-imports each of its packages, and with one of them torch: seconds before every ``train`` and
-``predict``, which only estimators named by their class need to spend.
+The default pipeline is not even built: two divisions, a product and a softmax need no scikit-learn,
+whose import takes longer than an answer. skops takes any estimator, and asks scikit-learn for all
+that there are when it is imported. That imports each of its packages, and with one of them torch:
+seconds before every ``train`` and ``predict``, which only estimators named by their class need to
+spend.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.classifiers.estimators import CommonScaler
 from embedkit.errors import DamagedError, UsageError, first_line
 from embedkit.storage import check_files
+
+_SCALER = "embedkit.classifiers.estimators"
 
 KINDS = {
     "Pipeline": "sklearn.pipeline",
@@ -42,7 +45,7 @@ KINDS = {
     "Normalizer": "sklearn.preprocessing",
     # inside of OneVsRestClassifier
     "LabelBinarizer": "sklearn.preprocessing",
-    "CommonScaler": CommonScaler.__module__,
+    "CommonScaler": _SCALER,
     "LogisticRegression": "sklearn.linear_model",
     "Ridge": "sklearn.linear_model",
     "KNeighborsClassifier": "sklearn.neighbors",
@@ -216,7 +219,7 @@ def _is_trusted(name: str) -> bool:
     if not module.startswith(_TRUSTED):
         # CommonScaler, which stands in front of knn: of vectors of at most 15 columns it holds a
         # tree, which KINDS has not
-        return name == f"{CommonScaler.__module__}.{CommonScaler.__qualname__}"
+        return name == f"{_SCALER}.CommonScaler"
     try:
         kind = getattr(import_module(module), cls)
     except (ImportError, AttributeError):
@@ -244,20 +247,23 @@ def load_model(run: Path) -> Callable[[Any], Any]:
     file = run / "model" / "pipeline.safetensors"
     # one of the two, never both
     file = file if file.is_file() else file.with_suffix(".skops")
+    apply = None
     try:
         content = file.read_bytes()
         if file.suffix == ".skops":
             pipeline = _of_skops(content)
         else:
             arrays = load(content)
-            pipeline = _built(json.loads(arrays.pop(_JSON).tobytes()), arrays)
+            written = json.loads(arrays.pop(_JSON).tobytes())
+            apply = _by_numpy(written, arrays)
+            pipeline = None if apply else _built(written, arrays)
     except _Foreign as error:
         raise DamagedError(f"{file} holds {error}, which is never loaded from a file.") from error
     except Exception as error:  # skops raises what its nodes raise
         raise storage.unreadable(file, error) from error
     # a regression has values alone; beside a booster the pipeline has neither, since its last step
     # does nothing
-    apply = getattr(pipeline, "predict_proba", None) or getattr(pipeline, "predict", None)
+    apply = apply or getattr(pipeline, "predict_proba", getattr(pipeline, "predict", None))
     if (booster := file.with_name("booster.txt")).is_file():
         apply = _boosted(pipeline, booster)
     if apply is None:
@@ -272,6 +278,42 @@ def load_model(run: Path) -> Callable[[Any], Any]:
             ) from error
 
     return call
+
+
+def _by_numpy(written: Any, arrays: dict[str, NDArray[Any]]) -> Callable[[Any], Any] | None:
+    """The default pipeline by the operations of scikit-learn, with the same bits; else nothing."""
+    match written:
+        case {
+            "Pipeline": {
+                "steps": [
+                    {"tuple": [_, {"Normalizer": {"norm": "l2"}}]},
+                    {"tuple": [_, {"CommonScaler": scaler}]},
+                    {"tuple": [_, {"LogisticRegression": model}]},
+                ]
+            }
+        }:
+            mean, scale = (_built(scaler[name], arrays) for name in ("mean_", "scale_"))
+            coef, intercept = (_built(model[name], arrays) for name in ("coef_", "intercept_"))
+        case _:
+            return None
+
+    def apply(features: Any) -> Any:
+        X = np.array(features)
+        norms = np.sqrt(np.einsum("ij,ij->i", X, X))
+        norms[norms < 10 * np.finfo(X.dtype).eps] = 1  # a row of zeros stays one
+        X /= norms[:, None]
+        X -= mean.astype(X.dtype)
+        X /= scale.astype(X.dtype)
+        scores = X @ coef.T + intercept
+        if len(coef) == 1:
+            from scipy.special import expit
+
+            second = expit(scores[:, 0])
+            return np.stack([1 - second, second], axis=1)
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return scores / scores.sum(axis=1, keepdims=True)
+
+    return apply
 
 
 def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:

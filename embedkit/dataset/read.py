@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.arguments import accepts
-from embedkit.choices import EXPORTS, LEVELS, POOLINGS, Level, check_choice, documented
+from embedkit.choices import LEVELS, POOLINGS, Export, Level, documented
 from embedkit.dataset.format import Manifest, local_dataset, read_manifest
 from embedkit.dataset.parquet import vector_column
 from embedkit.dataset.tables import Block, TableReader
@@ -367,7 +367,8 @@ class VectorData(Shown):
         # not a generator itself: arguments are judged at the call, not at the first batch
         return _batches(self, batch_size, columns, shuffle_seed, worker)
 
-    def export(self, out: str | Path | None = None, *, to: str, overwrite: bool = False) -> Path:
+    @accepts()
+    def export(self, out: str | Path | None = None, *, to: Export, overwrite: bool = False) -> Path:
         """Write the vectors for other tools.
 
         ``npy`` is the matrix alone. ``csv`` has the columns too, the vectors as ``v0``, ``v1``, …
@@ -388,7 +389,6 @@ class VectorData(Shown):
             >>> np.load(embedkit.load("vectors").export(to="npy")).shape
             (12, 384)
         """
-        check_choice(EXPORTS, to=to)
         target = Path(f"{self.path.name}.{to}" if out is None else out)
 
         def free() -> None:

@@ -428,6 +428,12 @@ def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
     return _describe(MULTILINGUAL, folder, "hub", commit)
 
 
+def has_multilingual() -> bool:
+    """True if ``multilingual`` needs no network; its files are looked for, not read."""
+    packaged = multilingual.file_of_package(*multilingual.SOURCE) is not None
+    return packaged or _cached_snapshot(multilingual.HUB_ID, None) is not None
+
+
 def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, str]:
     """Folder and commit of the cached snapshot if it is complete, else of a download."""
     import huggingface_hub

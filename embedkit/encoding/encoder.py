@@ -28,7 +28,7 @@ from embedkit.encoding.model import (
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.pooling import POOLERS, SentencePooler
 from embedkit.encoding.products import calibrate, calibration_texts
-from embedkit.encoding.shard import PendingShard, Request
+from embedkit.encoding.shard import PendingShard, Request, queue_shard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
 from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
 from embedkit.encoding.views import (
@@ -41,7 +41,8 @@ from embedkit.encoding.views import (
     parse_view,
 )
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
-from embedkit.errors import Message, ModelError, Option, UsageError, check_counts
+from embedkit.errors import Message, ModelError, Option, UsageError
+from embedkit.records import Positive
 from embedkit.scale import one_ahead, threads_limited
 from embedkit.types import Float32, Progress, no_progress, reported
 
@@ -90,12 +91,11 @@ class Encoder:
         device: str = "auto",
         precision: str | None = None,
         max_length: int | None = None,
-        batch_tokens: int | None = None,
+        batch_tokens: Positive | None = None,
         offline: bool = False,
         forward: str = "auto",
     ) -> None:
         check_choice(("auto", "transformers"), forward=forward)
-        check_counts(batch_tokens=batch_tokens)
         # what is cheap to refuse comes before the weights are read
         self.checkpoint = checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
@@ -137,7 +137,7 @@ class Encoder:
         device: str = "auto",
         precision: str | None = None,
         max_length: int | None = None,
-        batch_tokens: int | None = None,
+        batch_tokens: Positive | None = None,
         offline: bool = False,
         forward: str = "auto",
     ) -> Encoder:
@@ -177,18 +177,19 @@ class Encoder:
         self.check_poolings([view.pooling])
         return self.poolers[view.pooling].width or view.layer.width(self.width)
 
+    @accepts()
     def encode(
         self,
         texts: str | Iterable[str],
         *,
         pooling: str | None = None,
         layer: int = -1,
-        dims: int | None = None,
-        truncate_dim: int | None = None,
-        batch_size: int | None = None,
+        dims: Positive | None = None,
+        truncate_dim: Positive | None = None,
+        batch_size: Positive | None = None,
         normalize_embeddings: bool | None = None,
         convert_to_tensor: bool = False,
-        show_progress_bar: bool = False,
+        show_progress_bar: bool | None = False,
         max_length: int | None = None,
         prefix: str | None = None,
         prompt_name: str | None = None,
@@ -233,7 +234,6 @@ class Encoder:
             (384,)
         """
         own = False
-        check_counts(dims=dims, truncate_dim=truncate_dim)
         if device is not None and choose_device(device).type != self.device.type:
             advice = f"this encoder is on {self.device}; load it with Encoder(model, device=...)"
             raise UsageError(f"{advice}.", device=device)
@@ -246,7 +246,7 @@ class Encoder:
             [texts] if isinstance(texts, str) else texts,
             [f"{chosen}_{layer}" if chosen.has_layer else chosen],
             batch_size=batch_size,
-            show_progress_bar=show_progress_bar,
+            show_progress_bar=bool(show_progress_bar),
             max_length=max_length,
             prefix=self.checkpoint.prefix_or_own(prefix, prompt_name),
         )
@@ -303,12 +303,13 @@ class Encoder:
             rows = [l2_normalize(x) for x in rows]
         return np.asarray(rows[0] @ rows[1].T, np.float32)
 
+    @accepts()
     def encode_views(
         self,
         texts: Iterable[str],
         views: Iterable[str],
         *,
-        batch_size: int | None = None,
+        batch_size: Positive | None = None,
         normalize_embeddings: bool = False,
         show_progress_bar: bool = False,
         max_length: int | None = None,
@@ -345,12 +346,13 @@ class Encoder:
             result[view.name] = l2_normalize(vectors) if normalize_embeddings else vectors
         return result
 
+    @accepts()
     def encode_tokens(
         self,
         texts: Iterable[str],
         *,
-        layers: str | int | Iterable[str | int] = -1,
-        batch_size: int | None = None,
+        layers: str | int | Sequence[str | int] = -1,
+        batch_size: Positive | None = None,
         show_progress_bar: bool = False,
         max_length: int | None = None,
         prefix: str | None = None,
@@ -376,14 +378,15 @@ class Encoder:
         )
         return joined([(i, token_vectors(t, s.tokens, self.tokenizer)) for i, t, s in shards])
 
+    @accepts()
     def encode_words(
         self,
         texts: Iterable[str] | None = None,
         *,
         words: Iterable[Sequence[str]] | None = None,
-        layers: str | int | Iterable[str | int] = -1,
+        layers: str | int | Sequence[str | int] = -1,
         subtokens: str = "mean",
-        batch_size: int | None = None,
+        batch_size: Positive | None = None,
         show_progress_bar: bool = False,
         max_length: int | None = None,
         prefix: str | None = None,
@@ -450,7 +453,7 @@ class Encoder:
         the number of tokens after each batch.
         """
         self.check_poolings({view.pooling for view in views})
-        return PendingShard(
+        return queue_shard(
             self.model,
             texts,
             Request(views, token_layers, self.poolers),
@@ -496,7 +499,6 @@ class Encoder:
         The next shard is tokenized while the device works: on CUDA by a thread, since this one
         launches kernels meanwhile; on CPU forward and tokenizer would share the cores.
         """
-        check_counts(batch_size=batch_size)
         rows = batch_size or _ENCODE_ROWS
         asked = self.max_length if max_length is None else max_length
         length = choose_max_length(self.checkpoint, self.tokenizer, asked)

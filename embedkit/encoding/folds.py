@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from embedkit.types import Float32, Int64
 class FoldEncoder(Encoder):
     """The encoders of a fine-tuned run, all in memory, with one tokenizer.
 
-    ``fold_of_model`` is the fold that each of them was not trained on; the precision chosen for the
-    first one holds for all.
+    It is the encoder of the first of the ``folders``, beside which it holds the others.
+    ``fold_of_model`` is the fold that each of them was not trained on.
     """
 
     def __init__(
@@ -38,20 +39,16 @@ class FoldEncoder(Encoder):
         precision: str | None = None,
         **settings: Any,
     ) -> None:
-        # not super().__init__: the attributes come from the first member below
-        self.members: list[Encoder] = []
-        for folder in folders.values():
-            # what the first one resolved "auto" to, so that no vector mixes precisions
-            chosen = self.members[0].precision if self.members else precision
-            self.members.append(Encoder.load(folder, precision=chosen, **settings))
-        # tokenizer, lengths and poolers are those of any member; the models stay the members' own
-        self.__dict__ |= vars(self.members[0])
-        self.fold_of_model = tuple(fold_of_model)
+        first, *others = folders.values()
+        super().__init__(first, precision=precision, **settings)
+        # what the first one resolved "auto" to, so that no vector mixes precisions
+        self._others = [Encoder(f, precision=self.precision, **settings) for f in others]
+        self._fold_of_model = tuple(fold_of_model)
         # the weights of all folds shape the vectors, so that all are part of the identity
         hashes = {
             f"{model}/{file}": value
-            for model, member in zip(folders, self.members, strict=True)
-            for file, value in member.checkpoint.sha256.items()
+            for model, encoder in zip(folders, (self, *self._others), strict=True)
+            for file, value in encoder.checkpoint.sha256.items()
         }
         self.checkpoint = replace(
             self.checkpoint, name=name, source="run", sha256=hashes, prefix=prefix
@@ -66,35 +63,29 @@ class FoldEncoder(Encoder):
         """
         # -1 is no fold: every model may embed such a text
         fold_of_text = np.full(len(texts), -1) if folds is None else folds
-        unseen = np.isin(fold_of_text, self.fold_of_model)
+        unseen = np.isin(fold_of_text, self._fold_of_model)
+        starts = super().start_shard, *(encoder.start_shard for encoder in self._others)
         parts = []
-        for member, fold in zip(self.members, self.fold_of_model, strict=True):
+        for start, fold in zip(starts, self._fold_of_model, strict=True):
             # the held-out fold of a model, and texts that no model has seen
             index = np.flatnonzero((fold_of_text == fold) | ~unseen)
             # all are queued before any result is waited for
-            parts.append((index, member.start_shard(texts[index], **settings)))
-        return _PendingFolds(texts, parts)
+            parts.append((index, start(texts[index], **settings)))
+        nbytes = sum(pending.nbytes for _, pending in parts)
+        return PendingShard(nbytes, partial(_merged, texts.ends, parts))
 
 
-class _PendingFolds(PendingShard):
-    """The shards of several encoders, merged by :meth:`result`."""
-
-    def __init__(self, texts: TokenizedTexts, parts: Sequence[tuple[Int64, PendingShard]]) -> None:
-        # not super().__init__, which would run the texts
-        self._ends, self._parts = texts.ends, parts
-        self.nbytes = sum(pending.nbytes for _, pending in parts)
-
-    def result(self) -> ShardVectors:
-        """Wait for the vectors: means over the encoders of each text."""
-        ends, texts = self._ends, [index for index, _ in self._parts]
-        shards = [pending.result() for _, pending in self._parts]
-        tokens = [ranges(ends[index], np.diff(ends)[index]) for index in texts]
-        return ShardVectors(
-            _means(len(ends) - 1, texts, [shard.views for shard in shards]),
-            _means(int(ends[-1]), tokens, [shard.tokens for shard in shards]),
-            encoded=sum(shard.encoded for shard in shards),
-            splits=sum(shard.splits for shard in shards),
-        )
+def _merged(ends: Int64, parts: Sequence[tuple[Int64, PendingShard]]) -> ShardVectors:
+    """The shards of several encoders as one: means over the encoders of each text."""
+    texts = [index for index, _ in parts]
+    shards = [pending.result() for _, pending in parts]
+    tokens = [ranges(ends[index], np.diff(ends)[index]) for index in texts]
+    return ShardVectors(
+        _means(len(ends) - 1, texts, [shard.views for shard in shards]),
+        _means(int(ends[-1]), tokens, [shard.tokens for shard in shards]),
+        encoded=sum(shard.encoded for shard in shards),
+        splits=sum(shard.splits for shard in shards),
+    )
 
 
 def _means(

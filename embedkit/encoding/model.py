@@ -149,6 +149,8 @@ class Model:
         self.n_layers, self.width = checkpoint.n_layers, checkpoint.width
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
+        # asked once: a look at a signature takes longer than a product of a short text
+        self._takes_types = _takes_types(module)
 
     @computing
     def forward(
@@ -224,7 +226,7 @@ class PlainModel(Model):
             return values[source].masked_fill_(~mask, fill)
 
         inputs = {"input_ids": padded(batch.ids, self._pad_id), "attention_mask": mask.long()}
-        if takes_types(self.module):
+        if self._takes_types:
             inputs["token_type_ids"] = padded(batch.type_ids, 0)
         output = self.module(**inputs, output_hidden_states=True)
         # the last of hidden_states is before the final norm in some families, last_hidden_state
@@ -259,7 +261,7 @@ def _by_length(batch: PackedBatch) -> Iterator[PackedBatch]:
         start = rows.stop
 
 
-def takes_types(module: Any) -> bool:
+def _takes_types(module: Any) -> bool:
     """True if a model of transformers has segments; GPT-2 would add the embedding of a word."""
     takes = "token_type_ids" in inspect.signature(module.forward).parameters
     return takes and bool(getattr(module.config, "type_vocab_size", 0))

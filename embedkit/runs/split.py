@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.arguments import accepts
+from embedkit.choices import one_of
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import names_dataset
@@ -63,7 +64,7 @@ class SplitSettings:
     test: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction that was asked for
     grouped: bool = False
     column: str | None = None  # of the corpus, which the folds were taken from
-    unit: Annotated[str, storage.one_of(UNITS)] = "text"  # what is never divided, and resampled
+    unit: Annotated[str, one_of(UNITS)] = "text"  # what is never divided, and resampled
     fingerprint: str = ""  # of the assignment, where it was made
 
 

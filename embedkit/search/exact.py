@@ -32,8 +32,9 @@ from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.dataset.tables import Block
 from embedkit.display import Shown, count_text
 from embedkit.encoding.windows import ends_of
-from embedkit.errors import Message, Option, UsageError, check_counts, first_line
+from embedkit.errors import Message, Option, UsageError, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.records import Positive
 from embedkit.storage import places
 from embedkit.types import AnyPath, Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
@@ -160,7 +161,6 @@ def nearest(
     """
     of_block = read or partial(rows_of, data, metric=metric, whitening=whitening)
     check_choice(SEARCH_METRICS, metric=metric)
-    check_counts(k=k, threads=threads)
     queries = np.ascontiguousarray(queries, np.float32)
     if queries.ndim != 2 or queries.shape[1] != data.width:
         raise UsageError(f"queries of shape {queries.shape}: expected (n, {data.width}).")
@@ -402,22 +402,22 @@ class Searcher:
     def __repr__(self) -> str:
         return f"Searcher({str(self.data.path)!r}, view={list(self.data.views)})"
 
-    def texts(self, queries: Sequence[str], *, k: int = 10) -> Any:
+    @accepts()
+    def texts(self, queries: str | Sequence[str], *, k: Positive = 10) -> Any:
         """Find the nearest records of query texts: an answer for each, in order, or for one text.
 
         Raises:
             UsageError: a query is empty.
             MismatchError: the model is not the one that made the dataset.
         """
-        if isinstance(queries, str):
-            return self.texts([queries], k=k)[0]
-        check_counts(k=k)
-        for number, text in enumerate(queries, 1):
+        texts = [queries] if isinstance(queries, str) else list(queries)
+        for number, text in enumerate(texts, 1):
             if not text.strip():
-                which = f" (number {number})" if len(queries) > 1 else ""
+                which = f" (number {number})" if len(texts) > 1 else ""
                 raise UsageError(f"the query{which} is empty.")
-        self._warn(self._encoder, queries)
-        return self._answer(list(queries), self._encoder(queries), k, {})
+        self._warn(self._encoder, texts)
+        answers = self._answer(texts, self._encoder(texts), k, {})
+        return answers[0] if isinstance(queries, str) else answers
 
     @cached_property
     def _encoder(self) -> DatasetEncoder:
@@ -452,7 +452,8 @@ class Searcher:
                     "([UNK]); results mean little. Does the model know this language?"
                 )
 
-    def like(self, rows: Sequence[int], *, k: int = 10) -> list[Answer]:
+    @accepts()
+    def like(self, rows: Sequence[int], *, k: Positive = 10) -> list[Answer]:
         """Find the nearest records of stored ones, without these themselves.
 
         Raises:
@@ -472,7 +473,8 @@ class Searcher:
         own = dict(enumerate(indices.tolist()))
         return self._answer(names, self.data.reader.vectors_at(indices), k, own)
 
-    def vectors(self, queries: NDArray[Any], *, k: int = 10) -> list[Answer]:
+    @accepts()
+    def vectors(self, queries: NDArray[Any], *, k: Positive = 10) -> list[Answer]:
         """Find the nearest records of vectors ``(width,)`` or ``(n, width)``.
 
         Raises:
@@ -489,7 +491,6 @@ class Searcher:
         self, names: Sequence[str], queries: Float32, k: int, own: dict[int, int]
     ) -> list[Answer]:
         """Find a few more than asked for, and still more where too many were duplicates."""
-        check_counts(k=k)
         there = len(self.data) if self._chosen is None else int(self._chosen.sum())
         if k > there:
             more = f"more than the {count_text(there, 'record')} to choose from"

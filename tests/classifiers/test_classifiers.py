@@ -23,7 +23,7 @@ from embedkit.classifiers.estimators import (
     EstimatorSettings,
     build_pipeline,
 )
-from embedkit.classifiers.model import save_model
+from embedkit.classifiers.model import load_model, save_model
 from embedkit.classifiers.probe import control_task, randomize
 from embedkit.classifiers.train import Frozen
 from embedkit.classifiers.tuning import Subset, fit, predict_proba
@@ -31,6 +31,7 @@ from embedkit.errors import UsageError
 from embedkit.runs.cross_validation import Fits, Problem, cross_validate
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.split import inner_folds
+from embedkit.storage import seal
 from embedkit.units.target import Target
 from tests.run_fixtures import split_of, units_with
 
@@ -334,3 +335,21 @@ def test_few_texts_are_fitted_in_as_many_columns(monkeypatch: pytest.MonkeyPatch
     assert np.allclose(model.predict_proba(X), wide.predict_proba(X), atol=1e-5)
     assert np.allclose(inner, proba, atol=1e-4)
     assert choice.slope == pytest.approx(same.slope, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("classes", [2, 3, 12])
+def test_the_default_pipeline_without_scikit_learn_has_its_bits(
+    classes: int, dtype: type, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(classes)
+    X: Any = random.normal(size=(90, 24)).astype(dtype)
+    X[5] = 0  # a text that the model has no token of
+    pipeline = build_pipeline(EstimatorSettings()).fit(X, random.integers(classes, size=90))
+    save_model(tmp_path, pipeline)
+    seal(tmp_path)
+    apply = load_model(tmp_path)
+    for rows in (X, X[:1], X[:7]):
+        expected = pipeline.predict_proba(rows)
+        assert apply(rows).dtype == expected.dtype
+        assert apply(rows).tobytes() == np.ascontiguousarray(expected).tobytes()

@@ -20,16 +20,7 @@ from embedkit.dataset.parquet import read_footer
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
 from embedkit.types import Progress
 from tests.processes import environment
-from tests.store_fixtures import (
-    N_ACCEPTED,
-    begin,
-    manifest_of,
-    run,
-    tiny_model,
-    tree,
-    tree_hash,
-    write_tsv,
-)
+from tests.store_fixtures import N_ACCEPTED, begin, manifest_of, run, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -51,15 +42,15 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def golden(corpus: Path, tmp_path: Path) -> str:
+def golden(corpus: Path, tmp_path: Path) -> dict[str, bytes]:
     run(corpus, tmp_path / "golden", **SMALL)
-    return tree_hash(tmp_path / "golden")
+    return tree(tmp_path / "golden")
 
 
 def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(corpus, tmp_path / "other", layers="0")
-    before = tree_hash(tmp_path / "other")
+    before = tree(tmp_path / "other")
     seen: list[str] = []
 
     def intrude(state: Any) -> None:
@@ -69,7 +60,7 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
 
     with pytest.raises(OutputExistsError, match=r"\bout\b"):
         run(corpus, out, progress=intrude)
-    assert tree_hash(out) == before
+    assert tree(out) == before
     shutil.rmtree(out)
     assert run(corpus, out).resumed_shards == 4
 
@@ -239,7 +230,7 @@ def test_another_environment_is_refused_unless_allowed(
 @pytest.mark.parametrize("folder", TABLES)
 @pytest.mark.parametrize("damage", ["delete", "truncate", "swap"])
 def test_a_damaged_shard_is_made_again(
-    corpus: Path, tmp_path: Path, golden: str, folder: str, damage: str
+    corpus: Path, tmp_path: Path, golden: dict[str, bytes], folder: str, damage: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JobFolder, "finish", stop)
@@ -257,7 +248,7 @@ def test_a_damaged_shard_is_made_again(
         second.write_bytes(first)
     result = run(corpus, tmp_path / "out", **SMALL)
     assert result.resumed_shards == (0 if damage == "swap" else 1)
-    assert tree_hash(tmp_path / "out") == golden
+    assert tree(tmp_path / "out") == golden
 
 
 @pytest.mark.parametrize(

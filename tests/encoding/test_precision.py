@@ -12,7 +12,7 @@ from embedkit.choices import Pooling
 from embedkit.dataset.job import recorded_precision
 from embedkit.encoding.encoder import choose_precision
 from embedkit.encoding.pooling import POOLERS, PackedTokens, combine_layers
-from tests.store_fixtures import begin, run, tree_hash, write_tsv
+from tests.store_fixtures import begin, run, tree, write_tsv
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -65,7 +65,7 @@ def test_a_job_keeps_the_precision_it_began_with(
     assert recorded_precision(tmp_path / "out") == "bf16"
     result = go("out")
     assert result.resumed_shards >= 1
-    assert tree_hash(tmp_path / "out") == tree_hash(tmp_path / "golden")
+    assert tree(tmp_path / "out") == tree(tmp_path / "golden")
     assert go("out").was_complete
     assert recorded_precision(tmp_path / "other") == "auto"
     assert go("other").manifest.job.vectors.precision == "fp32"

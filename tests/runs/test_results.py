@@ -103,12 +103,12 @@ def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> No
     """Another seed assigns other folds."""
     options: dict[str, Any] = {"estimator": "sklearn.ensemble:ExtraTreesClassifier", "folds": 2}
     for name in ("a", "b"):
-        train(shared / "data", out=tmp_path / name, **options)
+        train(shared / "data", out=tmp_path / name, seed=1, **options)
     files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
     assert files[0] == files[1]
     folds = predictions(tmp_path / "a").sort_values("row")["fold"].astype(int).tolist()
-    assert folds == split(shared / "data", folds=2, seed=0).folds.tolist()
-    assert folds != split(shared / "data", folds=2, seed=1).folds.tolist()
+    assert folds == split(shared / "data", folds=2, seed=1).folds.tolist()
+    assert folds != split(shared / "data", folds=2, seed=0).folds.tolist()
 
 
 # leaks
@@ -575,7 +575,7 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     assert abs(best.control - 0.5) < 0.2
     assert set(content.random_weights) == {v.name for v in content.view_scores}
     assert read_run(tmp_path / "probe") == replace(content, command=None)
-    assert (tmp_path / "probe/figures/layers.svg").stat().st_size > 2_000
+    assert (tmp_path / "probe/figures/layers.svg").stat().st_size > 1_000
     finding, told, *_ = run_info_text(tmp_path / "probe", content).splitlines()
     assert f"{100 * content.nested.value:.1f} %" in finding
     assert "over the last layer" in finding
