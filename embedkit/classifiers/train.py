@@ -250,6 +250,10 @@ def _test_set(
 
 def _read_by(settings: EstimatorSettings, units: Units) -> Units:
     """Units with the inputs of a pipeline: vectors and numbers behind them, or texts."""
+    # a dataset stores the labels as the column label, whatever it was called
+    if {"label", units.reading["label"]} & {*settings.columns}:
+        shown = ",".join(settings.columns)
+        raise UsageError("one of them is the label, which is to be predicted.", columns=shown)
     # TF-IDF takes texts of pairs joined by a space
     vectors = settings.features == "vectors"
     return beside_numbers(units, settings.columns) if vectors else units.with_texts()

@@ -104,6 +104,7 @@ def test_what_is_missing_or_no_number_is_named(trained: Path, frame: pd.DataFram
     for given, message in (
         (age | {"columns": "carrier"}, "'b', which is no number"),
         (age | {"columns": "nope"}, "no column 'nope'"),
+        (age | {"columns": ["age", "label"]}, "columns='age,label': one of them is the label"),
         (age | {"columns": ["age", "age"]}, "columns='age,age': name each once"),
         (age | {"features": "tfidf"}, "columns='age'"),
         (age | {"level": "word"}, "columns='age'"),
