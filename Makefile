@@ -46,7 +46,8 @@ wheel:
 run: $(VENV)/.user
 	@$(BIN)/python pipelines/first_look.py $(OUT)
 
-# a worker for each core, each with one thread; those that are done take tests from the others
+# a worker more than there are cores, each with one thread; those that are done take tests from the
+# others
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 # files of tests by their folder and topic

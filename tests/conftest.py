@@ -48,13 +48,15 @@ settings.load_profile("repeatable")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker for each core that this process may use, as far as memory allows, and 16 at most.
+    """One worker more than cores that this process may use, if memory allows, and 16 at most.
 
     The answer to ``-n auto``, which otherwise counts physical cores, or those of other containers.
+    A worker that waits, for a process that it has started or a file, leaves its core to the others:
+    on two cores a third of them saves a fifth of the time.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(cores or 1, memory // MEMORY_PER_WORKER, 16))
+    return max(1, min((cores or 1) + 1, memory // MEMORY_PER_WORKER, 16))
 
 
 @pytest.hookimpl(tryfirst=True)  # before markers are asked for

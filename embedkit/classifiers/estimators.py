@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 
@@ -227,6 +226,12 @@ def _lightgbm(name: str) -> Any:
     return getattr(lightgbm, name)(**_BOOSTING)
 
 
+def _knn(name: str) -> Any:
+    from sklearn import neighbors
+
+    return getattr(neighbors, name)(15, weights="distance")
+
+
 STRENGTHS = (1.0, 10.0)
 """Values of C for vectors: of weaker and stronger ones none was ever chosen."""
 TFIDF_STRENGTH = 10.0
@@ -239,7 +244,7 @@ _TREES = {"n_estimators": (10, 30, 100, 300)}
 _CLASSIFIERS = {
     # more steps than the default of 100, which vectors of a few hundred columns often need
     "logreg": Estimator(lambda: LogisticRegression(max_iter=1_000), {"C": STRENGTHS}, _unit_rows),
-    "knn": Estimator(lambda: KNeighborsClassifier(15, weights="distance"), _NEIGHBORS, _unit_rows),
+    "knn": Estimator(lambda: _knn("KNeighborsClassifier"), _NEIGHBORS, _unit_rows),
 }
 
 TABLE: Mapping[str, Mapping[str, Estimator]] = {
@@ -248,9 +253,7 @@ TABLE: Mapping[str, Mapping[str, Estimator]] = {
     "multilabel": _CLASSIFIERS,  # one classifier for each class, against the rest
     "regression": {
         "ridge": Estimator(Ridge, {"alpha": (100.0, 10.0, 1.0, 0.1, 0.01)}, _unit_rows),
-        "knn": Estimator(
-            lambda: KNeighborsRegressor(15, weights="distance"), _NEIGHBORS, _unit_rows
-        ),
+        "knn": Estimator(lambda: _knn("KNeighborsRegressor"), _NEIGHBORS, _unit_rows),
         "lightgbm": Estimator(lambda: _lightgbm("LGBMRegressor"), _TREES),
     },
 }
