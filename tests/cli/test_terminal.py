@@ -144,7 +144,7 @@ ANSWERS = {
     "train v --features tfidf --out tfidf": "accuracy",
     "probe v --out probe": "the last layer",
     "finetune data/reviews_en.tsv --epochs 1 --folds 2 --limit 80 --max-length 32": "accuracy",
-    "compare logreg tfidf probe --report page.html": "layer",
+    "compare logreg tfidf probe --report page.html": "(probe)",
     "info v": "suitable for search",
     "info logreg": "accuracy",
     "info probe": "the last layer",
