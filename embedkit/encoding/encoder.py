@@ -49,6 +49,10 @@ from embedkit.types import Float32, Progress, no_progress, reported
 logger = logging.getLogger(__name__)
 
 _ENCODE_ROWS = 4_096
+_QUEUED_CHARS = 1 << 20
+"""Characters of the texts that are tokenized and queued at once on a GPU, about four batches. It
+idles while the first ones are tokenized, and the host while the last ones are encoded: with 4,096
+texts of 128 tokens at once, that was 9 % of the time of 24,000 on an H200 (``docs/gpu.md``)."""
 
 
 @documented
@@ -499,7 +503,7 @@ class Encoder:
         The next shard is tokenized while the device works: on CUDA by a thread, since this one
         launches kernels meanwhile; on CPU forward and tokenizer would share the cores.
         """
-        rows = batch_size or _ENCODE_ROWS
+        rows = batch_size or _rows_at_once(texts, self.device)
         asked = self.max_length if max_length is None else max_length
         length = choose_max_length(self.checkpoint, self.tokenizer, asked)
         settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
@@ -521,6 +525,14 @@ class Encoder:
                     start, part, pending = started.popleft()
                     yield start, part, pending.result()
                     progress(Progress("encoding", start + len(part), len(texts), "texts"))
+
+
+def _rows_at_once(texts: Sequence[str], device: torch.device) -> int:
+    """How many texts are tokenized and queued at once, by the mean length of the first ones."""
+    if device.type != "cuda":
+        return _ENCODE_ROWS
+    chars = sum(map(len, texts[:_ENCODE_ROWS]))
+    return min(max(_QUEUED_CHARS * len(texts[:_ENCODE_ROWS]) // max(chars, 1), 256), _ENCODE_ROWS)
 
 
 def _strings(name: str, values: Iterable[str]) -> list[str]:
