@@ -288,7 +288,8 @@ def run_recipe(
         progress(f"{about} … {status}".rstrip())
         started, code = time.monotonic(), before.get("exit_code", 0)
         if status != "up to date":
-            if not before and not state["outputs"]:  # outputs of other origin are not claimed
+            # outputs of other origin are not claimed; of addresses nobody has looked at them
+            if not (before or state["outputs"] or any(map(address_of, stage.outputs))):
                 _write_state(stage, state)
             # it replaces what it wrote itself; what is unfinished is resumed if nothing changed
             replaces = before and (state["outputs"] or {"settings", "inputs"}.intersection(changed))
@@ -341,8 +342,14 @@ def _hashes(stage: Stage, names: Sequence[str]) -> dict[str, str]:
 
 def _state_file(stage: Stage) -> Path:
     out = storage.without_secrets(stage.outputs[0])
-    # of an address, below which nothing local can be written, beside the recipe
-    first = stage.folder / (Path(out).name if address_of(out) else out)
+    first = stage.folder / out
+    if address_of(out):
+        # nothing local can be written below an address: beside the recipe, by all of the address,
+        # since another one may end alike, and its output would count as that of this stage
+        first = stage.folder / f"{Path(out).name}-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
+    elif stage.folder.is_relative_to(os.path.realpath(first)):
+        # beside the recipe's own folder would be outside of it
+        first = stage.folder / stage.folder.name
     # hidden and beside the output, not in it: the output may be a
     # file, and a folder is replaced as a whole
     return first.with_name(f".{first.name}.stage.json")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.arguments import accepts
-from embedkit.corpus.memory import InputFile, input_files
+from embedkit.corpus.memory import ArrowStream, InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
@@ -134,11 +134,12 @@ class Predictor:
     def __repr__(self) -> str:
         return f"Predictor({str(self.run)!r}, classes={list(self.names)})"
 
+    @accepts()
     def predict_proba(
         self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        columns: Mapping[str, Any] | None = None,
+        texts: str | Sequence[str],
+        pairs: str | Sequence[str] | None = None,
+        columns: Mapping[str, Any] | ArrowStream | None = None,
     ) -> Float64:
         """Return probabilities ``(n, classes)`` float64, or values ``(n,)`` of a regression.
 
@@ -153,10 +154,14 @@ class Predictor:
                 labels words; or a column is missing.
         """
         self._check_level("sentence")
-        if isinstance(texts, str):
-            second = None if pairs is None else [str(pairs)]
+        if isinstance(texts, str) and (pairs is None or isinstance(pairs, str)):
+            second = None if pairs is None else [pairs]
             proba: Float64 = self.predict_proba([texts], second, columns)[0]
             return proba
+        # one of both is a list, or they are lists of unequal length
+        mixed = isinstance(texts, str) or isinstance(pairs, str)
+        if mixed or (pairs is not None and len(pairs) != len(texts)):
+            raise UsageError("expected a second text for each text.", pairs=pairs)
         self.check_pairs(pairs is not None)
         if not len(texts):
             return np.zeros((0, len(self.names)) if self.names else (0,))
@@ -165,9 +170,9 @@ class Predictor:
 
     def predict(
         self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        columns: Mapping[str, Any] | None = None,
+        texts: str | Sequence[str],
+        pairs: str | Sequence[str] | None = None,
+        columns: Mapping[str, Any] | ArrowStream | None = None,
     ) -> Any:
         """Return the prediction for each text, or for one; arguments as for `predict_proba`."""
         proba = self.predict_proba(texts, pairs, columns)
@@ -229,13 +234,16 @@ class Predictor:
         """True if punctuation marks are words, as a treebank has them."""
         return self.content is not None and self.content.dataset.marked_words
 
-    def check_pairs(self, pairs: bool) -> None:
-        """Raise a :class:`UsageError` if the run was made on single texts, unlike these, or not."""
+    def check_pairs(self, pairs: bool, *, option: str = "pairs") -> None:
+        """Raise a :class:`UsageError` if the run was made on single texts, unlike these, or not.
+
+        The message names the ``option`` that second texts have for the caller.
+        """
         if self.content is not None and self.reads_pairs != pairs:
             kind, advice = "pairs of texts", "pass second texts as"
             if pairs:
                 kind, advice = "single texts", "leave out"
-            raise UsageError(f"{self.run} was made on {kind}; {advice} {Option('pairs')}.")
+            raise UsageError(f"{self.run} was made on {kind}; {advice} {Option(option)}.")
 
     def _check_level(self, level: str) -> None:
         if self.labels_words != (level == "word"):
@@ -476,7 +484,7 @@ def _predicted(
         if predictor.labels_words:
             units = units.words_of([r.words for r in chunk], marks=predictor.marks)
         else:
-            predictor.check_pairs(units.pairs)
+            predictor.check_pairs(units.pairs, option="text_pair")
         yield from _rows(*predictor.predict_units(units))
         progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
 

@@ -120,14 +120,35 @@ def test_an_interrupted_stage_is_resumed_not_replaced(tmp_path: Path) -> None:
 
 
 def test_what_an_output_at_an_address_leaves_here(tmp_path: Path) -> None:
-    outputs = "split.first.out=s3://me:hunter2@bucket/a", "split.other.out=s3://bucket/b"
-    done = run_recipe(stages_of(tmp_path, *outputs), lambda _: 0)
-    assert [stage["outputs"] for stage in done] == [["s3://bucket/a"], ["s3://bucket/b"]]
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
+    outputs = "split.first.out=s3://me:hunter2@bucket/a", "split.other.out=s3://bucket/b/a"
+    code = 8
+
+    def call(words: Sequence[str]) -> int:
+        # what stands there is not known to be its own, by the other one's record least of all
+        assert "--overwrite" not in words
+        return code
+
+    run_recipe(stages_of(tmp_path, *outputs), call)
+    run_recipe(stages_of(tmp_path, *outputs, "split.first.seed=5"), call)
+    code = 0
+    run_recipe(stages_of(tmp_path, *outputs), call)
+    done = run_recipe(stages_of(tmp_path, *outputs), call)
+    assert statuses(done) == ["up to date"] * 2
+    assert [stage["outputs"] for stage in done] == [["s3://bucket/a"], ["s3://bucket/b/a"]]
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert [re.sub("-[0-9a-f]{8}", "", name) for name in names] == [
         ".a.stage.json",
-        ".b.stage.json",
+        ".a.stage.json",
         "recipe.toml",
     ]
+
+
+@pytest.mark.parametrize("out", [".", "new/..", "./"])
+def test_the_record_of_a_recipe_stays_in_its_folder(out: str, tmp_path: Path) -> None:
+    folder = tmp_path / "recipe"
+    folder.mkdir()
+    run_recipe(stages_of(folder, f"split.first.out={out}"), lambda _: 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe"]
 
 
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:

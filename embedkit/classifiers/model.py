@@ -218,8 +218,9 @@ def _is_trusted(name: str) -> bool:
     module, _, cls = name.rpartition(".")
     if not module.startswith(_TRUSTED):
         # CommonScaler, which stands in front of knn: of vectors of at most 15 columns it holds a
-        # tree, which KINDS has not
-        return name == f"{_SCALER}.CommonScaler"
+        # tree, which KINDS has not; and the type of the columns that an imputer has seen, which
+        # skops reads from an empty array
+        return name in (f"{_SCALER}.CommonScaler", "numpy.dtype")
     try:
         kind = getattr(import_module(module), cls)
     except (ImportError, AttributeError):

@@ -288,6 +288,8 @@ def predict(
         ]:
             problem = f"--{file_options[0].replace('_', '-')} is for the file of a corpus"
             raise UsageError(f"{problem}; redirect other output with >.")
+        elif reading.text is None and reading.text_pair is not None:
+            raise UsageError("give the first text too, by --text.", text_pair=reading.text_pair)
         else:
             # a single --text is answered as soon as the model is there; for lines it is warmed up,
             # so that the first answer is as quick as the others
@@ -317,13 +319,10 @@ def _show_text(
     predictor: Predictor, text: str, second: str | None = None, *, as_json: bool
 ) -> None:
     """Print the prediction for a text or a pair, or a line for each word of a text."""
+    predictor.check_pairs(second is not None, option="text_pair")
     shown: list[tuple[dict[str, Any], Prediction]]
     if not predictor.labels_words:
-        try:
-            shown = [({}, predictor.predict(text, second))]
-        except UsageError as error:
-            # the second text is called as it is where a corpus is read
-            raise UsageError(error.message.renamed(pairs="text_pair")) from None
+        shown = [({}, predictor.predict(text, second))]
     else:
         names = ("word", "text", "start", "end")
         (words,) = predictor.predict_words([text])

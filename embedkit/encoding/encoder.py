@@ -415,7 +415,7 @@ class Encoder:
             raise UsageError(f"give either texts or {Option('words')}.")
         if isinstance(words, str):
             raise TypeError("words is one string; give a list of words for every text")
-        lists = [_strings(f"words[{i}]", text) for i, text in enumerate(words or ())]
+        lists = [] if words is None else [_strings(f"words[{i}]", w) for i, w in enumerate(words)]
         for i, word in ((i, word) for i, text in enumerate(lists) for word in text):
             if word.split() != [word]:
                 raise UsageError(f"words[{i}] holds {word!r:.60}; expected no whitespace in a word")

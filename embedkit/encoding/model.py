@@ -285,7 +285,7 @@ def load_model(
     if checkpoint.unread:
         logger.warning(
             f"{checkpoint.name} needs {', '.join(checkpoint.unread)}, which is not computed here: "
-            f"its vectors are those of transformers' {type(model).__name__}, not its makers'"
+            "its vectors are those of transformers, not its makers'"
         )
     # a decoder would keep keys and values, which nothing reads here
     model.config.use_cache = False

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.corpus.conllu import Words
-from embedkit.corpus.memory import CorpusLike, input_files
+from embedkit.corpus.memory import ArrowStream, CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, hash_inputs, plan_corpus, planned_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.values import is_missing, text_of
@@ -45,7 +45,7 @@ from embedkit.dataset.read import VectorData, by_record, has_label, load, text_k
 from embedkit.display import count_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
-from embedkit.errors import CorpusError, Option, UsageError
+from embedkit.errors import CorpusError, Option, OutputExistsError, UsageError
 from embedkit.types import AnyPath, Bool, Float32, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
@@ -244,7 +244,7 @@ class Units:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         *,
-        columns: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | ArrowStream | None = None,
         **fields: Any,
     ) -> Units:
         """Return texts, or pairs of texts, as records, with further ``columns``."""
@@ -578,5 +578,10 @@ def load_or_extract(
     # an option that is given has the last word
     words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
     words |= {"label": label} if isinstance(label, str) else {}
-    out = extract(source, progress=progress, **{**words, **options}).out
+    try:
+        out = extract(source, progress=progress, **{**words, **options}).out
+    except OutputExistsError as error:
+        # who calls has options of the same names for its run
+        advice = "These are options of embedkit extract: give the folder that it writes instead"
+        raise OutputExistsError(f"{error.message}\n{advice}.") from error
     return load(out, view, level=level)

@@ -16,6 +16,7 @@ from embedkit.encoding.bert import Bert
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import load_model
+from embedkit.errors import DamagedModelError
 from tests.encoding.test_packed import batch_of, far, states
 from tests.models import TEXTS, Tiny, build, needs_plain_bf16
 
@@ -74,7 +75,14 @@ def with_names(folder: Path, rename: Callable[[str], str | None]) -> None:
     save_file(kept, folder / FIRST, {"format": "pt"})
 
 
+def with_both_names(folder: Path) -> None:
+    tensors = load_file(folder / FIRST)
+    others = {f"bert.{name}": 2 * tensor for name, tensor in tensors.items()}
+    save_file(tensors | others, folder / FIRST, {"format": "pt"})
+
+
 UNUSUAL: dict[str, Callable[[Path], None]] = {
+    "weights under two names": with_both_names,
     "another activation": lambda folder: with_config(folder, hidden_act="relu"),
     "names of 2019": lambda folder: with_names(
         folder, lambda n: n.replace("LayerNorm.weight", "LayerNorm.gamma")
@@ -90,6 +98,12 @@ def test_what_is_unusual_is_loaded_by_transformers(kind: str, tmp_path: Path) ->
     assert not isinstance(encoder.model.module, Bert)
     plain = Encoder(folder, device="cpu", forward="transformers")
     assert np.allclose(encoder.encode(TEXTS), plain.encode(TEXTS), atol=1e-5)
+
+
+def test_what_nothing_can_be_built_of_is_said_by_transformers(tmp_path: Path) -> None:
+    with_config(build("bert", tmp_path), num_attention_heads=0)
+    with pytest.raises(DamagedModelError, match="weights cannot be loaded"):
+        Encoder(tmp_path, device="cpu")
 
 
 def test_a_head_is_left_out_and_a_pooler_may_be_missing(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_nothing_to_encode(encoder_of: EncoderOf) -> None:
     encoder = encoder_of("bert")
     for empty in (
         encoder.encode_words([]),
-        encoder.encode_words(words=[]),
+        encoder.encode_words(words=np.zeros((0, 2), str)),
         encoder.encode_words(["", " "]),
         encoder.encode_tokens([]),
     ):
@@ -97,6 +97,7 @@ def test_nothing_to_encode(encoder_of: EncoderOf) -> None:
     [
         ({"texts": "one text"}, "texts is one string"),
         ({"texts": [None]}, r"texts\[0\] is None"),
+        ({"texts": ["a"], "layers": []}, "name at least one"),
         ({"words": ["one", "two"]}, r"words\[0\] is one string"),
         ({"words": [["a", 1]]}, r"words\[0\]\[1\] is 1"),
         ({"words": [["a", "a\u3000b"]]}, r"words\[0\]"),

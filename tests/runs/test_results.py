@@ -7,6 +7,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Iterator
+from contextlib import chdir
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -465,6 +466,12 @@ def test_a_pair_is_predicted_as_it_is_typed(tmp_path: Path) -> None:
         assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [expected]
     assert "'good 1': expected two texts with a tab" in lines.stderr
     assert "pass second texts as --text-pair." in answer("--text", "good 1").stderr
+    assert "by --text" in answer("--text-pair", "train", stdin=b"good 1\ttrain\n").stderr
+    (tmp_path / "single.tsv").write_text("id\ttext\n1\tgood 1\n")
+    assert "as --text-pair" in " ".join(answer("single.tsv").stderr.split())
+    for texts, seconds in ("ab", ["a", "b"]), (["a"], "b"), (["a", "b"], ["c"]):
+        with pytest.raises(UsageError, match="a second text for each"):
+            Predictor(run, warm=False).predict(texts, seconds)
     # a note about a file names no option that the command lacks
     (tmp_path / "quoted.tsv").write_text(head + '1\t"a ""b"""\tc\ta\n' * 3)
     assert "The quotes were kept\n" in answer("quoted.tsv").stderr
@@ -530,6 +537,10 @@ def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
         train(data, out=shared / "run")
     with pytest.raises(OutputExistsError, match="data"):
         train(data, out=data, overwrite=True)
+    corpus_of(tmp_path / "c.tsv")
+    (tmp_path / "c.vectors/mine").mkdir(parents=True)
+    with chdir(tmp_path), pytest.raises(OutputExistsError, match="options of embedkit extract"):
+        train(Path("c.tsv"), out=tmp_path / "run", overwrite=True)
     with pytest.raises(UsageError, match="data"):
         Predictor(data)
     train(data, out=tmp_path / "run")
