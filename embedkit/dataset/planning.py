@@ -240,8 +240,8 @@ def _own_poolings(
     if settings.normalize is not None:
         normalize = settings.normalize
     elif last and (normalize or pooling != Pooling.MEAN):
-        defined, others = checkpoint.definition, Option("pooling", before=" (others: ", after=")")
-        logger.info(Message(f"vectors as the checkpoint defines them: {defined}{others}"))
+        defined, advice = checkpoint.definition, Option("pooling", before=" (others: ", after=")")
+        logger.info(Message(f"vectors as the checkpoint defines them: {defined}{advice}"))
     return (pooling,), normalize
 
 

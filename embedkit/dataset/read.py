@@ -174,8 +174,7 @@ def load(
         if not views:
             raise UsageError(f"no view was given; {folder} has {', '.join(stored)}.")
         names = [_stored_view(name, stored, manifest, folder, level) for name in views]
-        repeated = [name for i, name in enumerate(names) if name in names[:i]]
-        if repeated:
+        if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
             raise UsageError(f"view {repeated[0]} is asked for twice; give every view once.")
     return VectorData(folder, manifest, tuple(names), level)
 

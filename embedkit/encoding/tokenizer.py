@@ -124,14 +124,13 @@ def _advice(checkpoint: Checkpoint, settings: dict[str, Any], file: Path, error:
     """What is missing for a tokenizer: a class, or the package for its kind of file."""
     import transformers
 
-    config = checkpoint.config
-    class_name = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or "")
+    kind = str(settings.get("tokenizer_class") or checkpoint.config.get("tokenizer_class") or "")
     # a family has a slow class, a fast one or both, and a checkpoint may name the other one
-    classes = {class_name, class_name.removesuffix("Fast"), f"{class_name}Fast"}
-    if class_name and not any(hasattr(transformers, name) for name in classes):
+    classes = {kind, kind.removesuffix("Fast"), f"{kind}Fast"}
+    if kind and not any(hasattr(transformers, name) for name in classes):
         return (
-            f"is a {class_name}, which transformers does not have, and code of a checkpoint is not "
-            "run. Save it with a tokenizer.json."
+            f"is a {kind}, which transformers does not have, and code of a checkpoint is not run. "
+            "Save it with a tokenizer.json."
         )
     packages = ("sentencepiece", "google.protobuf")
     if file.suffix == ".model" and not all(map(_is_installed, packages)):
@@ -154,23 +153,21 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def choose_max_length(
-    checkpoint: Checkpoint, tokenizer: TextTokenizer, max_length: int | None
-) -> int:
+def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int | None) -> int:
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
-    if max_length is not None and max_length < 1:
-        raise UsageError("expected 1 or more.", max_length=max_length)
-    if max_length is not None and max_length > checkpoint.positions:
+    if limit is not None and limit < 1:
+        raise UsageError("expected 1 or more.", max_length=limit)
+    if limit is not None and limit > checkpoint.positions:
         raise UsageError(
             f"{checkpoint.name} has positions for {checkpoint.positions} tokens."
             f"{Option('on_long', 'window', before=' Use ', after=' for longer texts.')}",
-            max_length=max_length,
+            max_length=limit,
         )
-    if max_length is not None:
-        return max_length
+    if limit is not None:
+        return limit
     # model_max_length is 10**30 where nothing is stated; positions bound it
-    limit = inventory.stated_length(checkpoint.sentence) or tokenizer.hf.model_max_length
-    return int(min(limit, checkpoint.positions))
+    length = inventory.stated_length(checkpoint.sentence) or tokenizer.hf.model_max_length
+    return int(min(length, checkpoint.positions))
 
 
 @accepts()

@@ -219,12 +219,11 @@ class FineTuned:
             folds=folds,
             seed=options.seed,
         )
-        target = problem.target
-        options.check(target)
+        options.check(problem.target)
         if further is None:
-            return problem._replace(test=TestSet.of_split(problem.split, units, target))
+            return problem._replace(test=TestSet.of_split(problem.split, units, problem.target))
         problem.split.check_test(further.name)
-        test = TestSet.further(self.tokenized(further), units, target, name=further.name)
+        test = TestSet.further(self.tokenized(further), units, problem.target, name=further.name)
         return problem._replace(test=test)
 
     def decided(self, problem: Problem) -> Self:

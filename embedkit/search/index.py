@@ -208,8 +208,8 @@ def _recall(
     The others are not in it yet: a query that is in an index finds itself, which tells nothing.
     """
     queries = data.reader.vectors_at(np.flatnonzero(~kept))
-    most = 4 * RECALL_K  # repeated texts are equally near
-    truth = nearest(data, queries, k=most, metric=metric, whitening=whitening, chosen=kept)
+    depth = 4 * RECALL_K  # repeated texts are equally near
+    truth = nearest(data, queries, k=depth, metric=metric, whitening=whitening, chosen=kept)
     params = KINDS[kind].parameters(RECALL_K)
     indices = index.search(_prepared(queries, metric, whitening), RECALL_K, params=params)[1]
     scores = -truth.scores if metric == "euclid" else truth.scores
