@@ -54,9 +54,9 @@ def accepts(*records: type) -> Callable[[F], F]:
         signature = inspect.signature(function)
         # ** options give way to the fields that they stand for
         shown = {n: p for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        own = set(shown)
+        parameters = set(shown)
         # what is made, such as a searcher, reports after it was made
-        reports = "progress" in own and function.__name__ != "__init__"
+        reports = "progress" in parameters and function.__name__ != "__init__"
         for record in records:
             for name, parameter in inspect.signature(record).parameters.items():
                 # a parameter of the function itself comes before a field of the same name
@@ -68,7 +68,7 @@ def accepts(*records: type) -> Callable[[F], F]:
             for name in options.keys() - shown.keys():
                 problem = f"{function.__name__}() got an unexpected keyword argument {name!r}."
                 raise TypeError(problem + did_you_mean(name, shown))
-            named = {name: options.pop(name) for name in own & options.keys()}
+            named = {name: options.pop(name) for name in parameters & options.keys()}
             bound = signature.bind_partial(*args, **named)
             # at the call, not at the import: resolving annotations would slow down every import
             hints = _hints_of(function)

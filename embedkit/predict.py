@@ -155,8 +155,8 @@ class Predictor:
         self._check_level("sentence")
         if isinstance(texts, str):
             second = None if pairs is None else [str(pairs)]
-            one: Float64 = self.predict_proba([texts], second, columns)[0]
-            return one
+            proba: Float64 = self.predict_proba([texts], second, columns)[0]
+            return proba
         self.check_pairs(pairs is not None)
         if not len(texts):
             return np.zeros((0, len(self.names)) if self.names else (0,))
@@ -171,8 +171,8 @@ class Predictor:
     ) -> Any:
         """Return the prediction for each text, or for one; arguments as for `predict_proba`."""
         proba = self.predict_proba(texts, pairs, columns)
-        one = isinstance(texts, str)
-        return self._predictions(proba[None])[0] if one else self._predictions(proba)
+        single = isinstance(texts, str)
+        return self._predictions(proba[None])[0] if single else self._predictions(proba)
 
     def predict_words(self, texts: Sequence[str], *, spans: Spans | None = None) -> Any:
         """Return the predictions for the words of each text, by a run that labels words.
@@ -204,9 +204,9 @@ class Predictor:
         assert units.word is not None
         assert units.span is not None
         places = zip(units.place.tolist(), units.word.tolist(), units.span.tolist(), strict=True)
-        for (place, *word), form, made in zip(places, units.texts(), predictions, strict=True):
+        for (place, *word), form, answer in zip(places, units.texts(), predictions, strict=True):
             number, (start, end) = word
-            words[place].append(WordPrediction(number, form, start, end, made))
+            words[place].append(WordPrediction(number, form, start, end, answer))
         return words
 
     @property
@@ -343,8 +343,8 @@ class _Trained:
         if not content.views:
             return None
         owner, device = str(self._run), self._device
-        made, views = content.dataset, content.views
-        return encode_as(made, views, owner=owner, device=device, model=self._name)
+        dataset, views = content.dataset, content.views
+        return encode_as(dataset, views, owner=owner, device=device, model=self._name)
 
     def predict(self, units: Units) -> tuple[Units, Any]:
         """Return the units that it sees, and their probabilities, or values of a regression."""
@@ -368,13 +368,13 @@ def _is_checkpoint(name: str) -> bool:
 
 def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[str]:
     # transformers calls classes LABEL_0 … where nobody has named them; 0 means the first
-    given = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in label_names.items()}
-    for name in given:
+    by_class = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in label_names.items()}
+    for name in by_class:
         if name not in classes:
             raise UsageError(
                 f"the run has the labels {', '.join(classes) or 'of values'}.", label_names=name
             )
-    names = [given.get(name, name) for name in classes]
+    names = [by_class.get(name, name) for name in classes]
     # probabilities are given by name, so that one of two would be lost
     if len(set(names)) < len(names):
         raise UsageError(f"two labels have the same name: {', '.join(names)}.", label_names=...)
@@ -454,7 +454,7 @@ def predict_file(
             as_json=as_json,
             submission=columns,
             overwrite=overwrite,
-            more=("word", "text") if of_words else (),
+            extra_columns=("word", "text") if of_words else (),
         )
         done = f"{count:,} {'words' if of_words else 'texts'} predicted"
         if reader is None:
@@ -499,15 +499,15 @@ def _plan_as(
     joined by these, and numbers of rows under that name would be joined to the wrong records.
     """
     names: dict[str, Any] = {}
-    made = read_run(Path(run)) if (Path(run) / "run.json").is_file() else None
-    if isinstance(made, PredictionRun):
-        names, path = made.dataset.reading or {}, Path(run, made.dataset.path)
+    content = read_run(Path(run)) if (Path(run) / "run.json").is_file() else None
+    if isinstance(content, PredictionRun):
+        names, path = content.dataset.reading or {}, Path(run, content.dataset.path)
         # a run on vectors has none: its dataset says how it was read, if that is still where it was
-        if not names and made.dataset.path and is_dataset(path):
+        if not names and content.dataset.path and is_dataset(path):
             names = reading_of(read_manifest(path).job.input)
     # what the user names is not looked up
-    asked = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
-    columns: dict[str, Any] = {name: names.get(name) for name in asked}
+    roles = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
+    columns: dict[str, Any] = {name: names.get(name) for name in roles}
     try:
         plan = plan_corpus(files, replace(reading, **columns))
     except CorpusError:  # the ids may have another name, and the text too
@@ -525,7 +525,7 @@ def _plan_as(
                 submission=",".join(submission),
             )
         plan = plan_corpus(files, replace(reading, **columns | {"id": submission[0]}))
-    numbers = made.columns if isinstance(made, PredictionRun) else ()
+    numbers = content.columns if isinstance(content, PredictionRun) else ()
     for name in numbers:
         if name not in plan.columns:
             raise lacks_column(files[0].name, name)

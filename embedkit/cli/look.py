@@ -164,7 +164,8 @@ def _duplicates_text(duplicates: NearDuplicates, out: Path | None) -> str:
     lines = [
         f"{duplicates.grouped:,} of {count_text(duplicates.records, 'record')} have a "
         f"near-duplicate (cosine {duplicates.threshold:g} or more): "
-        f"{count_text(len(duplicates.pairs), 'pair')} in {count_text(duplicates.groups, 'group')}; {duplicates.repeated:,} repeat a text"
+        f"{count_text(len(duplicates.pairs), 'pair')} in "
+        f"{count_text(duplicates.groups, 'group')}; {duplicates.repeated:,} repeat a text"
     ]
     sizes: dict[int, set[int]] = {}
     for pair in duplicates.pairs:
