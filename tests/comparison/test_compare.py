@@ -284,8 +284,6 @@ def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
         others, here = made.fold != f, made.fold == f
         cut = best_threshold(made.y[others], made.proba[others, 1], beta=7)
         assert np.array_equal(made.y_pred[here], made.proba[here, 1] >= cut)
-    by_accuracy = compare(paths, metric="accuracy")
-    assert row_of(by_accuracy, "majority").scores["accuracy"].value > 0.95
     with pytest.raises(UsageError, match="metric"):
         compare(random_runs(tmp_path / "three", ["a"], classes=3)[0], metric="f7")
 

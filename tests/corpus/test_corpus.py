@@ -25,16 +25,6 @@ def test_either_text_of_a_pair_may_not_be_empty(folder: Folder) -> None:
     assert got.reasons == [(3, "empty_text"), (4, "empty_text_pair")]
 
 
-@pytest.mark.parametrize("quoting", ["none", "csv"])
-def test_a_row_is_never_padded_or_cut(folder: Folder, quoting: str) -> None:
-    got = folder.read("id\ttext\tx\n1\ta\t1\n2\tb\n3\tb\t0\t\n4\tc\t1\n", quoting=quoting)
-    assert [(r.row, r.text) for r in got.records] == [(0, "a"), (3, "c")]
-    assert [(r.row, r.line, r.reason, r.detail) for r in got.rejects] == [
-        (1, 3, "too_few_cells", "expected 3 cells, got 2"),
-        (2, 4, "too_many_cells", "expected 3 cells, got 4"),
-    ]
-
-
 def test_a_reject_says_where_it_stands(folder: Folder) -> None:
     data = b"id\ttext\n1\ta\n2\t\xff\xfe\r\n3\tb\n4\tc\n"
     path = folder.write(data)

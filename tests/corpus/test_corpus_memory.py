@@ -59,7 +59,6 @@ TABLES: dict[str, Callable[[], Any]] = {
 }
 OBJECTS: dict[str, Callable[[], Any]] = {
     "list": lambda: RECORDS,
-    "tuple": lambda: tuple(RECORDS),
     "generator": lambda: (record for record in RECORDS),
     "missing as NaN": lambda: [
         {**RECORDS[3], "document": float("nan"), "label": np.nan}

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import inspect
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embedkit
-from embedkit.corpus.plan import CorpusOptions
-from embedkit.dataset.settings import ExtractOptions
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, OutputExistsError, UsageError
@@ -390,18 +385,6 @@ def test_where_the_output_goes(
     assert embedkit.extract(packed, model=str(tiny_model())).out == Path("talks.v1.vectors")
     run(corpus, tmp_path / "new" / "folders" / "out")
     assert (tmp_path / "new/folders/out/sentences").is_dir()
-
-
-OWN = ["corpus", "out", "overwrite", "reuse", "allow_env_change", "progress"]
-
-
-def test_the_options_are_in_the_signature_and_the_documentation() -> None:
-    """One list of options: the records that hold them."""
-    names = {f.name for kind in (CorpusOptions, ExtractOptions) for f in dataclass_fields(kind)}
-    shown = inspect.signature(embedkit.extract).parameters
-    assert names | set(OWN) == set(shown)
-    documented = set(re.findall(r"^    (\w+): ", inspect.getdoc(embedkit.extract) or "", re.M))
-    assert names | set(OWN) <= documented
 
 
 def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:
