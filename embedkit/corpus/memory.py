@@ -300,7 +300,8 @@ def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Pat
 
 
 def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
-    held = schema.empty_table()
+    # empty_table() knows no lists of extension types
+    held = pa.Table.from_batches([], schema=schema)
     for table in tables:
         held = pa.concat_tables([held, table])
         # one chunk for each group: pages, and so the bytes, would follow the batches else

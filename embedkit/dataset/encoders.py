@@ -17,7 +17,7 @@ from embedkit.dataset.fold_models import SeenRecords, find_fold_models, keys_of_
 from embedkit.dataset.parquet import cast_for_storage
 from embedkit.dataset.settings import VectorIdentity, different_files, tokenizer_settings
 from embedkit.encoding.views import parse_layers, parse_view
-from embedkit.errors import MismatchError
+from embedkit.errors import MismatchError, ModelError, Option
 from embedkit.types import Float32
 
 if TYPE_CHECKING:  # these import torch
@@ -183,14 +183,24 @@ def encode_as(
     # another place of the checkpoint has other revisions; its files are compared below
     revision = None if model else made.names.revision
     seen = find_fold_models(name)
-    encoder = load_encoder(
-        name,
-        revision=revision,
-        device=device,
-        precision=precision or settings.precision,
-        max_length=settings.max_length,
-        batch_tokens=settings.batch_tokens,
-    )
+    try:
+        encoder = load_encoder(
+            name,
+            revision=revision,
+            device=device,
+            precision=precision or settings.precision,
+            max_length=settings.max_length,
+            batch_tokens=settings.batch_tokens,
+        )
+    except ModelError as error:
+        if model is not None:
+            raise
+        # the name was recorded, and not passed; another checkpoint would not do
+        problem = error.problem.worded(lambda o: "" if o.name == "model" else format(o))
+        place = Option("model", before=", or name its new place with ")
+        raise type(error)(
+            f"the checkpoint of {owner}, {name}: {problem} Put it back{place}."
+        ) from error
     if files := different_files(settings.model.sha256, encoder.checkpoint.sha256):
         raise MismatchError(f"{encoder.checkpoint.name} is not that of {owner}: {files} differ.")
     return DatasetEncoder(encoder, settings, views, seen)

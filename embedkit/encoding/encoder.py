@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from embedkit import choices
 from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice, documented
+from embedkit.encoding.bert import Bert
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.model import (
     BATCH_TOKENS,
@@ -103,11 +104,11 @@ class Encoder:
         self.tokenizer = load_tokenizer(checkpoint)
         self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
-        # where vectors are not to be those of transformers' own modules, these need no import
-        light = forward == "auto" and where.type == "cpu"
-        plain = load_model(
-            checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype, light=light
+        loaded = partial(
+            load_model, checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype
         )
+        # where vectors are not to be those of transformers' own modules, these need no import
+        plain = loaded(light=forward == "auto" and where.type == "cpu")
         # loading has shown which weights the class of transformers does not use
         self.checkpoint = checkpoint = plain.checkpoint
         self.model: Model = plain
@@ -121,6 +122,9 @@ class Encoder:
         # the plain forward would compute in fp32 and be recorded as int8
         if self.precision == "int8" and not isinstance(self.model, PackedModel):
             raise UsageError("it needs the CPU and the padding-free forward.", precision="int8")
+        if self.model is plain and isinstance(plain.module, Bert):
+            # the forward is recorded as that of transformers, so its modules compute it
+            self.model = loaded()
         kind = self.precision if self.precision in BATCH_TOKENS else where.type
         self.batch_tokens = batch_tokens or BATCH_TOKENS[kind]
         self.poolers = dict(POOLERS)
@@ -218,7 +222,8 @@ class Encoder:
             prefix: put before every text, such as ``"query: "``; by default that of the checkpoint
                 (``multilingual`` has one), ``""`` for none.
             prompt_name: name of one of the checkpoint's prompts, instead of a prefix.
-            device: an error unless it is that of the encoder, which it is loaded on.
+            device: an error unless it is that of the encoder, which it is loaded on; ``cuda``
+                stands for any GPU.
 
         Raises:
             TypeError: ``texts`` is a table, or contains anything but strings.
@@ -234,9 +239,11 @@ class Encoder:
             (384,)
         """
         own = False
-        if device is not None and choose_device(device).type != self.device.type:
-            advice = f"this encoder is on {self.device}; load it with Encoder(model, device=...)"
-            raise UsageError(f"{advice}.", device=device)
+        if device is not None:
+            stated, here = choose_device(device), self.device
+            if stated.type != here.type or stated.index not in (None, here.index or 0):
+                advice = f"this encoder is on {here}; load it with Encoder(model, device=...)"
+                raise UsageError(f"{advice}.", device=device)
         if pooling is None:
             chosen, own = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:

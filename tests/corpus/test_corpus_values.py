@@ -8,6 +8,7 @@ import decimal
 import itertools
 import json
 import tempfile
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,9 @@ def test_the_same_rows_are_the_same_records(rows: list[dict[str, Any]], spans: b
         (np.datetime64("2020-01-02"), "2020-01-02"),
         (np.datetime64("20000-01-02"), "20000-01-02"),
         (decimal.Decimal("1.50"), "1.50"),
+        (np.timedelta64(61, "s"), "0:01:01"),
+        (pd.Timedelta("1 day 1s"), "1 day, 0:00:01"),
+        (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
         ({"a": [1.0, pd.NaT, "b"], "c": np.array([0.5])}, '{"a": [1, null, "b"], "c": [0.5]}'),
         ("1.0", "1.0"),
     ],
@@ -212,6 +216,28 @@ def test_columns_of_frames(folder: Folder) -> None:
     assert [r[2] for r in records_of(pd.DataFrame([["a", 1], ["b", 2]]), text=0)] == ["a", "b"]
     with pytest.raises(ValueError, match="label"):
         records_of(pd.DataFrame([["a", 1, 2]], columns=["text", "label", "label"]))
+
+
+@pytest.mark.parametrize("name", ["Parquet", "Table", "DataFrame"])
+def test_uuids_are_ids_labels_and_columns(name: str, tmp_path: Path) -> None:
+    """Of a type of Arrow that stores bytes, also inside of lists."""
+    keys = [uuid.UUID(int=5), None]
+    stored = pa.array([key and key.bytes for key in keys], pa.binary(16))
+    column = pa.ExtensionArray.from_storage(pa.uuid(), stored)
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), column)
+    corpus: Any = pa.table({"text": ["a", "b"], "key": column, "keys": lists})
+    if name == "Parquet":
+        pq.write_table(corpus, tmp_path / "c.parquet")
+        corpus = tmp_path / "c.parquet"
+    elif name == "DataFrame":
+        corpus = corpus.to_pandas(types_mapper=pd.ArrowDtype)
+    rows = records_of(corpus, id="key", label="key", keep=["keys"])
+    assert [row[1:5] for row in rows] == [
+        (str(keys[0]), "a", str(keys[0]), (f'["{keys[0]}"]',)),
+        ("row 1", "b", None, ("[null]",)),
+    ]
+    with pytest.raises(CorpusError, match=r"uuid>; a string is needed\. Convert it to text"):
+        records_of(corpus, text="key")
 
 
 TOKENS = [

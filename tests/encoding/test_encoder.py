@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -315,3 +316,19 @@ def test_device() -> None:
             choose_device(other)
     with pytest.raises(UsageError, match="device='cuda:64'"):
         choose_device("cuda:64")
+
+
+def test_vectors_are_computed_where_the_encoder_is(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert encoder.encode("a", device="cpu").tobytes() == encoder.encode("a").tobytes()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="device='cuda': this encoder is on cpu"):
+        encoder.encode("a", device="cuda")
+    there = SimpleNamespace(device=torch.device("cuda:1"))
+    monkeypatch.setattr(Encoder, "encode_views", lambda *_, **__: {"mean_3": np.ones((1, 1))})
+    monkeypatch.setattr(encoder, "model", there)
+    for name in ("cuda", "cuda:1"):
+        assert encoder.encode("a", device=name).tolist() == [1]
+    with pytest.raises(UsageError, match="device='cuda:0': this encoder is on cuda:1"):
+        encoder.encode("a", device="cuda:0")

@@ -344,6 +344,9 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
         assert sorted(set(inside)) == (["0", "1"] if name == "named" else ["0", "1", "2", "3"])
         if name == "named":
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
+    units = Units.of_dataset(embedkit.load(tmp_path / "dealt"))
+    dealt = split_for(units, column="part", folds=1, seed=0)
+    assert (dealt.folds == 0).sum() == N * 2 // 15  # a fifth of those for training
     notes.clear()
     train(tmp_path / "named", out=tmp_path / "told", split_column="part")
     parts = pd.Series(np.arange(N) % 3)
