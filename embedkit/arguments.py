@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_ori
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from embedkit.choices import check_choice, listed
 from embedkit.errors import UsageError, did_you_mean
@@ -155,6 +156,43 @@ def plain(value: Any) -> Any:
     return value
 
 
+def strings_of(name: str, values: Iterable[str]) -> list[str]:
+    """The strings of a parameter as a list; one string is refused, and what has no order or rows.
+
+    A frame would be read as the names of its columns.
+    """
+    if isinstance(values, str):
+        raise TypeError(f"{name} is one string; give a list of strings: [{values!r:.60}]")
+    if hasattr(values, "columns") or isinstance(values, Mapping | set | frozenset):
+        kind = type(values).__name__
+        raise TypeError(f"{name} is a {kind}; give a list, or a column, such as data['text']")
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name} is {values!r:.60}; expected a list of strings")
+    strings = list(values)
+    for i, value in enumerate(strings):
+        if not isinstance(value, str):
+            raise TypeError(
+                f"{name}[{i}] is {value!r:.60}, of type {type(value).__name__}; expected a string"
+            )
+    return strings
+
+
+def matrix_of(name: str, vectors: Any) -> NDArray[Any]:
+    """Vectors as a matrix of numbers; a tensor is copied from its device, one vector is a row."""
+    if hasattr(vectors, "detach"):
+        # in half precision to float32, since NumPy has no bf16
+        vectors = vectors.detach().to("cpu")
+        vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
+    try:
+        matrix = np.atleast_2d(np.asarray(vectors))
+    except ValueError:
+        raise UsageError(f"{name}: expected rows of one width.") from None
+    if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+        problem = f"expected numbers, (width,) or (n, width), not {matrix.dtype} {matrix.shape}"
+        raise UsageError(f"{name}: {problem}.")
+    return matrix
+
+
 class _Kind(NamedTuple):
     """An alternative of a type: what messages call it, and whether a value is of it.
 
@@ -178,6 +216,11 @@ def _kinds(hint: Any) -> list[_Kind]:
         return [_Kind(name, lambda value: _is_list(value, inner))]
     if origin in (Mapping, dict):
         return [_Kind("a dictionary", lambda value: isinstance(value, origin))]
+    if origin is Iterable:
+        return [_Kind("a list", lambda value: isinstance(value, Iterable))]
+    if origin is Callable:
+        # None is the default of progress: to have none in a script, and a line in a terminal
+        return [_Kind("a function", lambda value: value is None or callable(value))]
     if origin in (Path, os.PathLike):
         return [_Kind("a path", lambda value: isinstance(value, str | os.PathLike))]
     if hint in _SIMPLE:

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.arguments import accepts
+from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.dataset.read import load
+from embedkit.display import count_text
 from embedkit.encoding.words import Spans
 from embedkit.errors import CorpusError, DamagedError, Option, OutputExistsError, UsageError
 from embedkit.prediction_files import (
@@ -91,7 +92,7 @@ class Predictor:
         head: Any = None,
         warm: bool = True,
     ) -> None:
-        self.run = Path(run)
+        self.run, self._has_warned = Path(run), False
         self._load(run, label_names or {}, device, model, head)
         # a text of no meaning, of the kind that the run takes; what comes out is not looked at
         if warm:
@@ -154,14 +155,20 @@ class Predictor:
         """
         self._check_level("sentence")
         if isinstance(texts, str):
-            second = None if pairs is None else [str(pairs)]
+            second: Any = None if pairs is None else [pairs]
             one: Float64 = self.predict_proba([texts], second, columns)[0]
             return one
         self.check_pairs(pairs is not None)
-        if not len(texts):
+        texts = strings_of("texts", texts)
+        pairs = None if pairs is None else strings_of("pairs", pairs)
+        if pairs is not None and len(pairs) != len(texts):
+            raise UsageError(f"there are {len(texts)} texts and {len(pairs)} second ones.")
+        if not texts:
             return np.zeros((0, len(self.names)) if self.names else (0,))
         units = Units.of_texts(texts, pairs, columns=columns)
-        return self._checked(self._model.predict(units)[1])
+        values = self._model.predict(units)[1]
+        self.warn_of_cuts()
+        return self._checked(values)
 
     def predict(
         self,
@@ -195,12 +202,14 @@ class Predictor:
         if isinstance(texts, str):
             return self.predict_words([texts], spans=spans and [spans])[0]  # type: ignore[list-item]
         self._check_level("word")
+        texts = strings_of("texts", texts)
         units, nothing = Units.of_texts(texts), [None] * len(texts)
         units = units.words_of(nothing, marks=self.marks) if spans is None else units.words(spans)
         # a list for each text, also for one without words that the model sees
         words: list[list[WordPrediction]] = [[] for _ in texts]
         # fewer units may come back: without the words that were cut
         units, predictions = self.predict_units(units)
+        self.warn_of_cuts()
         assert units.word is not None
         assert units.span is not None
         places = zip(units.place.tolist(), units.word.tolist(), units.span.tolist(), strict=True)
@@ -236,6 +245,13 @@ class Predictor:
             if pairs:
                 kind, advice = "single texts", "leave out"
             raise UsageError(f"{self.run} was made on {kind}; {advice} {Option('pairs')}.")
+
+    def warn_of_cuts(self) -> None:
+        """Log a warning of texts that are longer than the model reads; once, since lines go on."""
+        if self._model.cut and not self._has_warned:
+            self._has_warned, limit = True, self._model.max_length
+            cut = count_text(self._model.cut, "text")
+            logger.warning(f"{cut} cut at {limit} tokens: the model reads no more")
 
     def _check_level(self, level: str) -> None:
         if self.labels_words != (level == "word"):
@@ -329,6 +345,8 @@ def predictions_of(
 class _Trained:
     """A pipeline of scikit-learn on vectors or on texts."""
 
+    cut = 0  # as of the models of a fine-tuned run
+
     def __init__(self, run: Path, content: TrainRun, *, device: str, model: str | None) -> None:
         from embedkit.classifiers.model import load_model
 
@@ -348,7 +366,11 @@ class _Trained:
 
     def predict(self, units: Units) -> tuple[Units, Any]:
         """Return the units that it sees, and their probabilities, or values of a regression."""
-        units = units.with_texts() if self._encoder is None else units.encoded(self._encoder)
+        if (encoder := self._encoder) is None:
+            units = units.with_texts()
+        else:
+            units = units.encoded(encoder)
+            self.cut, self.max_length = encoder.cut, encoder.settings.max_length
         units = beside_numbers(units, self._content.columns)
         values = self.apply(units.inputs(np.arange(len(units)))) if len(units) else self._nothing
         return units, values
@@ -368,7 +390,8 @@ def _is_checkpoint(name: str) -> bool:
 
 def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[str]:
     # transformers calls classes LABEL_0 … where nobody has named them; 0 means the first
-    given = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in label_names.items()}
+    texts = [(str(label), str(name)) for label, name in label_names.items()]
+    given = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in texts}
     for name in given:
         if name not in classes:
             raise UsageError(
@@ -456,6 +479,7 @@ def predict_file(
             overwrite=overwrite,
             more=("word", "text") if of_words else (),
         )
+        predictor.warn_of_cuts()
         done = f"{count:,} {'words' if of_words else 'texts'} predicted"
         if reader is None:
             return done, data.rejected

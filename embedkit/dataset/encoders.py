@@ -62,6 +62,7 @@ class DatasetEncoder:
         seen: SeenRecords | None = None,
     ) -> None:
         self.encoder, self.settings, self._seen = encoder, settings, seen
+        self.cut = 0  # texts so far that are longer than the model reads
         count = encoder.n_layers
         layers = [name for name in views if name.startswith(_LAYER)]
         self._views = [parse_view(name, n_layers=count) for name in views if name not in layers]
@@ -75,8 +76,6 @@ class DatasetEncoder:
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
         """``(n, width)`` float32: the views side by side, as the dataset would have stored them."""
-        if isinstance(texts, str) or isinstance(pairs, str):
-            raise TypeError("a single string was given; expected a list of texts.")
         width = sum(self.encoder.width_of(view) for view in self._views)
         # no texts give a matrix too, of no rows and the right width
         parts = [np.zeros((0, width), np.float32)]
@@ -160,7 +159,9 @@ class DatasetEncoder:
     ) -> TokenizedTexts:
         """Texts tokenized as the dataset's were; ``words`` are ``offsets`` and ``words``."""
         settings = tokenizer_settings(self.settings)
-        return self.encoder.tokenizer.encode(texts, pairs, settings=settings, **words)
+        tokens = self.encoder.tokenizer.encode(texts, pairs, settings=settings, **words)
+        self.cut += int(tokens.cut.sum())
+        return tokens
 
 
 def encode_as(

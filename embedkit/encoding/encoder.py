@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from embedkit import choices
-from embedkit.arguments import accepts
+from embedkit.arguments import accepts, matrix_of, strings_of
 from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice, documented
 from embedkit.encoding.bert import Bert
 from embedkit.encoding.checkpoint import find_checkpoint
@@ -176,6 +176,7 @@ class Encoder:
         """True if the checkpoint contains pooler weights."""
         return self.model.pooler is not None
 
+    @accepts()
     def width_of(self, view: View) -> int:
         """Width of the vectors of a view."""
         self.check_poolings([view.pooling])
@@ -290,9 +291,12 @@ class Encoder:
         return settings
 
     def similarity(self, a: Any, b: Any) -> Float32:
-        """Cosines ``(n, m)`` of the rows of two matrices.
+        """Cosines ``(n, m)`` of the rows of two matrices, each ``(n, width)`` or one vector.
 
         If the checkpoint says so, inner products, or distances with a minus sign.
+
+        Raises:
+            UsageError: these are no vectors of one width.
 
         Example:
             >>> encoder = embedkit.Encoder()
@@ -300,11 +304,12 @@ class Encoder:
             >>> encoder.similarity(X[:1], X).shape
             (1, 3)
         """
-        # tensors of a GPU are copied; a single vector is a matrix of one row
-        rows = [np.atleast_2d(np.asarray(x.cpu() if torch.is_tensor(x) else x)) for x in (a, b)]
+        rows = [matrix_of("a", a), matrix_of("b", b)]
+        if (widths := [x.shape[1] for x in rows])[0] != widths[1]:
+            raise UsageError(f"a has {widths[0]} columns and b {widths[1]}: expected one width.")
         kind = self.checkpoint.definition.similarity
         if (power := {"euclidean": 2.0, "manhattan": 1.0}.get(kind)) is not None:
-            first, second = map(torch.from_numpy, rows)
+            first, second = (torch.from_numpy(x).float() for x in rows)
             return np.asarray(-torch.cdist(first, second, p=power).numpy())
         if kind != "dot":
             rows = [l2_normalize(x) for x in rows]
@@ -334,10 +339,8 @@ class Encoder:
             >>> {name: vectors.shape for name, vectors in views.items()}
             {'mean_6': (1, 384), 'cls_0': (1, 384)}
         """
-        if isinstance(views, str):
-            raise TypeError(f"views is one string; give a list of views: [{views!r}]")
-        strings = _strings("texts", texts)
-        parsed = [parse_view(name, n_layers=self.n_layers) for name in views]
+        strings = strings_of("texts", texts)
+        parsed = [parse_view(name, n_layers=self.n_layers) for name in strings_of("views", views)]
         shards = self._shards(
             strings,
             views=parsed,
@@ -376,7 +379,7 @@ class Encoder:
             (['[CLS]', 'unbelievable', 'films', '[SEP]'], (4, 384))
         """
         shards = self._shards(
-            _strings("texts", texts),
+            strings_of("texts", texts),
             token_layers=parse_layers(layers, n_layers=self.n_layers),
             prefix=prefix,
             batch_size=batch_size,
@@ -416,13 +419,12 @@ class Encoder:
         """
         if (texts is None) == (words is None):
             raise UsageError(f"give either texts or {Option('words')}.")
-        if isinstance(words, str):
-            raise TypeError("words is one string; give a list of words for every text")
-        lists = [_strings(f"words[{i}]", text) for i, text in enumerate(words or ())]
+        lists = [strings_of(f"words[{i}]", text) for i, text in enumerate(words or ())]
         for i, word in ((i, word) for i, text in enumerate(lists) for word in text):
             if word.split() != [word]:
                 raise UsageError(f"words[{i}] holds {word!r:.60}; expected no whitespace in a word")
-        strings = [" ".join(text) for text in lists] if texts is None else _strings("texts", texts)
+        joint = (" ".join(text) for text in lists)
+        strings = strings_of("texts", joint if texts is None else texts)
         check_choice(SUBTOKENS, subtokens=subtokens)
         # words are sliced from a group of segments, here of one
         sources = [[text] for text in strings]
@@ -528,22 +530,6 @@ class Encoder:
                     start, part, pending = started.popleft()
                     yield start, part, pending.result()
                     progress(Progress("encoding", start + len(part), len(texts), "texts"))
-
-
-def _strings(name: str, values: Iterable[str]) -> list[str]:
-    """The strings of a parameter as a list; a single string is refused, and a table."""
-    if isinstance(values, str):
-        raise TypeError(f"{name} is one string; give a list of strings: [{values!r:.60}]")
-    if hasattr(values, "columns") or isinstance(values, Mapping):
-        kind = type(values).__name__
-        raise TypeError(f"{name} is a {kind}; give one of its columns, such as data['text']")
-    strings = list(values)
-    for i, value in enumerate(strings):
-        if not isinstance(value, str):
-            raise TypeError(
-                f"{name}[{i}] is {value!r:.60}, of type {type(value).__name__}; expected a string"
-            )
-    return strings
 
 
 def choose_precision(name: str | None, device: torch.device) -> str:

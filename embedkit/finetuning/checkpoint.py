@@ -58,17 +58,19 @@ class TextModels:
     _tokenizer: TextTokenizer
     _tokens: TokenizerSettings
     _precision = "fp32"
-    _has_warned = False
+    cut = 0
+    """Texts so far that are longer than the model reads."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a text that the models read."""
+        return self._tokens.max_length
 
     def predict(self, units: Units) -> tuple[Units, Float64]:
         """Return units that the models see, and their probabilities, or values of a regression."""
         units = tokenized(units, self._tokenizer, self._tokens)
         texts = units.inputs(np.arange(len(units)))
-        if texts.cut.any() and not self._has_warned:
-            # once, not for each chunk of a file
-            self._has_warned = True
-            limit = self._tokens.max_length
-            logger.warning(f"texts are cut at {limit} tokens: the model reads no more")
+        self.cut += int(texts.cut.sum())
         about: dict[str, Any] = {"pad_id": self._tokenizer.pad_id, "precision": self._precision}
         logits = [predict_logits(model, texts, **about) for model in self._models]
         outputs = [self._outputs(*each) for each in zip(self._models, logits, strict=True)]

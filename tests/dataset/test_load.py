@@ -205,8 +205,6 @@ def test_pairs_are_encoded_again(tmp_path: Path) -> None:
 
 def test_wrong_use_is_refused(corpus: Path, tmp_path: Path) -> None:
     data = embedkit.load(run(corpus, tmp_path / "out").out)
-    with pytest.raises(TypeError, match="list"):
-        encode_as(data.manifest, data.views)("the movie")
     with pytest.raises(MismatchError, match=r"this.*safetensors"):
         encode_as(data.manifest, data.views, owner="this", model=str(tiny_model(seed=2)))
     names = SimpleNamespace(model=str(tmp_path / "gone"), revision=None)

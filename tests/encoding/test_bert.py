@@ -16,7 +16,6 @@ from embedkit.encoding.bert import Bert
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import load_model
-from embedkit.encoding.packed import KERNELS
 from tests.encoding.test_packed import batch_of, far, states
 from tests.models import TEXTS, Tiny, build, needs_plain_bf16
 
@@ -91,17 +90,6 @@ def test_what_is_unusual_is_loaded_by_transformers(kind: str, tmp_path: Path) ->
     assert not isinstance(encoder.model.module, Bert)
     plain = Encoder(folder, device="cpu", forward="transformers")
     assert np.allclose(encoder.encode(TEXTS), plain.encode(TEXTS), atol=1e-5)
-
-
-def test_where_the_packed_forward_cannot_run_the_modules_are_those_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = build("bert", tmp_path)
-    monkeypatch.setitem(KERNELS, "runs", lambda *_: 1 / 0)
-    encoder = Encoder(folder, device="cpu")
-    assert (encoder.model.name, isinstance(encoder.model.module, Bert)) == ("transformers", False)
-    plain = Encoder(folder, device="cpu", forward="transformers")
-    assert encoder.encode(TEXTS).tobytes() == plain.encode(TEXTS).tobytes()
 
 
 def test_a_head_is_left_out_and_a_pooler_may_be_missing(tmp_path: Path) -> None:

@@ -257,11 +257,28 @@ def test_wrong_calls(encoder: Encoder) -> None:
     for wrong in (0, 2, 161):
         with pytest.raises(UsageError, match=f"max_length={wrong}"):
             encoder.encode(TEXTS, max_length=wrong)
-    for texts, message in (({"a": "b"}, "texts is a dict"), (["a", None], r"texts\[1\] is None")):
+    for texts, message in (
+        ({"a": "b"}, "texts is a dict"),
+        (["a", None], r"texts\[1\] is None"),
+        ({"a"}, "texts is a set"),
+    ):
         with pytest.raises(TypeError, match=message):
             encoder.encode(texts)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="views is one string"):
-        encoder.encode_views(["a"], "mean_-1")
+    given: Any
+    for given, message in (("mean_-1", "views is one string"), ([3], r"views\[0\] is 3")):
+        with pytest.raises(TypeError, match=message):
+            encoder.encode_views(["a"], given)
+    rows = np.ones((2, 3), np.float32)
+    for given, message in (
+        (rows.T, "3 columns and b 2"),
+        ("a", "numbers"),
+        ([[1], [1, 2]], "rows"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            encoder.similarity(rows, given)
+    assert (encoder.similarity(rows, torch.ones(3).bfloat16()) > 0.9).all()
+    with pytest.raises(UsageError, match="layers="):
+        encoder.encode_tokens(["a"], layers=[])
     for view, message in (("median_-1", "'median_-1'"), ("mean_4", "mean_4")):
         with pytest.raises(UsageError, match=message):
             encoder.encode_views(TEXTS, [view])
@@ -309,26 +326,17 @@ def test_damaged_weights(
         Encoder.load(str(folder), device="cpu")
 
 
-def test_device() -> None:
+def test_device(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cpu").type == "cpu"
     for other in ("gpu", "mps", "meta"):
         with pytest.raises(UsageError, match=f"device={other!r}"):
             choose_device(other)
     with pytest.raises(UsageError, match="device='cuda:64'"):
         choose_device("cuda:64")
-
-
-def test_vectors_are_computed_where_the_encoder_is(
-    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert encoder.encode("a", device="cpu").tobytes() == encoder.encode("a").tobytes()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match="device='cuda': this encoder is on cpu"):
-        encoder.encode("a", device="cuda")
-    there = SimpleNamespace(device=torch.device("cuda:1"))
     monkeypatch.setattr(Encoder, "encode_views", lambda *_, **__: {"mean_3": np.ones((1, 1))})
-    monkeypatch.setattr(encoder, "model", there)
-    for name in ("cuda", "cuda:1"):
-        assert encoder.encode("a", device=name).tolist() == [1]
-    with pytest.raises(UsageError, match="device='cuda:0': this encoder is on cuda:1"):
-        encoder.encode("a", device="cuda:0")
+    for there, same, another in (("cpu", "cpu", "cuda"), ("cuda:1", "cuda cuda:1", "cuda:0")):
+        monkeypatch.setattr(encoder, "model", SimpleNamespace(device=torch.device(there)))
+        assert [encoder.encode("a", device=name) for name in same.split()]
+        with pytest.raises(UsageError, match=f"device='{another}': this encoder is on {there}"):
+            encoder.encode("a", device=another)

@@ -317,10 +317,12 @@ def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
 
 
 def test_stored_vectors_are_predicted_without_encoding(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     predictor = Predictor(shared / "run", device="cpu")
     encoded = predictor.predict_proba(embedkit.load(shared / "data").text)
+    predictor.predict("long " * 999)
+    assert notes[-1].startswith("1 text cut at ")
     monkeypatch.setattr(DatasetEncoder, "__call__", None)
     data, said = predictor.predict_stored(shared / "data")
     found = [one.proba["1"] for one in said]
