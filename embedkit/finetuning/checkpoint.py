@@ -24,6 +24,7 @@ from transformers import AutoTokenizer
 
 from embedkit import storage
 from embedkit.arguments import accepts
+from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
@@ -218,6 +219,8 @@ def export(
     if to is not None:
         return load(what, view).export(out, to=to, overwrite=overwrite)
     source = Path(what)
+    if is_dataset(source):
+        raise UsageError(f"{source} is a dataset; name a format with {Option('to')}, such as npy.")
     target = Path(f"{source.name}.checkpoint" if out is None else out)
     content = read_run(source)
     if not isinstance(content, FinetuneRun):

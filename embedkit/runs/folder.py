@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from embedkit import storage
+from embedkit.arguments import accepts
 from embedkit.corpus.readers import READERS
 from embedkit.dataset.format import local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
@@ -246,6 +247,7 @@ def read_run(path: Path) -> Run:
     return from_json(KINDS[head.kind], data, file=file, advice=_ADVICE)
 
 
+@accepts()
 def info(what: AnyPath) -> Run | DatasetInfo | ModelInfo:
     """Return the description of a run, a dataset or a checkpoint.
 
