@@ -27,11 +27,10 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_ori
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit.choices import check_choice, listed
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.types import reported
+from embedkit.types import Float32, reported
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -177,19 +176,20 @@ def strings_of(name: str, values: Iterable[str]) -> list[str]:
     return strings
 
 
-def matrix_of(name: str, vectors: Any) -> NDArray[Any]:
-    """Vectors as a matrix of numbers; a tensor is copied from its device, one vector is a row."""
+def matrix_of(name: str, vectors: Any) -> Float32:
+    """Vectors as a matrix of finite numbers; a tensor leaves its device, one vector is a row."""
     if hasattr(vectors, "detach"):
-        # in half precision to float32, since NumPy has no bf16
-        vectors = vectors.detach().to("cpu")
-        vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
+        vectors = vectors.detach().cpu().float()  # NumPy has no bf16
     try:
         matrix = np.atleast_2d(np.asarray(vectors))
     except ValueError:
         raise UsageError(f"{name}: expected rows of one width.") from None
     if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
-        problem = f"expected numbers, (width,) or (n, width), not {matrix.dtype} {matrix.shape}"
-        raise UsageError(f"{name}: {problem}.")
+        shape = f"{matrix.dtype} of shape {matrix.shape}"
+        raise UsageError(f"{name} holds {shape}; expected numbers, a row for each vector.")
+    matrix = matrix.astype(np.float32, copy=False)
+    if bad := int((~np.isfinite(matrix).all(axis=1)).sum()):
+        raise UsageError(f"{name}: {bad:,} vectors hold NaN or infinity.")
     return matrix
 
 

@@ -309,7 +309,7 @@ class Encoder:
             raise UsageError(f"a has {widths[0]} columns and b {widths[1]}: expected one width.")
         kind = self.checkpoint.definition.similarity
         if (power := {"euclidean": 2.0, "manhattan": 1.0}.get(kind)) is not None:
-            first, second = (torch.from_numpy(x).float() for x in rows)
+            first, second = map(torch.from_numpy, rows)
             return np.asarray(-torch.cdist(first, second, p=power).numpy())
         if kind != "dot":
             rows = [l2_normalize(x) for x in rows]

@@ -480,9 +480,7 @@ class Searcher:
         Raises:
             UsageError: they have another width or are not finite numbers.
         """
-        matrix = matrix_of("queries", queries).astype(np.float32, copy=False)
-        if not np.isfinite(matrix).all():
-            raise UsageError("a query vector contains NaN or infinity.")
+        matrix = matrix_of("queries", queries)
         return self._answer([f"vector {i}" for i in range(len(matrix))], matrix, k, {})
 
     def _answer(
