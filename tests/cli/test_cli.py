@@ -88,17 +88,6 @@ def test_different_settings_and_existing_output(here: Path, embedkit_: Call) -> 
     assert list(manifest_of(here / "out")["job"]["vectors"]["views"]) == ["mean_0"]
 
 
-def test_damage_is_exit_5(here: Path, embedkit_: Call) -> None:
-    embedkit_(*extract("--out", "out"))
-    part = here / "out/sentences/part-00000001.parquet"
-    for damage in (lambda: part.write_bytes(part.read_bytes()[:-100]), part.unlink):
-        damage()
-        for name in ("verify", "info"):
-            done = embedkit_(name, "out")
-            assert done.returncode == 5
-            assert "part-00000001.parquet" in message_of(done)
-
-
 def test_a_full_disk_is_exit_6(embedkit_: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
