@@ -54,9 +54,9 @@ def accepts(*records: type) -> Callable[[F], F]:
         signature = inspect.signature(function)
         # ** options give way to the fields that they stand for
         shown = {n: p for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        own = set(shown)
+        parameters = set(shown)
         # what is made, such as a searcher, reports after it was made
-        reports = "progress" in own and function.__name__ != "__init__"
+        reports = "progress" in parameters and function.__name__ != "__init__"
         for record in records:
             for name, parameter in inspect.signature(record).parameters.items():
                 # a parameter of the function itself comes before a field of the same name
@@ -68,7 +68,7 @@ def accepts(*records: type) -> Callable[[F], F]:
             for name in options.keys() - shown.keys():
                 problem = f"{function.__name__}() got an unexpected keyword argument {name!r}."
                 raise TypeError(problem + did_you_mean(name, shown))
-            named = {name: options.pop(name) for name in own & options.keys()}
+            named = {name: options.pop(name) for name in parameters & options.keys()}
             bound = signature.bind_partial(*args, **named)
             # at the call, not at the import: resolving annotations would slow down every import
             hints = _hints_of(function)
@@ -130,10 +130,10 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     """
     kinds = _kinds(hint)
     settled = value.item() if isinstance(value, np.generic) else value
-    if not _is_one_of(settled, kinds):
+    if not any(kind.holds(settled) for kind in kinds):
         # only what nothing accepts as it is: a corpus may be an array, and large
         settled = plain(value)
-    if _is_one_of(settled, kinds):
+    if any(kind.holds(settled) for kind in kinds):
         _check_limits(name, settled, hint)
         return settled
     # it is none of the kinds that can be judged, but may be one that cannot
@@ -162,17 +162,14 @@ def strings_of(name: str, values: Iterable[str]) -> list[str]:
     """
     if isinstance(values, str):
         raise TypeError(f"{name} is one string; give a list of strings: [{values!r:.60}]")
-    if hasattr(values, "columns") or isinstance(values, Mapping | set | frozenset):
+    unordered = hasattr(values, "columns") or isinstance(values, Mapping | set | frozenset)
+    if unordered or not isinstance(values, Iterable):
         kind = type(values).__name__
         raise TypeError(f"{name} is a {kind}; give a list, or a column, such as data['text']")
-    if not isinstance(values, Iterable):
-        raise TypeError(f"{name} is {values!r:.60}; expected a list of strings")
     strings = list(values)
     for i, value in enumerate(strings):
         if not isinstance(value, str):
-            raise TypeError(
-                f"{name}[{i}] is {value!r:.60}, of type {type(value).__name__}; expected a string"
-            )
+            raise TypeError(f"{name}[{i}] is {value!r:.60}; expected a string")
     return strings
 
 
@@ -180,13 +177,9 @@ def matrix_of(name: str, vectors: Any) -> Float32:
     """Vectors as a matrix of finite numbers; a tensor leaves its device, one vector is a row."""
     if hasattr(vectors, "detach"):
         vectors = vectors.detach().cpu().float()  # NumPy has no bf16
-    try:
-        matrix = np.atleast_2d(np.asarray(vectors))
-    except ValueError:
-        raise UsageError(f"{name}: expected rows of one width.") from None
+    matrix = np.atleast_2d(np.asarray(vectors))
     if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
-        shape = f"{matrix.dtype} of shape {matrix.shape}"
-        raise UsageError(f"{name} holds {shape}; expected numbers, a row for each vector.")
+        raise UsageError(f"{name} holds {matrix.dtype} {matrix.shape}; expected rows of numbers.")
     matrix = matrix.astype(np.float32, copy=False)
     if bad := int((~np.isfinite(matrix).all(axis=1)).sum()):
         raise UsageError(f"{name}: {bad:,} vectors hold NaN or infinity.")
@@ -216,8 +209,6 @@ def _kinds(hint: Any) -> list[_Kind]:
         return [_Kind(name, lambda value: _is_list(value, inner))]
     if origin in (Mapping, dict):
         return [_Kind("a dictionary", lambda value: isinstance(value, origin))]
-    if origin is Iterable:
-        return [_Kind("a list", lambda value: isinstance(value, Iterable))]
     if origin is Callable:
         # None is the default of progress: to have none in a script, and a line in a terminal
         return [_Kind("a function", lambda value: value is None or callable(value))]
@@ -230,18 +221,14 @@ def _kinds(hint: Any) -> list[_Kind]:
     if not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
         return [_Kind("", lambda _: False)]
     # of a generic class, such as Iterable[str], the parts are not looked at
-    name = "" if parts else f"a {hint.__name__}"
+    name = "a list" if origin is Iterable else "" if parts else f"a {hint.__name__}"
     return [_Kind(name, lambda value: isinstance(value, origin))]
-
-
-def _is_one_of(value: Any, kinds: Sequence[_Kind]) -> bool:
-    return any(kind.holds(value) for kind in kinds)
 
 
 def _is_list(value: Any, kinds: Sequence[_Kind]) -> bool:
     # a text is a sequence of texts, which nobody means
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    return is_list and all(_is_one_of(item, kinds) for item in value)
+    return is_list and all(any(kind.holds(item) for kind in kinds) for item in value)
 
 
 def _converts(value: Any, kind: Any) -> bool:

@@ -184,14 +184,14 @@ IndexName = Annotated[str, one_of(INDEX_KINDS)]
 LayoutMethod = Annotated[str, one_of(LAYOUT_METHODS)]
 
 
-def check_choice(known: Collection[str], **given: object) -> None:
+def check_choice(choices: Collection[str], **arguments: object) -> None:
     """Raise a :class:`~embedkit.errors.UsageError` for a value that is not a known one.
 
     >>> check_choice(("cls", "mean"), pooling="maen")
     Traceback (most recent call last):
     embedkit.errors.UsageError: pooling='maen': expected cls, mean. Did you mean 'mean'?
     """
-    for name, value in given.items():
-        if value not in known:
-            hint = did_you_mean(str(value), known)
-            raise UsageError(f"expected {', '.join(known) or 'none'}.{hint}", **{name: value})
+    for name, value in arguments.items():
+        if value not in choices:
+            hint = did_you_mean(str(value), choices)
+            raise UsageError(f"expected {', '.join(choices) or 'none'}.{hint}", **{name: value})

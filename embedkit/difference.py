@@ -169,8 +169,8 @@ def diff(
 
     Example:
         >>> half = embedkit.load("vectors").X.astype("float16")
-        >>> found = embedkit.diff("vectors", half)
-        >>> found.explanation.settings, found.explanation.largest
+        >>> result = embedkit.diff("vectors", half)
+        >>> result.explanation.settings, result.explanation.largest
         ({'rounding': 'float16'}, 0.0)
     """
     names = [view] if view is None or isinstance(view, str) else list(view)
@@ -187,17 +187,17 @@ def diff(
         other = load(second, names[-1])
         y, join, settings = other.X, _joined_datasets(data, other), _settings(data, other)
     # from here on positions are those of the joined records, in the order of A
-    both = _Both(data, join.a, data.X[join.a], y[join.b])
+    pair = _Pair(data, join.a, data.X[join.a], y[join.b])
     random = np.random.default_rng(seed)
     # samples are drawn in a fixed order, so that a seed gives the same result
-    some = both.distinct(random)
-    queries = np.sort(random.permutation(len(some))[:_QUERIES])
+    sample = pair.distinct(random)
+    queries = np.sort(random.permutation(len(sample))[:_QUERIES])
     kept = np.zeros(0)
-    if len(some) > 1:
+    if len(sample) > 1:
         # a number of neighbours, not a fraction
-        near, others = (nearest_rows(v[some], rows=queries) for v in (both.x, both.y))
-        kept = NEIGHBOURS * shared_neighbours(near, others)
-    distance, cosine = both.distances, both.cosines
+        near_x, near_y = (nearest_rows(v[sample], rows=queries) for v in (pair.x, pair.y))
+        kept = NEIGHBOURS * shared_neighbours(near_x, near_y)
+    distance, cosine = pair.distances, pair.cosines
     result = Diff(
         records=len(join.a),
         joined=join.by,
@@ -205,16 +205,16 @@ def diff(
         only_a=len(data) - len(join.a) - join.other_texts,
         only_b=len(y) - len(join.a) - join.other_texts,
         other_texts=join.other_texts,
-        equal=int((both.x == both.y).all(axis=1).sum()) if both.of_one_width else 0,
+        equal=int((pair.x == pair.y).all(axis=1).sum()) if pair.of_one_width else 0,
         distance={"median": float(np.median(distance)), "largest": float(np.max(distance))},
         cosines={name: float(np.quantile(cosine, share)) for name, share in _QUANTILES.items()},
-        together=len(some),
+        together=len(sample),
         kept=float(kept.mean()) if len(kept) else np.nan,
-        cka=linear_cka(both.x[some], both.y[some]),
+        cka=linear_cka(pair.x[sample], pair.y[sample]),
         settings=settings,
-        moved=both.moved(some[queries], kept),
+        moved=pair.moved(sample[queries], kept),
     )
-    result = _with_decisions(result, both, some, seed, progress)
+    result = _with_decisions(result, pair, sample, seed, progress)
     # two datasets say themselves how they were made, and equal vectors need no explanation
     if not foreign or result.same:
         return result
@@ -222,7 +222,7 @@ def diff(
     # one checkpoint for each precision; every other setting is changed on what was loaded
     load_encoder = cache(partial(encode_as, data.manifest, data.views, **about))
     try:
-        before, tried = _explained(both, join.by, random, load_encoder, progress)
+        before, tried = _explained(pair, join.by, random, load_encoder, progress)
     except EmbedkitError as error:  # the checkpoint is not here; what was measured is
         logger.warning(Message(f"what explains the difference was not tried: {error.message}"))
         return result
@@ -297,8 +297,8 @@ def _joined(data: VectorData, name: str, ids: Sequence[str] | None, count: int) 
                 "the same order, or a table with the column id."
             )
         return _Join(np.arange(count), np.arange(count), "order")
-    for place, some in ((str(data.path), data.ids), (name, ids)):
-        if twice := [one for one, times in Counter(some).items() if times > 1]:
+    for place, column in ((str(data.path), data.ids), (name, ids)):
+        if twice := [key for key, times in Counter(column).items() if times > 1]:
             raise UsageError(
                 f"{len(twice):,} ids of {place} occur more than once, such as {str(twice[0])!r}. "
                 "Make ids unique, or give rows in the order of the dataset, without ids."
@@ -334,12 +334,12 @@ def _settings(a: VectorData, b: VectorData) -> tuple[str, ...]:
     """Settings in which two datasets differ."""
     # phrases are made for errors, in which one of both is expected
     phrases = a.manifest.vector_settings.differences(b.manifest.vector_settings)
-    views = ["+".join(one.views) for one in (a, b)]
+    views = ["+".join(data.views) for data in (a, b)]
     phrases += [f"view is {views[0]}, expected {views[1]}"] * (views[0] != views[1])
     return tuple(phrase.replace(", expected ", ", then ") for phrase in phrases)
 
 
-class _Both(NamedTuple):
+class _Pair(NamedTuple):
     """The same records, by their places in A, with the vectors of A and of B."""
 
     data: VectorData
@@ -390,24 +390,24 @@ def _distances(x: Float32, y: Float32) -> Float64:
     """L2 distances of the rows by the longer vector, ``(n,)``: that of noise is 1, however long."""
     a, b = x.astype(np.float64), y.astype(np.float64)
     # by the longer one, so that the distance does not depend on which is A
-    lengths = np.maximum(*(np.linalg.norm(one, axis=1) for one in (a, b)))
+    lengths = np.maximum(*(np.linalg.norm(vectors, axis=1) for vectors in (a, b)))
     return np.asarray(np.linalg.norm(a - b, axis=1) / np.maximum(lengths, 1e-12))
 
 
 def _with_decisions(
-    result: Diff, both: _Both, some: Int64, seed: int, progress: ProgressCallback
+    result: Diff, pair: _Pair, sample: Int64, seed: int, progress: ProgressCallback
 ) -> Diff:
     """The result, with that of a classifier that is trained on both, if there are classes."""
     # numbers as labels have no decisions that could change
-    if "label" not in both.data.columns or both.data.y.dtype.kind == "f":
+    if "label" not in pair.data.columns or pair.data.y.dtype.kind == "f":
         return result
-    units = Units.of_dataset(both.data).take(both.places[some])
+    units = Units.of_dataset(pair.data).take(pair.places[sample])
     # untuned: the question is what the vectors change, and tuning would add noise of its own
     method = Frozen(EstimatorSettings.of(None, task="classification", seed=seed), tune=False)
     held_out = {}
     try:
         problem = Problem.of(units, seed=seed)
-        for name, vectors in (("a", both.x[some]), ("b", both.y[some])):
+        for name, vectors in (("a", pair.x[sample]), ("b", pair.y[sample])):
             # the same units, target and folds, with other vectors
             inputs = replace(units, inputs=vectors.__getitem__)
             same = problem._replace(units=inputs)
@@ -431,7 +431,7 @@ _OF_INPUT = frozenset({"prefix", "max_length", "on_long", "special_tokens", "cas
 
 
 def _explained(
-    both: _Both,
+    pair: _Pair,
     joined: str,
     random: np.random.Generator,
     load_encoder: Callable[..., DatasetEncoder],
@@ -442,28 +442,28 @@ def _explained(
     The best setting is kept and the others are tried again beside it, until none halves what is
     left: two things may be wrong at once.
     """
-    _, places, x, y = both
+    _, places, x, y = pair
     chosen, before = random.permutation(len(x))[:_TRIED], np.inf
-    if both.of_one_width:
+    if pair.of_one_width:
         # those that moved most show best what moved them, such as a cut; the random ones keep a
         # setting from being named that explains only these
-        farthest = np.argsort(-both.distances, kind="stable")[:_FARTHEST]
+        farthest = np.argsort(-pair.distances, kind="stable")[:_FARTHEST]
         chosen = np.unique(np.concatenate([farthest, chosen[: _TRIED - len(farthest)]]))
         before = float(_distances(x[chosen], y[chosen]).mean())
         # looked for first, since no setting of the encoder can explain it
         if joined == "order" and (order := _order(x, y, chosen)):
             return before, [order]
-    laboratory = _Laboratory(both.data, places[chosen], y[chosen], load_encoder)
+    laboratory = _Laboratory(pair.data, places[chosen], y[chosen], load_encoder)
     # without a change of the input: layer, pooling, scale and rounding follow from the same pass
     best = laboratory.nearest({})
-    found = [best]
+    trials = [best]
     # each round keeps one setting, and ends early if it explains everything
     while best.largest > ROUNDING:
         # what the next passes have in common; layers and poolings are free again in each of them
         inputs = {name: value for name, value in best.settings.items() if name in _OF_INPUT}
         tried = [best]
         for variant in laboratory.variants(near=best.distance < _NEAR_HALF):
-            progress(Progress("trying settings", len(found) + len(tried), None, "settings"))
+            progress(Progress("trying settings", len(trials) + len(tried), None, "settings"))
             # a precision may not be to be had here, nor a length for windows with their stride
             with suppress(EmbedkitError):
                 # a setting that was kept is not changed again
@@ -471,22 +471,22 @@ def _explained(
                     tried.append(laboratory.nearest({**inputs, **variant}))
             if tried[-1].largest <= ROUNDING:
                 break
-        found += tried[1:]
+        trials += tried[1:]
         nearest = _simplest(tried)
         # a setting that helps less is noise
         if nearest.distance >= _HALF * best.distance:
             break
         best = nearest
     # the one kept is first even where another is a rounding nearer, with more settings
-    return before, sorted(found, key=lambda one: (one is not best, one.distance))
+    return before, sorted(trials, key=lambda trial: (trial is not best, trial.distance))
 
 
-def _simplest(found: Sequence[Explanation]) -> Explanation:
+def _simplest(trials: Sequence[Explanation]) -> Explanation:
     """Of those that are as near as the nearest one, the one with the fewest settings."""
-    least = min(one.distance for one in found)
+    least = min(trial.distance for trial in trials)
     # within a factor of two, or within rounding, fewer settings are the better explanation
-    near = [one for one in found if one.distance <= max(least / _HALF, ROUNDING / 10)]
-    return min(near, key=lambda one: (len(one.settings), one.distance))
+    near = [trial for trial in trials if trial.distance <= max(least / _HALF, ROUNDING / 10)]
+    return min(near, key=lambda trial: (len(trial.settings), trial.distance))
 
 
 def _order(x: Float32, y: Float32, chosen: Int64) -> Explanation | None:
@@ -551,7 +551,7 @@ class _Laboratory:
 
     def nearest(self, inputs: Mapping[str, Any]) -> Explanation:
         """The view, scale and rounding by which the sample comes nearest to that of the tool."""
-        found, width = [], self._y.shape[1]
+        trials, width = [], self._y.shape[1]
         # int8: each coordinate has a scale of its own that is not in the file
         whole = bool((self._y == np.round(self._y)).all())
         roundings = ["int8"] if whole else ["float32", "float16", "bfloat16"]
@@ -568,10 +568,10 @@ class _Laboratory:
                 changes = self._changes(name, unit=unit, rounding=rounding)
                 changes |= {"dims": width} if vectors.shape[1] > width else {}
                 settings = {**inputs, **changes}
-                found.append(Explanation(settings, float(far.mean()), float(far.max())))
-        if not found:
+                trials.append(Explanation(settings, float(far.mean()), float(far.max())))
+        if not trials:
             raise UsageError(f"no view has {width} coordinates, as the other vectors have.")
-        return _simplest(found)
+        return _simplest(trials)
 
     def _encoded(
         self, *, case: str = "", precision: str | None = None, **inputs: Any
@@ -587,8 +587,8 @@ class _Laboratory:
         encode = encode.changed(encoder, self._views, **plain, **inputs)
         lower = str.lower if case == "lower-cased" else str
         views = encode.views(*([lower(text) for text in column] for column in self._texts.values()))
-        own = [views[name] for name in self._own.split("+")]
-        return views if len(own) < 2 else views | {self._own: np.concatenate(own, axis=1)}
+        matrices = [views[name] for name in self._own.split("+")]
+        return views if len(matrices) < 2 else views | {self._own: np.concatenate(matrices, axis=1)}
 
     def _changes(self, name: str, *, unit: bool, rounding: str) -> dict[str, Any]:
         """What a view, its scale and its rounding are other than in A."""

@@ -89,8 +89,8 @@ def path_from(path: str | Path, folder: str | Path) -> str:
     >>> path_from("/home/me/outputs/page.html", "/home/me"), path_from("/data/x", "/home/me")
     ('outputs/page.html', '/data/x')
     """
-    there, here = Path(os.path.abspath(path)), Path(os.path.abspath(folder))  # noqa: PTH100 - links
-    return str(there.relative_to(here) if there.is_relative_to(here) else there)
+    target, base = Path(os.path.abspath(path)), Path(os.path.abspath(folder))  # noqa: PTH100 - links
+    return str(target.relative_to(base) if target.is_relative_to(base) else target)
 
 
 def typing_folder() -> Path:
@@ -146,10 +146,10 @@ def ledger_text(
     where: str = "",
 ) -> str:
     """Return the counts of records: ``13 = 10 embedded + 3 rejected (empty_text 3)``."""
-    lost, left = sum(rejected.values()), sum(left_out.values())
-    text = f"{accepted + lost + left:,} = {accepted:,} {done} + {lost:,} rejected"
+    lost, omitted = sum(rejected.values()), sum(left_out.values())
+    text = f"{accepted + lost + omitted:,} = {accepted:,} {done} + {lost:,} rejected"
     text += reasons_text(rejected) + (f" → {where}" if lost and where else "")
-    return text + (f" + {left:,} left out{reasons_text(left_out)}" if left else "")
+    return text + (f" + {omitted:,} left out{reasons_text(left_out)}" if omitted else "")
 
 
 class Shown:

@@ -82,8 +82,8 @@ def diagnose() -> Diagnosis:
     with suppress(PackageNotFoundError):  # run from a source tree
         versions |= (needed := _versions(""))
         for extra in metadata("embedkit").get_all("Provides-Extra") or []:
-            missing[extra] = [name for name, known in _versions(extra).items() if known is None]
-        if lacking := [name for name, known in needed.items() if known is None]:
+            missing[extra] = [name for name, version in _versions(extra).items() if version is None]
+        if lacking := [name for name, version in needed.items() if version is None]:
             notes.append(f"required, but not installed: {', '.join(lacking)}")
     return Diagnosis(not problems, code, problems, notes, versions, devices, models, missing)
 
@@ -131,11 +131,11 @@ def _extract(device: str) -> dict[str, Any]:
     together = encoder.encode(texts)
     speed = tokens / (time.perf_counter() - started)
     order = np.random.default_rng(0).permutation(len(texts))
-    found = {
+    vectors = {
         "alone": np.concatenate([encoder.encode([text]) for text in texts]),
         "in another order": encoder.encode([texts[i] for i in order])[np.argsort(order)],
     } | ({"on one thread": stored} if cpu else {})
-    same = {how: int((found[how] == together).all(axis=1).sum()) for how in found}
+    same = {how: int((vectors[how] == together).all(axis=1).sum()) for how in vectors}
     # threads may, on some processors, change the order of sums, which a job finds out before it
     # goes on; on a GPU kernels may depend on the shape of a batch, and the count is only reported
     if cpu and (least := min(same["alone"], same["in another order"])) < len(texts):
@@ -158,8 +158,8 @@ def _versions(extra: str) -> dict[str, str | None]:
 
     needs = map(Requirement, requires("embedkit") or ())
     # markers decide by extra and by system; without a marker a package is always needed
-    here = [n for n in needs if (n.marker.evaluate({"extra": extra}) if n.marker else not extra)]
-    return {n.name: _version(n.name) for n in here}
+    valid = [n for n in needs if (n.marker.evaluate({"extra": extra}) if n.marker else not extra)]
+    return {n.name: _version(n.name) for n in valid}
 
 
 @cache  # extras share packages, and each has a file to be found and read

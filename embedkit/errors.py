@@ -141,9 +141,9 @@ class EmbedkitError(Exception):
 
     exit_code = 1
 
-    def __init__(self, text: str, /, **given: Any) -> None:
-        options = ", ".join(f"{Option(name, value)}" for name, value in given.items())
-        self.message = Message(f"{options}: {text}" if given else text)
+    def __init__(self, text: str, /, **arguments: Any) -> None:
+        options = ", ".join(f"{Option(name, value)}" for name, value in arguments.items())
+        self.message = Message(f"{options}: {text}" if arguments else text)
         self.problem = Message(text)  # without the options that the message begins with
         super().__init__(self.message)
 
@@ -214,10 +214,10 @@ _SYNONYMS = {"avg": "mean", "average": "mean", "logistic_regression": "logreg"}
 """What other libraries call a value."""
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string."""
-    names = {str(name).lower(): str(name) for name in known}
-    usual = _SYNONYMS.get(given.lower().replace("-", "_"), given.lower())
+    names = {str(choice).lower(): str(choice) for choice in choices}
+    usual = _SYNONYMS.get(name.lower().replace("-", "_"), name.lower())
     near = difflib.get_close_matches(usual, names, n=1, cutoff=0.6)
     return f" Did you mean {names[near[0]]!r}?" if near else ""
 

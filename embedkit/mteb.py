@@ -56,9 +56,9 @@ class Model:
         if not isinstance(model, Encoder):
             model = Encoder(model, revision=revision, device=device or "auto")
         pooling, _ = model.checkpoint.own_view(last_layer=True)
-        own = f"{pooling}_-1" if pooling.has_layer else str(pooling)
+        default = f"{pooling}_-1" if pooling.has_layer else str(pooling)
         self.encoder, self.task = model, ""
-        self.encode_by([view or own])
+        self.encode_by([view or default])
 
     def encode_by(self, views: Sequence[str]) -> tuple[str, ...]:
         """Encode by several views from now on, and return their names; the first one is shown."""
@@ -96,9 +96,9 @@ class Model:
         if new:
             _, unit = self.encoder.checkpoint.own_view(last_layer=True)
             options: Any = {"prefix": prefix, "normalize_embeddings": unit}
-            made = self.encoder.encode_views(new, self.views, **options)
+            vectors = self.encoder.encode_views(new, self.views, **options)
             for number, text in enumerate(new):
-                self._kept[prefix, text] = {view: made[view][number] for view in self.views}
+                self._kept[prefix, text] = {view: vectors[view][number] for view in self.views}
         return np.stack([self._kept[prefix, text][self.view] for text in texts])
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
@@ -116,7 +116,7 @@ class Model:
         from mteb.models import ModelMeta
 
         checkpoint, name = self.encoder.checkpoint, self.encoder.checkpoint.name
-        known = {
+        metadata = {
             # MTEB asks for owner/name, which a folder has not
             "name": name if name.count("/") == 1 else f"local/{Path(name).name}",
             "revision": checkpoint.revision or "local",
@@ -126,7 +126,7 @@ class Model:
             "similarity_fn_name": checkpoint.definition.similarity,
             "experiment_kwargs": {"view": self.view},
         }
-        return ModelMeta.create_empty(known)
+        return ModelMeta.create_empty(metadata)
 
 
 def by_layer(
@@ -168,10 +168,10 @@ def by_layer(
         for view in names:
             shared.view = view
             # without its cache, which would answer with results of earlier runs
-            found = mteb.evaluate(
+            result = mteb.evaluate(
                 shared, task, cache=None, co2_tracker=False, show_progress_bar=False
             )
-            scores[task.metadata.name][view] = float(found.task_results[0].get_score())
+            scores[task.metadata.name][view] = float(result.task_results[0].get_score())
     return pd.DataFrame.from_dict(scores, orient="index")
 
 
@@ -186,9 +186,9 @@ def _with_lists(data: Any) -> Any:
 
     class Listed(Dataset):  # type: ignore[misc]
         def __getitem__(self, key: Any) -> Any:
-            found = super().__getitem__(key)
+            values = super().__getitem__(key)
             # of rows it is a dict or a list already
-            return found[:] if isinstance(key, str) else found
+            return values[:] if isinstance(key, str) else values
 
         def select(self, *rows: Any, **options: Any) -> Any:
             return _listed(super().select(*rows, **options))

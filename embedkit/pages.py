@@ -106,8 +106,8 @@ def with_names(labels: Sequence[str], names: Mapping[str, str]) -> tuple[str, ..
     ('0', '1 good')
     """
     if unknown := [label for label in names if label not in labels]:
-        known = ", ".join(labels[:10]) or "none"
-        raise UsageError(f"label_names has {unknown[0]!r}, which is not a label. Labels: {known}.")
+        first = ", ".join(labels[:10]) or "none"
+        raise UsageError(f"label_names has {unknown[0]!r}, which is not a label. Labels: {first}.")
     return tuple(f"{label} {names[label]}" if label in names else label for label in labels)
 
 

@@ -100,22 +100,22 @@ def read_recipe(
         shared = {key: value for key, value in table.items() if not isinstance(value, dict)}
         several = {f"{name}.{k}": shared | v for k, v in table.items() if isinstance(v, dict)}
         tables |= {name: shared} if name == "set" or not several else several
-    given = tables.pop("set", {})
+    values = tables.pop("set", {})
     if not tables:
         fail("extract", "is missing, as is every other stage.")
     # stages run as they are written down; TOML puts subtables together, wherever they stand
     tables = {n: tables[n] for n in sorted(tables, key=lambda name: lines.get(name, 1))}
     # before names are filled in, so that a new value of [set] reaches all that use it
     for setting in settings:
-        _override(setting, tables, given)
-    known: dict[str, Any] = {}
+        _override(setting, tables, values)
+    variables: dict[str, Any] = {}
     # in order: a value may name those above it, so that no circle can be made
-    for name, value in given.items():
-        known[name] = _filled(value, known, partial(fail, "set"))
+    for name, value in values.items():
+        variables[name] = _filled(value, variables, partial(fail, "set"))
     stages = []
     for name, table in tables.items():
         command, _, word = name.partition(".")
-        places = {"stage": word or command, **known}
+        places = {"stage": word or command, **variables}
         options = {n: _filled(v, places, partial(fail, name)) for n, v in table.items()}
         parameters = {n.lstrip("-"): p for p in commands[command].params for n in p.opts}
         stages.append(_stage(name, options, path.resolve().parent, parameters))
@@ -150,9 +150,9 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
 
     It is read from what the command understands, since an argument may look like an option.
     """
-    given = {(name or "").replace("_", "-"): value for name, value in context.params.items()}
+    parameters = {(name or "").replace("_", "-"): value for name, value in context.params.items()}
     names = [*OUTPUTS, *["dataset"] * (stage.line[0] == "index")]  # which holds its indexes
-    outputs = [str(given[name]) for name in names if given.get(name) is not None]
+    outputs = [str(parameters[name]) for name in names if parameters.get(name) is not None]
     for text in dict.fromkeys([*outputs, *stage.outputs]):
         if address := address_of(text):  # of which click has removed a slash
             inside = any(f"{address}/".startswith(f"{v}/") for v in callers if "://" in v)
@@ -160,13 +160,13 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
             # goes up leaves what the caller named
             allowed = inside and ".." not in address.split("/")
         else:
-            here = stage.folder
+            folder = stage.folder
             # below the recipe, or below what the caller named by --set
-            allowed = any(_is_below(here / text, here / root) for root in ("", *callers))
+            allowed = any(_is_below(folder / text, folder / root) for root in ("", *callers))
         if not allowed:
             yield f"writes to {storage.without_secrets(text)}"
     for name, what in _CODE.items():
-        text = str(given.get(name) or "")
+        text = str(parameters.get(name) or "")
         # names without a colon are those of embedkit's own
         if ":" in text and text not in callers:
             yield what.format(text)
@@ -189,12 +189,12 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
     key, equals, text = setting.partition("=")
     name, _, option = key.strip().rpartition(".")
     # only what is there can be set: a misspelt key would change nothing, silently
-    known, wanted = (tables, name) if name else (values, option)
-    if not equals or wanted not in known:
-        names = [*known] if name else [*known, "STAGE.OPTION"]
+    keys, target = (tables, name) if name else (values, option)
+    if not equals or target not in keys:
+        names = [*keys] if name else [*keys, "STAGE.OPTION"]
         raise errors.UsageError(
             f"--set {setting}: expected KEY=VALUE with {', '.join(names)}."
-            f"{errors.did_you_mean(wanted, known)}"
+            f"{errors.did_you_mean(target, keys)}"
         )
     value: Any = text
     with suppress(tomllib.TOMLDecodeError):  # numbers, truth values and lists as in TOML
@@ -204,18 +204,18 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
     chosen[option] = value if isinstance(value, str | int | float | list) else text
 
 
-def _filled(value: Any, known: Mapping[str, Any], fail: Callable[[str], NoReturn]) -> Any:
+def _filled(value: Any, variables: Mapping[str, Any], fail: Callable[[str], NoReturn]) -> Any:
     """A value with the names in braces replaced; a name alone keeps the type of its value."""
     if isinstance(value, list):
-        return [_filled(item, known, fail) for item in value]
+        return [_filled(item, variables, fail) for item in value]
     if not isinstance(value, str):
         return value
     for name in _PLACE.findall(value):
-        if name not in known:
-            fail(f"{{{name}}} is not in [set] above.{errors.did_you_mean(name, known)}")
+        if name not in variables:
+            fail(f"{{{name}}} is not in [set] above.{errors.did_you_mean(name, variables)}")
     # so that limit = "{n}" is a number, and "runs/{n}" a text
     whole = _PLACE.fullmatch(value)
-    return known[whole[1]] if whole else _PLACE.sub(lambda m: str(known[m[1]]), value)
+    return variables[whole[1]] if whole else _PLACE.sub(lambda m: str(variables[m[1]]), value)
 
 
 def _stage(
@@ -301,8 +301,8 @@ def run_recipe(
             if status == "done":
                 # inputs are those from before the run: if one changed meanwhile, the
                 # stage is not up to date next time
-                made = {"outputs": _hashes(stage, stage.outputs), "exit_code": code}
-                _write_state(stage, state | made)
+                update = {"outputs": _hashes(stage, stage.outputs), "exit_code": code}
+                _write_state(stage, state | update)
         seconds = time.monotonic() - started
         outputs = [storage.without_secrets(name) for name in stage.outputs]
         shown = [address_of(n) or path_from(stage.folder / n, "") for n in outputs]

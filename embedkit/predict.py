@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -154,21 +154,20 @@ class Predictor:
                 labels words; or a column is missing.
         """
         self._check_level("sentence")
-        if isinstance(texts, str):
-            second: Any = None if pairs is None else [pairs]
-            one: Float64 = self.predict_proba([texts], second, columns)[0]
-            return one
+        alone = isinstance(texts, str)
+        strings = strings_of("texts", [texts] if isinstance(texts, str) else texts)
         self.check_pairs(pairs is not None)
-        texts = strings_of("texts", texts)
-        pairs = None if pairs is None else strings_of("pairs", pairs)
-        if pairs is not None and len(pairs) != len(texts):
-            raise UsageError(f"there are {len(texts)} texts and {len(pairs)} second ones.")
-        if not texts:
+        seconds = None
+        if pairs is not None:
+            seconds = strings_of("pairs", [pairs] if alone else pairs)  # type: ignore[list-item]
+            if len(seconds) != len(strings):
+                raise UsageError(f"there are {len(strings)} texts and {len(seconds)} second ones.")
+        if not strings:
             return np.zeros((0, len(self.names)) if self.names else (0,))
-        units = Units.of_texts(texts, pairs, columns=columns)
-        values = self._model.predict(units)[1]
+        units = Units.of_texts(strings, seconds, columns=columns)
+        proba = self._checked(self._model.predict(units)[1])
         self.warn_of_cuts()
-        return self._checked(values)
+        return proba[0] if alone else proba
 
     def predict(
         self,
@@ -178,8 +177,8 @@ class Predictor:
     ) -> Any:
         """Return the prediction for each text, or for one; arguments as for `predict_proba`."""
         proba = self.predict_proba(texts, pairs, columns)
-        one = isinstance(texts, str)
-        return self._predictions(proba[None])[0] if one else self._predictions(proba)
+        single = isinstance(texts, str)
+        return self._predictions(proba[None])[0] if single else self._predictions(proba)
 
     def predict_words(self, texts: Sequence[str], *, spans: Spans | None = None) -> Any:
         """Return the predictions for the words of each text, by a run that labels words.
@@ -213,9 +212,9 @@ class Predictor:
         assert units.word is not None
         assert units.span is not None
         places = zip(units.place.tolist(), units.word.tolist(), units.span.tolist(), strict=True)
-        for (place, *word), form, made in zip(places, units.texts(), predictions, strict=True):
+        for (place, *word), form, answer in zip(places, units.texts(), predictions, strict=True):
             number, (start, end) = word
-            words[place].append(WordPrediction(number, form, start, end, made))
+            words[place].append(WordPrediction(number, form, start, end, answer))
         return words
 
     @property
@@ -249,7 +248,7 @@ class Predictor:
     def warn_of_cuts(self) -> None:
         """Log a warning of texts that are longer than the model reads; once, since lines go on."""
         if self._model.cut and not self._has_warned:
-            self._has_warned, limit = True, self._model.max_length
+            self._has_warned, limit = True, self._model.tokens.max_length
             cut = count_text(self._model.cut, "text")
             logger.warning(f"{cut} cut at {limit} tokens: the model reads no more")
 
@@ -350,19 +349,15 @@ class _Trained:
     def __init__(self, run: Path, content: TrainRun, *, device: str, model: str | None) -> None:
         from embedkit.classifiers.model import load_model
 
-        self.apply = load_model(run)
-        self._run, self._content, self._device, self._name = run, content, device, model
+        self.apply, self._content = load_model(run), content
+        where: dict[str, Any] = {"owner": str(run), "device": device, "model": model}
+        self._load = partial(encode_as, content.dataset, content.views, **where)
         # pipelines refuse input without rows
         self._nothing = np.zeros((0, len(content.classes)) if content.classes else 0)
 
     @cached_property
     def _encoder(self) -> DatasetEncoder | None:
-        content = self._content
-        if not content.views:
-            return None
-        owner, device = str(self._run), self._device
-        made, views = content.dataset, content.views
-        return encode_as(made, views, owner=owner, device=device, model=self._name)
+        return self._load() if self._content.views else None
 
     def predict(self, units: Units) -> tuple[Units, Any]:
         """Return the units that it sees, and their probabilities, or values of a regression."""
@@ -370,7 +365,7 @@ class _Trained:
             units = units.with_texts()
         else:
             units = units.encoded(encoder)
-            self.cut, self.max_length = encoder.cut, encoder.settings.max_length
+            self.cut, self.tokens = encoder.cut, encoder.settings
         units = beside_numbers(units, self._content.columns)
         values = self.apply(units.inputs(np.arange(len(units)))) if len(units) else self._nothing
         return units, values
@@ -391,13 +386,13 @@ def _is_checkpoint(name: str) -> bool:
 def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[str]:
     # transformers calls classes LABEL_0 … where nobody has named them; 0 means the first
     texts = [(str(label), str(name)) for label, name in label_names.items()]
-    given = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in texts}
-    for name in given:
+    by_class = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in texts}
+    for name in by_class:
         if name not in classes:
             raise UsageError(
                 f"the run has the labels {', '.join(classes) or 'of values'}.", label_names=name
             )
-    names = [given.get(name, name) for name in classes]
+    names = [by_class.get(name, name) for name in classes]
     # probabilities are given by name, so that one of two would be lost
     if len(set(names)) < len(names):
         raise UsageError(f"two labels have the same name: {', '.join(names)}.", label_names=...)
@@ -477,7 +472,7 @@ def predict_file(
             as_json=as_json,
             submission=columns,
             overwrite=overwrite,
-            more=("word", "text") if of_words else (),
+            extra_columns=("word", "text") if of_words else (),
         )
         predictor.warn_of_cuts()
         done = f"{count:,} {'words' if of_words else 'texts'} predicted"
@@ -523,15 +518,15 @@ def _plan_as(
     joined by these, and numbers of rows under that name would be joined to the wrong records.
     """
     names: dict[str, Any] = {}
-    made = read_run(Path(run)) if (Path(run) / "run.json").is_file() else None
-    if isinstance(made, PredictionRun):
-        names, path = made.dataset.reading or {}, Path(run, made.dataset.path)
+    content = read_run(Path(run)) if (Path(run) / "run.json").is_file() else None
+    if isinstance(content, PredictionRun):
+        names, path = content.dataset.reading or {}, Path(run, content.dataset.path)
         # a run on vectors has none: its dataset says how it was read, if that is still where it was
-        if not names and made.dataset.path and is_dataset(path):
+        if not names and content.dataset.path and is_dataset(path):
             names = reading_of(read_manifest(path).job.input)
     # what the user names is not looked up
-    asked = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
-    columns: dict[str, Any] = {name: names.get(name) for name in asked}
+    roles = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
+    columns: dict[str, Any] = {name: names.get(name) for name in roles}
     try:
         plan = plan_corpus(files, replace(reading, **columns))
     except CorpusError:  # the ids may have another name, and the text too
@@ -549,7 +544,7 @@ def _plan_as(
                 submission=",".join(submission),
             )
         plan = plan_corpus(files, replace(reading, **columns | {"id": submission[0]}))
-    numbers = made.columns if isinstance(made, PredictionRun) else ()
+    numbers = content.columns if isinstance(content, PredictionRun) else ()
     for name in numbers:
         if name not in plan.columns:
             raise lacks_column(files[0].name, name)

@@ -88,18 +88,18 @@ def write_prediction_file(
     out: Path | None,
     *,
     as_json: bool = False,
-    more: Sequence[str] = (),
+    extra_columns: Sequence[str] = (),
     submission: Submission | None = None,
     overwrite: bool = False,
 ) -> int:
     """Write predictions to a file, which appears when it is complete; return their number.
 
     The ending of the file decides the format; without a file TSV, or JSON lines, is printed.
-    ``names`` are those of the classes, ``more`` of the columns ``word``, ``text`` and ``fold``. A
-    submission has the columns of id and answer alone.
+    ``names`` are those of the classes, ``extra_columns`` are among ``word``, ``text`` and
+    ``fold``. A submission has the columns of id and answer alone.
     """
     answer, of_answer = ("label", "string") if names else ("value", "float64")
-    columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in more}
+    columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in extra_columns}
     columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
     # an iterator up to here, so that rows can be printed as they are predicted
     flat = _format(out, as_json=as_json) != "jsonl"
@@ -204,11 +204,11 @@ def read_prediction_files(
         if [row, ids] != records:
             raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
         # what is no number is NaN, and no valid probability
-        given = np.array([[float_of(cell) for cell in cells] for cells in numbers]).T
+        matrix = np.array([[float_of(cell) for cell in cells] for cells in numbers]).T
         tolerance = len(numbers) * _ROUNDING
-        if problem := invalid_proba(np.array(row), given, tolerance=tolerance):
+        if problem := invalid_proba(np.array(row), matrix, tolerance=tolerance):
             raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
-        proba.append(given)
+        proba.append(matrix)
     return [int(row) for row in records[0]], [str(name) for name in records[1]], proba
 
 

@@ -49,8 +49,8 @@ def address_of(path: AnyPath) -> str:
     address = f"{match[1]}://{match[2]}"
     shown = without_secrets(address)
     if match[1] not in PROTOCOLS or "::" in address:  # fsspec has more, and chains of them
-        known = ", ".join(f"{name}://" for name in PROTOCOLS)
-        raise UsageError(f"{shown}: expected a path, or an address of {known}.")
+        protocols = ", ".join(f"{name}://" for name in PROTOCOLS)
+        raise UsageError(f"{shown}: expected a path, or an address of {protocols}.")
     # both spellings lead to what may be shown: messages name whichever they had
     spelled.update({address: shown, os.fspath(path): shown})
     return address
@@ -96,14 +96,14 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
             return None
 
         existing = create(first)
-        there = {n[len(root) + 1 :]: d for n, d in store.find(root, detail=True).items()}
+        listing = {n[len(root) + 1 :]: d for n, d in store.find(root, detail=True).items()}
 
         def stays(name: str) -> bool:
             """True if this content is there, by the checksum of the store, else by reading it."""
             # the size is in the listing, and tells most differences without reading a byte
-            if name not in there or there[name]["size"] != (folder / name).stat().st_size:
+            if name not in listing or listing[name]["size"] != (folder / name).stat().st_size:
                 return False
-            tag = str(there[name].get("ETag") or "").strip('"')
+            tag = str(listing[name].get("ETag") or "").strip('"')
             return (
                 _has_tag(folder / name, tag) or stored_sha256(store, f"{root}/{name}") == sums[name]
             )
@@ -112,7 +112,7 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
         kept = {first} if existing is None else {n for n in sums if not replace and stays(n)}
         todo = [name for name in sums if name not in kept]
         # as long as files are replaced the address is no dataset: nobody reads half of each
-        if last in there and any(name in there for name in todo if name not in (first, last)):
+        if last in listing and any(name in listing for name in todo if name not in (first, last)):
             store.rm_file(f"{root}/{last}")
         # the sums after the files that they list, the manifest after both
         for name in [*(n for n in todo if n != last), SUMS]:
@@ -120,7 +120,7 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
         if create(last) is not None:
             store.put_file(str(folder / last), f"{root}/{last}")
         # last, when the new dataset is complete: files that only an earlier one had
-        for name in there.keys() - {*sums, SUMS}:
+        for name in listing.keys() - {*sums, SUMS}:
             store.rm_file(f"{root}/{name}")
 
 

@@ -75,21 +75,21 @@ MAKE_AGAIN = "Make it again."
 
 
 @contextmanager
-def storage_errors(path: Path, *others: type[Exception]) -> Iterator[None]:
+def storage_errors(path: Path, *exceptions: type[Exception]) -> Iterator[None]:
     """Turn an ``OSError`` of the block into a :class:`StorageError` that names ``path``.
 
-    ``others`` are errors that a library raises instead of an ``OSError``.
+    ``exceptions`` are errors that a library raises instead of an ``OSError``.
     """
     try:
         yield
     except Exception as error:
-        if not isinstance(error, (OSError, *others)):
+        if not isinstance(error, (OSError, *exceptions)):
             raise
         number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
         hint = ""
         # the errors of libraries have no number, and where they fail to write the disk is nearly
         # always full
-        if others or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if exceptions or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             hint = f" ({free_bytes(path) / 1e6:,.1f} MB free). Free some space"
             hint += " and run the same command again: what is finished is kept"
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -134,10 +134,10 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
         try:
             # a killed writer leaves its file behind. Only one that nobody locks may go: another
             # process may be writing the same shard now
-            for left in scratch.glob(f"{glob.escape(stem)}.*.partial"):  # of killed processes
-                with suppress(BlockingIOError, FileNotFoundError), left.open("rb") as stream:
+            for leftover in scratch.glob(f"{glob.escape(stem)}.*.partial"):  # of killed processes
+                with suppress(BlockingIOError, FileNotFoundError), leftover.open("rb") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    left.unlink(missing_ok=True)
+                    leftover.unlink(missing_ok=True)
             descriptor = new_locked(temporary)
             try:
                 _write_all(descriptor, memoryview(data))
@@ -316,11 +316,11 @@ State = tuple[int, ...]
 def state_of(path: Path) -> State:
     """What stands at a path: empty for nothing; another or a changed file has another state."""
     try:
-        there = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return ()
     # lstat: a link that is put there is another thing than what it leads to
-    return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def check_unchanged(path: Path, seen: State) -> None:
@@ -348,11 +348,11 @@ def file_sha256(path: Path) -> str:
 def check_place(path: Path) -> None:
     """Raise a :class:`StorageError` if a path cannot be written; writes nothing."""
     # the nearest folder that exists decides, since those below it are still to be made
-    there = next(place for place in path.absolute().parents if place.exists())
-    if not there.is_dir():
-        raise StorageError(f"cannot write {path}: {there} is a file. Name another place.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise StorageError(f"cannot write {path}: no write permission for {there}.")
+    folder = next(place for place in path.absolute().parents if place.exists())
+    if not folder.is_dir():
+        raise StorageError(f"cannot write {path}: {folder} is a file. Name another place.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StorageError(f"cannot write {path}: no write permission for {folder}.")
 
 
 def tree_bytes(path: Path) -> int:
@@ -541,8 +541,8 @@ def new_folder(
     with exclusive(work):  # before anything is deleted: another process may be writing
         # only now is it certain that no other command is about to finish this output
         seen = seen_under_lock(out, free)
-        for left in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
-            remove_file(left)
+        for leftover in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
+            remove_file(leftover)
         (begin or empty_folder)(work)
         yield work
         if sealed:
@@ -661,7 +661,7 @@ def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) ->
     A file with identical content is not a conflict (an earlier run was interrupted).
     """
     # the lock of the last file stands for all of them, and it gets its name only after the others
-    *others, last = files
+    *earlier, last = files
 
     def free() -> None:
         for path, data in files.items():
@@ -669,7 +669,7 @@ def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) ->
             refuse_existing(path, overwrite=overwrite or same)
 
     with new_file(last, free=free) as work:
-        for path in others:
+        for path in earlier:
             make_folder(path.parent)
             write_durably(path, files[path], scratch=path.parent)
         with storage_errors(work):

@@ -127,9 +127,9 @@ def similarity(
     if gold is not None:
         for view, values in cosines.items():
             metrics = metrics_for(gold, values)
-            both = {name: metrics[name] for name in ("spearman", "pearson")}
+            correlations = {name: metrics[name] for name in ("spearman", "pearson")}
             # each pair is a group of its own for the interval
-            agreement[view] = scored(both, np.arange(len(records)))
+            agreement[view] = scored(correlations, np.arange(len(records)))
     pairs = PairSimilarity(
         records=tuple(records),
         cosines=cosines,
@@ -200,7 +200,7 @@ def _write(out: Path, pairs: PairSimilarity, content: SimilarityRun, *, overwrit
         if pairs.agreement:
             from embedkit.runs.figures import heat_map, save
 
-            scores = {view: one["spearman"] for view, one in pairs.agreement.items()}
+            scores = {view: by_metric["spearman"] for view, by_metric in pairs.agreement.items()}
             save(folder, layers=heat_map("spearman", scores))
         write_run(folder, content)
 
@@ -218,9 +218,9 @@ def _cosines(
     settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
     parts, truncated = [], 0
     for start in range(0, len(records), _CHUNK):
-        some = records[start : start + _CHUNK]
+        chunk = records[start : start + _CHUNK]
         # first texts, then second ones: np.split halves them again below
-        texts = [r.text for r in some] + [str(r.text_pair) for r in some]
+        texts = [r.text for r in chunk] + [str(r.text_pair) for r in chunk]
         tokenized = encoder.tokenizer.encode(texts, settings=settings)
         truncated += int(tokenized.cut.sum())
         shard = encoder.encode_shard(tokenized, views=views)
@@ -228,5 +228,5 @@ def _cosines(
         parts.append(
             {name: np.einsum("ij,ij->i", *np.split(unit, 2)) for name, unit in units.items()}
         )
-        progress(Progress("comparing", start + len(some), len(records), "pairs"))
+        progress(Progress("comparing", start + len(chunk), len(records), "pairs"))
     return {v.name: np.concatenate([part[v.name] for part in parts]) for v in views}, truncated

@@ -190,7 +190,7 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
     try:
         # no views: only the scalar column is read, its page checksums compared
         columns = (TableReader(folder, manifest, name, ()).column("row") for name in tables)
-        accepted, *others = (column.to_numpy() for column in columns)
+        accepted, *other_rows = (column.to_numpy() for column in columns)
         with layout.rejects.open(encoding="utf-8") as lines:
             rejected = np.array([int(json.loads(line)["row"]) for line in lines], np.int64)
     except DamagedError as error:
@@ -207,8 +207,8 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
     # strictly ascending, so that no record is there twice
     if (np.diff(accepted) <= 0).any():
         result.problems.append("the rows of the sentences are not in ascending order")
-    if len(both := np.intersect1d(accepted, rejected)):
-        result.problems.append(f"row {both[0]} is both embedded and rejected")
+    if len(overlap := np.intersect1d(accepted, rejected)):
+        result.problems.append(f"row {overlap[0]} is both embedded and rejected")
     for name, count in (("accepted", len(accepted)), ("rejected", len(rejected))):
         if count != getattr(totals, name):
             result.problems.append(
@@ -216,7 +216,7 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
             )
     if totals.accepted + totals.rejected + totals.left_out != totals.records:
         result.problems.append("accepted + rejected + left out is not the number of records")
-    for name, rows in zip(tables[1:], others, strict=True):
+    for name, rows in zip(tables[1:], other_rows, strict=True):
         if not np.isin(rows, accepted).all():
             result.problems.append(f"{name} have rows that no sentence has")
 
@@ -256,15 +256,15 @@ def _recompute(
             words = pq.read_table(layout.shard_file("words", number), **whole)
             rows, spans = table["row"].to_numpy(), None
             words = words.filter(pa.array(np.isin(words["row"].to_numpy(), rows)))
-            own, start, end = (words[name].to_numpy() for name in ("row", "start", "end"))
+            record, start, end = (words[name].to_numpy() for name in ("row", "start", "end"))
             # spans that were marked in the corpus cannot be found again in the text; of pairs there
             # are none
             if pairs is None:
-                spans = by_record(own, rows, np.stack([start, end], axis=1))
+                spans = by_record(record, rows, np.stack([start, end], axis=1))
             views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
             # infinite: words at other places cannot be compared, and that is a difference beyond
             # any limit
-            place, worst = np.stack([np.searchsorted(rows, own), start, end]), np.inf
+            place, worst = np.stack([np.searchsorted(rows, record), start, end]), np.inf
             if np.array_equal(np.stack([fresh.row, fresh.start, fresh.end]), place):
                 layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
                 worst = _compare(words, layers, result)
@@ -279,8 +279,8 @@ def _recompute(
 
         now = environment_of(encoder.encoder)
         # shards may be of several environments: the first one that differs is shown
-        found = [difference(one.environment, now) for one in manifest.environments]
-        result.elsewhere = next(filter(None, found), "")
+        differences = [difference(e.environment, now) for e in manifest.environments]
+        result.elsewhere = next(filter(None, differences), "")
 
 
 def _compare(table: pa.Table, fresh: Mapping[str, Float32], result: Verification) -> float:
@@ -304,5 +304,5 @@ def require_ok(result: Verification, path: Path) -> None:
     """Raise a :class:`DamagedError` that names the first problems, if any."""
     if not result.ok:
         listed = "; ".join(result.problems[:5])
-        more = f"; and {len(result.problems) - 5} more" if len(result.problems) > 5 else ""
-        raise DamagedError(f"{path} is damaged: {listed}{more}. Run its command again.")
+        rest = f"; and {len(result.problems) - 5} more" if len(result.problems) > 5 else ""
+        raise DamagedError(f"{path} is damaged: {listed}{rest}. Run its command again.")

@@ -12,7 +12,6 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from embedkit.choices import Pooling
 from embedkit.encoding.checkpoint import _FROM_PADDING
@@ -53,10 +53,8 @@ TEXTS = (
 """Korean, Japanese, English, emoji; from nothing to about a hundred tokens."""
 
 VARIANTS = ("bert_left", "bert_mlm", "roberta_wordpiece", "japanese", "embedding_gemma")
-FAMILIES: tuple[str, ...] = (*KNOWN, *VARIANTS)
-if version("transformers").startswith("5.0."):
-    newer = ("modernbert", "nomic_bert", "jina_embeddings_v3", "gte", "eurobert")
-    FAMILIES = tuple(family for family in FAMILIES if family not in newer)
+FAMILIES = tuple(f for f in (*KNOWN, *VARIANTS) if f in VARIANTS or f in CONFIG_MAPPING_NAMES)
+"""Families that the installed version of transformers has."""
 
 trusted_reader = pytest.mark.skipif(torch.__version__ < "2.10", reason="reads no pickle files")
 

@@ -172,8 +172,8 @@ def in_options(message: errors.Message, context: click.Context | None = None) ->
     commands = cast(click.Group, root.command).commands
 
     def spelled(option: errors.Option) -> str:
-        own = commands[option.of or str(root.invoked_subcommand)]
-        if parameter := _parameter(own, option):
+        owner = commands[option.of or str(root.invoked_subcommand)]
+        if parameter := _parameter(owner, option):
             return f"{option.before}{_as_typed(parameter, option.value)}{option.after}"
         if option.before or option.after:
             return ""
@@ -242,14 +242,14 @@ class Result:
 
 
 def command(
-    *examples: str, more: bool = False
+    *examples: str, with_all: bool = False
 ) -> Callable[[Callable[..., Result | int]], click.Command]:
     """Make a command with ``--json`` and ``--quiet`` of a function that returns its result.
 
     A function with a parameter ``reading`` gets the options of a corpus as one
     :class:`~embedkit.corpus.plan.CorpusOptions`, except for its own parameters; ``progress`` is the
     callback of a bar. A function that prints by itself has a parameter ``as_json`` or ``quiet``,
-    no bar, and returns its exit code. ``more`` adds ``--all``.
+    no bar, and returns its exit code. ``with_all`` adds ``--all``.
     """
 
     def make(function: Callable[..., Result | int]) -> click.Command:
@@ -260,8 +260,8 @@ def command(
         @wraps(function)
         def run(*, as_json: bool, quiet: bool, everything: bool = False, **values: Any) -> int:
             if "reading" in parameters:
-                reading, others = _reading_of(values, own=parameters)
-                values = {**others, "reading": reading}
+                reading, values = _reading_of(values, parameters)
+                values["reading"] = reading
             values |= {n: v for n, v in (("as_json", as_json), ("quiet", quiet)) if n in parameters}
             with nullcontext(no_progress) if prints else progress_bar() as progress:
                 result = function(**values, **{"progress": progress} if bar else {})
@@ -278,30 +278,30 @@ def command(
         bar = "progress" in parameters
         epilog = "\n  ".join(["Examples:", *examples])
         names = {"help_option_names": ["-h", "--help"]}
-        made = click.command(cls=Command, epilog=epilog, context_settings=names)(run)
+        subcommand = click.command(cls=Command, epilog=epilog, context_settings=names)(run)
         flags = [
             (["--all", "everything"], "Print all numbers, not only the most important ones.", None),
             (["--json", "as_json"], "Print the result as JSON.", None),
             (["-q", "--quiet"], "Print only results and errors.", quiet_notes),
         ]
-        made.params += [
+        subcommand.params += [
             click.Option(option, is_flag=True, help=text, callback=callback)
             # a bool is 0 or 1: --all, the first, is left out
-            for option, text, callback in flags[not more :]
+            for option, text, callback in flags[not with_all :]
         ]
-        return made
+        return subcommand
 
     return make
 
 
 def _reading_of(
-    values: Mapping[str, Any], own: Collection[str]
+    values: Mapping[str, Any], parameters: Collection[str]
 ) -> tuple[CorpusOptions, dict[str, Any]]:
     """The options of a corpus, except for a command's own parameters, and all other values."""
     from embedkit.corpus.plan import CorpusOptions
 
     # `label` of split is its own, and does not get into the options of the corpus
-    names = {field.name for field in fields(CorpusOptions)} - set(own)
+    names = {field.name for field in fields(CorpusOptions)} - set(parameters)
     chosen = {name: value for name, value in values.items() if name in names}
     for name in {"keep", "spans"} & chosen.keys():
         # a path, which alone is opened; a list of names may be too long for one, which is no error

@@ -38,7 +38,7 @@ _HEAD = 9  # columns of the longest name of a baseline that the head of the tabl
     "embedkit compare runs/* --metric macro_f1 --min-difference 0.5 --report report.html",
     "embedkit compare runs/tfidf runs/cls --write-blend blend.tsv --answers tfidf.tsv "
     "--answers cls.tsv",
-    more=True,
+    with_all=True,
 )
 @click.argument("runs", nargs=-1, required=True, type=FILE)
 @options(
@@ -97,8 +97,8 @@ def compare(
     from embedkit.prediction_files import parse_submission
 
     if (answers or submission) and write_blend is None:
-        given = "--answers are" if answers else "--submission is"
-        raise UsageError(f"{given} blended into a file; name it with --write-blend.")
+        subject = "--answers are" if answers else "--submission is"
+        raise UsageError(f"{subject} blended into a file; name it with --write-blend.")
     # before anything is computed: a slip in an option should not cost a minute
     columns = parse_submission(submission)
     compared = calculate(runs, progress=progress, **settings)
@@ -106,9 +106,9 @@ def compare(
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
-        made = compared.blend_to_use()
-        count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
-        written.append(f"{path_text(write_blend)}: {count_text(count, 'record')}, {made.name}")
+        blend = compared.blend_to_use()
+        count = write(blend, write_blend, answers=answers, submission=columns, overwrite=overwrite)
+        written.append(f"{path_text(write_blend)}: {count_text(count, 'record')}, {blend.name}")
     if report is not None:
         from embedkit.comparison.report import write_report
 
@@ -128,14 +128,17 @@ def _compare_text(
 
     first = [f"{advice.title} ({advice.method.name})", advice.reason]
     if asked_for_all():
-        last = [f"{one.question}: {one.sentence or one.command}" for one in advice.decisions]
+        last = [
+            f"{decision.question}: {decision.sentence or decision.command}"
+            for decision in advice.decisions
+        ]
     else:
-        answers = {one.question.lower(): one.answer for one in advice.decisions}
+        answers = {decision.question.lower(): decision.answer for decision in advice.decisions}
         missing = [question for question, answer in answers.items() if answer == "not tried"]
         said = [f"{name}: {answer}" for name, answer in answers.items() if name not in missing]
         said += [f"not tried: {', '.join(missing)}"] if missing else []
         last = ["; ".join(said).replace("layer: layer", "layer")]
-        if shorts := [one.short for one in run_notices(compared)]:
+        if shorts := [notice.short for notice in run_notices(compared)]:
             last.append(f"look first: {', '.join(shorts)}")
     last.append(f"next: {advice.next}")
     last += [f"wrote {path}" for path in written]
@@ -144,7 +147,7 @@ def _compare_text(
     return "\n".join([*first, _methods_text(compared, advice, first + last), *last])
 
 
-def _methods_text(compared: Compared, advice: Recommendation, others: list[str]) -> str:
+def _methods_text(compared: Compared, advice: Recommendation, other_lines: list[str]) -> str:
     """The table of methods, with as many rows as make 15 lines with the others."""
     from embedkit.comparison.recommendation import cost_text, fit_text
 
@@ -157,35 +160,37 @@ def _methods_text(compared: Compared, advice: Recommendation, others: list[str])
     fits = columns(compared.baseline) <= _HEAD
     versus = f"against {compared.baseline if fits else 'baseline'}"
     tested = any(row.test for row in compared.rows)
-    for one in (row for row in compared.rows if row.kind != "majority"):
+    for row in compared.rows:
+        if row.kind == "majority":
+            continue
         gain = "–" if fits else "(baseline)"
-        if one.to_baseline:
-            gain = metric_text(one.to_baseline.value, metric, signed=True)
+        if row.to_baseline:
+            gain = metric_text(row.to_baseline.value, metric, signed=True)
         cells = {
-            "  method": f"{'→' if one.name == advice.method.name else ' '} "
-            + shorten(one.name, room),
-            _score_heading(metric): score_text(one.scores[metric], metric),
-            versus: f"{one.verdict} {gain}".strip(),
+            "  method": f"{'→' if row.name == advice.method.name else ' '} "
+            + shorten(row.name, room),
+            _score_heading(metric): score_text(row.scores[metric], metric),
+            versus: f"{row.verdict} {gain}".strip(),
         }
         if tested:
-            test = one.test
+            test = row.test
             cells["test"] = metric_text(test[metric].value, metric) if metric in test else "–"
         else:
-            cells["train"] = fit_text(one) or "–"
-        time = cost_text(one)
-        lines[one.name] = cells | {compared.level.replace("sentence", "text"): time or "–"}
+            cells["train"] = fit_text(row) or "–"
+        time = cost_text(row)
+        lines[row.name] = cells | {compared.level.replace("sentence", "text"): time or "–"}
     guess = score_text(compared.row("majority").scores[metric], metric)
     lines["majority"] = dict.fromkeys(next(iter(lines.values())), "–")
     lines["majority"] |= {"  method": "  majority", _score_heading(metric): guess}
     # the answer is to fit a small terminal, 15 lines with the one that counts the rest
-    room = 14 - sum(len(fitted(line)) for line in others)
+    room = 14 - sum(len(fitted(line)) for line in other_lines)
     if asked_for_all() or len(lines) <= room:
         return table_text(list(lines.values()))
     first = [name for name in (advice.method.name, compared.baseline) if name in lines]
     # the method to use and the baseline stay, whatever their rank; rows keep their order
     kept = set(list(dict.fromkeys([*first, *lines]))[: max(room - 1, 3)])
-    more = f"  … {len(lines) - len(kept)} more (--all)"
-    return f"{table_text([cells for name, cells in lines.items() if name in kept])}\n{more}"
+    note = f"  … {len(lines) - len(kept)} more (--all)"
+    return f"{table_text([cells for name, cells in lines.items() if name in kept])}\n{note}"
 
 
 def _score_heading(metric: str) -> str:
@@ -224,10 +229,11 @@ def comparison_text(compared: Compared) -> str:
         table_text([_gain_cells(r.name, r.to_baseline, r.to_best, metric) for r in rows]),
     ]
     if tested:
-        gains = ((row.name, row.test_to_baseline, row.test_to_best) for row in tested)
-        parts.append(f"Differences in {metric}{unit} on the test set:")
-        parts.append(table_text([_gain_cells(*one, metric) for one in gains]))
-    parts += [input_text(*one) for one in compared.inputs.items()]
+        gains = [
+            _gain_cells(row.name, row.test_to_baseline, row.test_to_best, metric) for row in tested
+        ]
+        parts += [f"Differences in {metric}{unit} on the test set:", table_text(gains)]
+    parts += [input_text(setting, runs) for setting, runs in compared.inputs.items()]
     parts.append("Cost; an encoder that was not trained further is not counted on disk:")
     costs = [_cost_cells(row.name, row.cost, compared.level) for row in rows if row.cost]
     return "\n".join([*parts, table_text(costs)])

@@ -152,10 +152,10 @@ def extract(
     files = [Path(name) for name in corpus]
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
         if dry_run:
-            there = in_options(Message(existing_output(plan.out, plan.job, overwrite=overwrite)))
+            output = in_options(Message(existing_output(plan.out, plan.job, overwrite=overwrite)))
             cost = estimate(plan, reuse=reuse, progress=progress)
-            data = {**asdict(cost), "output": there}
-            return Result(data, lambda: _estimate_text(plan, cost, there), asked_for=True)
+            data = {**asdict(cost), "output": output}
+            return Result(data, lambda: _estimate_text(plan, cost, output), asked_for=True)
         result = run_plan(plan, overwrite=overwrite, reuse=reuse, progress=progress)
     if chosen.num_shards is not None and not result.was_complete:
         missing = count_text(result.missing_shards, "shard")
@@ -174,7 +174,7 @@ def extract(
     )
 
 
-def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
+def _estimate_text(plan: ExtractPlan, cost: Estimate, output: str) -> str:
     from embedkit.encoding.views import view_ranges
 
     lines = [
@@ -199,7 +199,7 @@ def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
     # a margin for an estimate that is measured on some of the texts
     if cost.bytes_total * 1.1 > cost.free_bytes:
         lines.append("  WARNING: this will not fit. Use fewer --layers or --storage compact.")
-    lines += [f"  note: {note}" for note in (*map(in_options, cost.notices), there) if note]
+    lines += [f"  note: {note}" for note in (*map(in_options, cost.notices), output) if note]
     return "\n".join(lines)
 
 
@@ -271,7 +271,7 @@ _NAMES_SHOWN, _PROMPTS_SHOWN = 6, 2
     "embedkit info corpus.vectors",
     "embedkit info runs/logreg",
     "embedkit info klue/bert-base",
-    more=True,
+    with_all=True,
 )
 @click.argument("what")
 def info(what: str) -> Result:
@@ -284,21 +284,21 @@ def info(what: str) -> Result:
     from embedkit.runs.folder import info as describe
     from embedkit.runs.run import Run, as_json
 
-    path, found = Path(what), describe(what)
-    if isinstance(found, Run):
+    path, details = Path(what), describe(what)
+    if isinstance(details, Run):
         from embedkit.cli.run_text import run_info_text
 
-        return Result(as_json(found), lambda: run_info_text(path, found), asked_for=True)
-    if isinstance(found, DatasetInfo):
+        return Result(as_json(details), lambda: run_info_text(path, details), asked_for=True)
+    if isinstance(details, DatasetInfo):
         data = {
             "path": str(path),
-            **asdict(found.manifest),
-            "health": [asdict(h) for h in found.health],
-            "health_rows": found.health_rows,
-            "duplicate_texts": found.duplicate_texts,
+            **asdict(details.manifest),
+            "health": [asdict(h) for h in details.health],
+            "health_rows": details.health_rows,
+            "duplicate_texts": details.duplicate_texts,
         }
-        return Result(data, lambda: _dataset_text(found), asked_for=True)
-    return Result(found, lambda: _model_text(found), asked_for=True)
+        return Result(data, lambda: _dataset_text(details), asked_for=True)
+    return Result(details, lambda: _model_text(details), asked_for=True)
 
 
 def _dataset_text(info: DatasetInfo) -> str:
@@ -358,9 +358,9 @@ def _dataset_text(info: DatasetInfo) -> str:
         lines += [f"  {line}" for line in open_lines(info.path, manifest).values()]
         lines += ["look at it:", f"  {atlas_line(info.path, manifest)}"]
     else:
-        more = len(findings) - 2
+        rest = len(findings) - 2
         lines += [f"  views      {line}" for line in findings[:2]]
-        lines += [f"  views      {count_text(more, 'more finding')} (--all)"] if more > 0 else []
+        lines += [f"  views      {count_text(rest, 'more finding')} (--all)"] if rest > 0 else []
         lines.append(f"open it: data = embedkit.load({str(info.path)!r}); data.X, data.text")
     lines.append(f"look at it: embedkit explore {path}")
     return "\n".join(lines)
@@ -404,8 +404,8 @@ def _inventory_lines(effects: dict[str, str], *, everything: bool) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more
+    rest = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + rest
 
 
 def _weights_text(names: Sequence[str]) -> str:
@@ -438,12 +438,12 @@ def verify(
     from embedkit.verification import require_ok
     from embedkit.verification import verify as check
 
-    found = check(out, recompute=recompute or 0, model=model, progress=progress)
-    counts = [count_text(found.files, "file")]
-    counts += [count_text(found.rows, "row")] * bool(found.rows)
+    verification = check(out, recompute=recompute or 0, model=model, progress=progress)
+    counts = [count_text(verification.files, "file")]
+    counts += [count_text(verification.rows, "row")] * bool(verification.rows)
     text = f"{out}: {', '.join(counts)}: undamaged"
-    text += f"\n{found.recomputed}" if recompute else ""
-    return Result(found, lambda: text, check=lambda: require_ok(found, out))
+    text += f"\n{verification.recomputed}" if recompute else ""
+    return Result(verification, lambda: text, check=lambda: require_ok(verification, out))
 
 
 @command('embedkit tokenize "배를 타고 여행을 간다."', "embedkit tokenize --vocab 2000:2010")

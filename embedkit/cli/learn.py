@@ -281,12 +281,12 @@ def predict(
             done, rejected = predict_file(
                 run, corpus, reading=reading, as_json=as_json, progress=progress, **model, **output
             )
-        elif given := [
+        elif file_options := [
             name
             for name, value in {**reading.given, **output}.items()
             if value and (corpus or name not in ("text", "text_pair"))
         ]:
-            problem = f"--{given[0].replace('_', '-')} is for the file of a corpus"
+            problem = f"--{file_options[0].replace('_', '-')} is for the file of a corpus"
             raise UsageError(f"{problem}; redirect other output with >.")
         else:
             # a single --text is answered as soon as the model is there; for lines it is warmed up,
@@ -366,8 +366,8 @@ def export(what: Path, out: Path | None, fold: str, to: str | None, view: str | 
 
         data = load(what, view)
         path = data.export(out, to=to)
-        found = {"out": str(path), "rows": len(data), "width": data.width, "views": data.views}
-        return Result(found, lambda: f"wrote {path}: {len(data):,} rows × {data.width}")
+        summary = {"out": str(path), "rows": len(data), "width": data.width, "views": data.views}
+        return Result(summary, lambda: f"wrote {path}: {len(data):,} rows × {data.width}")
     from embedkit.finetuning.checkpoint import export as write
 
     result = write(what, out=out, fold=fold)

@@ -117,8 +117,8 @@ def _answers_text(answers: Sequence[Answer]) -> str:
             rows.append({"score": f"{hit.score:.4f}", "row": hit.row, "id": hit.id})
             rows[-1] |= {"label": hit.label or ""} if labelled else {}
             if hit.text is not None:
-                both = hit.text if hit.text_pair is None else f"{hit.text} | {hit.text_pair}"
-                rows[-1]["text"] = visible(one_line(both), limit=_SHOWN)
+                pair = hit.text if hit.text_pair is None else f"{hit.text} | {hit.text_pair}"
+                rows[-1]["text"] = visible(one_line(pair), limit=_SHOWN)
         parts.append(table_text(rows))
     return "\n".join(parts)
 
@@ -144,10 +144,10 @@ def _duplicates(
     if out is not None:
         # before every two texts are compared
         check_file(out)
-    found = near_duplicates(dataset, threshold=threshold, progress=progress, **settings)
+    duplicates = near_duplicates(dataset, threshold=threshold, progress=progress, **settings)
     if out is not None:
-        write_rows(found.pairs, PAIR_COLUMNS, out)
-    return Result(found, lambda: _duplicates_text(found, out), asked_for=True)
+        write_rows(duplicates.pairs, PAIR_COLUMNS, out)
+    return Result(duplicates, lambda: _duplicates_text(duplicates, out), asked_for=True)
 
 
 _PAIRS = 10
@@ -159,17 +159,18 @@ PAIR_COLUMNS = {"group": "int64", "cosine": "float64"} | {
 """Columns of a file of pairs, with their Arrow types."""
 
 
-def _duplicates_text(found: NearDuplicates, out: Path | None) -> str:
+def _duplicates_text(duplicates: NearDuplicates, out: Path | None) -> str:
     """How many there are, and the nearest pair of each of the largest groups."""
     lines = [
-        f"{found.grouped:,} of {count_text(found.records, 'record')} have a near-duplicate (cosine "
-        f"{found.threshold:g} or more): {count_text(len(found.pairs), 'pair')} in "
-        f"{count_text(found.groups, 'group')}; {found.repeated:,} repeat a text"
+        f"{duplicates.grouped:,} of {count_text(duplicates.records, 'record')} have a "
+        f"near-duplicate (cosine {duplicates.threshold:g} or more): "
+        f"{count_text(len(duplicates.pairs), 'pair')} in "
+        f"{count_text(duplicates.groups, 'group')}; {duplicates.repeated:,} repeat a text"
     ]
     sizes: dict[int, set[int]] = {}
-    for pair in found.pairs:
+    for pair in duplicates.pairs:
         sizes.setdefault(pair["group"], set()).update((pair["row"], pair["other_row"]))
-    first = {pair["group"]: pair for pair in reversed(found.pairs)}
+    first = {pair["group"]: pair for pair in reversed(duplicates.pairs)}
     rows = [
         {"group": number, "records": len(sizes[number]), "cosine": f"{first[number]['cosine']:.4f}"}
         | {"rows": f"{first[number]['row']}, {first[number]['other_row']}"}
@@ -180,8 +181,8 @@ def _duplicates_text(found: NearDuplicates, out: Path | None) -> str:
         for number in list(sizes)[:_PAIRS]
     ]
     lines += [table_text(rows)] if rows else []
-    if (more := found.groups - len(rows)) > 0:
-        lines.append(f"{count_text(more, 'more group')}: {out or '--out FILE has every pair'}")
+    if (rest := duplicates.groups - len(rows)) > 0:
+        lines.append(f"{count_text(rest, 'more group')}: {out or '--out FILE has every pair'}")
     elif out is not None:
         lines.append(f"wrote {out}")
     return "\n".join(lines)
@@ -204,8 +205,8 @@ def index(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
     info = build_index(dataset, progress=progress, **settings)
     recall = "too few records to measure its recall"
     if info.recall is not None:
-        found = metric_text(info.recall, "accuracy", unit=True)
-        recall = f"it finds {found} of the ten nearest records (recall@10)"
+        share = metric_text(info.recall, "accuracy", unit=True)
+        recall = f"it finds {share} of the ten nearest records (recall@10)"
     text = (
         f"{dataset}: {info.kind} index of {info.records:,} × {info.width} "
         f"({info.view}, {info.metric}{f', {info.whitening}' * bool(info.whitening)}), "
@@ -220,7 +221,7 @@ _MATRIX, _FEW = 10, 4
 @command(
     "embedkit similarity sts.tsv --text sentence1 --text-pair sentence2 --score score",
     "embedkit similarity pairs.csv --text a --text-pair b --layers -1 --out pairs",
-    more=True,
+    with_all=True,
 )
 @click.argument("corpus", type=FILE)
 @options(
@@ -240,54 +241,54 @@ def similarity(corpus: Path, progress: ProgressCallback, **settings: Any) -> Res
     """
     from embedkit.sts import similarity as compare
 
-    found = compare(corpus, progress=progress, **settings)
+    result = compare(corpus, progress=progress, **settings)
     pairs = [
         {
             "row": record.row,
             "id": record.id,
-            "score": None if found.gold is None else float(found.gold[i]),
-            "cosine": {name: float(values[i]) for name, values in found.cosines.items()},
+            "score": None if result.gold is None else float(result.gold[i]),
+            "cosine": {name: float(values[i]) for name, values in result.cosines.items()},
         }
-        for i, record in enumerate(found.records)
+        for i, record in enumerate(result.records)
     ]
-    counts = {"rejected": found.rejected, "truncated": found.truncated}
+    counts = {"rejected": result.rejected, "truncated": result.truncated}
     return Result(
-        {"model": found.model, "agreement": found.agreement, **counts, "pairs": pairs},
-        lambda: _similarity_text(found),
+        {"model": result.model, "agreement": result.agreement, **counts, "pairs": pairs},
+        lambda: _similarity_text(result),
         asked_for=True,
-        code=EXIT_REJECTS if found.rejected else 0,
+        code=EXIT_REJECTS if result.rejected else 0,
     )
 
 
-def _similarity_text(found: PairSimilarity) -> str:
+def _similarity_text(result: PairSimilarity) -> str:
     """Correlations by pooling and layer; without human scores the cosine of every pair."""
     from embedkit.cli.run_text import agreement_finding, grid_text
 
-    count = count_text(len(found.records), "pair")
-    count += f", {count_text(found.rejected, 'record')} rejected" if found.rejected else ""
-    count += f", {count_text(found.truncated, 'text')} cut" if found.truncated else ""
-    if not found.agreement:
-        cosines = found.cosines.items()
+    count = count_text(len(result.records), "pair")
+    count += f", {count_text(result.rejected, 'record')} rejected" if result.rejected else ""
+    count += f", {count_text(result.truncated, 'text')} cut" if result.truncated else ""
+    if not result.agreement:
+        cosines = result.cosines.items()
         cells = [
             {"row": record.row, "id": record.id}
             | {name: number_text(values[i]) for name, values in cosines}
-            for i, record in enumerate(found.records)
+            for i, record in enumerate(result.records)
         ]
         return f"{table_text(cells)}\n{count}"
-    scores = {view: one["spearman"] for view, one in found.agreement.items()}
+    scores = {view: correlations["spearman"] for view, correlations in result.agreement.items()}
     lines = [
-        agreement_finding(found.agreement),
-        f"Spearman of the cosine with the score, {count} ({found.model}):",
+        agreement_finding(result.agreement),
+        f"Spearman of the cosine with the score, {count} ({result.model}):",
         grid_text({view: number_text(score.value) for view, score in scores.items()}),
     ]
-    known = [score for score in scores.values() if math.isfinite(score.value)]
-    if known:
-        width = max((score.high - score.low) / 2 for score in known)
+    finite = [score for score in scores.values() if math.isfinite(score.value)]
+    if finite:
+        width = max((score.high - score.low) / 2 for score in finite)
         lines.append(
             f"95 % intervals: ±{number_text(width)} at most; Pearson: --json, or "
             "embedkit info of --out"
         )
-    if len(known) < len(scores):
+    if len(finite) < len(scores):
         lines.append("–: the cosines of all pairs are equal, so there is no correlation")
     return "\n".join(lines)
 
@@ -295,7 +296,7 @@ def _similarity_text(found: PairSimilarity) -> str:
 @command(
     "embedkit words homonyms.vectors 배 --layer -1",
     'embedkit words bank --text "He robbed the bank." --text "Fish on the river bank."',
-    more=True,
+    with_all=True,
 )
 @click.argument("what", nargs=-1)
 @options(
@@ -315,9 +316,9 @@ def words(what: tuple[str, ...], texts: tuple[str, ...], **settings: Any) -> Res
 
     if len(what) != (1 if texts else 2):
         raise UsageError("give DATASET WORD, or WORD with sentences in --text.")
-    found = compare(texts or what[0], what[-1], **settings)
-    data = {**asdict(found), "cosines": found.cosines.tolist()}
-    return Result(data, lambda: _words_text(found), asked_for=True)
+    report = compare(texts or what[0], what[-1], **settings)
+    data = {**asdict(report), "cosines": report.cosines.tolist()}
+    return Result(data, lambda: _words_text(report), asked_for=True)
 
 
 def _words_text(report: WordReport) -> str:
@@ -339,9 +340,9 @@ def _words_text(report: WordReport) -> str:
     if not everything:
         return "\n".join([*lines, "layers: --all"])
     rows = [
-        {"layer": one.layer, "mean cosine": number_text(one.cosine)}
-        | ({} if math.isnan(one.others) else {"any two words": number_text(one.others)})
-        for one in report.layers
+        {"layer": layer.layer, "mean cosine": number_text(layer.cosine)}
+        | ({} if math.isnan(layer.others) else {"any two words": number_text(layer.others)})
+        for layer in report.layers
     ]
     return "\n".join([*lines, table_text(rows)])
 
@@ -349,15 +350,15 @@ def _words_text(report: WordReport) -> str:
 def _words_finding(report: WordReport) -> str:
     """The mean cosine of two uses, and the layer where it is least."""
     count = f"{count_text(len(report.uses), 'use')} of {report.word}"
-    known = {one.layer: one.cosine for one in report.layers if math.isfinite(one.cosine)}
-    if not known:
+    cosines = {layer.layer: layer.cosine for layer in report.layers if math.isfinite(layer.cosine)}
+    if not cosines:
         return f"{count}: nothing to compare it with"
-    least = min(known, key=known.__getitem__)
+    least = min(cosines, key=cosines.__getitem__)
     mean = "their cosine" if len(report.uses) == 2 else "mean cosine of two"
-    text = f"{count}: {mean} is {number_text(known[report.layer])} at layer {report.layer}"
+    text = f"{count}: {mean} is {number_text(cosines[report.layer])} at layer {report.layer}"
     if least == report.layer:
         return text
-    return f"{text} (least at layer {least}: {number_text(known[least])})"
+    return f"{text} (least at layer {least}: {number_text(cosines[least])})"
 
 
 def _snippet(use: Use) -> str:
@@ -395,22 +396,22 @@ def explore(
     from embedkit.predict import parse_label_names
 
     names = parse_label_names(label_names)
-    found = write(dataset, label_names=names, progress=progress, **settings)
-    return Result(found, lambda: _text(found))
+    picture = write(dataset, label_names=names, progress=progress, **settings)
+    return Result(picture, lambda: _text(picture))
 
 
-def _text(found: Explored) -> str:
-    first = next(one for one in found.views if one.view == found.shown)
-    whole = f" of {found.records:,}" * (found.points < found.records)
-    count = f"{count_text(found.points, 'record')}{whole}"
-    size = f"{count_text(len(found.views), 'view')}, {bytes_text(found.nbytes)}"
+def _text(picture: Explored) -> str:
+    first = next(view for view in picture.views if view.view == picture.shown)
+    whole = f" of {picture.records:,}" * (picture.points < picture.records)
+    count = f"{count_text(picture.points, 'record')}{whole}"
+    size = f"{count_text(len(picture.views), 'view')}, {bytes_text(picture.nbytes)}"
     text = f"the picture keeps {100 * first.kept:.0f} of 100 nearest neighbours"
     if not math.isnan(first.same_label):
-        best = max(found.views, key=lambda one: one.same_label)
+        best = max(picture.views, key=lambda view: view.same_label)
         most = "" if best is first else f"; most at {best.view}: {100 * best.same_label:.0f}"
         text += f"; {100 * first.same_label:.0f} of 100 have the label of their text"
-        text += f" (by chance {100 * found.chance:.0f}{most})"
-    return f"{found.page}: {count}, {size}\n  {found.shown}: {text}"
+        text += f" (by chance {100 * picture.chance:.0f}{most})"
+    return f"{picture.page}: {count}, {size}\n  {picture.shown}: {text}"
 
 
 _TRIED, _MOVED, _EQUAL = 2, 3, 1e-3
@@ -420,7 +421,7 @@ _TRIED, _MOVED, _EQUAL = 2, 3, 1e-3
     "embedkit diff reviews.vectors theirs.npy",
     "embedkit diff reviews.vectors reviews-int8.vectors",
     "embedkit diff reviews.vectors reviews.vectors --view mean_6,mean_5",
-    more=True,
+    with_all=True,
 )
 @click.argument("dataset", type=FILE)
 @click.argument("other", type=FILE)
@@ -442,57 +443,57 @@ def diff(dataset: Path, other: Path, view: str | None, progress: ProgressCallbac
     """
     from embedkit.difference import diff as compare
 
-    found = compare(dataset, other, view=names_of(view) or None, progress=progress)
-    return Result(found, lambda: _diff_text(found), asked_for=True)
+    result = compare(dataset, other, view=names_of(view) or None, progress=progress)
+    return Result(result, lambda: _diff_text(result), asked_for=True)
 
 
-def _diff_text(found: Diff) -> str:
+def _diff_text(result: Diff) -> str:
     """The answer, what it rests on, and the records that moved most."""
     per_cent = partial(metric_text, metric="accuracy")
-    counts = {"only in the first": found.only_a, "only in the second": found.only_b}
-    counts |= {"left out, whose texts differ": found.other_texts}
-    far, cosines, gap = found.distance, found.cosines.items(), found.difference
-    together = count_text(found.together, "record")
+    counts = {"only in the first": result.only_a, "only in the second": result.only_b}
+    counts |= {"left out, whose texts differ": result.other_texts}
+    far, cosines, gap = result.distance, result.cosines.items(), result.difference
+    together = count_text(result.together, "record")
     facts = {
-        "records": f"{found.records:,} in both, by {found.joined}"
+        "records": f"{result.records:,} in both, by {result.joined}"
         + "".join(f", {count:,} {what}" for what, count in counts.items() if count),
-        "settings": "; ".join(found.settings),
+        "settings": "; ".join(result.settings),
     }
     if math.isfinite(far["median"]):
         facts["distance"] = (
             f"{far['median']:.1e} (median), {far['largest']:.1e} (largest, relative L2); "
-            f"{found.equal:,} have the same bits"
+            f"{result.equal:,} have the same bits"
         )
         facts["cosine"] = ", ".join(f"{number_text(value)} ({name})" for name, value in cosines)
     facts["neighbours"] = (
-        f"{found.kept:.1f} of ten are kept; linear CKA {found.cka:.4f} (of {together})"
+        f"{result.kept:.1f} of ten are kept; linear CKA {result.cka:.4f} (of {together})"
     )
     if gap is not None:
-        first, second = (per_cent(value, unit=True) for value in found.accuracies)
+        first, second = (per_cent(value, unit=True) for value in result.accuracies)
         facts["decisions"] = (
-            f"{per_cent(found.decisions, unit=True)} change; accuracy {first} and {second} "
+            f"{per_cent(result.decisions, unit=True)} change; accuracy {first} and {second} "
             f"({per_cent(gap.value)}, 95 %: {per_cent(gap.low)} to {per_cent(gap.high)})"
         )
-    lines = [_diff_finding(found), *(f"{n:12}{fact}" for n, fact in facts.items() if fact)]
+    lines = [_diff_finding(result), *(f"{n:12}{fact}" for n, fact in facts.items() if fact)]
     everything = asked_for_all()
-    tried = found.explanations if everything else found.explanations[:_TRIED]
+    tried = result.explanations if everything else result.explanations[:_TRIED]
     tried = tried if len(tried) > 1 else ()  # one alone is the answer
-    lines += [f"tried       {one.distance:.1e} with {_settings_text(one)}" for one in tried]
+    lines += [f"tried       {trial.distance:.1e} with {_settings_text(trial)}" for trial in tried]
     rows = [
         {"row": row["row"], "id": row["id"], "cosine": number_text(row["cosine"])}
         | {"kept": "–" if row["kept"] is None else f"{row['kept']:g}"}
         | {"text": visible(one_line(row.get("text", "")), limit=_SHOWN // 2)}
-        for row in (found.moved if everything else found.moved[:_MOVED])
+        for row in (result.moved if everything else result.moved[:_MOVED])
     ]
     return "\n".join([*lines, *([table_text(rows)] if rows else [])])
 
 
-def _diff_finding(found: Diff) -> str:
+def _diff_finding(result: Diff) -> str:
     """Equal, explained by settings, or how much of what vectors are used for stays."""
-    largest, best = found.distance["largest"], found.explanation
-    if found.equal == found.records:
-        return f"the same vectors: all {count_text(found.records, 'record')} have the same bits"
-    if found.same:
+    largest, best = result.distance["largest"], result.explanation
+    if result.equal == result.records:
+        return f"the same vectors: all {count_text(result.records, 'record')} have the same bits"
+    if result.same:
         return f"equal to within {largest:.0e} (relative L2), as engines of one precision are"
     if best is not None:
         settings = _settings_text(best)
@@ -500,13 +501,13 @@ def _diff_finding(found: Diff) -> str:
             how = f"equal to within {best.largest:.0e}" if best.largest else "the same bits"
             return f"{how} with {settings}"
         return (
-            f"nearest with {settings}: {best.distance:.1e} apart, {found.before:.1e} without "
+            f"nearest with {settings}: {best.distance:.1e} apart, {result.before:.1e} without "
             "(relative L2)"
         )
-    finding = f"{found.kept:.1f} of ten nearest neighbours are kept"
-    if found.difference is not None:
-        finding += f", {metric_text(found.decisions, 'accuracy', unit=True)} of decisions change"
-    return finding + "; no setting that was tried explains it" * bool(found.explanations)
+    finding = f"{result.kept:.1f} of ten nearest neighbours are kept"
+    if result.difference is not None:
+        finding += f", {metric_text(result.decisions, 'accuracy', unit=True)} of decisions change"
+    return finding + "; no setting that was tried explains it" * bool(result.explanations)
 
 
 _IN_WORDS = {
@@ -519,13 +520,13 @@ _IN_WORDS = {
 """Settings that are no options of extract."""
 
 
-def _settings_text(one: Explanation) -> str:
+def _settings_text(trial: Explanation) -> str:
     options = [
         ("--normalize" if value else "--no-normalize")
         if name == "normalize"
         else f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
-        for name, value in one.settings.items()
+        for name, value in trial.settings.items()
         if name not in _IN_WORDS
     ]
-    words = [_IN_WORDS[n].format(value) for n, value in one.settings.items() if n in _IN_WORDS]
+    words = [_IN_WORDS[n].format(value) for n, value in trial.settings.items() if n in _IN_WORDS]
     return ", ".join([*[" ".join(options)] * bool(options), *words]) or "the settings of the first"

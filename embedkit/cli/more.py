@@ -93,7 +93,7 @@ def run(
 
     # through the same door as a command that was typed: notes, errors and exit codes are alike
     results = run_recipe(stages, group.call, quiet=quiet or as_json, progress=progress)
-    codes, failed = [one["exit_code"] for one in results], results[-1]["status"] == "failed"
+    codes, failed = [result["exit_code"] for result in results], results[-1]["status"] == "failed"
     if as_json:
         click.echo(json_text(results))
     elif not failed:
@@ -113,28 +113,28 @@ def doctor() -> Result:
     """
     from embedkit.doctor import diagnose
 
-    found = diagnose()
-    return Result(found, lambda: _diagnosis_text(found), code=found.exit_code)
+    diagnosis = diagnose()
+    return Result(diagnosis, lambda: _diagnosis_text(diagnosis), code=diagnosis.exit_code)
 
 
-def _diagnosis_text(found: Diagnosis) -> str:
+def _diagnosis_text(diagnosis: Diagnosis) -> str:
     speeds = [
         f"{about['records']} records extracted, {about['tokens_per_second']:,.0f} tokens/s on "
         f"{about['name']} ({about['precision']})"
-        for about in found.devices.values()
+        for about in diagnosis.devices.values()
         if "records" in about
     ]
-    gpus = [about["name"] for device, about in found.devices.items() if device != "cpu"]
-    missing = ", ".join(name for names in found.missing.values() for name in names)
-    lines = ["✓ embedkit works here: " + "; ".join(speeds)] if found.works else []
-    for about in found.devices.values():
+    gpus = [about["name"] for device, about in diagnosis.devices.items() if device != "cpu"]
+    missing = ", ".join(name for names in diagnosis.missing.values() for name in names)
+    lines = ["✓ embedkit works here: " + "; ".join(speeds)] if diagnosis.works else []
+    for about in diagnosis.devices.values():
         same = about.get("same_bits", {}).items()
         shown = ", ".join(f"{how} ({count} of {about['records']})" for how, count in same)
         lines += [f"  texts with the same bits as among others: {shown}"] * bool(same)
-    lines += [f"✗ embedkit does not work here: {problem}" for problem in found.problems]
-    lines += [f"! {note}" for note in found.notes]
+    lines += [f"✗ embedkit does not work here: {problem}" for problem in diagnosis.problems]
+    lines += [f"! {note}" for note in diagnosis.notes]
     lines.append(
-        f"  models here: {', '.join(found.models) or 'none'}; GPU: {', '.join(gpus) or 'none'}"
+        f"  models here: {', '.join(diagnosis.models) or 'none'}; GPU: {', '.join(gpus) or 'none'}"
     )
     lines += [f"  optional, not installed: {missing}"] if missing else []
     return "\n".join([*lines, "everything checked, all versions: embedkit doctor --json"])

@@ -71,9 +71,9 @@ class KnownOrClass(KnownName):
         return value if ":" in str(value) else super().convert(value, param, ctx)
 
 
-def choice(known: Collection[str], default: str | None = None) -> dict[str, Any]:
+def choice(names: Collection[str], default: str | None = None) -> dict[str, Any]:
     """Settings of an option with known values."""
-    return {"type": KnownName(list(known)), "default": default}
+    return {"type": KnownName(list(names)), "default": default}
 
 
 def option(*names: str, help: str, **settings: Any) -> Option:
@@ -172,12 +172,12 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
 _SHARED = {name: option(name, help=text, **settings) for name, text, settings in _SHARED_ROWS}
 
 
-def options(*given: str | Option) -> Option:
+def options(*entries: str | Option) -> Option:
     """Give a command options in this order: names of shared ones, or options of its own."""
     makers = [
         make
-        for item in given
-        for make in (map(_SHARED.__getitem__, item.split()) if isinstance(item, str) else [item])
+        for entry in entries
+        for make in (map(_SHARED.__getitem__, entry.split()) if isinstance(entry, str) else [entry])
     ]
 
     def decorate(function: Any) -> Any:

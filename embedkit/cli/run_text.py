@@ -58,8 +58,8 @@ def run_text(result: RunResult[Any]) -> str:
     content, out = result.content, result.out
     finding, results = _KINDS[content.kind]
     lines = [finding(content), *results(content), f"{_method(content)}: {_cost(content)}"]
-    more = f"everything: embedkit info {shlex.quote(str(out))} --all"
-    return "\n".join([*lines, f"wrote {out} ({more})"])
+    note = f"everything: embedkit info {shlex.quote(str(out))} --all"
+    return "\n".join([*lines, f"wrote {out} ({note})"])
 
 
 def run_info_text(path: Path, content: Run) -> str:
@@ -83,7 +83,7 @@ def _prediction_finding(content: PredictionRun) -> str:
     # the test set, where there is one: nothing was chosen by it
     subset = "test" if "test" in content.scores else "cross_validation"
     count = content.records["test"] if subset == "test" else content.records["folds"]
-    support = [one.support for one in content.per_class.get(subset, ())]
+    support = [label.support for label in content.per_class.get(subset, ())]
     metric = "accuracy" if content.classes else "r2"
     if support:
         # as compare judges it, so that both speak of one number
@@ -97,7 +97,7 @@ def _prediction_finding(content: PredictionRun) -> str:
 
 def agreement_finding(agreement: Mapping[str, Mapping[str, Score]]) -> str:
     """Return which view agrees best with human scores."""
-    scores = {view: one["spearman"] for view, one in agreement.items()}
+    scores = {view: correlations["spearman"] for view, correlations in agreement.items()}
     scores = {view: score for view, score in scores.items() if math.isfinite(score.value)}
     if not scores:
         return "no human scores to compare the cosines with"
@@ -112,7 +112,7 @@ def _best_and_near(scores: Mapping[str, Score], metric: str) -> tuple[str, list[
     select = min if metric in LOWER_IS_BETTER else max
     best = select(scores, key=lambda view: scores[view].value)
     value = scores[best].value
-    return best, [v for v, one in scores.items() if v != best and one.low <= value <= one.high]
+    return best, [v for v, s in scores.items() if v != best and s.low <= value <= s.high]
 
 
 def _probe_finding(content: ProbeRun) -> str:
@@ -167,7 +167,7 @@ def _finetuned_finding(content: FinetuneRun) -> str:
 
 def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
     # first: what the interval of the first line does not cover
-    support = [one.support for one in content.per_class.get("cross_validation", ())]
+    support = [label.support for label in content.per_class.get("cross_validation", ())]
     metric = headline_metric([content], support) if support else "r2"
     if spread := content.seeds_text(metric):
         yield f"  {spread} (of training, which no interval covers)"
@@ -198,15 +198,15 @@ def _scores(content: PredictionRun) -> Iterator[str]:
             yield f"  {size:,} {_SUBSETS[subset]} {content.noun}s: {', '.join(shown) or finding}"
     loss = "log_loss" if content.classes else "rmse"
     for subset, scores in content.scores.items():
-        one = scores.get(loss)
+        score = scores.get(loss)
         # a model can be right more often than the majority and still be sure of its errors, which
         # only these losses show
-        if one and one.value > one.majority:
-            found, guess = metric_text(one.value, loss), metric_text(one.majority, loss)
+        if score and score.value > score.majority:
+            value, guess = metric_text(score.value, loss), metric_text(score.majority, loss)
             # as shown: equal to the last digit would be a riddle
-            if found != guess:
+            if value != guess:
                 yield (
-                    f"warning: {loss} is worse than a constant guess ({found} against {guess}, "
+                    f"warning: {loss} is worse than a constant guess ({value} against {guess}, "
                     f"{_SUBSETS[subset]})"
                 )
     if content.threshold is not None:
@@ -281,8 +281,8 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
         yield "split", f"{folds} ({split.fingerprint[:12]})"
         test = f" and {content.records['test']:,} to test" if content.records["test"] else ""
         shown = content.classes if asked_for_all() else content.classes[:_CLASSES]
-        more = ", …" if len(shown) < len(content.classes) else ""
-        labels = f"; {count_text(len(content.classes), 'label')}: {', '.join(shown)}{more}"
+        ellipsis = ", …" if len(shown) < len(content.classes) else ""
+        labels = f"; {count_text(len(content.classes), 'label')}: {', '.join(shown)}{ellipsis}"
         data = f"{content.records['folds']:,} {content.noun}s{test}"
         yield "data", data + (labels if content.classes else "")
         source = path / content.dataset.path
@@ -318,11 +318,11 @@ _KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Iterator[str]]]] =
 
 def _cost(content: Run) -> str:
     cost = content.cost
-    known = []
+    parts = []
     if cost.fit_seconds is not None:
-        known.append(f"{duration_text(cost.fit_seconds)} of fitting")
+        parts.append(f"{duration_text(cost.fit_seconds)} of fitting")
     if cost.parameters is not None:
-        known.append(f"{cost.parameters:,} parameters")
+        parts.append(f"{cost.parameters:,} parameters")
     if cost.peak_memory_bytes is not None:
-        known.append(f"{bytes_text(cost.peak_memory_bytes)} in the process")
-    return ", ".join(known)
+        parts.append(f"{bytes_text(cost.peak_memory_bytes)} in the process")
+    return ", ".join(parts)

@@ -111,17 +111,17 @@ def table_text(rows: Rows, *, gap: int = 2) -> str:
     """
     if not rows:
         return "(nothing)"
-    first, *others = (
+    first, *other_columns = (
         [visible(name), *(visible(str(row[name])) for row in rows)] for name in rows[0]
     )
     # rows are indented by two
     room = terminal_width() - 2
     if _is_text(first):
-        beside = sum(_width(cells) + gap for cells in others)
+        beside = sum(_width(cells) + gap for cells in other_columns)
         first = [shorten(cell, max(_NAME, room - beside)) for cell in first]
     least = max(map(columns, first))
     blocks, used = [[first]], least
-    for cells in others:
+    for cells in other_columns:
         # a block has at least one column beside the first, however wide
         if used + gap + _width(cells) > room and len(blocks[-1]) > 1:
             blocks.append([first])

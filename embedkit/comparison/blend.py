@@ -85,10 +85,10 @@ def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None
     y_pred = decide(proba)
     for train, test in folds if cross_fitted else ():
         # without inner predictions this is the mean, of which the threshold alone is learnt
-        known, y = _inner(runs, test) if has_inner else (outputs(train), records.y[train])
-        apply = fit(known, y, records.classes)
+        inputs, y = _inner(runs, test) if has_inner else (outputs(train), records.y[train])
+        apply = fit(inputs, y, records.classes)
         proba[test] = apply(outputs(test))
-        chosen = threshold.choose(y, apply(known)[:, 1]) if threshold else None
+        chosen = threshold.choose(y, apply(inputs)[:, 1]) if threshold else None
         y_pred[test] = decide(proba[test], threshold=chosen)
     # for new records all out-of-fold predictions may be used: no model behind them has seen its
     # record, and the new ones are in no fold
@@ -120,7 +120,7 @@ def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDA
 
 
 def _mean(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:
-    return lambda given: np.asarray(np.mean(np.stack(given), axis=0), np.float64)
+    return lambda values: np.asarray(np.mean(np.stack(values), axis=0), np.float64)
 
 
 def _stacked(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:
@@ -134,17 +134,17 @@ def _stacked(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) 
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        values = make_pipeline(StandardScaler(), Ridge()).fit(np.stack(proba, axis=1), y)
-        return lambda given: np.asarray(values.predict(np.stack(given, axis=1)), np.float64)
+        ridge = make_pipeline(StandardScaler(), Ridge()).fit(np.stack(proba, axis=1), y)
+        return lambda values: np.asarray(ridge.predict(np.stack(values, axis=1)), np.float64)
     start = np.concatenate([np.full(len(proba), 1 / len(proba)), np.zeros(len(classes))])
 
-    def logs(given: Sequence[Float64]) -> Float64:
-        return np.asarray(np.log(np.clip(np.stack(given), _TINY, 1)), np.float64)
+    def logs(values: Sequence[Float64]) -> Float64:
+        return np.asarray(np.log(np.clip(np.stack(values), _TINY, 1)), np.float64)
 
     # at the start the pool is the geometric mean; the penalty is the distance to it, so that few
     # records stay near
     best = _penalised(logs(proba), y, start)
-    return lambda given: np.exp(_pooled(best, logs(given)))
+    return lambda values: np.exp(_pooled(best, logs(values)))
 
 
 def _pooled(parameters: Float64, logs: Float64) -> Float64:
@@ -200,7 +200,7 @@ _BLENDS = {"mean": _mean, "stacked": _stacked}
 
 
 def write_blend(
-    made: Blend,
+    method: Blend,
     out: Path,
     *,
     answers: Sequence[Path] = (),
@@ -214,12 +214,12 @@ def write_blend(
     """
     file_format(out, name="write_blend")
     storage.refuse_existing(out, overwrite=overwrite)
-    p = made.predictions
+    p = method.predictions
     if answers and not p.classes:
         raise UsageError("it needs runs that predict labels; these predict values.", answers=...)
-    if answers and len(answers) != made.runs:
+    if answers and len(answers) != method.runs:
         raise UsageError(
-            f"{len(answers)} files for {made.runs} runs. Give one file for every run, in their "
+            f"{len(answers)} files for {method.runs} runs. Give one file for every run, in their "
             "order.",
             answers=...,
         )
@@ -227,40 +227,40 @@ def write_blend(
         name = "answers" if answers else "submission"
         raise UsageError("it is for runs that label records; these label words.", **{name: ...})
     if answers:
-        records = _new_records(made, answers)
+        records = _new_records(method, answers)
     else:
-        records = _own_records(made, test_only=submission is not None)
+        records = _own_records(method, test_only=submission is not None)
     return write_prediction_file(
         records,
         p.classes,
         out,
-        more=[*(["word"] if p.of_words else []), *([] if answers else ["fold"])],
+        extra_columns=[*(["word"] if p.of_words else []), *([] if answers else ["fold"])],
         submission=submission,
         overwrite=overwrite,
     )
 
 
-def _new_records(made: Blend, answers: Sequence[Path]) -> Iterator[PredictedRecord]:
-    classes = made.predictions.classes
-    rows, ids, given = read_prediction_files(answers, classes)
-    proba = made.apply(given)
-    predicted = predictions_of(proba, decide(proba, threshold=made.threshold), classes)
+def _new_records(method: Blend, answers: Sequence[Path]) -> Iterator[PredictedRecord]:
+    classes = method.predictions.classes
+    rows, ids, inputs = read_prediction_files(answers, classes)
+    proba = method.apply(inputs)
+    predicted = predictions_of(proba, decide(proba, threshold=method.threshold), classes)
     return with_columns(predicted, row=rows, id=ids)
 
 
-def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
-    p = made.predictions
+def _own_records(method: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
+    p = method.predictions
     if test_only and not len(p.test):
         raise UsageError(
             f"it is of a test set, and the runs have none. Pass {Option('answers')} for new "
             f"records, or make the runs with {Option('test', of='train')}.",
             submission=...,
         )
-    folds = p.out_of_fold if made.cross_fitted and not test_only else p.test[:0]
+    folds = p.out_of_fold if method.cross_fitted and not test_only else p.test[:0]
     p = p.take(np.concatenate([folds, p.test]))
     if not len(p.row):
         raise UsageError(
-            f"{made.name} has no predictions for the folds, since the runs have no inner "
+            f"{method.name} has no predictions for the folds, since the runs have no inner "
             f"predictions for common records. Train with {Option('tune', True, of='train')}, "
             f"fine-tune with the same {Option('validation', of='finetune')} above 0, blend their "
             f"mean, or pass {Option('answers')} for new records."

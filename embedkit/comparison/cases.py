@@ -76,32 +76,32 @@ def cases_of(
     ``views`` of the first dataset.
     """
     baseline = compared.baseline
-    known = [row.name for row in compared.rows if row.kind != "majority"]
-    runs = [run.name for run in compared.runs]
+    ranking = [row.name for row in compared.rows if row.kind != "majority"]
+    run_names = [run.name for run in compared.runs]
     # the method that the page is about and the baseline come first, so that they survive the cut
     # below
-    names = [n for n in dict.fromkeys([shown, baseline, *runs, *known]) if n in known]
+    names = [n for n in dict.fromkeys([shown, baseline, *run_names, *ranking]) if n in ranking]
     index = compared.records.out_of_fold
     by_name = {name: compared.predictions[name].take(index) for name in names}
     of_sets = compared.records.of_sets
     by_name = as_single(by_name) if of_sets else by_name
-    records, asked = by_name[shown], [by_name[name] for name in runs]
+    records, runs = by_name[shown], [by_name[name] for name in run_names]
     other = by_name.get(baseline) if baseline != shown else None
     # what all agree on is asked of the runs alone: blends are made of them, and would agree
-    lists = _lists(records, other, asked)
-    if len(asked) < 2:
+    lists = _lists(records, other, runs)
+    if len(runs) < 2:
         del lists["all_wrong"]  # of a single run it is the list of its own errors
     if cut is not None:
         # wrong predictions (0) before right ones
         lists["cut"] = _first(cut, is_right(records).astype(np.float64))
     # cut texts can be most of a corpus, and would use up the queries for neighbours
-    listed = [i for name, one in lists.items() if name != "cut" for i in one.tolist()]
+    listed = [i for name, positions in lists.items() if name != "cut" for i in positions.tolist()]
     view: str = ""
     near: dict[int, list[tuple[int, float]]] = {}
     if compared.datasets:
         view, near = _nearest(records, compared.datasets[0], views, listed)
     if "relabel" in lists:
-        doubted, p = lists["relabel"].tolist(), asked[0]
+        doubted, p = lists["relabel"].tolist(), runs[0]
         if view:  # most of the nearest records have the predicted label
             votes = {i: [p.y[j] == p.y_pred[i] for j, _ in near.get(i, ())] for i in doubted}
             doubted = [i for i in doubted if sum(votes[i]) >= 2]
@@ -124,7 +124,7 @@ def as_single(predictions: Mapping[str, Predictions]) -> dict[str, Predictions]:
     parts = iter(np.split(numbers.ravel(), len(every)))
     single = {}
     for name, p in predictions.items():
-        names = [" + ".join(np.array(p.classes)[one == 1].tolist()) or "(none)" for one in sets]
+        names = [" + ".join(np.array(p.classes)[row == 1].tolist()) or "(none)" for row in sets]
         logs, rest = (np.log(np.clip(q, _TINY, 1)) for q in (p.proba, 1 - p.proba))
         # logarithms, for a product of hundreds of probabilities underflows
         proba = np.exp(logs @ sets.T + rest @ (1 - sets.T))
@@ -135,19 +135,19 @@ def as_single(predictions: Mapping[str, Predictions]) -> dict[str, Predictions]:
 
 
 def _lists(
-    p: Predictions, other: Predictions | None, asked: Sequence[Predictions]
+    p: Predictions, other: Predictions | None, runs: Sequence[Predictions]
 ) -> dict[str, Int64]:
     """Positions by list, the most confident errors or the largest ones first."""
-    mine, orders = _order(p), [_order(one) for one in asked]
+    mine, orders = _order(p), [_order(run) for run in runs]
     wrong = ~is_right(p)
-    all_wrong = np.logical_and.reduce([~is_right(one) for one in asked])
+    all_wrong = np.logical_and.reduce([~is_right(run) for run in runs])
     # values: orders are negative errors, so that their maximum is the error of the best method
     every = np.mean(orders, axis=0) if p.classes else np.max(orders, axis=0)
     lists = {"all_wrong": _first(all_wrong, every), "wrong": _first(wrong, mine)}
     if p.classes:
         top = np.sort(p.proba, axis=1)
         margin = top[:, -1] - top[:, -2]
-        lists["relabel"] = _first(label_suspicions(asked) & all_wrong, every)
+        lists["relabel"] = _first(label_suspicions(runs) & all_wrong, every)
         lists["unsure"] = _first(margin < _UNSURE, margin)
     if other is not None:
         theirs = _order(other)
@@ -188,18 +188,18 @@ def label_suspicions(predictions: Sequence[Predictions]) -> Bool:
     suspicious if that is another class than its own, with a probability of 0.9 or more, and if all
     methods predict it. Methods that are wrong half of the time cannot judge.
     """
-    proba = np.mean([one.proba for one in predictions], axis=0)
+    proba = np.mean([p.proba for p in predictions], axis=0)
     y = predictions[0].y
     if len(predictions) < 2 or float(np.mean(proba.argmax(1) == y)) <= _RIGHT_OFTEN:
         return np.zeros(len(y), np.bool_)
     counts = np.bincount(y, minlength=proba.shape[1])
-    own = np.bincount(y, proba[np.arange(len(y)), y], minlength=proba.shape[1])
+    sums = np.bincount(y, proba[np.arange(len(y)), y], minlength=proba.shape[1])
     # a class that no record has cannot be reached
     limit = np.full(proba.shape[1], np.inf)
-    np.divide(own, counts, out=limit, where=counts > 0)
+    np.divide(sums, counts, out=limit, where=counts > 0)
     reached = np.where(proba >= limit, proba, -1.0)
     likeliest = reached.argmax(1)
-    agreed = np.logical_and.reduce([one.y_pred == likeliest for one in predictions])
+    agreed = np.logical_and.reduce([p.y_pred == likeliest for p in predictions])
     return np.asarray((reached.max(1) >= _SURE) & (likeliest != y) & agreed)
 
 
@@ -214,17 +214,17 @@ def _nearest(
         data = load(dataset.path, level=level)
     # (rows of the dataset) → position among the records, -1 for the test set and others
     place = match(unit_keys(data.row, data.word if level == "word" else None), records.keys)
-    here = np.flatnonzero(np.isin(place, list(dict.fromkeys(listed))[:_MOST_QUERIES]))
-    if not len(here) or len(data) < 2:
+    queries = np.flatnonzero(np.isin(place, list(dict.fromkeys(listed))[:_MOST_QUERIES]))
+    if not len(queries) or len(data) < 2:
         return "", {}
     # one more than is shown, since a record is its own nearest neighbour; records that have no
     # place here cannot be linked to
-    near = nearest(data, data.X[here], k=_NEAREST + 1, chosen=place >= 0)
+    near = nearest(data, data.X[queries], k=_NEAREST + 1, chosen=place >= 0)
     of = {}
-    for query, around, scores in zip(here, near.indices, near.scores, strict=True):
+    for query, around, scores in zip(queries, near.indices, near.scores, strict=True):
         pairs = zip(around, scores, strict=True)
-        others = [(int(place[i]), float(s)) for i, s in pairs if i >= 0 and i != query]
-        of[int(place[query])] = others[:_NEAREST]
+        neighbours = [(int(place[i]), float(s)) for i, s in pairs if i >= 0 and i != query]
+        of[int(place[query])] = neighbours[:_NEAREST]
     return "+".join(data.views), of
 
 
@@ -232,8 +232,8 @@ def by_class(
     p: Predictions, other: Predictions | None
 ) -> list[tuple[int, ClassScore, float | None]]:
     """Return number, scores, and recall by the other method of each class, the worst F1 first."""
-    theirs = [None if other is None else one.recall for one in scores_by_class(other or p)]
-    rows = [(c, one, theirs[c]) for c, one in enumerate(scores_by_class(p))]
+    theirs = [None if other is None else score.recall for score in scores_by_class(other or p)]
+    rows = [(c, score, theirs[c]) for c, score in enumerate(scores_by_class(p))]
     return sorted(rows, key=lambda row: (row[1].f1, -row[1].support))
 
 
@@ -269,11 +269,11 @@ def find_texts(
     rows: Collection[int],
     runs: Sequence[LoadedRun],
     datasets: Sequence[Dataset],
-    given: str | Path | None = None,
+    texts: str | Path | None = None,
 ) -> tuple[Texts, str]:
     """Return the texts of records ``rows``, and where they are from, as a sentence.
 
-    They are from the dataset or corpus file if one is ``given``.
+    They are from the dataset or corpus file ``texts`` if there is one.
     """
     source = runs[0].content.split.source
     # a corpus is read as it was read for the first dataset or run: with another quoting or format
@@ -284,8 +284,8 @@ def find_texts(
     if readings:
         reading = {name: readings[0][name] for name in ("text", "text_pair")}
         reading |= readings[0]["dialect"]
-    if given is not None:
-        path, whole = Path(given), is_dataset(Path(given))
+    if texts is not None:
+        path, whole = Path(texts), is_dataset(Path(texts))
         if not whole and not path.is_file():
             raise UsageError("it does not exist. Give a dataset or corpus.", texts=path)
         # rows are joined by number, so that the bytes have to be the same

@@ -178,24 +178,24 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
 
 def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]]:
     """The columns of a file of predictions, in the order of the records."""
-    known = ("fold", "y_pred", *(f"proba_{label}" for label in records.classes))
+    schema = ("fold", "y_pred", *(f"proba_{label}" for label in records.classes))
     # the table below a corpus: all formats, quotings and separators work, and numbers are ids too
     with input_files(path) as files, closing(open_table(files[0])) as table:
         columns = table.columns
-        if "id" not in columns or not set(columns) & {*known[1:]}:
-            probabilities = f" or {', '.join(known[2:7])}" if known[2:] else ""
+        if "id" not in columns or not set(columns) & {*schema[1:]}:
+            probabilities = f" or {', '.join(schema[2:7])}" if schema[2:] else ""
             lacking = "y_pred" if "id" in columns else "id"
             raise UsageError(
                 f"{path}: expected the columns id, and y_pred{probabilities}; it has "
                 f"{', '.join(map(repr, columns))}.{did_you_mean(lacking, columns)}"
             )
-        given = [column for column in columns if column.startswith("proba_")]
-        if given and {*given} != {*known[2:]}:
+        proba = [column for column in columns if column.startswith("proba_")]
+        if proba and {*proba} != {*schema[2:]}:
             raise UsageError(
-                f"{path} has {', '.join(given):.200}; expected the probability of each class, "
-                f"{', '.join(known[2:]) or 'of which there are none'!s:.200}."
+                f"{path} has {', '.join(proba):.200}; expected the probability of each class, "
+                f"{', '.join(schema[2:]) or 'of which there are none'!s:.200}."
             )
-        keep = [column for column in known if column in columns]
+        keep = [column for column in schema if column in columns]
         for name in ("id", *keep):
             table.check_column(name, role="")
         rows = list(table.rows(["id", *keep]))
@@ -216,8 +216,8 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
             f"{path} has no prediction for {len(missing):,} of {len(records.ids):,} records, such "
             f"as id {missing[0]!r}; its own ids are {shown} … Give one for each record of the runs."
         )
-    if others := len(by_id) - len(records.ids):
-        logger.warning(f"{path}: {others:,} predictions for other ids are left out")
+    if surplus := len(by_id) - len(records.ids):
+        logger.warning(f"{path}: {surplus:,} predictions for other ids are left out")
     return dict(zip(keep, zip(*map(by_id.__getitem__, records.ids), strict=True), strict=True))
 
 
@@ -369,7 +369,7 @@ class Dataset(NamedTuple):
 
 def find_datasets(runs: Sequence[LoadedRun]) -> tuple[Dataset, ...]:
     """The datasets of runs that are still where they were, unchanged."""
-    found: dict[str, tuple[Path, Manifest, list[str]]] = {}
+    datasets: dict[str, tuple[Path, Manifest, list[str]]] = {}
     for run in runs:
         named = run.content.dataset
         path = run.path / named.path
@@ -378,18 +378,18 @@ def find_datasets(runs: Sequence[LoadedRun]) -> tuple[Dataset, ...]:
         manifest = read_manifest(path)
         # another dataset may have taken the place since
         if manifest.fingerprint == named.fingerprint:
-            found.setdefault(manifest.fingerprint, (path, manifest, []))[2].append(run.name)
+            datasets.setdefault(manifest.fingerprint, (path, manifest, []))[2].append(run.name)
     words = runs[0].content.level == "word"
     return tuple(
         Dataset(path, manifest, _encode_seconds(path, manifest, words), tuple(names))
-        for path, manifest, names in found.values()
+        for path, manifest, names in datasets.values()
     )
 
 
 def _encode_seconds(path: Path, manifest: Manifest, words: bool) -> float | None:
     rows = manifest.totals.accepted
     if words:
-        rows = sum(one.rows for name, one in manifest.files.items() if name.startswith("words/"))
+        rows = sum(file.rows for name, file in manifest.files.items() if name.startswith("words/"))
     try:
         lines = Layout(path).log.read_text("utf-8").splitlines()
         # the log of the job: a resumed one timed only the shards that it made

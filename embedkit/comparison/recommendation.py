@@ -79,8 +79,8 @@ def recommend(compared: Compared) -> Recommendation:
         title, reason = _title(compared, chosen), _reason(compared, chosen)
     else:
         names = methods[0].name, chosen.name, MAJORITY
-        best, own, guess = (_score_of(compared, name) for name in names)
-        first = chosen if own == best else methods[0]
+        best, score, guess = (_score_of(compared, name) for name in names)
+        first = chosen if score == best else methods[0]
         title = f"Nothing is proven better than {_majority_text(compared)}"
         reason = f"{first.name} is the best, {best} {metric_name(compared.metric)}; "
         reason += f"{_majority_text(compared)} has {guess}."
@@ -146,27 +146,27 @@ def _reason(compared: Compared, chosen: Row) -> str:
     if chosen is best:
         failed, guess = compared.selection.failed, _majority_text(compared)
         gone = {chosen.name, MAJORITY, *failed}
-        others = [row.name for row in compared.rows if row.name not in gone]
-        if not others and not failed:
+        rivals = [row.name for row in compared.rows if row.name not in gone]
+        if not rivals and not failed:
             return f"It is the only method here, and better than {guess}."
-        gaps = {name: compared.differences[chosen.name, name] for name in others}
+        gaps = {name: compared.differences[chosen.name, name] for name in rivals}
         level = [n for n, gap in gaps.items() if compared.judge(gap) != "better"]
         said = f"It has the best {metric_name(metric)}"
         said += " of those that hold on the test set" if failed else ""
         cheaper = [name for name in equal[1:] if price(compared.row(name)) < price(chosen)]
         if cheaper:
             said += f"; {cheaper[0]} is cheaper and not proven worse"
-            more = records_to_decide(
+            records = records_to_decide(
                 gaps[cheaper[0]], compared.min_difference, compared.counts["folds"]
             )
-            if 1 <= more < math.inf:
-                said += f": about {float(f'{more:.1g}'):,.0f} more {compared.noun}s would decide"
+            if 1 <= records < math.inf:
+                said += f": about {float(f'{records:.1g}'):,.0f} more {compared.noun}s would decide"
         elif level:
-            many = len(others) > 1
-            said += f"; {len(level)} of {len(others)} others are" if many else "; the other one is"
+            many = len(rivals) > 1
+            said += f"; {len(level)} of {len(rivals)} others are" if many else "; the other one is"
             said += " not proven worse, but not cheaper"
             said += "" if set(level) <= set(equal) else f" or not proven better than {guess}"
-        elif others:
+        elif rivals:
             said += ", proven against all others"
         alone = next((r for r in compared.rows if r.kind not in ("blend", "majority")), None)
         if chosen.kind == "blend" and alone is not None:
@@ -195,7 +195,7 @@ def _failed(compared: Compared) -> str:
     name, metric = failed[0].name, compared.metric
     best = min if compared.lower else max
     tested = best((r for r in compared.rows if r.test), key=lambda row: row.test[metric].value)
-    mine, theirs = (_score_of(compared, one, test=True) for one in (name, tested.name))
+    mine, theirs = (_score_of(compared, method, test=True) for method in (name, tested.name))
     said = f" {name} has {_score_of(compared, name)}, but fails on the test set: {mine}"
     return f"{said}, {tested.name} {theirs}."
 
@@ -229,9 +229,9 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
         single = next(row for row in rows if row.kind != "blend")
         yield _effect(compared, "Blend", blends[0], single, models)
     tuned = [row for row in runs if row.kind == "finetuned"]
-    others = [row for row in runs if row.kind != "finetuned"]
-    if tuned and others:
-        yield _tuning(compared, tuned[0], others[0])
+    classifiers = [row for row in runs if row.kind != "finetuned"]
+    if tuned and classifiers:
+        yield _tuning(compared, tuned[0], classifiers[0])
     elif sentences and not tuned:
         yield _not_tried("Fine-tuning", _command(compared, "finetune"))
     curves = [curve for _, probe in compared.probes for curve in _curve(probe)]
@@ -278,13 +278,13 @@ def _pooling(content: ProbeRun) -> Iterator[Decision]:
         yield Decision("Pooling", next(iter(best)), "no", said[1], f"{', '.join(said)}.")
 
 
-def _effect(compared: Compared, question: str, one: Row, other: Row, more: str) -> Decision:
-    gap, metric = compared.differences[one.name, other.name], compared.metric
+def _effect(compared: Compared, question: str, row: Row, other: Row, note: str) -> Decision:
+    gap, metric = compared.differences[row.name, other.name], compared.metric
     verdict = compared.judge(gap)
     sentence = (
-        f"{one.name} against {other.name}: {metric_name(metric)} "
+        f"{row.name} against {other.name}: {metric_name(metric)} "
         f"{score_text(gap, metric, signed=True, unit=True)}, "
-        f"p {p_text(gap.p_corrected)}, {verdict}{f'; {more}' if more else ''}."
+        f"p {p_text(gap.p_corrected)}, {verdict}{f'; {note}' if note else ''}."
     )
     answer, tone = {
         "better": ("yes", "yes"),
@@ -292,7 +292,7 @@ def _effect(compared: Compared, question: str, one: Row, other: Row, more: str) 
         "not proven": (verdict, "open"),
     }.get(verdict, (verdict, "no"))
     why = f"{metric_text(gap.value, metric, signed=True)} against {other.name}"
-    if one.name in compared.selection.failed:
+    if row.name in compared.selection.failed:
         answer, tone, why = "no", "no", "fails on the test set"
     return Decision(question, answer, tone, why, sentence)
 
@@ -301,12 +301,12 @@ def _tuning(compared: Compared, tuned: Row, other: Row) -> Decision:
     """Whether fine-tuning is worth it: a run that was still improving never says no."""
     run = _run(compared, tuned.name)
     assert isinstance(run.content, FinetuneRun)
-    more = untrained_text(run.content)
-    decision = _effect(compared, "Fine-tuning", tuned, other, more)
-    if not more or decision.answer == "yes":
+    reason = untrained_text(run.content)
+    decision = _effect(compared, "Fine-tuning", tuned, other, reason)
+    if not reason or decision.answer == "yes":
         return decision
     command = run.content.going_on(portable(run.path))
-    return replace(decision, answer=UNTRAINED, tone="open", why=more, command=command)
+    return replace(decision, answer=UNTRAINED, tone="open", why=reason, command=command)
 
 
 def _curve(content: ProbeRun) -> Iterator[Decision]:
@@ -314,18 +314,18 @@ def _curve(content: ProbeRun) -> Iterator[Decision]:
     points = content.chosen.curve
     if len(points) < 2:
         return
-    (fewer, few), (more, many) = points[-2:]
+    (size, score), (full_size, full_score) = points[-2:]
     # the two scores are of the same held-out records, but their covariance is not stored; a missing
     # interval adds nothing
-    half = math.hypot(*(h for p in (few, many) if math.isfinite(h := (p.high - p.low) / 2)))
-    value = many.value - few.value
+    half = math.hypot(*(h for p in (score, full_score) if math.isfinite(h := (p.high - p.low) / 2)))
+    value = full_score.value - score.value
     gap = Difference(value, value - half, value + half)  # too wide: of independent samples
     proven = gap.high < 0 if content.metric in LOWER_IS_BETTER else gap.low > 0
     answer, tone = ("yes", "yes") if proven else ("not proven", "open")
     change = metric_text(gap.value, content.metric, signed=True)
-    why = f"{change} from the last {more - fewer:,}"
+    why = f"{change} from the last {full_size - size:,}"
     gain = score_text(gap, content.metric, signed=True, unit=True)
-    sentence = f"From {fewer:,} to {more:,} training {content.noun}s: {gain}."
+    sentence = f"From {size:,} to {full_size:,} training {content.noun}s: {gain}."
     yield Decision("More labels", answer, tone, why, sentence)
 
 
@@ -356,7 +356,7 @@ def _command(compared: Compared, command: str, *options: str) -> str:
 def _free(path: Path) -> Path:
     """The path, or the first one with a number behind its name that does not exist."""
     numbered = (path.with_stem(f"{path.stem}-{n}") for n in count(2))
-    return next(one for one in chain([path], numbered) if not one.exists())
+    return next(candidate for candidate in chain([path], numbered) if not candidate.exists())
 
 
 def portable(path: str | Path) -> str:
@@ -371,11 +371,11 @@ def model_text(model: str) -> str:
 
 def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str:
     content = None if chosen.kind == "blend" else _run(compared, chosen.name).content
-    wanted = [one.command for one in decisions]
+    commands = [decision.command for decision in decisions]
     if isinstance(content, ProbeRun):
         # a probe keeps no model: to use its view it has to be trained on
-        wanted.insert(0, _command(compared, "train", "--view", content.chosen.name))
-    if command := next(filter(None, wanted), ""):
+        commands.insert(0, _command(compared, "train", "--view", content.chosen.name))
+    if command := next(filter(None, commands), ""):
         return command
     if content is None:
         runs = [portable(run.path) for run in compared.models]
@@ -443,9 +443,9 @@ def _cut(compared: Compared) -> Iterator[Notice]:
         yield from notice(dataset.path.resolve().name, totals.accepted, texts, lost, limit)
     for run in compared.runs:
         if isinstance(content := run.content, FinetuneRun):
-            one, count = content.truncated, sum(content.records.values())
-            lost = one["tokens"] / max(one["tokens_all"], 1)
-            yield from notice(run.name, count, one["records"], lost, content.tokens.max_length)
+            cut, count = content.truncated, sum(content.records.values())
+            lost = cut["tokens"] / max(cut["tokens_all"], 1)
+            yield from notice(run.name, count, cut["records"], lost, content.tokens.max_length)
 
 
 def _random_weights(compared: Compared) -> Iterator[Notice]:

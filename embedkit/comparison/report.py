@@ -177,8 +177,8 @@ def _content(
     # a confusion or a confidence belongs to one class, not to a set
     single = classes if not cases.of_sets else ()
     bins = run_figures.reliability_bins(cases.records) if single else ()
-    own = {name: compared.predictions[name].take(index) for name in methods}
-    other = own.get(compared.baseline) if len(methods) > 1 else None
+    predictions = {name: compared.predictions[name].take(index) for name in methods}
+    other = predictions.get(compared.baseline) if len(methods) > 1 else None
     # the reliability curve says more than the calibration error
     metrics = [m for m in compared.rows[0].scores if m != "calibration_error"]
     metrics = list(dict.fromkeys([compared.metric, *metrics]))
@@ -194,7 +194,7 @@ def _content(
         "tiles": list(_tiles(compared, advice, bins)),
         "notices": list(notices(compared, cases)),
         "legend": list(_legend(compared, methods)),
-        "per_class": by_class(own[chosen], other) if classes else (),
+        "per_class": by_class(predictions[chosen], other) if classes else (),
         "pairs": confused_pairs(cases.records) if single else (),
         "matrix": [] if cases.of_sets else _matrix(cases.records),
         "cases": cases,
@@ -203,7 +203,7 @@ def _content(
         "unit": UNITS[runs[0].content.split.unit],
         "trained": [name for name, _ in trained(compared)],
         "first_classes": _FIRST_CLASSES,
-        "commands": [(one.name, _command(one.content.command or "")) for one in runs],
+        "commands": [(run.name, _command(run.content.command or "")) for run in runs],
         "ledgers": [(d.path.resolve().name, _ledger(d)) for d in compared.datasets],
         "version": __version__,
     }
@@ -272,7 +272,7 @@ def compare(
         >>> result.winner.name, list(result.to_frame().index)
         ('logreg', ['logreg', 'majority'])
     """
-    found = table.compare(
+    result = table.compare(
         runs,
         baseline=baseline,
         metric=metric,
@@ -280,7 +280,7 @@ def compare(
         prefer=prefer,
         progress=progress,
     )
-    return CompareResult(**{field.name: getattr(found, field.name) for field in fields(found)})
+    return CompareResult(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 
 def _facts(compared: Compared) -> str:
@@ -380,9 +380,9 @@ def _payload(
     records, methods = cases.records, cases.methods.values()
     named = {"chosen": compared.selection.name, "baseline": compared.baseline}
     neighbours = {
-        str(i): [[j, round(cosine * 1_000)] for j, cosine in others]
-        for i, others in cases.near.items()
-        if others
+        str(i): [[j, round(cosine * 1_000)] for j, cosine in pairs]
+        for i, pairs in cases.near.items()
+        if pairs
     }
     return packed_json(
         {
@@ -406,7 +406,7 @@ def _payload(
             "names": {name: text.format(**named) for name, text in _LISTS.items()},
             "near": {"view": cases.view, "of": neighbours} if cases.view else None,
             "views": [
-                {view: numbers(one) for view, one in run.predictions.views.items()}
+                {view: numbers(values) for view, values in run.predictions.views.items()}
                 for run in compared.runs
                 if run.predictions.views and not cases.of_sets
             ],
@@ -451,9 +451,9 @@ def charts_of(
     """Yield the charts that the runs allow, by name, in the order of the page."""
     styles, metric = styles_of(compared), compared.metric
     rows = [row for row in compared.rows if row.kind != "majority"]
-    known = [row for row in rows if row.to_baseline and math.isfinite(row.to_baseline.low)]
-    first = known[:_FIRST_METHODS]
-    if first and compared.winner in known and compared.winner not in first:
+    candidates = [row for row in rows if row.to_baseline and math.isfinite(row.to_baseline.low)]
+    first = candidates[:_FIRST_METHODS]
+    if first and compared.winner in candidates and compared.winner not in first:
         # the method that the page recommends is drawn even if others gain more
         first[-1] = compared.winner
     if first:
@@ -467,7 +467,7 @@ def charts_of(
         yield f"layers-{number}", run_figures.layers(probe)
         if probe.geometry:
             yield f"geometry-{number}", run_figures.without_labels(probe)
-    for probe in [one for one in probes if one.view_scores[0].curve][:1]:
+    for probe in [probe for probe in probes if probe.view_scores[0].curve][:1]:
         yield "curve", run_figures.learning(probe)
     if cases.of_sets:
         pass  # a record has one probability for each class
@@ -527,11 +527,11 @@ def cost(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -> 
     metric = compared.metric
     times = [(row.cost.milliseconds if row.cost else None) or 1.0 for row in rows]
     scores = [row.scores[metric] for row in rows]
-    ends = [v for one in scores for v in (one.low, one.high) if math.isfinite(v)]
-    ends = ends or [one.value for one in scores]
+    ends = [v for score in scores for v in (score.low, score.high) if math.isfinite(v)]
+    ends = ends or [score.value for score in scores]
     pad = (max(ends) - min(ends)) * 0.06 or 0.01
     low, high = sorted((min(ends) - pad, max(ends) + pad), reverse=compared.lower)
-    names = [shorten(one.name, 16) for one in rows]
+    names = [shorten(row.name, 16) for row in rows]
     plot = Plot(
         (min(times) / 1.6, max(times) * 1.6),
         (low, high),
@@ -539,8 +539,8 @@ def cost(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -> 
         x_name="milliseconds a word" if compared.level == "word" else "milliseconds a text",
         y_name=metric_name(metric),
         description="; ".join(
-            f"{row.name}: {metric_text(one.value, metric, unit=True)}, {cost_text(row)}"
-            for row, one in zip(rows, scores, strict=True)
+            f"{row.name}: {metric_text(score.value, metric, unit=True)}, {cost_text(row)}"
+            for row, score in zip(rows, scores, strict=True)
         ),
         x_ticks=_round_times(min(times) / 1.6, max(times) * 1.6),
         y_text=lambda value: metric_text(value, metric),
@@ -548,29 +548,29 @@ def cost(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -> 
         room=max(text_width(name, 12) for name in names),
         log=True,
     )
-    places = [plot.at(time, one.value) for time, one in zip(times, scores, strict=True)]
+    places = [plot.at(time, score.value) for time, score in zip(times, scores, strict=True)]
     # the frontier as stairs; y counts downwards in SVG, so that less is better
     front: list[tuple[float, float]] = []
-    for here in sorted(places):  # the quickest first, of equals the best
-        if not front or here[1] < front[-1][1]:
-            front += [(here[0], front[-1][1]), here] if front else [here]
+    for point in sorted(places):  # the quickest first, of equals the best
+        if not front or point[1] < front[-1][1]:
+            front += [(point[0], front[-1][1]), point] if front else [point]
     plot.line(*front, (plot.right, front[-1][1]), colour="soft", dashed=True)
     each = [styles[row.name] for row in rows]
-    for time, place, one, style in reversed(list(zip(times, places, scores, each, strict=True))):
-        span = [plot.at(time, end) for end in (one.low, one.high) if math.isfinite(end)]
+    for time, place, score, style in reversed(list(zip(times, places, scores, each, strict=True))):
+        span = [plot.at(time, end) for end in (score.low, score.high) if math.isfinite(end)]
         if len(span) == 2:
             plot.line(*span, width=2, colour=colour_of(style), opacity=0.5)
         plot.mark(*place, style)
-    plot.names([(n, one.value, style) for n, one, style in zip(names, scores, each, strict=True)])
+    plot.names([(n, s.value, style) for n, s, style in zip(names, scores, each, strict=True)])
     return plot
 
 
 def _round_times(low: float, high: float) -> list[float]:
     """Round values on a logarithmic axis: decades, and more where these are few."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found: list[float] = []
+    times: list[float] = []
     for factors in ((1,), (1, 3), (1, 2, 5)):
-        found = [f * 10.0**d for d in decades for f in factors if low <= f * 10.0**d <= high]
-        if len(found) > 2:
+        times = [f * 10.0**d for d in decades for f in factors if low <= f * 10.0**d <= high]
+        if len(times) > 2:
             break
-    return found
+    return times

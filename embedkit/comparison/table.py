@@ -128,8 +128,8 @@ class Compared:
     def as_json(self) -> dict[str, Any]:
         """Return the numbers."""
         names = ("metric", "baseline", "tests", "rows", "inputs", "level", "seeds")
-        found = {name: getattr(self, name) for name in names}
-        return found | {"best": self.rows[0].name, "records": self.counts}
+        numbers = {name: getattr(self, name) for name in names}
+        return numbers | {"best": self.rows[0].name, "records": self.counts}
 
     @property
     def counts(self) -> dict[str, int]:
@@ -208,9 +208,9 @@ class Compared:
             score, gain = row.scores[self.metric], row.to_baseline
             rows.append(
                 {"method": row.name, "kind": row.kind, "use": row.name == self.selection.name}
-                | {name: one.value for name, one in row.scores.items()}
+                | {name: s.value for name, s in row.scores.items()}
                 | {"low": score.low, "high": score.high}
-                | {f"test_{name}": one.value for name, one in row.test.items()}
+                | {f"test_{name}": s.value for name, s in row.test.items()}
                 | {"gain": gain.value if gain else 0.0, "verdict": row.verdict}
                 | {"p": gain.p_corrected if gain else None}
                 | {"fit_seconds": row.cost.fit_seconds if row.cost else None}
@@ -223,14 +223,14 @@ class Compared:
         if self.records.of_sets:
             raise UsageError(f"runs of {Option('task', 'multilabel', of='train')} have no blend.")
         name = self.selection.with_model
-        if found := next((one for one in self.blends.values() if one.name == name), None):
-            return found
+        if method := next((b for b in self.blends.values() if b.name == name), None):
+            return method
         models = {run.name: (i, run) for i, run in enumerate(self.models)}
         if name not in models:
             raise UsageError("a probe holds no model to predict with. Give a run of train.")
         index, run = models[name]
         cut = run.content.threshold
-        return Blend(name, run.predictions, len(models), True, cut, lambda given: given[index])
+        return Blend(name, run.predictions, len(models), True, cut, lambda inputs: inputs[index])
 
 
 class Selection(NamedTuple):
@@ -264,7 +264,7 @@ def compare(
     # the folds rank and choose; the test set has tests of its own, and may have no labels
     scores, differences = scores_and_differences(folds, metric, progress)
     test, on_test = scores_and_differences(tested, metric, progress)
-    values = {name: found[metric].value for name, found in scores.items()}
+    values = {name: by_metric[metric].value for name, by_metric in scores.items()}
     margin = _margin(metric, values[chosen], max(values.values()), min_difference)
     names = _best_first(values, metric)
     costs = _costs(opened, datasets, blends)
@@ -287,13 +287,13 @@ def compare(
         for name in names
     )
 
-    def verdict(one: Row, other: str, *, test: bool = False) -> str:
-        gap = (on_test if test else differences).get((one.name, other))
+    def verdict(row: Row, other: str, *, test: bool = False) -> str:
+        gap = (on_test if test else differences).get((row.name, other))
         return judge(gap, metric, margin) if gap else ""
 
-    def shortfall(one: Row, best: Row) -> float:
+    def shortfall(row: Row, best: Row) -> float:
         """The upper end of what a method lacks to the best."""
-        gap = differences[best.name, one.name]
+        gap = differences[best.name, row.name]
         return -gap.low if metric in LOWER_IS_BETTER else gap.high
 
     # nothing is below -∞: the best is taken whatever it costs
@@ -303,7 +303,7 @@ def compare(
         min_difference=margin,
         baseline=chosen,
         rows=rows,
-        selection=_choose(rows, verdict, lambda one, best: shortfall(one, best) <= acceptable),
+        selection=_choose(rows, verdict, lambda row, best: shortfall(row, best) <= acceptable),
         runs=opened,
         datasets=datasets,
         blends=blends,
@@ -329,18 +329,18 @@ def _choose(
     that a method lacks nothing that matters to the best.
     """
 
-    def cheapest(known: Sequence[Row]) -> tuple[Row, list[Row]]:
+    def cheapest(candidates: Sequence[Row]) -> tuple[Row, list[Row]]:
         # rows are sorted, so that this is the best of the candidates
-        best = known[0]
-        equal = [best, *(r for r in known[1:] if verdict(r, best.name) != "worse")]
+        best = candidates[0]
+        equal = [best, *(r for r in candidates[1:] if verdict(r, best.name) != "worse")]
         return min([best, *(r for r in equal[1:] if is_enough(r, best))], key=price), equal
 
     methods = [row for row in rows if row.kind != "majority"]
     # the folds say which methods are of use; the test set may only rule some of them out, since
     # choosing by its scores would spoil them
     better = [row for row in methods if verdict(row, MAJORITY) == "better"]
-    others = [row.name for row in better or methods] + [MAJORITY]
-    failed = [r for r in methods if any(verdict(r, o, test=True) == "worse" for o in others)]
+    rivals = [row.name for row in better or methods] + [MAJORITY]
+    failed = [r for r in methods if any(verdict(r, o, test=True) == "worse" for o in rivals)]
     useful = [row for row in better if row not in failed]
     # where nothing is proven, something has to be named all the same
     chosen, equal = cheapest(useful or [r for r in methods if r not in failed] or methods)
@@ -402,8 +402,8 @@ def _predictions(
     records, models = runs[0].predictions, with_models(runs)
     if len(models) > 1 and not records.of_sets:
         threshold = _blend_threshold(metric, models)
-        given = [run.predictions for run in models]
-        blends = {kind: blend(kind, given, threshold=threshold) for kind in BLENDS}
+        inputs = [run.predictions for run in models]
+        blends = {kind: blend(kind, inputs, threshold=threshold) for kind in BLENDS}
     # a blend without predictions for the folds can still predict new records, but has nothing to be
     # compared
     blended = {b.name: b.predictions for b in blends.values() if b.cross_fitted}
@@ -424,32 +424,32 @@ def scores_and_differences(
     scores: dict[str, dict[str, Score]] = {}
     influence = []
     step = steps(progress, "scoring", len(predictions), "methods")
-    for name, taken in predictions.items():
-        metrics = metrics_of(taken, beta=beta_of(metric), baseline=name == MAJORITY)
+    for name, records in predictions.items():
+        metrics = metrics_of(records, beta=beta_of(metric), baseline=name == MAJORITY)
         shown = {
-            m: one
-            for m, one in metrics.items()
+            m: values
+            for m, values in metrics.items()
             if m == metric or ((row := row_of(m)) is not None and row.compared)
         }
         # all methods have the same units and the default seed, so that their blocks are the same:
         # this is what pairs them
-        moved = influences(shown, taken.group)
-        scores[name] = scored(shown, taken.group, moved=moved)
+        moved = influences(shown, records.group)
+        scores[name] = scored(shown, records.group, moved=moved)
         influence.append(moved[metric])
         step()
-    values = np.array([found[metric].value for found in scores.values()])
+    values = np.array([by_metric[metric].value for by_metric in scores.values()])
     # always the class frequencies: right on average by construction, so that 0 would be no merit
     if metric != "calibration_error" and "calibration_error" in scores.get(MAJORITY, {}):
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
     pairs = list(combinations(range(len(scores)), 2))
     # both are the same for all methods
-    units, scale = shown[metric].units(taken.group), shown[metric].scale
+    units, scale = shown[metric].units(records.group), shown[metric].scale
     together = np.stack(influence, axis=1)
     tests = paired_tests(values, together, pairs, scale, units)
     names = list(scores)
     differences: dict[tuple[str, str], Difference] = {}
     for pair, *p_values in zip(pairs, *tests, strict=True):
-        p, corrected = (None if np.isnan(one) else float(one) for one in p_values)
+        p, corrected = (None if np.isnan(value) else float(value) for value in p_values)
         for a, b in (pair, pair[::-1]):
             gap = float(values[a] - values[b])
             ends = difference_interval(values[[a, b]], together[:, [a, b]], scale, units)
@@ -457,19 +457,19 @@ def scores_and_differences(
     return scores, differences
 
 
-def _metric(asked: str | None, runs: Sequence[LoadedRun]) -> str:
+def _metric(name: str | None, runs: Sequence[LoadedRun]) -> str:
     p = runs[0].predictions
-    known = list(metrics_of(p.take(p.out_of_fold)))
-    if asked is None:
+    names = list(metrics_of(p.take(p.out_of_fold)))
+    if name is None:
         if not p.classes:
-            return known[0]
+            return names[0]
         contents = [run.content for run in with_models(runs) or runs]
         y = p.y[p.out_of_fold]
         return headline_metric(contents, y.sum(0) if p.of_sets else np.bincount(y))
-    asked = named_metric(asked)
-    if beta_of(asked) is None or len(p.classes) != 2:
-        check_choice(known, metric=asked)
-    return asked
+    name = named_metric(name)
+    if beta_of(name) is None or len(p.classes) != 2:
+        check_choice(names, metric=name)
+    return name
 
 
 def _blend_threshold(metric: str, runs: Sequence[LoadedRun]) -> Threshold | None:
@@ -484,18 +484,18 @@ def _blend_threshold(metric: str, runs: Sequence[LoadedRun]) -> Threshold | None
     return Threshold.parse(chosen[0] if chosen else "f1")
 
 
-def _baseline(asked: str | None, runs: Sequence[LoadedRun]) -> str:
+def _baseline(name: str | None, runs: Sequence[LoadedRun]) -> str:
     names = [*(run.name for run in runs), MAJORITY]
-    if asked is None:
+    if name is None:
         # what an encoder costs should be judged against what needs none
         tfidf = [run.name for run in runs if run.content.features == "tfidf"]
         return tfidf[0] if tfidf else MAJORITY
-    if asked in names:
-        return asked
+    if name in names:
+        return name
     for run in runs:
-        if run.path.resolve() == Path(asked).resolve():
+        if run.path.resolve() == Path(name).resolve():
             return run.name
-    raise UsageError(f"expected {', '.join(names)}.{did_you_mean(asked, names)}", baseline=asked)
+    raise UsageError(f"expected {', '.join(names)}.{did_you_mean(name, names)}", baseline=name)
 
 
 def _encoder(run: LoadedRun) -> str | None:
@@ -524,7 +524,7 @@ def _costs(
     folds, whose mean it predicts.
     """
     # what each run measured: the time from features to predictions, and that of its encoder
-    made = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
+    encode_seconds = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
     predicting: dict[str, float | None] = {}
     measured: dict[str | None, float] = {}
     for run in runs:
@@ -532,7 +532,7 @@ def _costs(
         if predict is not None:
             # seconds per 1,000 records, which are milliseconds per record
             predict = predict / len(run.predictions.out_of_fold) * 1_000
-        encode = made.get(content.dataset.fingerprint) if content.views else None
+        encode = encode_seconds.get(content.dataset.fingerprint) if content.views else None
         if isinstance(content, FinetuneRun):
             predict, encode = predict and 0.0, predict  # the head takes none
         predicting[run.name] = predict
@@ -548,11 +548,11 @@ def _costs(
     for run in runs:
         content, predict, encode = run.content, predicting[run.name], encoding[run.name]
         # TF-IDF has no encoder whose time could be missing
-        known = predict is not None and (encode is not None or _encoder(run) is None)
+        complete = predict is not None and (encode is not None or _encoder(run) is None)
         costs[run.name] = MethodCost(
             **asdict(replace(content.cost, predict_seconds=predict)),
             encode_seconds=encode,
-            milliseconds=(predict or 0.0) + (encode or 0.0) if known else None,
+            milliseconds=(predict or 0.0) + (encode or 0.0) if complete else None,
             size_bytes=None if content.kind == FOREIGN else storage.tree_bytes(run.path / "model"),
         )
     # blends need all that their runs need, but no vectors twice
@@ -566,23 +566,23 @@ def _costs(
             if run.content.views or encoding[run.name] is not None
         }
         encode = _sum([encoding[name] for name in encoders.values()])
-        predict = _sum([one.predict_seconds for one in each])
+        predict = _sum([cost.predict_seconds for cost in each])
         together = MethodCost(
-            fit_seconds=_sum([one.fit_seconds for one in each]),
+            fit_seconds=_sum([cost.fit_seconds for cost in each]),
             predict_seconds=predict,
             encode_seconds=encode if encoders else None,
             milliseconds=_sum([predict, encode]),
-            size_bytes=sum(one.size_bytes or 0 for one in each),
-            device=", ".join(dict.fromkeys(one.device for one in each)),
+            size_bytes=sum(cost.size_bytes or 0 for cost in each),
+            device=", ".join(dict.fromkeys(cost.device for cost in each)),
         )
-        costs |= {one.name: together for one in blends.values()}
+        costs |= {b.name: together for b in blends.values()}
     return costs
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
     """The sum, if all values are known."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    summands = [value for value in values if value is not None]
+    return sum(summands) if len(summands) == len(values) else None
 
 
 def trained(compared: Compared) -> Iterator[tuple[str, FinetuneRun]]:

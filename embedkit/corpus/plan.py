@@ -22,7 +22,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +128,7 @@ class CorpusOptions:
 
     def __post_init__(self) -> None:
         for name in ("text", "text_pair", "id", "label", "word_label"):
-            if isinstance(value := getattr(self, name), Integral):
+            if isinstance(value := getattr(self, name), int):
                 # a frozen dataclass is settled once, here; see also below
                 object.__setattr__(self, name, str(value))  # frames without names number theirs
         check_fields(self)

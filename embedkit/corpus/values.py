@@ -28,8 +28,6 @@ from uuid import UUID
 
 import numpy as np
 
-_DURATIONS = timedelta | np.timedelta64
-
 
 class NotText(str):
     """Text of a number, a date, a list or another value that is not a text."""
@@ -78,7 +76,7 @@ def plain(value: Any) -> Any:
     if _is_list(value):
         return [plain(item) for item in _ordered(value)]
     # durations stand before numbers, since NumPy's are integers
-    if isinstance(value, date | time | _DURATIONS | np.datetime64 | Decimal | UUID):
+    if isinstance(value, date | time | timedelta | np.timedelta64 | np.datetime64 | Decimal | UUID):
         return _scalar(value)
     if isinstance(value, np.bool_ | np.integer):
         return value.item()
@@ -148,7 +146,7 @@ def _scalar(value: Any) -> str:
     # a date in a column of times has midnight; with a zone midnight is a time that somebody gave
     if isinstance(value, datetime) and value.time() == time.min and value.tzinfo is None:
         value = value.date()
-    if isinstance(value, _DURATIONS):
+    if isinstance(value, timedelta | np.timedelta64):
         value = np.timedelta64(value, "us").item()  # of Python, as that of pandas has days always
     if isinstance(value, float | np.floating):
         return str(value).removesuffix(".0")

@@ -16,6 +16,7 @@ import numpy as np
 from embedkit.dataset.fold_models import SeenRecords, find_fold_models, keys_of_texts, load_encoder
 from embedkit.dataset.parquet import cast_for_storage
 from embedkit.dataset.settings import VectorIdentity, different_files, tokenizer_settings
+from embedkit.encoding.checkpoint import GIVE_ANOTHER
 from embedkit.encoding.views import parse_layers, parse_view
 from embedkit.errors import MismatchError, ModelError, Option
 from embedkit.types import Float32
@@ -197,11 +198,10 @@ def encode_as(
         if model is not None:
             raise
         # the name was recorded, and not passed; another checkpoint would not do
-        problem = error.problem.worded(lambda o: "" if o.name == "model" else format(o))
+        problem = format(error.problem).removesuffix(GIVE_ANOTHER)
         place = Option("model", before=", or name its new place with ")
-        raise type(error)(
-            f"the checkpoint of {owner}, {name}: {problem} Put it back{place}."
-        ) from error
+        problem = f"{problem.rstrip()} Put it back{place}."
+        raise type(error)(f"the checkpoint of {owner}, {name}: {problem}") from error
     if files := different_files(settings.model.sha256, encoder.checkpoint.sha256):
         raise MismatchError(f"{encoder.checkpoint.name} is not that of {owner}: {files} differ.")
     return DatasetEncoder(encoder, settings, views, seen)

@@ -309,7 +309,6 @@ class VectorData(Shown):
         """Names of the columns that are not vectors."""
         return self.reader.columns
 
-    @accepts()
     def column(self, name: str) -> list[Any]:
         """Any column that is not a vector, as Python values; ``None`` for what is missing.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ from embedkit.types import Float32, Progress, no_progress, reported
 logger = logging.getLogger(__name__)
 
 _ENCODE_ROWS = 4_096
+_QUEUED_CHARS = 1 << 20
+"""Characters of the texts that are tokenized and queued at once on a GPU, about four batches. It
+idles while the first ones are tokenized, and the host while the last ones are encoded: with 4,096
+texts of 128 tokens at once, that was 9 % of the time of 24,000 on an H200 (``docs/gpu.md``)."""
 
 
 @documented
@@ -104,11 +108,9 @@ class Encoder:
         self.tokenizer = load_tokenizer(checkpoint)
         self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
-        loaded = partial(
-            load_model, checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype
-        )
+        about: dict[str, Any] = {"pad_id": self.tokenizer.pad_id, "device": where, "dtype": dtype}
         # where vectors are not to be those of transformers' own modules, these need no import
-        plain = loaded(light=forward == "auto" and where.type == "cpu")
+        plain = load_model(checkpoint, **about, light=forward == "auto" and where.type == "cpu")
         # loading has shown which weights the class of transformers does not use
         self.checkpoint = checkpoint = plain.checkpoint
         self.model: Model = plain
@@ -124,7 +126,7 @@ class Encoder:
             raise UsageError("it needs the CPU and the padding-free forward.", precision="int8")
         if self.model is plain and isinstance(plain.module, Bert):
             # the forward is recorded as that of transformers, so its modules compute it
-            self.model = loaded()
+            self.model = load_model(checkpoint, **about)
         kind = self.precision if self.precision in BATCH_TOKENS else where.type
         self.batch_tokens = batch_tokens or BATCH_TOKENS[kind]
         self.poolers = dict(POOLERS)
@@ -176,7 +178,6 @@ class Encoder:
         """True if the checkpoint contains pooler weights."""
         return self.model.pooler is not None
 
-    @accepts()
     def width_of(self, view: View) -> int:
         """Width of the vectors of a view."""
         self.check_poolings([view.pooling])
@@ -243,8 +244,9 @@ class Encoder:
         if device is not None:
             stated, here = choose_device(device), self.device
             if stated.type != here.type or stated.index not in (None, here.index or 0):
-                advice = f"this encoder is on {here}; load it with Encoder(model, device=...)"
-                raise UsageError(f"{advice}.", device=device)
+                raise UsageError(
+                    f"this encoder is on {here}; use Encoder(device=...).", device=device
+                )
         if pooling is None:
             chosen, own = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:
@@ -508,7 +510,7 @@ class Encoder:
         The next shard is tokenized while the device works: on CUDA by a thread, since this one
         launches kernels meanwhile; on CPU forward and tokenizer would share the cores.
         """
-        rows = batch_size or _ENCODE_ROWS
+        rows = batch_size or _rows_at_once(texts, self.device)
         asked = self.max_length if max_length is None else max_length
         length = choose_max_length(self.checkpoint, self.tokenizer, asked)
         settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
@@ -530,6 +532,14 @@ class Encoder:
                     start, part, pending = started.popleft()
                     yield start, part, pending.result()
                     progress(Progress("encoding", start + len(part), len(texts), "texts"))
+
+
+def _rows_at_once(texts: Sequence[str], device: torch.device) -> int:
+    """How many texts are tokenized and queued at once, by the mean length of the first ones."""
+    if device.type != "cuda":
+        return _ENCODE_ROWS
+    chars = sum(map(len, texts[:_ENCODE_ROWS]))
+    return min(max(_QUEUED_CHARS * len(texts[:_ENCODE_ROWS]) // max(chars, 1), 256), _ENCODE_ROWS)
 
 
 def choose_precision(name: str | None, device: torch.device) -> str:

@@ -24,7 +24,6 @@ from transformers import AutoTokenizer
 
 from embedkit import storage
 from embedkit.arguments import accepts
-from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
@@ -57,19 +56,14 @@ class TextModels:
 
     _models: Sequence[Any]
     _tokenizer: TextTokenizer
-    _tokens: TokenizerSettings
+    tokens: TokenizerSettings
     _precision = "fp32"
     cut = 0
     """Texts so far that are longer than the model reads."""
 
-    @property
-    def max_length(self) -> int:
-        """Tokens of a text that the models read."""
-        return self._tokens.max_length
-
     def predict(self, units: Units) -> tuple[Units, Float64]:
         """Return units that the models see, and their probabilities, or values of a regression."""
-        units = tokenized(units, self._tokenizer, self._tokens)
+        units = tokenized(units, self._tokenizer, self.tokens)
         texts = units.inputs(np.arange(len(units)))
         self.cut += int(texts.cut.sum())
         about: dict[str, Any] = {"pad_id": self._tokenizer.pad_id, "precision": self._precision}
@@ -87,7 +81,7 @@ class FinetunedRun(TextModels):
     """The models of a fine-tuned run, ready to predict; their checksums are compared first."""
 
     def __init__(self, run: Path, content: FinetuneRun, *, device: str, head: Any) -> None:
-        where, self._tokens = choose_device(device), content.tokens
+        where, self.tokens = choose_device(device), content.tokens
         quiet_transformers()
         # half precision is for the kind of device it was trained on
         if content.cost.device == where.type:
@@ -132,7 +126,7 @@ class CheckpointClassifier(TextModels):
         if checkpoint.config.get("problem_type") == "multi_label_classification":
             raise ModelError(f"{checkpoint.name} gives several labels (multi_label).")
         self._tokenizer = load_tokenizer(checkpoint)
-        self._tokens = TokenizerSettings(choose_max_length(checkpoint, self._tokenizer, None))
+        self.tokens = TokenizerSettings(choose_max_length(checkpoint, self._tokenizer, None))
         model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
         # transformers only warns of a head that it has drawn at random, and its predictions look
         # like any
@@ -219,8 +213,6 @@ def export(
     if to is not None:
         return load(what, view).export(out, to=to, overwrite=overwrite)
     source = Path(what)
-    if is_dataset(source):
-        raise UsageError(f"{source} is a dataset; name a format with {Option('to')}, such as npy.")
     target = Path(f"{source.name}.checkpoint" if out is None else out)
     content = read_run(source)
     if not isinstance(content, FinetuneRun):

@@ -80,8 +80,8 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
     """
     import pandas as pd
 
-    given = [v for v in values if v is not None and v != ""]
-    if len(set(given)) > _FEW and not isinstance(given[0], bool):
+    entries = [v for v in values if v is not None and v != ""]
+    if len(set(entries)) > _FEW and not isinstance(entries[0], bool):
         # an empty text is a missing value, not a reason to take numbers for labels
         column = pd.Series([None if v == "" else v for v in values], dtype=object)
         with suppress(TypeError, ValueError):
@@ -105,7 +105,7 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
         tuple(n for _, n in counts),
         np.array([number[text] for text in texts], np.int64),
         np.empty(0),
-        number[_MISSING] if len(given) < len(texts) else None,
+        number[_MISSING] if len(entries) < len(texts) else None,
     )
 
 
@@ -165,9 +165,9 @@ def nearest_points(unit: Float32, k: int, *, seed: int = 0) -> Near:
         return Near(*_others((1 - squares / 2, indices), probed), chosen, exact)
 
 
-def _others(found: tuple[Float32, Int64], points: Int64) -> tuple[Int64, Float32]:
+def _others(neighbours: tuple[Float32, Int64], points: Int64) -> tuple[Int64, Float32]:
     """Neighbours without the point itself, which copies of it may have crowded out."""
-    cosines, indices = found
+    cosines, indices = neighbours
     self_ = indices == points[:, None]
     # each row must lose one neighbour: the farthest, if it does not have itself
     self_[~self_.any(axis=1), -1] = True
@@ -175,8 +175,8 @@ def _others(found: tuple[Float32, Int64], points: Int64) -> tuple[Int64, Float32
     return indices[~self_].reshape(shape), cosines[~self_].reshape(shape)
 
 
-def _common(one: Int64, other: Int64) -> float:
-    shared = (one[:, :, None] == other[:, None, :]).any(axis=2)
+def _common(near: Int64, other: Int64) -> float:
+    shared = (near[:, :, None] == other[:, None, :]).any(axis=2)
     return float(shared.mean())
 
 
@@ -185,8 +185,8 @@ def kept_neighbours(near: Near, points: Float32, *, k: int = 10) -> float:
     from scipy.spatial import cKDTree
 
     k = min(k, near.exact.shape[1])
-    here, _ = _others(cKDTree(points).query(points[near.probed], k + 1), near.probed)
-    return _common(near.exact[:, :k], here)
+    neighbours, _ = _others(cKDTree(points).query(points[near.probed], k + 1), near.probed)
+    return _common(near.exact[:, :k], neighbours)
 
 
 def lay_out(
@@ -226,12 +226,12 @@ def _tsne(
     indices, cosines = near.indices[:, :ATTRACTING], near.cosines[:, :ATTRACTING]
     threads = usable_cores()
     # the same neighbours that the page lists are those that attract
-    known = PrecomputedNeighbors(indices, 1 - cosines)
+    neighbours = PrecomputedNeighbors(indices, 1 - cosines)
     # a small start without exaggeration would tear apart what lies together
     size = 1e-4 / max(float(init.std(axis=0).max()), 1e-12) if first else 1.0
     embedding = TSNEEmbedding(
         size * init.astype(np.float64),
-        PerplexityBasedNN(knn_index=known, perplexity=_PERPLEXITY, n_jobs=threads),
+        PerplexityBasedNN(knn_index=neighbours, perplexity=_PERPLEXITY, n_jobs=threads),
         negative_gradient_method="bh" if len(init) <= _TREE else "fft",
         random_state=seed,
         n_jobs=threads,
@@ -375,7 +375,7 @@ def explore(
     }
     html = _page(data, indices, content, columns, ordered).encode()
     write_files({file: html}, overwrite=overwrite)
-    layouts, counts = tuple(one.layout for one in ordered), (len(indices), len(data))
+    layouts, counts = tuple(picture.layout for picture in ordered), (len(indices), len(data))
     return Explored(file, method, views[start], layouts, chance, *counts, len(html))
 
 
@@ -440,14 +440,14 @@ def _views(data: VectorData, layers: str) -> list[str]:
     mine.sort(key=lambda name: layer_rank(split_view(name)[1]))
     if layers == "all":
         return mine
-    wanted = [
-        f"{pooling}_{one.name}"
-        for one in parse_layers(layers, n_layers=data.manifest.job.model.n_layers)
+    names = [
+        f"{pooling}_{layer.name}"
+        for layer in parse_layers(layers, n_layers=data.manifest.job.model.n_layers)
     ]
-    if unknown := [name for name in wanted if name not in mine]:
+    if unknown := [name for name in names if name not in mine]:
         problem = f"{data.path} has no view {unknown[0]}; it has {', '.join(mine)}."
         raise UsageError(problem, layers=layers)
-    return [name for name in mine if name in wanted or name == data.views[0]]
+    return [name for name in mine if name in names or name == data.views[0]]
 
 
 def _columns(
@@ -528,7 +528,7 @@ def _cluster_names(codes: Int64, texts: Sequence[str], k: int) -> list[str]:
         chosen: list[str] = []
         for word in sorted(weights, key=lambda word: (-weights[word], -len(word), word)):
             # "영화" says what "영화는" says
-            if weights[word] > 0 and not any(word in one or one in word for one in chosen):
+            if weights[word] > 0 and not any(word in other or other in word for other in chosen):
                 chosen.append(word)
             if len(chosen) == _NAMED_BY:
                 break
@@ -564,18 +564,18 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
     title = f"Layer {layer}" if layer.isdigit() else view
     mine, theirs = near.probed[:, None], near.exact[:, :_KEPT_OF]
     # points without a label agree with nobody and disagree with nobody
-    both = label.known[mine] & label.known[theirs] if label else np.zeros(1, np.bool_)
-    if label is None or not both.any():
+    pairs = label.known[mine] & label.known[theirs] if label else np.zeros(1, np.bool_)
+    if label is None or not pairs.any():
         return math.nan, f"{title}: {len(near.indices):,} texts"
-    same = (label.codes[theirs] == label.codes[mine]) & both
-    known = sum(n for number, n in enumerate(label.counts) if number != label.missing)
+    same = (label.codes[theirs] == label.codes[mine]) & pairs
+    total = sum(n for number, n in enumerate(label.counts) if number != label.missing)
     ways: dict[str, float] = {}
     for number, (name, n) in enumerate(zip(label.names, label.counts, strict=True)):
         # chance: how many of its neighbours would have the label if they were any points
-        own, chance = label.codes[near.probed] == number, (n - 1) / max(known - 1, 1)
-        if number != label.missing and both[own].any() and chance < 1:
-            ways[shorten(name, 24)] = (same[own].sum() / both[own].sum() - chance) / (1 - chance)
-    return float(same[both].mean()), f"{title}: {_apart_text(ways)}"
+        rows, chance = label.codes[near.probed] == number, (n - 1) / max(total - 1, 1)
+        if number != label.missing and pairs[rows].any() and chance < 1:
+            ways[shorten(name, 24)] = (same[rows].sum() / pairs[rows].sum() - chance) / (1 - chance)
+    return float(same[pairs].mean()), f"{title}: {_apart_text(ways)}"
 
 
 def _apart_text(ways: Mapping[str, float]) -> str:
@@ -602,9 +602,9 @@ def _apart_text(ways: Mapping[str, float]) -> str:
 def _chance(label: Column | None) -> float:
     """Fraction of pairs of labelled points that have the same label."""
     counts = label.counts if label else ()
-    known = np.array([n for i, n in enumerate(counts) if label and i != label.missing], np.float64)
-    n = known.sum()
-    return float((known * (known - 1)).sum() / (n * (n - 1))) if n > 1 else math.nan
+    sizes = np.array([n for i, n in enumerate(counts) if label and i != label.missing], np.float64)
+    n = sizes.sum()
+    return float((sizes * (sizes - 1)).sum() / (n * (n - 1))) if n > 1 else math.nan
 
 
 def _page(
@@ -620,24 +620,24 @@ def _page(
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     blocks = {}
-    squares = [in_square(one.points[order]) for one in drawn]
+    squares = [in_square(picture.points[order]) for picture in drawn]
     # common to all views, so that the picture does not jump while the slider moves
     content["bounds"] = [v for end in (np.min, np.max) for v in end(squares, (0, 1)).tolist()]
     content["views"] = []
-    for number, (one, points) in enumerate(zip(drawn, squares, strict=True)):
+    for number, (picture, points) in enumerate(zip(drawn, squares, strict=True)):
         # 16 bits are finer than any screen; all x first, then all y
         cells = np.rint(points * 65_535).astype(np.uint16)
         blocks[f"points-{number}"] = packed(byte_planes(cells.ravel(order="F"), 2))
         # how far on the curve a neighbour is; with the sign in the lowest bit (zigzag) small
         # differences have small numbers, whose upper bytes are zeros
-        apart = place[one.near[order]] - np.arange(len(order))[:, None]
+        apart = place[picture.near[order]] - np.arange(len(order))[:, None]
         blocks[f"near-{number}"] = packed(byte_planes((apart << 1) ^ (apart >> 63), 3))
-        least, most = float(one.cosines.min()), float(one.cosines.max())
+        least, most = float(picture.cosines.min()), float(picture.cosines.max())
         # one byte for each cosine, between the least and the most of the view
         step = max(most - least, 1e-9) / 255
-        steps = np.rint((one.cosines[order] - least) / step).astype(np.uint8)
+        steps = np.rint((picture.cosines[order] - least) / step).astype(np.uint8)
         blocks[f"cosines-{number}"] = packed(steps.tobytes())
-        view = one.layout
+        view = picture.layout
         about: dict[str, Any] = {"name": view.view, "layer": split_view(view.view)[1] or view.view}
         about |= {"kept": view.kept, "same": view.same_label, "recall": view.recall}
         about["title"] = view.title

@@ -48,13 +48,13 @@ class Fits(NamedTuple):
     threshold: float | None = None  # for new units
     parameters: int | None = None  # of one model, where they can be counted
 
-    def cost(self, **more: Any) -> Cost:
+    def cost(self, **fields: Any) -> Cost:
         """Return the cost of a run with these fits."""
         return Cost(
             fit_seconds=self.fit_seconds,
             predict_seconds=self.predict_seconds,
             parameters=self.parameters,
-            **more,
+            **fields,
         )
 
 
@@ -87,12 +87,12 @@ class Problem(NamedTuple):
         """
         target = units.target(task, separator)
         sets = target.of_sets
-        made = split_for(units, split, column=column, folds=folds, seed=seed, sets=sets)
+        assignment = split_for(units, split, column=column, folds=folds, seed=seed, sets=sets)
         # words without a label are in no fold
-        made = made.labelled(target)
+        assignment = assignment.labelled(target)
         # here, before a test set is encoded and models are fitted, which may take hours
-        made.check(target)
-        return cls(units, target, made)
+        assignment.check(target)
+        return cls(units, target, assignment)
 
 
 class Method(Protocol):

@@ -74,8 +74,8 @@ def losses_of(
 def _by_epoch(
     models: Collection[Sequence[Mapping[str, Any]]], name: str
 ) -> list[list[tuple[float, float]]]:
-    known = [[(e["epoch"], e[name]) for e in epochs if name in e] for epochs in models]
-    return [sorted(points) for points in known if points]
+    curves = [[(e["epoch"], e[name]) for e in epochs if name in e] for epochs in models]
+    return [sorted(points) for points in curves if points]
 
 
 def save(folder: Path, **figures: Scene) -> None:
@@ -195,8 +195,8 @@ def values(p: Predictions) -> Scene:
     )
     plot.line(plot.at(ends[0], ends[0]), plot.at(ends[1], ends[1]), colour="soft", dashed=True)
     jitter = np.random.default_rng(0).uniform(-2, 2, len(y))  # ratings lie on each other
-    for true, one, moved in zip(y.tolist(), predicted.tolist(), jitter.tolist(), strict=True):
-        x, height = plot.at(true, one)
+    for true, value, moved in zip(y.tolist(), predicted.tolist(), jitter.tolist(), strict=True):
+        x, height = plot.at(true, value)
         plot.mark(x + moved, height, 0, radius=2.5, opacity=0.45)
     return plot
 
@@ -264,7 +264,7 @@ def heat_map(
     width = min((WIDTH - left) / len(poolings), 130.0)
     lines = _cell_lines(metric, scores, untrained, room=width - 8)
     height = 13.0 + 15 * max(map(len, lines.values()))
-    told = "; ".join(f"{view} {metric_text(one.value, metric)}" for view, one in scores.items())
+    told = "; ".join(f"{view} {metric_text(score.value, metric)}" for view, score in scores.items())
     title = f"{metric_name(metric)} by layer and pooling"
     scene = Scene(
         left + width * len(poolings), 26 + height * len(layers), title=title, description=told
@@ -358,8 +358,8 @@ def shaded_table(
     scene.note(left - 10, 16, "view", anchor="end")
     for number, (column, cells) in enumerate(columns.items()):
         scene.note(left + width * (number + 0.5), 16, shorten(column, max(width / 6, 6)))
-        known = [value for value, _ in cells.values() if math.isfinite(value)]
-        low, high = min(known, default=0.0), max(known, default=0.0)
+        numbers = [value for value, _ in cells.values() if math.isfinite(value)]
+        low, high = min(numbers, default=0.0), max(numbers, default=0.0)
         for row, (value, text) in cells.items():
             x, y = left + width * number, 24 + height * rows.index(row)
             # columns have units of their own, so that shades are of a column, and a constant one is
@@ -383,10 +383,10 @@ def learning(result: ProbeRun) -> Scene:
         best.setdefault(split_view(view.name)[0], view)
     shown = list(best.values())[:_CURVES]
     points = [p for view in shown for _, p in view.curve]
-    known = [v for p in points for v in (p.value, p.low, p.high) if math.isfinite(v)]
+    numbers = [v for p in points for v in (p.value, p.low, p.high) if math.isfinite(v)]
     counts = [records for records, _ in shown[0].curve]  # by the folds, the same for every view
     # of errors the axis is upside down: better is higher in every figure
-    ends = (max(known), min(known)) if lower else (min(known), max(known))
+    ends = (max(numbers), min(numbers)) if lower else (min(numbers), max(numbers))
     plot = Plot(
         (counts[0], counts[-1]),
         ends,

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from embedkit import storage
-from embedkit.arguments import accepts
 from embedkit.corpus.readers import READERS
 from embedkit.dataset.format import local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
@@ -91,9 +90,9 @@ def free_out(out: str | Path | None, source: object, *names: str, overwrite: boo
 
 def _default_out(source: object, *names: str) -> Path:
     # a table in memory has the name of its type, such as dataframe
-    known = isinstance(source, str | os.PathLike) and str(source) != "-"
+    is_path = isinstance(source, str | os.PathLike) and str(source) != "-"
     stem = "input" if isinstance(source, str) else type(source).__name__.lower()
-    if known:
+    if is_path:
         # the query of an address may hold a signature, which must not become the name of a folder
         stem = Path(storage.without_secrets(os.fspath(source))).stem  # type: ignore[call-overload]
     return Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
@@ -247,7 +246,6 @@ def read_run(path: Path) -> Run:
     return from_json(KINDS[head.kind], data, file=file, advice=_ADVICE)
 
 
-@accepts()
 def info(what: AnyPath) -> Run | DatasetInfo | ModelInfo:
     """Return the description of a run, a dataset or a checkpoint.
 
@@ -316,13 +314,13 @@ def check_alike(data: VectorData, expected: DatasetContent, *, name: str, vector
     Without ``vectors`` the model reads texts, whose vectors do not matter. A
     :class:`MismatchError` names the settings that differ.
     """
-    made, differences = dataset_content(data), list[str]()
-    both: list[tuple[str, Any, Any]] = [("pairs", made.pairs, expected.pairs)]
+    content, differences = dataset_content(data), list[str]()
+    checks: list[tuple[str, Any, Any]] = [("pairs", content.pairs, expected.pairs)]
     if vectors:
-        ours, theirs = made.vector_settings, expected.vector_settings
+        ours, theirs = content.vector_settings, expected.vector_settings
         differences = ours.differences(theirs)
-        both += [("words", ours.words, theirs.words)] if data.level == "word" else []
-    differences += [f"{name} is {a!r}, expected {b!r}" for name, a, b in both if a != b]
+        checks += [("words", ours.words, theirs.words)] if data.level == "word" else []
+    differences += [f"{name} is {a!r}, expected {b!r}" for name, a, b in checks if a != b]
     if differences:
         raise MismatchError(
             f"{name} does not fit the data of the model: {'; '.join(differences[:4])}. Extract it "

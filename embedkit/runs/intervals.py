@@ -232,12 +232,12 @@ def difference_interval(
     # what the intervals of both say, which depend on each other as the influences do (G. Y. Zou,
     # A. Donner 2008, Statistics in Medicine 27)
     ends = []
-    for one, influences_on_it in zip(values, influence.T, strict=True):
-        error, freedom = _error(one, influences_on_it)
+    for area, influences_on_it in zip(values, influence.T, strict=True):
+        error, freedom = _error(area, influences_on_it)
         # without influences it is exact, as the majority's area of 1/2, or at its end
-        inside = influences_on_it.any() and 0 < one < 1
-        low, high = _log_odds(one, _quantile(freedom) * error) if inside else (one, one)
-        ends.append([one - low, high - one])
+        inside = influences_on_it.any() and 0 < area < 1
+        low, high = _log_odds(area, _quantile(freedom) * error) if inside else (area, area)
+        ends.append([area - low, high - area])
     sizes = float(np.sqrt((influence**2).sum(0)).prod())
     shared = float(influence[:, 0] @ influence[:, 1]) / sizes if sizes else 0.0
     # down the difference goes by the lower end of the first area and the upper end of the second
@@ -287,20 +287,20 @@ def paired_tests(
     p = np.full(len(pairs), np.nan)
     # standard errors of the single scores, the yardstick for what is rounding
     size = np.sqrt((moved**2).sum(0))
-    for number, (one, other) in enumerate(pairs):
-        value = values[one] - values[other]
-        error, freedom = _error(value, moved[:, one] - moved[:, other], units)
+    for number, (a, b) in enumerate(pairs):
+        value = values[a] - values[b]
+        error, freedom = _error(value, moved[:, a] - moved[:, b], units)
         if np.isnan(value) or np.isnan(error):
             continue
         # the same predictions by two methods differ by rounding alone, which is no difference
-        same = error <= 1e-9 * max(size[one], size[other]) and abs(value) <= 1e-9 * max(
-            abs(values[one]), abs(values[other])
+        same = error <= 1e-9 * max(size[a], size[b]) and abs(value) <= 1e-9 * max(
+            abs(values[a]), abs(values[b])
         )
         # without a difference the error may be 0 as well, and t would be 0 / 0
         p[number] = 1.0 if same or value == 0 else 2 * stdtr(freedom, -abs(value) / error)
     # undefined differences are not tests, and do not make the others stricter
-    corrected, known = np.full(len(pairs), np.nan), np.isfinite(p)
-    corrected[known] = holm(p[known].tolist())
+    corrected, defined = np.full(len(pairs), np.nan), np.isfinite(p)
+    corrected[defined] = holm(p[defined].tolist())
     return p, corrected
 
 

@@ -220,9 +220,9 @@ def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "
 
     A regression has 0 classes; ``name`` is that of the parameter, for messages.
     """
-    known = _rows(classes, beta_of(metric), sets=sets)
-    if metric not in known:
-        expected = f"{', '.join(known)}.{did_you_mean(metric, known)}"
+    metrics = _rows(classes, beta_of(metric), sets=sets)
+    if metric not in metrics:
+        expected = f"{', '.join(metrics)}.{did_you_mean(metric, metrics)}"
         raise UsageError(f"expected {expected}", **{name: metric})
 
 
@@ -486,9 +486,9 @@ def _mean_roc_auc(ranked: Sequence[_Ranking]) -> Callable[[Float64], Float64]:
     """Mean over the classes that a sample holds; NaN where it holds one alone."""
 
     def mean_of(weights: Float64) -> Float64:
-        areas = np.stack([one.roc_auc(weights) for one in ranked])
-        known = np.isfinite(areas)
-        return _ratio(np.where(known, areas, 0).sum(0), known.sum(0), undefined=np.nan)
+        areas = np.stack([ranking.roc_auc(weights) for ranking in ranked])
+        defined = np.isfinite(areas)
+        return _ratio(np.where(defined, areas, 0).sum(0), defined.sum(0), undefined=np.nan)
 
     return mean_of
 
@@ -503,13 +503,13 @@ class Threshold(NamedTuple):
     beta: float | None
 
     @classmethod
-    def parse(cls, given: str | float) -> Threshold:
+    def parse(cls, threshold: str | float) -> Threshold:
         """Read a probability such as ``0.3``, or the score to choose one by.
 
         >>> Threshold.parse(0.3), Threshold.parse("f2")
         (Threshold(value=0.3, beta=None), Threshold(value=None, beta=2.0))
         """
-        text = named_metric(str(given))
+        text = named_metric(str(threshold))
         if text == "macro_f1":
             return cls(None, None)
         is_beta = text.startswith("f")
@@ -702,5 +702,5 @@ class _Ranking:
         """Mean precision over the recall gained at each score; NaN without positives."""
         hits, chosen = self._sums(weights)
         gained, precision = np.diff(hits, axis=1, prepend=0.0), hits / np.maximum(chosen, _SMALLEST)
-        found = np.einsum("ij,ij->i", gained, precision)
-        return _ratio(found, hits[:, -1], undefined=np.nan)
+        areas = np.einsum("ij,ij->i", gained, precision)
+        return _ratio(areas, hits[:, -1], undefined=np.nan)

@@ -152,9 +152,9 @@ class Predictions:
     @property
     def scored_test(self) -> Int64:
         """Indices of the records of the test set whose labels are known."""
-        known = self.y >= 0 if self.classes else np.isfinite(self.y)
-        known = known.all(1) if self.of_sets else known
-        return np.flatnonzero((self.fold == TEST) & known)
+        labelled = self.y >= 0 if self.classes else np.isfinite(self.y)
+        labelled = labelled.all(1) if self.of_sets else labelled
+        return np.flatnonzero((self.fold == TEST) & labelled)
 
     def folds(self) -> list[tuple[Int64, Int64]]:
         """Return train and test indices of every fold."""
@@ -294,8 +294,8 @@ def _answers(y: NDArray[Any], names: Sequence[str]) -> pa.Array:
         return pa.array(y, from_pandas=True)  # NaN becomes null
     if y.ndim == 1:
         return pa.array([None if i < 0 else names[i] for i in y.tolist()], pa.string())
-    some = [None if (row < 0).any() else [names[i] for i in row.nonzero()[0].tolist()] for row in y]
-    return pa.array(some, _SETS)
+    sets = [None if (row < 0).any() else [names[i] for i in row.nonzero()[0].tolist()] for row in y]
+    return pa.array(sets, _SETS)
 
 
 def fold_names(fold: Int64) -> list[str]:

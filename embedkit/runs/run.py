@@ -274,7 +274,7 @@ class FinetuneRun(PredictionRun):
         training hardly changes at the end.
         """
         every = [
-            [e["valid_loss"] for e in one if "valid_loss" in e] for one in self.history.values()
+            [e["valid_loss"] for e in log if "valid_loss" in e] for log in self.history.values()
         ]
         return sum(
             len(loss) == 1 or loss[-1] < (1 - _STILL) * min(loss[:-1]) for loss in every if loss
@@ -333,8 +333,8 @@ class ProbeRun(PredictionRun):
             }
             if self.random_weights:
                 values = self.random_weights.get(view.name, ())  # none of a pooler
-                known = (fmean(values), stdev(values)) if values else (None, 0.0)
-                row["never trained"] = " ±".join(metric_text(one, metric) for one in known)
+                summary = (fmean(values), stdev(values)) if values else (None, 0.0)
+                row["never trained"] = " ±".join(metric_text(value, metric) for value in summary)
             rows.append(row)
         return rows
 

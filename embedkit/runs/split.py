@@ -131,8 +131,8 @@ class Split(Shown):
 
     def of_words(self, record: Int64, word: Int64 | None) -> Split:
         """Return the split of words, by the index of each one's record and its number in it."""
-        taken = self.row[record], self.group[record], self.folds[record]
-        return Split(*taken, self.settings, word, records=self)
+        columns = self.row[record], self.group[record], self.folds[record]
+        return Split(*columns, self.settings, word, records=self)
 
     def labelled(self, target: Target) -> Split:
         """Return the split without the words that have no label; of records it is itself."""
@@ -338,11 +338,11 @@ def make_split(
         raise UsageError(f"expected a fraction from {_SMALLEST_TEST} to 0.5.", test=test)
     # records without a label take no part, so that they do not make folds uneven
     labelled = records.labelled(sets=sets)
-    taken, count = records.take(np.flatnonzero(labelled)), int(labelled.sum())
+    subset, count = records.take(np.flatnonzero(labelled)), int(labelled.sum())
     if not count:
         raise UsageError(f"{records.name} has no records.")
-    groups = same_text_groups(taken.key, taken.group, count)
-    strata = _strata(taken, folds, sets)
+    groups = same_text_groups(subset.key, subset.group, count)
+    strata = _strata(subset, folds, sets)
     in_test = np.zeros(count, bool)
     if test:
         # the test set is some of many folds: 0.3 is 3 of 10. Small fractions are rounded to 1 of n
@@ -380,14 +380,14 @@ def split_by_column(
     as ``train``, its records are assigned to ``folds`` folds.
     """
     values = records.column(column)
-    given = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
-    if (given == "").any():
-        row = records.row[int(np.argmax(given == ""))]
+    marks = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
+    if (marks == "").any():
+        row = records.row[int(np.argmax(marks == ""))]
         raise UsageError(f"row {row} has no value there.", split_column=column)
-    in_test = given == "test"
+    in_test = marks == "test"
     # records marked test may have no label: they are predicted, not scored
     used = ~in_test & records.labelled(sets=sets)
-    names = np.unique(given[used])
+    names = np.unique(marks[used])
     if not len(names):
         raise UsageError("every record is marked test.", split_column=column)
     groups = same_text_groups(records.key, None, len(records))
@@ -398,7 +398,7 @@ def split_by_column(
         result[used] = _assigned(strata, groups[used], folds, seed=seed)
     else:
         # numbered in the order of the sorted names, in which "10" is before "2"
-        result[used] = np.searchsorted(names, given[used])
+        result[used] = np.searchsorted(names, marks[used])
     _warn_of_leakage(result, groups, column)
     settings = SplitSettings(
         source=records.source,
@@ -539,8 +539,8 @@ def same_text_groups(
         first: dict[Any, int] = {}
         for i, value in enumerate(() if values is None else values):
             # nan is what other programs write for no group: such records must not stick together
-            known = value is not None and str(value).strip().lower() not in ("", "nan")
-            to.append(first.setdefault(value, i) if known else i)
+            has_value = value is not None and str(value).strip().lower() not in ("", "nan")
+            to.append(first.setdefault(value, i) if has_value else i)
     index = np.arange(count)
     if not to:
         return index

@@ -76,16 +76,10 @@ def test_done_and_done_with_rejects(embedkit_: Call) -> None:
     assert embedkit_("extract", "corpus.tsv", *model).returncode == 3
 
 
-def test_different_settings_and_existing_output(here: Path, embedkit_: Call) -> None:
+def test_different_settings_are_exit_4(embedkit_: Call) -> None:
     embedkit_(*extract("--out", "out"))
-    other = embedkit_(*extract("--out", "out", "--layers", "0"))
-    assert other.returncode == 8
-    assert "--overwrite" in message_of(other)
     shutil.move("out", "out.incomplete")
     assert embedkit_(*extract("--out", "out", "--layers", "0")).returncode == 4
-    assert embedkit_(*extract("--out", "out")).returncode == 3
-    assert embedkit_(*extract("--out", "out", "--layers", "0", "--overwrite")).returncode == 3
-    assert list(manifest_of(here / "out")["job"]["vectors"]["views"]) == ["mean_0"]
 
 
 def test_a_full_disk_is_exit_6(embedkit_: Call, monkeypatch: pytest.MonkeyPatch) -> None:

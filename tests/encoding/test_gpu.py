@@ -82,6 +82,7 @@ def test_the_first_kernel_is_taken(folder: str, precision: str, notes: list[str]
     assert notes == []
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == attention_kinds(CUDA, plain.dtype)[0]
+    assert chosen.of_short == ("" if precision == "fp32" else "efficient")
 
 
 def test_a_head_size_that_no_kernel_takes_is_packed_all_the_same(

@@ -293,6 +293,32 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     assert len(notes) == 3
 
 
+def test_short_sequences_have_a_kernel_of_their_own_where_it_agrees(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashAttention is made for long sequences; on a GPU another kernel takes short ones."""
+    taken: list[str] = []
+
+    def named(name: str, factor: float) -> Any:
+        def kernel(*given: Any) -> torch.Tensor:
+            taken.append(name)
+            return factor * KERNELS["runs"](*given)
+
+        return kernel
+
+    _, plain, _ = both(str(tiny_bert))
+    monkeypatch.setitem(KERNELS, "varlen", named("varlen", 1))
+    for factor, kernels in ((0.5, {"varlen"}), (1, {"varlen", "efficient"})):
+        monkeypatch.setitem(KERNELS, "efficient", named("efficient", factor))
+        packed = PackedModel(plain, attention="varlen")
+        packed.of_short = packed_module._kernel_of_short(packed, plain, 1e-5)
+        taken.clear()
+        for lengths in ((62, 60), (64, 64)):
+            states(packed, batch_of(lengths, 40))
+        assert {*taken} == kernels
+        assert taken[-1] == "varlen"
+
+
 def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(tiny: Tiny) -> None:
     with pytest.raises(ModelError, match="precision='fp32'"):
         both(str(tiny("deberta")), "bf16")

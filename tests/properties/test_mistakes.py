@@ -137,8 +137,8 @@ def test_a_frame_is_no_list_of_texts(folder: Path) -> None:
     for read in (load_quickly(str(tiny_model())).encode, predictor.predict):
         with pytest.raises(TypeError, match="'text'"):
             read(pd.DataFrame({"text": TEXTS}))
-    with pytest.raises(UsageError, match=r"what='DataFrame': expected a text or a path\."):
-        embedkit.info(pd.DataFrame({"text": TEXTS}))
+    with pytest.raises(UsageError, match=r"path='DataFrame': expected a text or a path\."):
+        embedkit.verify(pd.DataFrame({"text": TEXTS}))
 
 
 def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:

@@ -50,8 +50,6 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
         embedkit.train(data)
     with pytest.raises(UsageError, match="is loaded; pass its folder"):
         embedkit.train(embedkit.load(data), out="loaded")  # its texts would be encoded anew
-    with pytest.raises(UsageError, match="is a dataset; name a format with to="):
-        embedkit.export(data)
 
 
 def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
