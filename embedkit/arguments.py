@@ -164,8 +164,9 @@ def strings_of(name: str, values: Iterable[str]) -> list[str]:
         raise TypeError(f"{name} is one string; give a list of strings: [{values!r:.60}]")
     unordered = hasattr(values, "columns") or isinstance(values, Mapping | set | frozenset)
     if unordered or not isinstance(values, Iterable):
-        kind = type(values).__name__
-        raise TypeError(f"{name} is a {kind}; give a list, or a column, such as data['text']")
+        raise TypeError(
+            f"{name} is a {type(values).__name__}; give a list, or a column: data['text']"
+        )
     strings = list(values)
     for i, value in enumerate(strings):
         if not isinstance(value, str):

@@ -141,17 +141,17 @@ def listed(text: str, *, quote: str = "") -> str:
 
     def kinds(match: re.Match[str]) -> str:
         kinds = globals()[match[1]]
-        said = kinds if isinstance(kinds, dict) else dict.fromkeys(kinds, "")
+        descriptions = kinds if isinstance(kinds, dict) else dict.fromkeys(kinds, "")
         *first, last = (
             f"{quote}{kind}{quote}" + (f" ({about})" if about else "")
-            for kind, about in said.items()
+            for kind, about in descriptions.items()
         )
         return f"{', '.join(first)} or {last}"
 
     def rendered(line: str) -> str:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
-        whole = _LIST.sub(kinds, line)
-        return fill(whole, 100, subsequent_indent=indent, break_on_hyphens=False)
+        sentence = _LIST.sub(kinds, line)
+        return fill(sentence, 100, subsequent_indent=indent, break_on_hyphens=False)
 
     return "\n".join(rendered(line) if _LIST.search(line) else line for line in text.split("\n"))
 

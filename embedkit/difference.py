@@ -323,11 +323,11 @@ def _joined_datasets(a: VectorData, b: VectorData) -> _Join:
     else:
         join = _joined(a, str(b.path), b.ids.tolist(), len(b))
     # equal ids of another text are not the same record
-    same = text_keys(a)[join.a] == text_keys(b)[join.b]
-    if not same.any():
-        problem = f"{len(same):,} have the same {join.by}, and all of these another text"
+    same_text = text_keys(a)[join.a] == text_keys(b)[join.b]
+    if not same_text.any():
+        problem = f"{len(same_text):,} have the same {join.by}, and all of these another text"
         raise MismatchError(f"{b.path} has no record of {a.path}: {problem}.")
-    return _Join(join.a[same], join.b[same], join.by, int((~same).sum()))
+    return _Join(join.a[same_text], join.b[same_text], join.by, int((~same_text).sum()))
 
 
 def _settings(a: VectorData, b: VectorData) -> tuple[str, ...]:
@@ -524,8 +524,8 @@ class _Laboratory:
                 self._base.encoder.check_poolings([pooling])
                 poolings.append(pooling)
         # one forward pass has all layers with all poolings that the checkpoint can have
-        every = parse_layers("all", n_layers=layers)
-        self._views = [view.name for view in views_of(every, poolings, n_layers=layers)]
+        specs = parse_layers("all", n_layers=layers)
+        self._views = [view.name for view in views_of(specs, poolings, n_layers=layers)]
 
     def variants(self, *, near: bool) -> Iterator[dict[str, Any]]:
         """One change each of what the model reads, and of how it computes.
@@ -553,8 +553,8 @@ class _Laboratory:
         """The view, scale and rounding by which the sample comes nearest to that of the tool."""
         trials, width = [], self._y.shape[1]
         # int8: each coordinate has a scale of its own that is not in the file
-        whole = bool((self._y == np.round(self._y)).all())
-        roundings = ["int8"] if whole else ["float32", "float16", "bfloat16"]
+        integral = bool((self._y == np.round(self._y)).all())
+        roundings = ["int8"] if integral else ["float32", "float16", "bfloat16"]
         for name, vectors in self._encoded(**inputs).items():
             for unit, rounding in product(
                 (True, False), roundings if vectors.shape[1] >= width else ()

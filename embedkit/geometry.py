@@ -168,11 +168,11 @@ def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = N
     near = np.empty((len(rows), k), np.int64)
     step = max(1, _AT_ONCE // len(unit))
     for start in range(0, len(rows), step):
-        these = rows[start : start + step]
+        chunk = rows[start : start + step]
         # rounded, so that the order in which threads make a sum decides nothing
-        cosines = (unit[these] @ unit.T).round(9)
+        cosines = (unit[chunk] @ unit.T).round(9)
         # a record is not its own neighbour
-        cosines[np.arange(len(these)), these] = -np.inf
+        cosines[np.arange(len(chunk)), chunk] = -np.inf
         # the k best in linear time, without a negated copy of the matrix; only these are sorted
         best = np.argpartition(cosines, len(unit) - k, axis=1)[:, len(unit) - k :]
         order = np.argsort(-np.take_along_axis(cosines, best, 1), axis=1, kind="stable")

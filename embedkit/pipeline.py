@@ -214,8 +214,8 @@ def _filled(value: Any, variables: Mapping[str, Any], fail: Callable[[str], NoRe
         if name not in variables:
             fail(f"{{{name}}} is not in [set] above.{errors.did_you_mean(name, variables)}")
     # so that limit = "{n}" is a number, and "runs/{n}" a text
-    whole = _PLACE.fullmatch(value)
-    return variables[whole[1]] if whole else _PLACE.sub(lambda m: str(variables[m[1]]), value)
+    match = _PLACE.fullmatch(value)
+    return variables[match[1]] if match else _PLACE.sub(lambda m: str(variables[m[1]]), value)
 
 
 def _stage(

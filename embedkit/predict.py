@@ -254,8 +254,8 @@ class Predictor:
 
     def _check_level(self, level: str) -> None:
         if self.labels_words != (level == "word"):
-            what, use = ("words", "predict_words") if self.labels_words else ("texts", "predict")
-            raise UsageError(f"{self.run} labels {what}. Use {use}().")
+            noun, use = ("words", "predict_words") if self.labels_words else ("texts", "predict")
+            raise UsageError(f"{self.run} labels {noun}. Use {use}().")
 
     def predict_stored(
         self, dataset: AnyPath, *, progress: ProgressCallback = no_progress

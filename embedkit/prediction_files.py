@@ -95,7 +95,7 @@ def write_prediction_file(
     """Write predictions to a file, which appears when it is complete; return their number.
 
     The ending of the file decides the format; without a file TSV, or JSON lines, is printed.
-    ``names`` are those of the classes, ``extra_columns`` are among ``word``, ``text`` and
+    ``names`` are those of the classes; ``extra_columns`` are among ``word``, ``text`` and
     ``fold``. A submission has the columns of id and answer alone.
     """
     answer, of_answer = ("label", "string") if names else ("value", "float64")

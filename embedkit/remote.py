@@ -136,8 +136,8 @@ def _has_tag(file: Path, tag: str) -> bool:
         while part := stream.read(_TAGGED_BYTES if parts else -1):
             digests.append(hashlib.md5(part, usedforsecurity=False))
     if parts:
-        whole = hashlib.md5(b"".join(d.digest() for d in digests), usedforsecurity=False)
-        return f"{whole.hexdigest()}-{len(digests)}" == tag
+        digest = hashlib.md5(b"".join(d.digest() for d in digests), usedforsecurity=False)
+        return f"{digest.hexdigest()}-{len(digests)}" == tag
     return [d.hexdigest() for d in digests] == [tag]
 
 

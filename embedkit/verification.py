@@ -234,7 +234,7 @@ def _recompute(
     allowed = _TOLERANCE[encoder.settings.precision]
     if encoder.settings.storage != "float32":  # half a unit of float16, twice; one of int8
         allowed = max(allowed, 5e-2 if encoder.settings.storage == "int8" else 2e-3)
-    layout, whole = Layout(folder), {"page_checksum_verification": True}
+    layout, options = Layout(folder), {"page_checksum_verification": True}
     parts = layout.shard_files("sentences")
     starts = np.cumsum([0, *(manifest.files[f"sentences/{part.name}"].rows for part in parts)])
     total = int(starts[-1])
@@ -244,8 +244,8 @@ def _recompute(
     result.recomputed_shards = np.unique(shard_of).tolist()
     for done, number in enumerate(result.recomputed_shards):
         progress(Progress("recomputing", done, len(result.recomputed_shards), "shards"))
-        mine = chosen[shard_of == number] - starts[number]
-        table, worst = pq.read_table(parts[number], **whole).take(mine), 0.0
+        positions = chosen[shard_of == number] - starts[number]
+        table, worst = pq.read_table(parts[number], **options).take(positions), 0.0
         result.recomputed_texts += len(table)
         pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
         texts = table["text"].to_pylist()
@@ -253,7 +253,7 @@ def _recompute(
         if encoder.settings.words is None:
             views = encoder.views(texts, pairs)
         else:
-            words = pq.read_table(layout.shard_file("words", number), **whole)
+            words = pq.read_table(layout.shard_file("words", number), **options)
             rows, spans = table["row"].to_numpy(), None
             words = words.filter(pa.array(np.isin(words["row"].to_numpy(), rows)))
             record, start, end = (words[name].to_numpy() for name in ("row", "start", "end"))
@@ -285,18 +285,18 @@ def _recompute(
 
 def _compare(table: pa.Table, fresh: Mapping[str, Float32], result: Verification) -> float:
     """Compare a table with fresh vectors; the largest distance."""
-    same, worst = np.ones(len(table), bool), 0.0
+    identical, worst = np.ones(len(table), bool), 0.0
     for name, vectors in fresh.items():
         stored = matrix_of(table, name).astype(np.float32)
         # a row is identical if all of its views are
-        same &= (stored == vectors).all(axis=1)
+        identical &= (stored == vectors).all(axis=1)
         # relative to the length of the vector; 1e-12 keeps a vector of zeros from dividing by 0
         scale = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
         distances = np.linalg.norm(stored - vectors, axis=1) / scale
         worst = max(worst, float(distances.max(initial=0.0)))
     result.worst = max(result.worst, worst)
     result.recomputed_rows += len(table)
-    result.identical_rows += int(same.sum())
+    result.identical_rows += int(identical.sum())
     return worst
 
 

@@ -354,11 +354,11 @@ class Candidates:
         folds = [Subset(units, target, split, *subset) for subset in split.subsets()]
         fits = [partial(self._fold, fold, candidate) for candidate in candidates for fold in folds]
         threads = self.settings.threads
-        done = side_by_side(fits, threads=threads, progress=progress)
+        results = side_by_side(fits, threads=threads, progress=progress)
         count = len(folds)
-        by_name = {c.name: done[i * count : (i + 1) * count] for i, c in enumerate(candidates)}
+        by_name = {c.name: results[i * count : (i + 1) * count] for i, c in enumerate(candidates)}
         chosen = best_of_folds(by_name.values())
-        seconds = sum(fit.fit_seconds for fit in done)
+        seconds = sum(fit.fit_seconds for fit in results)
         if len(self.names) > 1:
             # growing needs the best single view of the fold, so it is a second round
             single = best_of_folds(by_name[name] for name in self.names)
@@ -401,9 +401,9 @@ class Candidates:
         # clock
         before = fitted.pipeline[:-1]
         # the same probe: regularisation as for the task
-        again = clone(fitted.pipeline[-1])
-        again.fit(before.transform(inputs(train)), self.control.y[train])
-        random = predict_proba(again, before.transform(inputs(held_out)), self.control)
+        control = clone(fitted.pipeline[-1])
+        control.fit(before.transform(inputs(train)), self.control.y[train])
+        random = predict_proba(control, before.transform(inputs(held_out)), self.control)
         curve = list[Float64]()
         fold = fold._replace(units=replace(units, inputs=inputs))
         # one of each class at least, and two values of a regression
@@ -543,9 +543,9 @@ class Scorer:
             self._metric([fold.proba for fold in folds], y) for folds in (self.fits.folds, baseline)
         )
         # of both on the same units, so that the interval is that of a paired difference
-        both = {"chosen": chosen, "last": last_layer}
-        moved = np.stack([*influences(both, group, seed=seed).values()], axis=1)
-        values = np.array([metric.value(len(y)) for metric in both.values()])
+        metrics = {"chosen": chosen, "last": last_layer}
+        moved = np.stack([*influences(metrics, group, seed=seed).values()], axis=1)
+        values = np.array([metric.value(len(y)) for metric in metrics.values()])
         ends = difference_interval(values, moved, chosen.scale, chosen.units(group))
         return Score(float(values[0] - values[1]), *ends)
 
@@ -607,8 +607,8 @@ def _untrained(
         views = encode_at_random(data, units, names, settings.seed + number)
         for name, X in views.items():
             # the same units, folds and tuning: the weights of the encoder alone differ
-            some = replace(units, inputs=X.__getitem__)
-            folds = [Subset(some, target, split, *subset) for subset in split.subsets()]
+            random_units = replace(units, inputs=X.__getitem__)
+            folds = [Subset(random_units, target, split, *subset) for subset in split.subsets()]
             fits = [partial(_predicted, fold, settings) for fold in folds]
             fitted = side_by_side(fits, threads=settings.threads)
             scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))

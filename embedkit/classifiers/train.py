@@ -231,11 +231,11 @@ def _test_set(
     split.check_test(test)
     vectors = settings.features == "vectors"
     if names_dataset(test):
-        other, name = load(test, list(data.views), level=data.level), str(test)
-        check_alike(other, dataset_content(data), name=name, vectors=vectors)
+        test_data, name = load(test, list(data.views), level=data.level), str(test)
+        check_alike(test_data, dataset_content(data), name=name, vectors=vectors)
         column = units.reading["label"]
         # a kept column is taken there too; None stands for the label that the other dataset has
-        further = Units.of_dataset(other, label=column if column in other.columns else None)
+        further = Units.of_dataset(test_data, label=column if column in test_data.columns else None)
     else:
         further = units.further(test, keep=settings.columns)
         if further.label is None:
@@ -362,9 +362,9 @@ def train(
     # hours
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     views = (view,) if isinstance(view, str) else tuple(view or ())
-    named: dict[str, Any] = {"features": features, "class_weight": class_weight, "seed": seed}
-    named |= {"task": task, "views": views, "columns": names, "threshold": threshold}
-    method = Frozen.of(estimator, tune=tune, **named)
+    options: dict[str, Any] = {"features": features, "class_weight": class_weight, "seed": seed}
+    options |= {"task": task, "views": views, "columns": names, "threshold": threshold}
+    method = Frozen.of(estimator, tune=tune, **options)
     out = free_out(out, dataset, method.settings.method, *views, *names, overwrite=overwrite)
     what: dict[str, Any] = {"view": view, "level": level, "label": label}
     data = _data(dataset, names, extraction, progress=progress, **what)

@@ -251,14 +251,14 @@ def _predict_held_out(
     """Return the prediction of every record by the inner fold that did not hold it."""
     output = np.zeros((len(y), len(target.classes)) if target.classes else len(y))
     for train, test in folds:
-        rest = [
+        subsets = [
             (np.flatnonzero(np.isin(train, a)), np.flatnonzero(np.isin(train, b)))
             for a, b in folds
             # the other folds, divided as before: the sigmoid of this model may not see the records
             # that it predicts here; as positions in train
             if b is not test
         ]
-        model = _fit_estimator(estimator, X[train], y[train], rest, settings)
+        model = _fit_estimator(estimator, X[train], y[train], subsets, settings)
         output[test] = predict_proba(model, X[test], target)
     return output
 

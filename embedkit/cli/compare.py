@@ -135,9 +135,9 @@ def _compare_text(
     else:
         answers = {decision.question.lower(): decision.answer for decision in advice.decisions}
         missing = [question for question, answer in answers.items() if answer == "not tried"]
-        said = [f"{name}: {answer}" for name, answer in answers.items() if name not in missing]
-        said += [f"not tried: {', '.join(missing)}"] if missing else []
-        last = ["; ".join(said).replace("layer: layer", "layer")]
+        parts = [f"{name}: {answer}" for name, answer in answers.items() if name not in missing]
+        parts += [f"not tried: {', '.join(missing)}"] if missing else []
+        last = ["; ".join(parts).replace("layer: layer", "layer")]
         if shorts := [notice.short for notice in run_notices(compared)]:
             last.append(f"look first: {', '.join(shorts)}")
     last.append(f"next: {advice.next}")
@@ -204,14 +204,14 @@ def comparison_text(compared: Compared) -> str:
     from embedkit.runs.run import FinetuneRun
 
     metric, rows, counts = compared.metric, compared.rows, compared.counts
-    what, unit = f"{counts['folds']:,} records in folds", " in points" * is_percent(metric)
+    sample, unit = f"{counts['folds']:,} records in folds", " in points" * is_percent(metric)
     if compared.level == "word":
-        what = what.replace("records", "words")
+        sample = sample.replace("records", "words")
     if counts["test"]:
-        what += f", {counts['test']:,} in the test set"
+        sample += f", {counts['test']:,} in the test set"
     tested = [row for row in rows if row.test]
     parts = [
-        f"Scores on held-out records ({what}), best first, with 95 % intervals:",
+        f"Scores on held-out records ({sample}), best first, with 95 % intervals:",
         table_text([_score_cells(row.name, row.scores, metric) for row in rows]),
     ]
     for run in compared.runs:

@@ -374,10 +374,10 @@ def export(what: Path, out: Path | None, fold: str, to: str | None, view: str | 
 
     def text() -> str:
         name, head = result.model, result.head
-        what = f"the model {name} with its {head} head"
+        content = f"the model {name} with its {head} head"
         if not result.has_head:
-            what = f"the encoder of {name} without its {head} head, which transformers lacks"
-        lines = [f"wrote {result.out}: {what}", f"  texts are cut at {result.max_length} tokens"]
+            content = f"the encoder of {name} without its {head} head, which transformers lacks"
+        lines = [f"wrote {result.out}: {content}", f"  texts are cut at {result.max_length} tokens"]
         if result.prefix:
             lines.append(f"  put {result.prefix!r} before every text, as in training")
         if result.threshold is not None and result.has_head:

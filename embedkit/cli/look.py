@@ -402,8 +402,8 @@ def explore(
 
 def _text(picture: Explored) -> str:
     first = next(view for view in picture.views if view.view == picture.shown)
-    whole = f" of {picture.records:,}" * (picture.points < picture.records)
-    count = f"{count_text(picture.points, 'record')}{whole}"
+    total = f" of {picture.records:,}" * (picture.points < picture.records)
+    count = f"{count_text(picture.points, 'record')}{total}"
     size = f"{count_text(len(picture.views), 'view')}, {bytes_text(picture.nbytes)}"
     text = f"the picture keeps {100 * first.kept:.0f} of 100 nearest neighbours"
     if not math.isnan(first.same_label):
@@ -456,7 +456,7 @@ def _diff_text(result: Diff) -> str:
     together = count_text(result.together, "record")
     facts = {
         "records": f"{result.records:,} in both, by {result.joined}"
-        + "".join(f", {count:,} {what}" for what, count in counts.items() if count),
+        + "".join(f", {count:,} {name}" for name, count in counts.items() if count),
         "settings": "; ".join(result.settings),
     }
     if math.isfinite(far["median"]):

@@ -128,9 +128,9 @@ def _diagnosis_text(diagnosis: Diagnosis) -> str:
     missing = ", ".join(name for names in diagnosis.missing.values() for name in names)
     lines = ["✓ embedkit works here: " + "; ".join(speeds)] if diagnosis.works else []
     for about in diagnosis.devices.values():
-        same = about.get("same_bits", {}).items()
-        shown = ", ".join(f"{how} ({count} of {about['records']})" for how, count in same)
-        lines += [f"  texts with the same bits as among others: {shown}"] * bool(same)
+        counts = about.get("same_bits", {}).items()
+        shown = ", ".join(f"{how} ({count} of {about['records']})" for how, count in counts)
+        lines += [f"  texts with the same bits as among others: {shown}"] * bool(counts)
     lines += [f"✗ embedkit does not work here: {problem}" for problem in diagnosis.problems]
     lines += [f"! {note}" for note in diagnosis.notes]
     lines.append(

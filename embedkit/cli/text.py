@@ -141,8 +141,8 @@ def _drawn(table: Sequence[Sequence[str]], room: int, gap: int) -> list[str]:
     for cells in table:
         is_text = _is_text(cells)
         justify: Literal["left", "right"] = "left" if is_text else "right"
-        whole = not is_text or cells is table[0]
-        drawn.add_column(Text(cells[0]), justify=justify, no_wrap=whole, overflow="fold")
+        no_wrap = not is_text or cells is table[0]
+        drawn.add_column(Text(cells[0]), justify=justify, no_wrap=no_wrap, overflow="fold")
     for row in zip(*(cells[1:] for cells in table), strict=True):
         drawn.add_row(*map(Text, row))
     written = io.StringIO()

@@ -118,17 +118,17 @@ def as_single(predictions: Mapping[str, Predictions]) -> dict[str, Predictions]:
     were independent.
     """
     # sets that any method predicts need a number, too, so that all share one list of classes
-    every = [sets for p in predictions.values() for sets in (p.y, p.y_pred)]
-    sets, numbers = np.unique(np.concatenate(every), axis=0, return_inverse=True)
+    matrices = [sets for p in predictions.values() for sets in (p.y, p.y_pred)]
+    sets, numbers = np.unique(np.concatenate(matrices), axis=0, return_inverse=True)
     # numpy 2.0 alone returns the inverse of rows as a column
-    parts = iter(np.split(numbers.ravel(), len(every)))
+    parts = iter(np.split(numbers.ravel(), len(matrices)))
     single = {}
     for name, p in predictions.items():
         names = [" + ".join(np.array(p.classes)[row == 1].tolist()) or "(none)" for row in sets]
         logs, rest = (np.log(np.clip(q, _TINY, 1)) for q in (p.proba, 1 - p.proba))
         # logarithms, for a product of hundreds of probabilities underflows
         proba = np.exp(logs @ sets.T + rest @ (1 - sets.T))
-        # taken in the order in which `every` was made: y, then y_pred
+        # taken in the order in which `matrices` was made: y, then y_pred
         changes = {"y": next(parts), "y_pred": next(parts), "proba": proba, "views": {}}
         single[name] = replace(p, classes=tuple(names), **changes)
     return single
@@ -232,8 +232,8 @@ def by_class(
     p: Predictions, other: Predictions | None
 ) -> list[tuple[int, ClassScore, float | None]]:
     """Return number, scores, and recall by the other method of each class, the worst F1 first."""
-    theirs = [None if other is None else score.recall for score in scores_by_class(other or p)]
-    rows = [(c, score, theirs[c]) for c, score in enumerate(scores_by_class(p))]
+    recalls = [None if other is None else score.recall for score in scores_by_class(other or p)]
+    rows = [(c, score, recalls[c]) for c, score in enumerate(scores_by_class(p))]
     return sorted(rows, key=lambda row: (row[1].f1, -row[1].support))
 
 
@@ -285,11 +285,11 @@ def find_texts(
         reading = {name: readings[0][name] for name in ("text", "text_pair")}
         reading |= readings[0]["dialect"]
     if texts is not None:
-        path, whole = Path(texts), is_dataset(Path(texts))
-        if not whole and not path.is_file():
+        path, from_dataset = Path(texts), is_dataset(Path(texts))
+        if not from_dataset and not path.is_file():
             raise UsageError("it does not exist. Give a dataset or corpus.", texts=path)
         # rows are joined by number, so that the bytes have to be the same
-        if (load(path).manifest.source if whole else (file_sha256(path),)) != source:
+        if (load(path).manifest.source if from_dataset else (file_sha256(path),)) != source:
             raise MismatchError("this is not the corpus of these runs.", texts=path)
         return _texts(path, rows, reading)
     for dataset in datasets:

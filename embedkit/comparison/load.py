@@ -272,12 +272,12 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
         # a test set of its own counts its rows from 0 as the folds do: its keys are the odd ones
         return np.asarray(2 * p.keys + (p.fold == TEST), np.int64)
 
-    every = [keys_of(run.predictions) for run in runs]
-    common = reduce(np.intersect1d, [keys[keys % 2 == 0] for keys in every])
+    all_keys = [keys_of(run.predictions) for run in runs]
+    common = reduce(np.intersect1d, [keys[keys % 2 == 0] for keys in all_keys])
     # a probe has no test set, and leaves those of the others as they are
-    if tests := [tested for keys in every if len(tested := keys[keys % 2 == 1])]:
+    if tests := [tested for keys in all_keys if len(tested := keys[keys % 2 == 1])]:
         common = np.append(common, reduce(np.intersect1d, tests))
-    left_out = len(reduce(np.union1d, every)) - len(common)
+    left_out = len(reduce(np.union1d, all_keys)) - len(common)
     if not left_out:
         return runs
     logger.warning("%s left out, which not all runs predict", count_text(left_out, "word"))
@@ -394,7 +394,7 @@ def _encode_seconds(path: Path, manifest: Manifest, words: bool) -> float | None
         lines = Layout(path).log.read_text("utf-8").splitlines()
         # the log of the job: a resumed one timed only the shards that it made
         finished = [e for e in map(json.loads, lines) if e["event"] == "finished"]
-        whole = [float(e["seconds"]) for e in finished if not e["shards_found"]]
+        seconds = [float(e["seconds"]) for e in finished if not e["shards_found"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return whole[-1] / rows * 1_000 if whole and rows else None
+    return seconds[-1] / rows * 1_000 if seconds and rows else None

@@ -125,15 +125,15 @@ def _title(compared: Compared, chosen: Row) -> str:
     if chosen.kind == "blend":
         return f"Blend the {len(compared.models)} runs"
     content = _run(compared, chosen.name).content
-    of = " of the fine-tuned encoder" if content.dataset.fold_models else ""
+    suffix = " of the fine-tuned encoder" if content.dataset.fold_models else ""
     if isinstance(content, ProbeRun):
-        return f"Train on {view_text(content.choice)}{of}"
+        return f"Train on {view_text(content.choice)}{suffix}"
     if isinstance(content, FinetuneRun):
         return "Use the fine-tuned encoder"
     if content.kind == FOREIGN:
         return "Use the other tool"
     features = " + ".join([*map(view_text, content.views), *content.columns]) or "TF-IDF"
-    return f"Use {_ESTIMATORS.get(content.estimator, content.estimator)} on {features}{of}"
+    return f"Use {_ESTIMATORS.get(content.estimator, content.estimator)} on {features}{suffix}"
 
 
 def _run(compared: Compared, name: str) -> LoadedRun:
@@ -151,30 +151,30 @@ def _reason(compared: Compared, chosen: Row) -> str:
             return f"It is the only method here, and better than {guess}."
         gaps = {name: compared.differences[chosen.name, name] for name in rivals}
         level = [n for n, gap in gaps.items() if compared.judge(gap) != "better"]
-        said = f"It has the best {metric_name(metric)}"
-        said += " of those that hold on the test set" if failed else ""
+        text = f"It has the best {metric_name(metric)}"
+        text += " of those that hold on the test set" if failed else ""
         cheaper = [name for name in equal[1:] if price(compared.row(name)) < price(chosen)]
         if cheaper:
-            said += f"; {cheaper[0]} is cheaper and not proven worse"
+            text += f"; {cheaper[0]} is cheaper and not proven worse"
             records = records_to_decide(
                 gaps[cheaper[0]], compared.min_difference, compared.counts["folds"]
             )
             if 1 <= records < math.inf:
-                said += f": about {float(f'{records:.1g}'):,.0f} more {compared.noun}s would decide"
+                text += f": about {float(f'{records:.1g}'):,.0f} more {compared.noun}s would decide"
         elif level:
             many = len(rivals) > 1
-            said += f"; {len(level)} of {len(rivals)} others are" if many else "; the other one is"
-            said += " not proven worse, but not cheaper"
-            said += "" if set(level) <= set(equal) else f" or not proven better than {guess}"
+            text += f"; {len(level)} of {len(rivals)} others are" if many else "; the other one is"
+            text += " not proven worse, but not cheaper"
+            text += "" if set(level) <= set(equal) else f" or not proven better than {guess}"
         elif rivals:
-            said += ", proven against all others"
+            text += ", proven against all others"
         alone = next((r for r in compared.rows if r.kind not in ("blend", "majority")), None)
         if chosen.kind == "blend" and alone is not None:
-            said += f"; alone, {alone.name} has {_score_of(compared, alone.name)}"
-        return f"{said}."
+            text += f"; alone, {alone.name} has {_score_of(compared, alone.name)}"
+        return f"{text}."
     gap = compared.differences[best.name, chosen.name]
     ahead = score_text(gap, metric, signed=True)
-    said = f"{best.name} is not better by what matters ({ahead})"
+    text = f"{best.name} is not better by what matters ({ahead})"
     unit = "text" if compared.level == "sentence" else "word"
     for verb, mine, theirs, how in (
         (f"predicts a {unit} in", cost_text(chosen), cost_text(best), ", in a batch"),
@@ -182,8 +182,8 @@ def _reason(compared: Compared, chosen: Row) -> str:
     ):
         # as shown: 1.2 ms instead of 1.2 ms would be no reason
         if mine and theirs and mine != theirs:
-            return f"{said}; this one {verb} {mine} instead of {theirs}{how}."
-    return f"{said}."
+            return f"{text}; this one {verb} {mine} instead of {theirs}{how}."
+    return f"{text}."
 
 
 def _failed(compared: Compared) -> str:
@@ -196,8 +196,8 @@ def _failed(compared: Compared) -> str:
     best = min if compared.lower else max
     tested = best((r for r in compared.rows if r.test), key=lambda row: row.test[metric].value)
     mine, theirs = (_score_of(compared, method, test=True) for method in (name, tested.name))
-    said = f" {name} has {_score_of(compared, name)}, but fails on the test set: {mine}"
-    return f"{said}, {tested.name} {theirs}."
+    sentence = f" {name} has {_score_of(compared, name)}, but fails on the test set: {mine}"
+    return f"{sentence}, {tested.name} {theirs}."
 
 
 def fit_text(row: Row) -> str:
@@ -270,12 +270,12 @@ def _pooling(content: ProbeRun) -> Iterator[Decision]:
     best: dict[str, ViewScore] = {}
     for view in _best_first(content):
         best.setdefault(split_view(view.name)[0], view)
-    said = [
+    parts = [
         f"{pooling} at best {metric_text(view.score.value, content.metric, unit=True)}"
         for pooling, view in best.items()
     ]
     if len(best) > 1:
-        yield Decision("Pooling", next(iter(best)), "no", said[1], f"{', '.join(said)}.")
+        yield Decision("Pooling", next(iter(best)), "no", parts[1], f"{', '.join(parts)}.")
 
 
 def _effect(compared: Compared, question: str, row: Row, other: Row, note: str) -> Decision:
@@ -432,9 +432,9 @@ def _cut(compared: Compared) -> Iterator[Notice]:
     def notice(name: str, every: int, texts: int, lost: float, limit: int) -> Iterator[Notice]:
         if texts / max(every, 1) >= _CUT:
             percent = f"{texts / every * 100:.2g} %"
-            said = f"{name} cuts {texts:,} of {every:,} texts ({percent}) at {limit} tokens; "
-            said += f"{lost * 100:.2g} % of all tokens are not read."
-            yield Notice(f"{percent} of texts cut in {name}", said, "cut")
+            sentence = f"{name} cuts {texts:,} of {every:,} texts ({percent}) at {limit} tokens; "
+            sentence += f"{lost * 100:.2g} % of all tokens are not read."
+            yield Notice(f"{percent} of texts cut in {name}", sentence, "cut")
 
     for dataset in compared.datasets:
         totals, limit = dataset.manifest.totals, dataset.manifest.job.vectors.max_length
@@ -451,17 +451,17 @@ def _cut(compared: Compared) -> Iterator[Notice]:
 def _random_weights(compared: Compared) -> Iterator[Notice]:
     """Views for which encoders that were never trained are as good: within the interval."""
     for name, content in compared.probes:
-        same, lower = [], content.metric in LOWER_IS_BETTER
+        views, lower = [], content.metric in LOWER_IS_BETTER
         for view in content.view_scores:
             if view.name in content.random_weights:
                 value = float(np.mean(content.random_weights[view.name]))
                 if value <= view.score.high if lower else value >= view.score.low:
-                    same.append(view.name)
-        if same:
+                    views.append(view.name)
+        if views:
             yield Notice(
-                f"{count_text(len(same), 'view')} as good untrained",
-                f"{name}: encoders that were never trained are as good at {len(same)} of "
-                f"{len(content.random_weights)} views: {view_ranges(same)}.",
+                f"{count_text(len(views), 'view')} as good untrained",
+                f"{name}: encoders that were never trained are as good at {len(views)} of "
+                f"{len(content.random_weights)} views: {view_ranges(views)}.",
             )
 
 

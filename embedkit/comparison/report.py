@@ -321,8 +321,8 @@ def _tiles(
         advice.verdict,
     )
     fit = fit_text(method)
-    what = f"cost of a {'word' if compared.level == 'word' else 'text'}, in a batch"
-    yield what, cost_text(method) or "unknown", f"{fit} to train" if fit else "", ""
+    label = f"cost of a {'word' if compared.level == 'word' else 'text'}, in a batch"
+    yield label, cost_text(method) or "unknown", f"{fit} to train" if fit else "", ""
     if bins:
         records = sum(b.records for b in bins)
         # by bins of equal count as in the figure, not by the 15 equal widths of the calibration
@@ -332,9 +332,9 @@ def _tiles(
         off = f"off by {error * 100:.1f} points on average"
         yield "trust its probabilities?", trust, off, ""
     elif compared.records.of_sets:
-        every = method.scores["subset_accuracy"]
-        text = interval_text(every, "subset_accuracy")
-        yield "all classes right", metric_text(every.value, "accuracy", unit=True), text, ""
+        score = method.scores["subset_accuracy"]
+        text = interval_text(score, "subset_accuracy")
+        yield "all classes right", metric_text(score.value, "accuracy", unit=True), text, ""
     else:
         scores, y = method.scores, compared.records.y
         name = next((m for m in ("pearson", "spearman", "r2") if m in scores), metric)
@@ -498,8 +498,8 @@ def forest(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -
     ends = [0.0, margin, -margin, *(end for gain in gains for end in (gain.low, gain.high))]
     low, high = sorted((min(ends), max(ends)), reverse=compared.lower)
     title = f"Gain in {metric_name(metric)} over {baseline}"
-    told = "; ".join(f"{name} {number}" for name, number in zip(names, numbers, strict=True))
-    scene = Scene(WIDTH, bottom + 24, title=title, description=told)
+    description = "; ".join(f"{name} {number}" for name, number in zip(names, numbers, strict=True))
+    scene = Scene(WIDTH, bottom + 24, title=title, description=description)
 
     def x(value: float) -> float:
         return left + (value - low) / ((high - low) or 1) * (right - left)

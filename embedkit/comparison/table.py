@@ -558,7 +558,7 @@ def _costs(
     # blends need all that their runs need, but no vectors twice
     if blends:
         models = with_models(runs)
-        each = [costs[run.name] for run in models]
+        model_costs = [costs[run.name] for run in models]
         # of frozen vectors each dataset once, every fine-tuned encoder by itself
         encoders = {
             run.content.dataset.fingerprint if run.content.views else run.name: run.name
@@ -566,14 +566,14 @@ def _costs(
             if run.content.views or encoding[run.name] is not None
         }
         encode = _sum([encoding[name] for name in encoders.values()])
-        predict = _sum([cost.predict_seconds for cost in each])
+        predict = _sum([cost.predict_seconds for cost in model_costs])
         together = MethodCost(
-            fit_seconds=_sum([cost.fit_seconds for cost in each]),
+            fit_seconds=_sum([cost.fit_seconds for cost in model_costs]),
             predict_seconds=predict,
             encode_seconds=encode if encoders else None,
             milliseconds=_sum([predict, encode]),
-            size_bytes=sum(cost.size_bytes or 0 for cost in each),
-            device=", ".join(dict.fromkeys(cost.device for cost in each)),
+            size_bytes=sum(cost.size_bytes or 0 for cost in model_costs),
+            device=", ".join(dict.fromkeys(cost.device for cost in model_costs)),
         )
         costs |= {b.name: together for b in blends.values()}
     return costs

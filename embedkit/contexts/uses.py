@@ -65,7 +65,7 @@ def find_word(text: str, word: str, *, match: str = "word") -> list[tuple[int, i
     if not word.strip():
         raise UsageError("the word is empty.")
     check_choice(MATCHES, match=match)
-    return [found.span() for found in _pattern(word, match).finditer(text)]
+    return [hit.span() for hit in _pattern(word, match).finditer(text)]
 
 
 @lru_cache(maxsize=16)
@@ -110,7 +110,7 @@ def words(
         >>> len(report.uses), report.cosines.shape
         (2, (2, 2))
     """
-    given = Option("layer", layer)
+    option = Option("layer", layer)
     if isinstance(source, str | os.PathLike):
         uses = uses_in_dataset(source, word, match=match)
         n_layers = uses.data.manifest.job.model.n_layers if uses.data else 0
@@ -120,9 +120,9 @@ def words(
         encoder = Encoder.load(model, device=device)
         n_layers = encoder.n_layers
         # only the layers that are asked for are kept of the forward pass
-        parsed = parse_layers(layer or "all", n_layers=n_layers, given=given)
+        parsed = parse_layers(layer or "all", n_layers=n_layers, option=option)
         uses = uses_in_texts(encoder, list(map(str, source)), word, parsed, match=match)
-    chosen = None if layer is None else parse_layers(layer, n_layers=n_layers, given=given)[0]
+    chosen = None if layer is None else parse_layers(layer, n_layers=n_layers, option=option)[0]
     return describe_uses(uses, word, layer=chosen)
 
 
@@ -166,15 +166,15 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
     if "text" not in data.columns:
         raise UsageError(f"{dataset} stores no texts, so words cannot be looked for.")
     records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
-    found = _find_uses(records, word, match, str(dataset))
-    if len(found) > MOST_USES:
-        logger.info("a random sample of %d of %d uses", MOST_USES, len(found))
-        drawn = np.random.default_rng(0).choice(len(found), MOST_USES, replace=False)
+    uses = _find_uses(records, word, match, str(dataset))
+    if len(uses) > MOST_USES:
+        logger.info("a random sample of %d of %d uses", MOST_USES, len(uses))
+        drawn = np.random.default_rng(0).choice(len(uses), MOST_USES, replace=False)
         # in the order of the dataset, as they were found
-        found = [found[int(i)] for i in np.sort(drawn)]
-    tables = layer_tables(data, kind, rows=np.unique([use.row for use in found]))
+        uses = [uses[int(i)] for i in np.sort(drawn)]
+    tables = layer_tables(data, kind, rows=np.unique([use.row for use in uses]))
     none = f"{word!r} occurs only where the texts of {data.path} were cut."
-    return _means(found, tables, none=none, data=data)
+    return _means(uses, tables, none=none, data=data)
 
 
 def uses_in_texts(
@@ -194,10 +194,10 @@ def uses_in_texts(
         for start in range(0, len(rows), _TEXTS_AT_ONCE):
             # each text once, however often it has the word; the vectors of
             # tokens of a few hundred are in memory
-            some = rows[start : start + _TEXTS_AT_ONCE]
-            tokens = encoder.encode_tokens([texts[row] for row in some], layers=names)
+            block = rows[start : start + _TEXTS_AT_ONCE]
+            tokens = encoder.encode_tokens([texts[row] for row in block], layers=names)
             spans = np.stack([tokens.start, tokens.end], axis=1).astype(np.int64)
-            yield LayerTable(some[tokens.row], spans, tokens.vectors)
+            yield LayerTable(block[tokens.row], spans, tokens.vectors)
 
     none = f"{word!r} occurs only where the sentences are cut: the model takes "
     return _means(uses, tables(), none=f"{none}{encoder.max_length} tokens.")
@@ -245,11 +245,11 @@ def _means(
                 # sums and counts, not means: the rest of the record may be in the next table
                 total[number] += matrix[lines].sum(axis=0)
     # a use after the cut of its text has no line
-    there = counts > 0
-    if not there.any():
+    covered = counts > 0
+    if not covered.any():
         raise UsageError(none)
-    kept, each = tuple(compress(uses, there)), counts[there, None]
-    means = {name: np.asarray(total[there] / each, np.float32) for name, total in sums.items()}
+    kept, each = tuple(compress(uses, covered)), counts[covered, None]
+    means = {name: np.asarray(total[covered] / each, np.float32) for name, total in sums.items()}
     return UseVectors(kept, means, len(uses) - len(kept), data)
 
 
@@ -268,13 +268,13 @@ def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[LayerT
     # the layers of a table stand side by side in one matrix, which is divided at these columns
     names, edges = list(widths), np.cumsum([*widths.values()])[:-1]
     table = load(data.path, names, level=kind.removesuffix("s"))
-    wanted = [n for n in ("row", "start", "end", "segment", "special") if n in table.columns]
+    scalars = [n for n in ("row", "start", "end", "segment", "special") if n in table.columns]
     for block in table.reader.blocks:
-        columns = table.reader.scalars_of(block, wanted)
+        columns = table.reader.scalars_of(block, scalars)
         chosen = np.isin(columns.column("row").to_numpy(), rows)
-        if "segment" in wanted:
+        if "segment" in scalars:
             chosen &= columns.column("segment").to_numpy() == 0
-        if "special" in wanted:
+        if "special" in scalars:
             chosen &= ~columns.column("special").to_numpy()
         # before the vectors of the row group are read
         if not chosen.any():
@@ -314,12 +314,12 @@ class WordReport(Shown):
     skipped: int  # uses without a kept token, since the text was cut before them
 
 
-def describe_uses(found: UseVectors, word: str, *, layer: LayerSpec | None = None) -> WordReport:
+def describe_uses(uses: UseVectors, word: str, *, layer: LayerSpec | None = None) -> WordReport:
     """Compare the uses of a word with each other, and layer by layer with any two words.
 
     ``layer``, by default the last one, is that of the cosines.
     """
-    vectors = dict(found.vectors)
+    vectors = dict(uses.vectors)
     chosen = list(vectors)[-1] if layer is None else layer.name
     # a combination that was not stored is made of its layers
     parts = [chosen] if layer is None or chosen in vectors else [str(i) for i in layer.layers]
@@ -327,17 +327,17 @@ def describe_uses(found: UseVectors, word: str, *, layer: LayerSpec | None = Non
         raise UsageError(f"expected one of {', '.join(vectors)}.", layer=chosen)
     vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
     # any two words can be compared where the words were stored; tokens are no words
-    data = found.data if found.data and Layout(found.data.path).shard_files("words") else None
+    data = uses.data if uses.data and Layout(uses.data.path).shard_files("words") else None
     any_two = {} if data is None else _mean_cosines(data)
     # a use and itself have cosine 1, which says nothing
-    different = ~np.eye(len(found.uses), dtype=bool)
+    different = ~np.eye(len(uses.uses), dtype=bool)
     cosines = {name: (unit := unit_rows(values)) @ unit.T for name, values in vectors.items()}
     return WordReport(
         word=word,
         layer=chosen,
-        uses=found.uses,
+        uses=uses.uses,
         cosines=cosines[chosen],
-        skipped=found.skipped,
+        skipped=uses.skipped,
         layers=tuple(
             LayerReport(
                 name,

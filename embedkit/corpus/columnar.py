@@ -128,8 +128,8 @@ class _ColumnarTable(Table):
                     self._done += 1
                     yield _row(values)
         except _ERRORS as error:
-            again = "Fetch it again."
-            raise unreadable(self.path, error, error=CorpusError, advice=again) from error
+            advice = "Fetch it again."
+            raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
     def check_column(self, name: str, *, role: str) -> None:
         _, field = self._fields[name]
@@ -139,10 +139,10 @@ class _ColumnarTable(Table):
         inner = inner_type(field.type)
         # a text must be a string (a number would be embedded as its digits), or be null throughout;
         # a label, an id or a kept column may be anything that has a text
-        needed = "a string" if role else "a string, a number, a date or a list"
+        expected = "a string" if role else "a string, a number, a date or a list"
         is_text = is_string(inner) or pa.types.is_null(inner) or (role == "text" and is_list(inner))
         if (role and not is_text) or has_bytes(inner) or kind != str(field.type):
-            raise CorpusError(f"column {name!r} is {kind}; {needed} is needed. Convert it to text.")
+            raise CorpusError(f"column {name!r} is {kind}; {expected} is needed. Convert it.")
 
     def class_names(self, name: str) -> list[str]:
         """As in :class:`~embedkit.corpus.sources.Table`, of a ``ClassLabel`` of Hugging Face."""
@@ -153,7 +153,7 @@ class _ColumnarTable(Table):
             names = feature["names"] if feature["_type"] == "ClassLabel" else []
         except (ValueError, KeyError, TypeError, AttributeError):  # another program's metadata
             return []
-        return [str(one) for one in names]
+        return [str(name) for name in names]
 
     def is_list(self, name: str) -> bool:
         """True for lists of any length."""
@@ -295,26 +295,26 @@ class SheetTable(Table):
         # the first row that is not empty names the columns; two below it tell whether it is a title
         filled = list(islice(((i, row) for i, row in rows if any(map(_sheet_cell, row))), 3))
         if not filled:
-            raise CorpusError(f"{path}: its sheet {name!r} is empty.{self._others}")
+            raise CorpusError(f"{path}: its sheet {name!r} is empty.{self._advice}")
         # from 0, as all numbers of the library; rows are counted from 1, as the workbook shows them
         self._first = filled[0][0]
         self.columns, *below = [_sheet_names(row) for _, row in filled]
         check_title(path, [len(cells) for cells in (self.columns, *below)])
         check_names(self.columns, path)
 
-    def _sheet_of(self, names: Sequence[str], given: str) -> str:
+    def _sheet_of(self, names: Sequence[str], name: str) -> str:
         """The name of the sheet to read; a tab stands for the first one."""
         listed = ", ".join(map(repr, names))
-        others = f" There are {listed}; name one with {Option('sheet')}."
-        self._others = others if len(names) > 1 else ""
-        if given == "\t":
-            if self._others:
+        advice = f" There are {listed}; name one with {Option('sheet')}."
+        self._advice = advice if len(names) > 1 else ""
+        if name == "\t":
+            if self._advice:
                 self.notices = (guessed(f"sheet: {names[0]!r}, of {listed}", "sheet"),)
             return names[0]
-        if given not in names:
-            problem = f"{Option('sheet', given)}: {self.path} has {listed}."
-            raise CorpusError(problem + did_you_mean(given, names))
-        return given
+        if name not in names:
+            problem = f"{Option('sheet', name)}: {self.path} has {listed}."
+            raise CorpusError(problem + did_you_mean(name, names))
+        return name
 
     @property
     def fraction(self) -> float:

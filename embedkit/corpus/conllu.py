@@ -147,8 +147,8 @@ class ConlluTable(TextTable):
             raise CorpusError(f"{self.path} is not CoNLL-U: {problem}. Set {Option('format')}.")
         # a column of ids that are all missing would be guessed to be the id, and every
         # record would count as one without an id
-        named = any(line.data.startswith(b"# sent_id") for line in peeked)
-        return [name for name in _OF_SENTENCES if named or name != "id"]
+        has_ids = any(line.data.startswith(b"# sent_id") for line in peeked)
+        return [name for name in _OF_SENTENCES if has_ids or name != "id"]
 
 
 _NAMES = {2: ("form", "label"), 3: ("form", "pos", "label"), 4: ("form", "pos", "chunk", "ner")}

@@ -162,9 +162,9 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
     # lines are limited before they come here
     csv.field_size_limit(MAX_RECORD_BYTES + 1)
     while True:
-        taken: list[Line] = []
+        record: list[Line] = []
         # a new one for each record: after an error the old one would be in the middle of a quote
-        reader = csv.reader(_fed(lines, taken), delimiter=delimiter, strict=True, quotechar='"')
+        reader = csv.reader(_fed(lines, record), delimiter=delimiter, strict=True, quotechar='"')
         try:
             cells = next(reader)
         except StopIteration:
@@ -180,26 +180,26 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
             problem = "invalid_encoding", f"{error.encoding}: {error.reason}"
         else:
             # it was fed as an empty line, since its text was dropped
-            if taken[0].too_long:
-                yield BadRow.too_long(taken[:1])
+            if record[0].too_long:
+                yield BadRow.too_long(record[:1])
             elif not cells:
                 yield None
             else:
-                yield taken, [cell.replace(_LONE_CR, "\r") for cell in cells]
+                yield record, [cell.replace(_LONE_CR, "\r") for cell in cells]
             continue
         # all lines but the first are records of their own until shown otherwise
-        lines.back(taken[1:])
-        yield BadRow.of(taken[:1], *problem)
+        lines.back(record[1:])
+        yield BadRow.of(record[:1], *problem)
 
 
-def _fed(lines: Source, taken: list[Line]) -> Iterator[str]:
+def _fed(lines: Source, record: list[Line]) -> Iterator[str]:
     total = 0
     for line in lines:
-        taken.append(line)
+        record.append(line)
         total += line.length
         if total > MAX_RECORD_BYTES:
             # one line over the limit: there is no runaway quote, only a long line
-            if len(taken) == 1:
+            if len(record) == 1:
                 yield ""
                 return
             raise _RunawayError

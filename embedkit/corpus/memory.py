@@ -208,8 +208,8 @@ def _spool(corpus: Any, folder: Path) -> Path:
 def _check_no_path(text: str, number: int) -> None:
     """Refuse the name of a file, which would be embedded as a text."""
     # no names are longer than 255 bytes, and few have spaces: long texts cost no look at the disk
-    named = len(text) < 256 and text.split() == [text]
-    if named and (text == "-" or format_of_name(Path(text)) or os.path.isfile(text)):  # noqa: PTH113 - NUL is false
+    short = len(text) < 256 and text.split() == [text]
+    if short and (text == "-" or format_of_name(Path(text)) or os.path.isfile(text)):  # noqa: PTH113 - NUL is false
         raise UsageError(
             f"entry {number} names a file: pass [pathlib.Path({text!r})], or {{'text': {text!r}}}."
         )

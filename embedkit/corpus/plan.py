@@ -218,8 +218,8 @@ class CorpusPlan(CorpusSettings):
     notices: tuple[Message, ...] = ()  # about guesses, for the user
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """Columns to read: text, pair, id, label, word label and kept ones."""
+    def cell_columns(self) -> tuple[str, ...]:
+        """Columns of the cells of a row: text, pair, id, label, word label and kept ones."""
         # rows have their cells in this order, on which `records`
         # counts: the text first, kept columns last
         optional = (self.text_pair, self.id, self.label, self.word_label)
@@ -253,11 +253,11 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
     """
     dialects, tables, notices = list[Dialect](), list[Table](), list[Message]()
     for file in files:
-        dialect, said = _dialect(file, options)
+        dialect, file_notices = _dialect(file, options)
         # the first file speaks for all; others are named, and only where they are read otherwise
-        named = f"{file.name}: " if dialects and said else ""
+        prefix = f"{file.name}: " if dialects and file_notices else ""
         if not dialects or dialect != dialects[0]:
-            notices += [Message(f"{named}{one}") for one in said]
+            notices += [Message(f"{prefix}{notice}") for notice in file_notices]
         # closed at once: a corpus may have more files than a process may open.
         # What was learnt of the columns stays
         with closing(READERS[dialect.format].open(file.path, dialect)) as table:
@@ -267,13 +267,13 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
     _check_formats(files, dialects)
     dialect = dialects[0]
     # JSON has its keys in any order; rows of cells are told by their place
-    same = len({one.format for one in dialects}) == 1 and READERS[dialect.format].same_columns
+    same = len({d.format for d in dialects}) == 1 and READERS[dialect.format].same_columns
     columns = _common_columns(files, tables, same=same)
     guess = _Guess(columns, files[0].name, notices, tables)
     text = guess.text(options.text)
-    text_pair = guess.given("text_pair", options.text_pair)
+    text_pair = guess.named_column("text_pair", options.text_pair)
     spans: Any = options.spans
-    kept = [str(guess.given("keep", name)) for name in options.keep]
+    kept = [str(guess.named_column("keep", name)) for name in options.keep]
     # a column that is really called so is meant before the rule, and before a file; only a path is
     # opened, so that a name that comes from a stored run never leads to a file
     if spans and isinstance(spans[0], Path | InputFile) and str(spans[0]) not in columns:
@@ -282,7 +282,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
         if SPANS[0] in columns:
             raise CorpusError(f"{files[0].name} has a column {SPANS[0]!r} already. Rename it.")
     elif spans != SENTENCES or SENTENCES[0] in columns:
-        spans = tuple(str(guess.given("spans", str(name))) for name in spans)
+        spans = tuple(str(guess.named_column("spans", str(name))) for name in spans)
     # columns of spans are read as kept columns
     kept += [] if spans == SENTENCES and SENTENCES[0] not in columns else spans
     used = {text, text_pair}
@@ -297,8 +297,8 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
         dialects=tuple(dialects),
         text=text,
         text_pair=text_pair,
-        id=guess.found("id", options.id, _ID_NAMES, used),
-        label=guess.found("label", options.label, _LABEL_NAMES, used),
+        id=guess.usual_column("id", options.id, _ID_NAMES, used),
+        label=guess.usual_column("label", options.label, _LABEL_NAMES, used),
         keep=tuple(dict.fromkeys(kept)),
         spans=spans,
         word_label=guess.word_label(options.word_label, paired=text_pair is not None),
@@ -316,7 +316,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
     options_of = {getattr(plan, name): name for name in ("word_label", "label", "id", *_TEXTS)}
     # types are checked for every file before the first record is read
     for file, table in zip(files, tables, strict=False):  # a table of spans has no such columns
-        for name in plan.wanted:
+        for name in plan.cell_columns:
             option = options_of.get(name, "keep")
             if problem := _problem_of(table, name, option if option in _TEXTS else ""):
                 raise CorpusError(f"{file.name}: {Option(option, name)}: {problem}")
@@ -376,7 +376,7 @@ class _Guess:
         self._word_columns = tables[0].word_columns
         self._tables = tables
 
-    def given(self, option: str, name: str | None) -> str | None:
+    def named_column(self, option: str, name: str | None) -> str | None:
         """The named column, which must exist; spaces around its name are ignored."""
         if name is None or name in self._columns:
             return name
@@ -401,26 +401,26 @@ class _Guess:
             **{option: name},
         )
 
-    def found(
+    def usual_column(
         self, option: str, name: str | None, usual: Sequence[str], used: Collection[str | None] = ()
     ) -> str | None:
         """The named column, else an unused one with a usual name, else ``None``."""
         if name is not None:
-            return self.given(option, name)
+            return self.named_column(option, name)
         # reversed: of names that differ by case only, the first column stays
         by_lower = {column.lower(): column for column in reversed(self._columns)}
         if option == "label":  # whose fields are not meant together
             for name in self._columns:
                 by_lower.pop(name.rpartition(".")[0].lower(), None)
-        column = next((by_lower[known] for known in usual if known in by_lower), None)
+        column = next((by_lower[name] for name in usual if name in by_lower), None)
         if column is None and option == "label":
             # condition_label, if nothing else is called like it
-            like = [name for name in by_lower if name.endswith(_LIKE_LABEL)]
-            column = by_lower[like[0]] if len(like) == 1 else None
+            similar = [name for name in by_lower if name.endswith(_LIKE_LABEL)]
+            column = by_lower[similar[0]] if len(similar) == 1 else None
         if column is None or column in used:
-            like = [name for name in self._columns if _LIKE_ID.search(name) and name not in used]
-            if option == "id" and like:
-                take = Option("id", before=f" (take {_listed(like)} with ", after=")")
+            ids = [name for name in self._columns if _LIKE_ID.search(name) and name not in used]
+            if option == "id" and ids:
+                take = Option("id", before=f" (take {_listed(ids)} with ", after=")")
                 self._notices.append(Message(f"ids are row numbers{take}"))
             return None
         # a guess may not stop a command: a column of bytes called id is left
@@ -441,7 +441,7 @@ class _Guess:
         # a format with columns of words marks its words itself: no column of records can label them
         if self._word_columns:
             raise self._lacks("word_label", name, self._word_columns)
-        return self.given("word_label", name)
+        return self.named_column("word_label", name)
 
     def text(self, name: str | None) -> str:
         """The text column: named, the only one, or with a usual name."""
@@ -455,7 +455,7 @@ class _Guess:
         # a column of words is a text only if it is a list; last,
         # since a text beside it is meant first
         usual = [*_TEXT_NAMES, *(n for n in _WORD_NAMES if self._tables[0].is_list(n))]
-        column = self.found("text", name, usual)
+        column = self.usual_column("text", name, usual)
         if column is None:
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
@@ -474,7 +474,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
     if not name or (name == "tsv" and format_of_content(file.path, encoding) == "conll"):
         name = format_of_content(file.path, encoding)
         notices.append(guessed(f"format: {name}", "format", "recognised by its first bytes"))
-    kind, given = READERS[name], options.delimiter
+    kind = READERS[name]
     if options.sheet is not None and name != "sheet":
         raise UsageError(f"for workbooks; {file.name} is read as {name}.", sheet=options.sheet)
     if not kind.text:
@@ -489,11 +489,13 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
         lines = list(islice(_filled(source), _SAMPLED_LINES))
         # undecodable bytes stay as some character: here only marks are counted
         texts = [line.decode(source.encoding, "replace") for line in lines]
-    named = separator_named_by(lines[0]) if lines else ""
+    file_delimiter = separator_named_by(lines[0]) if lines else ""
     # sep=; is no line of the table
-    texts = texts[1:] if named else texts
-    first, guessing, quoting = texts[0] if texts else "", options.format == "auto", options.quoting
-    if guessing and suffix_of(file.path) == ".txt" and header and "\t" not in first and not given:
+    texts = texts[1:] if file_delimiter else texts
+    first, quoting = texts[0] if texts else "", options.quoting
+    # where neither the user nor a tab says that this is a table
+    guessing = options.format == "auto" and not options.delimiter and "\t" not in first
+    if guessing and suffix_of(file.path) == ".txt" and header:
         # a first line such as `text` is a header, any other is a text
         name, header = "lines", first.strip().lower() in _TEXT_NAMES
         notices.append(guessed("one text per line", "format", "the first line has no tab"))
@@ -504,8 +506,6 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
     elif (
         guessing
         and name == "tsv"
-        and "\t" not in first
-        and not given
         and (mark := _agreed(texts, READERS["csv"].delimiters, quoting="csv"))
     ):
         name, kind = "csv", READERS["csv"]
@@ -515,15 +515,15 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
     # a mark that the first line lacks does not divide it
     marks = [mark for mark in kind.delimiters if mark in first]
     # what the user says, what the file says, what its lines say
-    delimiter = given or named or _agreed(texts, marks, quoting=quoting)
+    delimiter = options.delimiter or file_delimiter or _agreed(texts, marks, quoting=quoting)
     if not delimiter:
         delimiter = marks[0] if marks else usual
         if len(marks) > 1 and len(texts) > 1:
             notices.append(Message(f"delimiter: {delimiter!r}, on which the first lines differ"))
-    if delimiter != usual and not given:
+    if delimiter != usual and not options.delimiter:
         notices.append(guessed(f"delimiter: {delimiter!r}", "delimiter"))
     # a first line without any mark above lines with them is a title, not a header
-    if header and not marks and not given:
+    if header and not marks and not options.delimiter:
         for mark in kind.delimiters:
             check_title(file.path, _widths(texts, mark, quoting=quoting))
     return Dialect(name, encoding, delimiter, quoting, header), notices
@@ -559,8 +559,8 @@ def _check_formats(files: Sequence[InputFile], dialects: Sequence[Dialect]) -> N
     # a corpus has words for all of its records or for none, as its table of words has
     marks = [READERS[dialect.format].marks_words for dialect in dialects]
     if len({*marks}) > 1:
-        other = files[marks.index(not marks[0])].name
-        raise CorpusError(f"{files[0].name} and {other}: only one of them marks words.")
+        second = files[marks.index(not marks[0])].name
+        raise CorpusError(f"{files[0].name} and {second}: only one of them marks words.")
 
 
 def _common_columns(

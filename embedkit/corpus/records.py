@@ -201,8 +201,8 @@ class CorpusReader:
                     # this file is where reading begins
                     counts.records = start.row - start.file_row + in_file
                 self.first_row = counts.records - in_file
-                wanted = self.plan.wanted
-                for raw in table.rows(wanted[:-1] if self._lists else wanted):
+                columns = self.plan.cell_columns
+                for raw in table.rows(columns[:-1] if self._lists else columns):
                     row = counts.records
                     counts.records += 1
                     if self._lists and isinstance(raw, Row):
@@ -235,7 +235,7 @@ class CorpusReader:
     def _with_list(self, raw: Row, row: int) -> Row:
         """The row with the spans of its id, from their table, as its last cell."""
         plan = self.plan
-        name = str(row) if plan.id is None else str(raw.cells[plan.wanted.index(plan.id)])
+        name = str(row) if plan.id is None else str(raw.cells[plan.cell_columns.index(plan.id)])
         self._unmet.discard(name)
         return raw._replace(cells=(*raw.cells, self._lists.get(name)))
 
@@ -247,11 +247,11 @@ class CorpusReader:
         if not plan.spans:
             return raw
         # kept columns are the last cells of a row
-        found = [raw.cells[plan.keep.index(name) - len(plan.keep)] for name in plan.spans]
+        values = [raw.cells[plan.keep.index(name) - len(plan.keep)] for name in plan.spans]
         # a text without any, as a left join with a table of spans leaves it
-        if not any(found):
+        if not any(values):
             return raw._replace(spans=())
-        cells = list(map(str, found))
+        cells = list(map(str, values))
         try:
             listed: Any = list_of(cells[0])  # None is not iterable
             # two columns are the start and the end of one span
@@ -306,7 +306,7 @@ class CorpusReader:
             self.counts.left_out["sample"] += 1
             return None
         self.counts.accepted += 1
-        # cells stand in the order of `wanted`, and what follows the five options are
+        # cells stand in the order of `cell_columns`, and what follows the five options are
         # the kept ones; str() takes off NotText
         plan, cells = self.plan, iter([None if cell is None else str(cell) for cell in raw.cells])
         _, pair, identifier, label, _ = (
@@ -334,7 +334,7 @@ class CorpusReader:
 
     def _count_headers(self, cells: Sequence[str | None]) -> None:
         headed = self._dialect.header and READERS[self._dialect.format].header
-        names = self.plan.wanted if headed else ()
+        names = self.plan.cell_columns if headed else ()
         # a single column may well have its own name as a text; a quick
         # look at one cell before all are compared
         if len(names) > 1 and names[0] in str(cells[0]):  # the mark of another file may precede it
@@ -431,8 +431,8 @@ def sentence_spans(text: str) -> tuple[Span, ...]:
     # they are places in the text itself
     ends = [match.end() for match in _END.finditer(text) if not _goes_on(text, match.end())]
     parts = zip([0, *ends], [*ends, len(text)], strict=True)
-    found = [_VISIBLE.search(text, start, end) for start, end in parts]
-    return tuple(match.span() for match in found if match is not None)
+    matches = [_VISIBLE.search(text, start, end) for start, end in parts]
+    return tuple(match.span() for match in matches if match is not None)
 
 
 def _goes_on(text: str, end: int) -> bool:

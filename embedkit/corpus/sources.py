@@ -163,7 +163,7 @@ class Source:
         self._transcode = transcode or is_wide(encoding)
         # what lines are decoded with, whatever the file has
         self.encoding = "utf-8" if self._transcode else encoding
-        self._given = encoding
+        self._encoding = encoding
         self._number = self._offset = 0
         self._line_end = b"\r"
         self._returned: deque[Line] = deque()
@@ -320,7 +320,7 @@ class Source:
             return read(size)
         # of transcoding; other encodings are decoded where records are
         except UnicodeError as error:
-            problem = f"is not valid {self._given}: {error}. {RIGHT_ENCODING}"
+            problem = f"is not valid {self._encoding}: {error}. {RIGHT_ENCODING}"
             raise CorpusError(f"{self.path} {problem}") from error
         except (OSError, EOFError) as error:
             advice = "It may be cut off before its end: fetch it again."
@@ -553,5 +553,5 @@ def check_names(names: Sequence[str], path: Path) -> None:
     first = dict(zip(names[::-1], range(len(names), 0, -1), strict=True))
     for position, name in enumerate(names, 1):
         if first[name] < position:
-            both = f"columns {first[name]} and {position} are both named {name[:100]!r}"
-            raise CorpusError(f"{path}: {both}. Rename one.")
+            problem = f"columns {first[name]} and {position} are both named {name[:100]!r}"
+            raise CorpusError(f"{path}: {problem}. Rename one.")

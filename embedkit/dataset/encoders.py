@@ -36,7 +36,7 @@ _TEXTS_AT_ONCE = 4_096
 _LAYER = "layer_"
 
 
-class Made(Protocol):
+class Recipe(Protocol):
     """Description of how vectors were made: a manifest, or the dataset of a run."""
 
     @property
@@ -81,8 +81,8 @@ class DatasetEncoder:
         # no texts give a matrix too, of no rows and the right width
         parts = [np.zeros((0, width), np.float32)]
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
-            some = slice(start, start + _TEXTS_AT_ONCE)
-            views = self.views(texts[some], None if pairs is None else pairs[some])
+            block = slice(start, start + _TEXTS_AT_ONCE)
+            views = self.views(texts[block], None if pairs is None else pairs[block])
             parts.append(np.concatenate(list(views.values()), axis=1))
         return np.concatenate(parts)
 
@@ -100,9 +100,9 @@ class DatasetEncoder:
         parts = []
         # once also without texts, so that there is a table to return
         for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
-            some = slice(start, start + _TEXTS_AT_ONCE)
-            inside = None if spans is None else spans[some]
-            parts.append((start, self.views_and_words(texts[some], spans=inside)[1]))
+            block = slice(start, start + _TEXTS_AT_ONCE)
+            inside = None if spans is None else spans[block]
+            parts.append((start, self.views_and_words(texts[block], spans=inside)[1]))
         return joined(parts)
 
     def views_and_words(
@@ -120,15 +120,15 @@ class DatasetEncoder:
         shard = self._shard(tokenized, texts, pairs, token_layers=self._layers)
         sources = [[text] for text in texts]
         if pairs is not None:
-            sources = [list(both) for both in zip(texts, pairs, strict=True)]
-        layers = {one.name: shard.tokens[one.name] for one in self._layers}
+            sources = [list(pair) for pair in zip(texts, pairs, strict=True)]
+        layers = {layer.name: shard.tokens[layer.name] for layer in self._layers}
         words = word_vectors(tokenized, sources, layers, self.settings.words)
         # rounded as for storage and read back as float32, so that bits can be compared with stored
         # ones
         storage, rows = self.settings.storage, words.row
         vectors = {
-            name: cast_for_storage(one, storage, name=name, rows=rows).astype(np.float32)
-            for name, one in words.vectors.items()
+            name: cast_for_storage(values, storage, name=name, rows=rows).astype(np.float32)
+            for name, values in words.vectors.items()
         }
         return self._stored_views(shard), replace(words, vectors=vectors)
 
@@ -166,7 +166,7 @@ class DatasetEncoder:
 
 
 def encode_as(
-    made: Made,
+    recipe: Recipe,
     views: Sequence[str],
     *,
     owner: str = "the dataset",
@@ -176,14 +176,14 @@ def encode_as(
 ) -> DatasetEncoder:
     """Load the checkpoint of a dataset, to encode new texts as its own were encoded.
 
-    ``made`` is the manifest of the dataset, or what a run knows of it; ``views`` are as for
+    ``recipe`` is the manifest of the dataset, or what a run knows of it; ``views`` are as for
     :class:`DatasetEncoder`; messages name the ``owner`` of the vectors. ``model`` is the hub id or
     folder of the checkpoint, if it is not under the name it had; another checkpoint is a
     :class:`MismatchError`. Another ``precision`` gives vectors that are near to its own.
     """
-    settings, name = made.vector_settings, model or made.names.model
+    settings, name = recipe.vector_settings, model or recipe.names.model
     # another place of the checkpoint has other revisions; its files are compared below
-    revision = None if model else made.names.revision
+    revision = None if model else recipe.names.revision
     seen = find_fold_models(name)
     try:
         encoder = load_encoder(

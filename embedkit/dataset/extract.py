@@ -38,7 +38,7 @@ from embedkit.dataset.job import (
     open_job,
 )
 from embedkit.dataset.planning import plan_extract
-from embedkit.dataset.reuse import OpenSource, Source, known_texts
+from embedkit.dataset.reuse import OpenSource, Source, reused_texts
 from embedkit.dataset.settings import ExtractOptions
 from embedkit.dataset.shards import ExtractPlan, ShardMaker, run_shard, run_shards
 from embedkit.display import ShownFolder, count_text
@@ -395,7 +395,7 @@ def estimate(
     sample = heapq.nlargest(_SAMPLE, accepted(), key=lambda _: random.random())
     texts = plan.tokenized(sample, plan.encoder.tokenizer)
     n = max(len(sample), 1)
-    new, _ = known_texts(sources, sample, plan.folds_of(sample))
+    new, _ = reused_texts(sources, sample, plan.folds_of(sample))
     counts = reader.counts
     kept = len(texts.ids)
     tokens = round(kept / n * counts.accepted)

@@ -117,10 +117,10 @@ class SeenRecords:
     def check_unseen(self, model: str, records: Sequence[Record]) -> None:
         """Raise a :class:`UsageError` if a model was trained on the text of a record."""
         # a model of all folds has no fold of its own: it was trained on every one
-        named = _NAME.match(model)
-        own = int(named[1]) if named else ALL_FOLDS
+        match = _NAME.match(model)
+        fold = int(match[1]) if match else ALL_FOLDS
         # all folds but its own; no model has seen the test set
-        trained = self.text_key[(self.fold != own) & (self.fold != ALL_FOLDS)]
+        trained = self.text_key[(self.fold != fold) & (self.fold != ALL_FOLDS)]
         if seen := int(np.isin(keys_of(records), trained).sum()):
             raise UsageError(
                 f"it was trained on {seen} of these texts. Pass {Option('model', self.run)}, for "
@@ -147,8 +147,8 @@ def keys_of(records: Sequence[Record]) -> Int64:
 
 def keys_of_texts(texts: Sequence[str], pairs: Sequence[str | None]) -> Int64:
     """``(n,)`` keys of texts, those of pairs joined."""
-    both = zip(texts, pairs, strict=True)
-    return np.array([text_key(whole_text(first, second)) for first, second in both], np.int64)
+    records = zip(texts, pairs, strict=True)
+    return np.array([text_key(whole_text(first, second)) for first, second in records], np.int64)
 
 
 def find_fold_models(model: str | Path) -> SeenRecords | None:

@@ -200,8 +200,8 @@ def batch_invariant(manifest: Manifest) -> bool:
 
     It does where encoders run without padding on a CPU, in fp32 and int8.
     """
-    made = [one.environment for one in manifest.environments]
-    packed = all((one["device"], one["forward"]) == ("cpu", "packed") for one in made)
+    environments = [entry.environment for entry in manifest.environments]
+    packed = all((e["device"], e["forward"]) == ("cpu", "packed") for e in environments)
     return packed and manifest.job.vectors.precision in ("fp32", "int8")
 
 

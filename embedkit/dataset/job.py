@@ -82,7 +82,7 @@ def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
     elif not (layout.job.is_file() and not _holds_nothing(layout)):
         return ""
     kept = len(layout.shard_files("sentences"))
-    if difference(_known(layout)[0], asdict(job.settings)):
+    if difference(_stored(layout)[0], asdict(job.settings)):
         only = f"it is replaced only with {_OVERWRITE}"
         return f"{layout.root} has other settings; {only}"
     if overwrite and not free:
@@ -97,7 +97,7 @@ def recorded_precision(out: Path) -> str:
     A precision chosen by timing may differ the next time; the existing job decides.
     """
     # a complete dataset comes first: a command that finds one compares itself with that one
-    settings = _known(Layout(out))[0] or _known(Layout(storage.incomplete(out)))[0]
+    settings = _stored(Layout(out))[0] or _stored(Layout(storage.incomplete(out)))[0]
     return str(settings.get("vectors", {}).get("precision", "auto"))
 
 
@@ -122,7 +122,7 @@ def open_job(
 
     # before the folder is made, so that a refused command leaves nothing behind
     if repair is not None and not allow_env_change:
-        check_environment(out, _known(repair.layout, repair.damaged)[1], job.environment)
+        check_environment(out, _stored(repair.layout, repair.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
     storage.make_folder(layout.root)
     with storage.exclusive(layout.root, shared=shared):
@@ -300,8 +300,8 @@ class JobFolder:
         vectors = job.settings.vectors
         # sentences last, here and wherever files are written: a shard that has them has the others
         # too
-        asked = {"words": vectors.words is not None, "tokens": vectors.tokens, "sentences": True}
-        self._tables = [name for name, wanted in asked.items() if wanted]
+        tables = {"words": vectors.words is not None, "tokens": vectors.tokens, "sentences": True}
+        self._tables = [name for name, stored in tables.items() if stored]
 
     def plan(self, corpus: CorpusPlan, progress: ProgressCallback) -> ShardPlan:
         """The plan of the shards; the first process reads the corpus for it, others wait."""
@@ -458,7 +458,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
         # without one is made again
         sums = storage.file_sums(out, torn=True)
         damaged = {storage.SUMS: str(error), **storage.differing_files(out, sums)}
-    if differences := difference(_known(layout, damaged)[0], asdict(job.settings)):
+    if differences := difference(_stored(layout, damaged)[0], asdict(job.settings)):
         grown: Option | str = ""
         # a corpus that has grown is the usual reason, and need not cost all of its texts again
         if "input." in differences:
@@ -475,7 +475,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
 
 
 def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
-    recorded = _known(layout)
+    recorded = _stored(layout)
     settings = difference(recorded[0], asdict(job.settings))
     environment = difference(recorded[1], job.environment)
     # without overwrite nothing that cost time is thrown away
@@ -500,7 +500,7 @@ def check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, A
         )
 
 
-def _known(layout: Layout, damaged: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+def _stored(layout: Layout, damaged: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings and first environment of a job, from a file that is not damaged; else empty."""
     # job.json is there from the beginning, the manifest at the end: either may be damaged
     for file, part in ((layout.job, "settings"), (layout.manifest, "job")):
@@ -563,9 +563,9 @@ def _refuse_foreign(root: Path) -> None:
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Fields that differ, one a line, with both values."""
     old, new = dict(_flat(before)), dict(_flat(now))
-    for one in (old, new):  # of a workbook it is the name of the sheet
-        if one.get("input.format") == "sheet":
-            one["input.sheet"] = one.pop("input.delimiter")
+    for values in (old, new):  # of a workbook it is the name of the sheet
+        if values.get("input.format") == "sheet":
+            values["input.sheet"] = values.pop("input.delimiter")
 
     def short(value: Any) -> str:
         text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)

@@ -90,8 +90,8 @@ def plan_extract(
     """
     reading, settings = reading or CorpusOptions(), settings or ExtractOptions()
     paths = paths_of(corpus)
-    if paths is None and (given := _IN_FILES & set(reading.given)):
-        name = min(given)
+    if paths is None and (file_options := _IN_FILES & set(reading.given)):
+        name = min(file_options)
         raise UsageError("is for files; the corpus is in memory.", **{name: getattr(reading, name)})
     # marked spans are words, and useless without their vectors
     if reading.spans and settings.words is None:
@@ -240,8 +240,8 @@ def _own_poolings(
     if settings.normalize is not None:
         normalize = settings.normalize
     elif last and (normalize or pooling != Pooling.MEAN):
-        defined, others = checkpoint.definition, Option("pooling", before=" (others: ", after=")")
-        logger.info(Message(f"vectors as the checkpoint defines them: {defined}{others}"))
+        defined, advice = checkpoint.definition, Option("pooling", before=" (others: ", after=")")
+        logger.info(Message(f"vectors as the checkpoint defines them: {defined}{advice}"))
     return (pooling,), normalize
 
 
@@ -321,7 +321,7 @@ def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str)
     return folder
 
 
-def _check_kept(keep: Sequence[str], taken: Collection[str]) -> None:
+def _check_kept(keep: Sequence[str], reserved: Collection[str]) -> None:
     for name in keep:
-        if name in taken:
+        if name in reserved:
             raise UsageError("embedkit writes such a column itself. Rename yours.", keep=name)

@@ -104,14 +104,14 @@ def _batches(
         yield rest
 
 
-def _read(data: VectorData, block: Block, mine: Int64, columns: Sequence[str]) -> _Batch:
+def _read(data: VectorData, block: Block, rows: Int64, columns: Sequence[str]) -> _Batch:
     """Some rows of a row group."""
     vectors = data.reader.vectors_of(block)
-    table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *columns]))).take(mine)
-    batch = {"X": vectors[mine], "row": storage.numbers(table.column("row"))}
+    table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *columns]))).take(rows)
+    batch = {"X": vectors[rows], "row": storage.numbers(table.column("row"))}
     # labels of words are in their own table, those of tokens come from the records
     if "label" in data.columns or data.manifest.job.input.label is not None:
-        batch["y"] = data.y[block.start + mine]
+        batch["y"] = data.y[block.start + rows]
     return batch | {name: _plain(table.column(name)) for name in columns if name != "row"}
 
 
@@ -170,13 +170,12 @@ def load(
     if view is None:
         names = [manifest.default_view(_TABLE_OF[level])]
     else:
-        asked = [view] if isinstance(view, str) else list(view)
-        if not asked:
+        views = [view] if isinstance(view, str) else list(view)
+        if not views:
             raise UsageError(f"no view was given; {folder} has {', '.join(stored)}.")
-        names = [_stored_view(name, stored, manifest, folder, level) for name in asked]
-        twice = [name for i, name in enumerate(names) if name in names[:i]]
-        if twice:
-            raise UsageError(f"view {twice[0]} is asked for twice; give every view once.")
+        names = [_stored_view(name, stored, manifest, folder, level) for name in views]
+        if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
+            raise UsageError(f"view {repeated[0]} is asked for twice; give every view once.")
     return VectorData(folder, manifest, tuple(names), level)
 
 

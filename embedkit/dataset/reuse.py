@@ -51,37 +51,37 @@ class Source:
         """Look at a dataset; an error says why its vectors are not those of the job."""
         path = local_dataset(dataset).absolute()
         manifest, settings = read_manifest(path), job.settings
-        made, wanted = manifest.job, settings.vectors
+        stored, vectors = manifest.job, settings.vectors
         # a key of 64 bits finds a text, but does not prove it
-        if not made.storage.text:
+        if not stored.storage.text:
             raise UsageError("it stores no texts, by which vectors are found.", reuse=path)
         if settings.storage.profile == "int8":
             raise UsageError("int8 rounds all vectors of a shard together.", reuse=path)
         # the dataset may have more columns than the job, but not fewer
-        lacking = (wanted.columns(n) - made.vectors.columns(n) for n in ("sentence", "word"))
-        differing = made.vector_settings.differences(settings.vector_settings)
+        lacking = (vectors.columns(n) - stored.vectors.columns(n) for n in ("sentence", "word"))
+        differing = stored.vector_settings.differences(settings.vector_settings)
         differing += [f"it has no {name}" for name in sorted(set().union(*lacking))]
         pairs: list[tuple[str, Any, Any]] = [
-            ("folds", made.folds, settings.folds),
-            ("text_pair", bool(made.input.text_pair), bool(settings.input.text_pair)),
+            ("folds", stored.folds, settings.folds),
+            ("text_pair", bool(stored.input.text_pair), bool(settings.input.text_pair)),
         ]
         # what the dataset has besides is no matter, so only what the job wants is compared
-        pairs += [("tokens", made.vectors.tokens, True)] * wanted.tokens
-        if wanted.words is not None:
-            pairs.append(("words", made.vectors.words, wanted.words))
-            pairs.append(("marked words", made.input.marks_words, settings.input.marks_words))
+        pairs += [("tokens", stored.vectors.tokens, True)] * vectors.tokens
+        if vectors.words is not None:
+            pairs.append(("words", stored.vectors.words, vectors.words))
+            pairs.append(("marked words", stored.input.marks_words, settings.input.marks_words))
         differing += [
-            f"{name} is {there!r}, expected {here!r}"
-            for name, there, here in pairs
-            if there != here
+            f"{name} is {actual!r}, expected {expected!r}"
+            for name, actual, expected in pairs
+            if actual != expected
         ]
         if differing:
             raise MismatchError(f"{'; '.join(differing)}. Leave it out.", reuse=path)
-        for one in manifest.environments if not any_environment else ():
-            if other := difference(one.environment, job.environment):
+        for entry in manifest.environments if not any_environment else ():
+            if lines := difference(entry.environment, job.environment):
                 raise MismatchError(
                     "it was made in another environment, whose bits could differ. Leave it out, "
-                    f"or pass {Option('allow_env_change', True)} in Python. Differences:\n{other}",
+                    f"or pass {Option('allow_env_change', True)} in Python. Differences:\n{lines}",
                     reuse=path,
                 )
         # by which each process that opens the dataset later knows that it is still the same
@@ -89,7 +89,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
+class ReusedTexts:
     """Texts of a shard that a dataset has: their numbers in the shard, and their places there."""
 
     texts: Int64
@@ -155,31 +155,31 @@ class OpenSource:
         begins = np.searchsorted(rows, records)
         return begins, np.searchsorted(rows, records, side="right") - begins
 
-    def find(self, records: Sequence[Record], texts: Int64, folds: Int64 | None) -> Known:
+    def find(self, records: Sequence[Record], texts: Int64, folds: Int64 | None) -> ReusedTexts:
         """Those of some ``texts``, numbers of records, that this dataset has."""
-        some = [records[i] for i in texts]
-        keys = keys_of(some)
+        candidates = [records[i] for i in texts]
+        keys = keys_of(candidates)
         # a key beyond the last one gets the place after the end: 0 is appended to be read there,
         # and such places are dropped in the next line
         at = np.searchsorted(self._keys, keys)
-        found = np.flatnonzero(np.append(self._keys, 0)[at] == keys)
-        found = found[at[found] < len(self._keys)]
-        places = self._order[at[found]]
+        hits = np.flatnonzero(np.append(self._keys, 0)[at] == keys)
+        hits = hits[at[hits] < len(self._keys)]
+        places = self._order[at[hits]]
         names = [*self._names, *["fold"] * (folds is not None)]
         stored = self.tables["sentences"].pick(places, names)
         # equal keys may be of texts that differ in case or white space, which have other vectors; a
         # text behind the first of its key is not found, and encoded again
-        same = np.ones(len(found), bool)
-        for number, i in enumerate(found.tolist()):
-            record = some[i]
+        same = np.ones(len(hits), bool)
+        for number, i in enumerate(hits.tolist()):
+            record = candidates[i]
             cells = [record.text, *[record.text_pair] * ("text_pair" in names)]
             # the models of another fold give another vector
             cells += [] if folds is None else [int(folds[texts[i]])]
             same[number] = cells == [stored[name][number] for name in names]
         # the same sentence may be divided into other words
         if self._marked:
-            same[same] = self._same_words([some[i] for i in found[same]], places[same])
-        return Known(texts[found[same]], places[same], self)
+            same[same] = self._same_words([candidates[i] for i in hits[same]], places[same])
+        return ReusedTexts(texts[hits[same]], places[same], self)
 
     def _same_words(self, records: Sequence[Record], places: Int64) -> list[bool]:
         """Whether the marked words of records are those of the dataset, all of them stored."""
@@ -193,16 +193,16 @@ class OpenSource:
         ]
 
 
-def known_texts(
+def reused_texts(
     sources: Sequence[OpenSource], records: Sequence[Record], folds: Int64 | None
-) -> tuple[Int64, tuple[Known, ...]]:
+) -> tuple[Int64, tuple[ReusedTexts, ...]]:
     """Return the numbers of the texts of records that no dataset has, and the others.
 
     These are taken from the first dataset that has them.
     """
-    new, known = np.arange(len(records)), list[Known]()
+    new, reused = np.arange(len(records)), list[ReusedTexts]()
     for source in sources:
-        known.append(source.find(records, new, folds))
+        reused.append(source.find(records, new, folds))
         # the next dataset is asked for what is still missing
-        new = np.setdiff1d(new, known[-1].texts)
-    return new, tuple(found for found in known if len(found.texts))
+        new = np.setdiff1d(new, reused[-1].texts)
+    return new, tuple(part for part in reused if len(part.texts))

@@ -185,8 +185,8 @@ class VectorIdentity(VectorSettings):
     @classmethod
     def of(cls, options: VectorSettings, *, model: ModelRecord, storage: str) -> VectorIdentity:
         """Join the settings that a manifest or ``run.json`` holds in several places."""
-        own: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(VectorSettings)}
-        return cls(**own, model=model, storage=storage)
+        values: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(VectorSettings)}
+        return cls(**values, model=model, storage=storage)
 
     def as_stored(self, vectors: Float32, *, name: str, rows: Any) -> NDArray[Any]:
         """Sentence vectors ``(n, width)`` as stored: cut, normalized if asked for, and rounded.

@@ -41,7 +41,7 @@ from embedkit.dataset.parquet import (
     shard_bytes,
     text_column,
 )
-from embedkit.dataset.reuse import Known, Lengths, OpenSource, Source, known_texts
+from embedkit.dataset.reuse import Lengths, OpenSource, ReusedTexts, Source, reused_texts
 from embedkit.dataset.settings import (
     ExtractOptions,
     JobSettings,
@@ -164,7 +164,7 @@ class ExtractPlan:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The records of a shard; ``known`` are texts that datasets have.
+    """The records of a shard; ``reused`` are texts that datasets have.
 
     The others have the numbers ``new`` in the shard, and are tokenized in ``texts``.
     """
@@ -174,7 +174,7 @@ class Shard:
     new: Int64
     texts: TokenizedTexts
     lengths: Lengths
-    known: tuple[Known, ...]
+    reused: tuple[ReusedTexts, ...]
 
     @property
     def new_records(self) -> list[Record]:
@@ -193,8 +193,8 @@ class ShardMaker:
     def read(self, shard: ShardRange) -> Shard:
         """Read the records of a shard, and tokenize those that no dataset has."""
         plan, records = self.plan, self._reader.read(shard)
-        found = known_texts(self._sources, records, plan.folds_of(records))
-        return _read_shard(plan, plan.encoder.tokenizer, shard.number, records, *found)
+        new, reused = reused_texts(self._sources, records, plan.folds_of(records))
+        return _read_shard(plan, plan.encoder.tokenizer, shard.number, records, new, reused)
 
     def start(
         self, shard: Shard, on_tokens: Callable[[int], None] = lambda _: None
@@ -251,16 +251,16 @@ class ShardMaker:
             for name in list(vectors.views)
         }
         # vectors come as new ones, then those of each dataset; places say which row each belongs to
-        places = np.concatenate([shard.new, *(known.texts for known in shard.known)])
-        yield "sentences", columns, _joined(views, [k.views() for k in shard.known], places)
+        places = np.concatenate([shard.new, *(part.texts for part in shard.reused)])
+        yield "sentences", columns, _joined(views, [part.views() for part in shard.reused], places)
 
     def _layer_table(self, name: str, table: WordVectors | TokenVectors, shard: Shard) -> _Table:
         """A table of words or tokens, record by record, of new texts and those of datasets."""
         settings, storage = self._folder.job.settings, self._vectors.storage
         columns = layer_columns(table, settings)
-        more = [known.rows(name, list(columns)) for known in shard.known]
+        reused = [part.rows(name, list(columns)) for part in shard.reused]
         # the record of each row: those of new texts first, then dataset by dataset
-        owner = np.concatenate([shard.new[table.row], *(texts for texts, _, _ in more)])
+        owner = np.concatenate([shard.new[table.row], *(texts for texts, _, _ in reused)])
         # stable: the words of one record keep their order
         order = np.argsort(owner, kind="stable")
         rows = np.array([record.row for record in shard.records], np.int64)
@@ -270,12 +270,12 @@ class ShardMaker:
             )
             for layer, values in table.vectors.items()
         }
-        if more:
+        if reused:
             first = pa.table(columns)
-            whole = pa.concat_tables([first, *(cells.cast(first.schema) for _, cells, _ in more)])
+            whole = pa.concat_tables([first, *(cells.cast(first.schema) for _, cells, _ in reused)])
             # columns are taken by the order, vectors are put by its inverse
             columns = {n: whole[n].take(order).combine_chunks() for n in columns}
-            layers = _joined(layers, [vectors for _, _, vectors in more], np.argsort(order))
+            layers = _joined(layers, [vectors for _, _, vectors in reused], np.argsort(order))
         # from numbers in the shard to numbers in the corpus
         columns = {"row": pa.array(rows[owner[order]], pa.int64())} | columns
         if name == "words" and settings.input.word_label is not None:
@@ -286,15 +286,15 @@ class ShardMaker:
 
 
 def _joined(
-    new: dict[str, NDArray[Any]], known: Sequence[Mapping[str, Float32]], places: Int64
+    new: dict[str, NDArray[Any]], reused: Sequence[Mapping[str, Float32]], places: Int64
 ) -> dict[str, NDArray[Any]]:
     """Stored vectors of new texts and of those of datasets, put where they belong."""
-    if not known:
+    if not reused:
         return new
     joined = {}
     for name, vectors in new.items():
         joined[name] = np.empty((len(places), vectors.shape[1]), vectors.dtype)
-        joined[name][places] = np.concatenate([vectors, *(one[name] for one in known)])
+        joined[name][places] = np.concatenate([vectors, *(views[name] for views in reused)])
     return joined
 
 
@@ -369,7 +369,7 @@ def _read(shared: tuple[ExtractPlan, TextTokenizer], shard: ShardRange) -> Shard
     if id(plan) not in _READING:
         _READING[id(plan)] = ShardReader(plan.corpus)
     records = _READING[id(plan)].read(shard)
-    return _read_shard(plan, tokenizer, shard.number, records, *known_texts((), records, None))
+    return _read_shard(plan, tokenizer, shard.number, records, *reused_texts((), records, None))
 
 
 def _read_shard(
@@ -378,7 +378,7 @@ def _read_shard(
     number: int,
     records: list[Record],
     new: Int64,
-    known: tuple[Known, ...],
+    reused: tuple[ReusedTexts, ...],
 ) -> Shard:
     """A shard with its new texts tokenized, and the lengths of all."""
 
@@ -387,14 +387,14 @@ def _read_shard(
 
     texts = tokenized(new)
     parts = [lengths_of(texts, tokenizer)]
-    for one in known:
+    for part in reused:
         # tokenizing is cheap beside encoding, and needed only where the dataset does not tell
         # enough
-        parts.append(one.lengths(parts[0]) or lengths_of(tokenized(one.texts), tokenizer))
+        parts.append(part.lengths(parts[0]) or lengths_of(tokenized(part.texts), tokenizer))
     # every record is in one part, so that this is the inverse of their concatenation
-    order = np.argsort(np.concatenate([new, *(one.texts for one in known)]))
+    order = np.argsort(np.concatenate([new, *(part.texts for part in reused)]))
     lengths = {name: np.concatenate([p[name] for p in parts])[order] for name in parts[0]}
-    return Shard(number, records, new, texts, lengths, known)
+    return Shard(number, records, new, texts, lengths, reused)
 
 
 _MAKERS: dict[tuple[Path, str], tuple[ShardMaker, ShardPlan]] = {}

@@ -250,12 +250,12 @@ class TableReader:
         if not len(indices):
             return schema.empty_table()
         parts, numbers = [], []
-        for block, mine in self._by_block(indices):
-            here = storage.places(indices[mine] - block.start)
-            table = self.scalars_of(block, names).take(here)
+        for block, members in self._by_block(indices):
+            rows = storage.places(indices[members] - block.start)
+            table = self.scalars_of(block, names).take(rows)
             # one schema for all parts, so that they can be put together
             parts.append(table.cast(schema))
-            numbers.append(mine)
+            numbers.append(members)
         # the parts are in the order of row groups; this puts them into that of the indices
         order = storage.places(np.argsort(np.concatenate(numbers)))
         return pa.concat_tables(parts).take(order)
@@ -267,9 +267,9 @@ class TableReader:
     def vectors_at(self, indices: Int64) -> Float32:
         """``(m, width)`` float32 at ``(m,)`` positions; memory holds one row group beside them."""
         vectors = np.empty((len(indices), self.width), np.float32)
-        for block, mine in self._by_block(indices):
+        for block, members in self._by_block(indices):
             # scattered rows are read by row groups too: a page can be checked only as a whole
-            vectors[mine] = self.vectors_of(block)[indices[mine] - block.start]
+            vectors[members] = self.vectors_of(block)[indices[members] - block.start]
         return vectors
 
     def _by_block(self, indices: Int64) -> Iterator[tuple[Block, NDArray[np.int64]]]:

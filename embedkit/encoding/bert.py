@@ -209,7 +209,7 @@ def load(checkpoint: Checkpoint, *, dtype: torch.dtype) -> tuple[Bert, dict[str,
     even = config.hidden_size % config.num_attention_heads == 0
     if config.hidden_act != "gelu" or not even or not config.type_vocab_size:
         return None
-    weights, others = dict[str, Tensor](), list[str]()
+    weights, unexpected = dict[str, Tensor](), list[str]()
     try:
         with torch.device("meta"):
             model = Bert(config, base=base, counts_from_padding=checkpoint.counts_from_padding)
@@ -220,7 +220,7 @@ def load(checkpoint: Checkpoint, *, dtype: torch.dtype) -> tuple[Bert, dict[str,
                 if place in expected:
                     weights[place] = tensor.to(dtype)
                 else:
-                    others.append(name)
+                    unexpected.append(name)
     except Exception:  # of whatever is damaged: transformers says what
         return None
     missing = sorted(expected.keys() - weights.keys())
@@ -230,4 +230,4 @@ def load(checkpoint: Checkpoint, *, dtype: torch.dtype) -> tuple[Bert, dict[str,
     if missing:
         model.pooler = None
     model.load_state_dict(weights, strict=not missing, assign=True)
-    return model, {"missing_keys": missing, "unexpected_keys": others, "mismatched_keys": []}
+    return model, {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": []}

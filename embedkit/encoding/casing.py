@@ -11,7 +11,7 @@ from embedkit.encoding.checkpoint import WORDPIECE, Checkpoint
 logger = logging.getLogger(__name__)
 
 
-def casing_of(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
+def casing_of(checkpoint: Checkpoint, settings: dict[str, Any]) -> dict[str, bool]:
     """Options of case and accents for ``vocab.txt`` alone: as stated, else by the vocabulary."""
     entries = checkpoint.transformer / "vocab.txt"
     if checkpoint.model_type not in WORDPIECE or not entries.is_file():
@@ -19,7 +19,7 @@ def casing_of(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]
     options = {
         key: bool(source[key])
         # the later one wins: tokenizer_config.json over config.json
-        for source in (checkpoint.config, stated)
+        for source in (checkpoint.config, settings)
         for key in ("do_lower_case", "strip_accents")
         if source.get(key) is not None
     }
@@ -47,10 +47,10 @@ def restore_case(tokenizer: Any, checkpoint: Checkpoint, file: Path) -> None:
     backend = tokenizer.backend_tokenizer
     # the normalizer of BERT, which transformers makes anew from its own defaults
     if type(backend.normalizer) is BertNormalizer:
-        own = Tokenizer.from_file(str(file)).normalizer
-        if str(own) != str(backend.normalizer):
-            backend.normalizer = own
-            lowers = own is not None and own.normalize_str("A") == "a"
+        normalizer = Tokenizer.from_file(str(file)).normalizer
+        if str(normalizer) != str(backend.normalizer):
+            backend.normalizer = normalizer
+            lowers = normalizer is not None and normalizer.normalize_str("A") == "a"
             _note_case(checkpoint, "tokenizer.json states", lowers=lowers)
 
 
@@ -60,10 +60,10 @@ def lower_case(tokenizer: Any, checkpoint: Checkpoint) -> None:
 
     backend = tokenizer.backend_tokenizer
     # a sequence of one or none, so that both can be tried in the same way
-    own = normalizers.Sequence([backend.normalizer] if backend.normalizer else [])
+    normalizer = normalizers.Sequence([backend.normalizer] if backend.normalizer else [])
     # tried, not read: many kinds of normalizers lower-case
-    if own.normalize_str("A") == "A":
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), own])
+    if normalizer.normalize_str("A") == "A":
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizer])
         logger.info(f"{checkpoint.name}: texts are lower-cased (sentence_bert_config.json)")
 
 

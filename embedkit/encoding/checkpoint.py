@@ -125,17 +125,17 @@ class Checkpoint:
         # nothing of the encoder is unused
         if not weights:
             return self
-        ours = Statement("weights", weights[0], f"1 of {len(weights)}", inventory.REFUSED)
-        problem = ", ".join(filter(None, (self.definition.problem, str(ours))))
-        own = replace(self.definition, problem=problem)
-        return replace(self, definition=own, inventory=(*self.inventory, ours))
+        unused = Statement("weights", weights[0], f"1 of {len(weights)}", inventory.REFUSED)
+        problem = ", ".join(filter(None, (self.definition.problem, str(unused))))
+        definition = replace(self.definition, problem=problem)
+        return replace(self, definition=definition, inventory=(*self.inventory, unused))
 
-    def prefix_or_own(self, asked: str | None, prompt: str | None = None) -> str:
+    def prefix_or_own(self, prefix: str | None, prompt: str | None = None) -> str:
         """The requested prefix, or that of a prompt by its name; by default the checkpoint's."""
         if prompt is None:
-            return self.prefix if asked is None else asked
-        if asked is not None:
-            raise UsageError("it names a prefix; give one of both.", prompt=prompt, prefix=asked)
+            return self.prefix if prefix is None else prefix
+        if prefix is not None:
+            raise UsageError("it names a prefix; give one of both.", prompt=prompt, prefix=prefix)
         check_choice(tuple(self.definition.prompts), prompt=prompt)
         return self.definition.prompts[prompt]
 
@@ -144,22 +144,24 @@ class Checkpoint:
 
         Of the last layer that is the vector of :class:`Definition`, of others only its pooling.
         """
-        own = self.definition
+        definition = self.definition
         if not last_layer:
-            return own.pooling, False
-        if own.problem:
-            problem = f"{self.name}: its sentence vector {own}. Choose another one, such as mean."
-            raise ModelError(problem, pooling="sentence")
+            return definition.pooling, False
+        if definition.problem:
+            raise ModelError(
+                f"{self.name}: its sentence vector {definition}. Choose another one, such as mean.",
+                pooling="sentence",
+            )
         # more than a pooling and a norm: only the pooling sentence computes it
-        if own.dims or any(module.kind == "Dense" for module in own.modules):
+        if definition.dims or any(module.kind == "Dense" for module in definition.modules):
             return Pooling.SENTENCE, False
-        return own.pooling, bool(own.modules)  # which only normalize
+        return definition.pooling, bool(definition.modules)  # which only normalize
 
     @property
     def positions(self) -> int:
         """Maximum length of a sequence by the position embeddings, special tokens included."""
-        stated = (self.config.get(key) for key in ("max_position_embeddings", "n_positions"))
-        positions = int(next(filter(None, stated), 512))
+        sizes = (self.config.get(key) for key in ("max_position_embeddings", "n_positions"))
+        positions = int(next(filter(None, sizes), 512))
         if self.counts_from_padding:
             # rows up to that of padding are never used by text: 514 embeddings are 512 positions
             positions -= int(self.config.get("pad_token_id", 1) or 0) + 1
@@ -257,8 +259,8 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     config["model_type"] = kind = _model_type(config, transformer, name)
     rules = inventory.config_rules(kind)
     listed = {key: config[key] for key in config.keys() & rules}
-    stated = list(inventory.statements("config.json", listed, rules))
-    # what names code is stated above, and goes no further
+    statements = list(inventory.statements("config.json", listed, rules))
+    # what names code is among the statements, and goes no further
     config = as_data({key: config[key] for key in config if key not in inventory.OVERRIDDEN})
     n_layers, width = (
         next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
@@ -293,9 +295,9 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         status = path.stat()
         digest = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
         hashes[path.relative_to(folder).as_posix()] = digest
-    own, prefix, more = defined_by(folder, modules, settings, config, stated)
-    found = (name, folder, source, revision, kind, n_layers, width, config, weights, hashes)
-    return Checkpoint(*found, prefix, own, inner, sentence, adapter, tuple(more))
+    definition, prefix, statements = defined_by(folder, modules, settings, config, statements)
+    fields = (name, folder, source, revision, kind, n_layers, width, config, weights, hashes)
+    return Checkpoint(*fields, prefix, definition, inner, sentence, adapter, tuple(statements))
 
 
 def _instead(folder: Path, modules: list[Module]) -> str:
@@ -347,8 +349,8 @@ def _sha256(file: Path, *_identity: int) -> str:
 def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
     kind = config.get("model_type")
     if not isinstance(kind, str):  # configurations of 2019 do not state it
-        stated = config.get("architectures")
-        stem = str(stated[0]).lower() if isinstance(stated, list) and stated else ""
+        classes = config.get("architectures")
+        stem = str(classes[0]).lower() if isinstance(classes, list) and classes else ""
         # the longest first: "deberta" must not take DebertaV2Model
         families = sorted(FAMILIES, key=len, reverse=True)
         kind = next((t for t in families if stem.startswith(t.replace("-", ""))), None)
@@ -405,19 +407,20 @@ def _intact(checkpoint: Checkpoint, published: dict[str, str], remedy: str) -> C
 
 def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
     """multilingual-e5-small by its revision, from the cache, the package or the hub."""
-    own = multilingual.REVISION
+    packaged = multilingual.REVISION
     # whoever has the full weights in the cache wants them and not the 4-bit ones
     cached = revision is None and _cached_snapshot(multilingual.HUB_ID, None) is not None
-    if revision in (None, own) and not cached and (folder := multilingual.packaged_checkpoint()):
+    usable = revision in (None, packaged) and not cached
+    if usable and (folder := multilingual.packaged_checkpoint()):
         return _intact(
-            _describe(MULTILINGUAL, folder, "package", own),
+            _describe(MULTILINGUAL, folder, "package", packaged),
             multilingual.BUILT_SHA256,
             f"Delete {folder}; the next command makes it again.",
         )
     try:
         # such a revision is no commit, and the hub would only say that it is unknown
-        if revision == own:
-            raise ModelError(f"its revision {own} needs the package {multilingual.PACKAGE}")
+        if revision == packaged:
+            raise ModelError(f"its revision {packaged} needs the package {multilingual.PACKAGE}")
         folder, commit = _from_hub(multilingual.HUB_ID, revision, offline=offline)
     except ModelError as error:
         raise ModelError(
@@ -490,11 +493,11 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = (
+        places = (
             huggingface_hub.try_to_load_from_cache(name, file, revision=revision)
             for file in ("config.json", "modules.json")  # the first is further inside before 2.0
         )
-        cached = next((file for file in found if isinstance(file, str)), None)
+        cached = next((file for file in places if isinstance(file, str)), None)
     except HFValidationError as error:
         raise ModelError(
             f"no folder, and no name on the hub (owner/name).{near_folder(Path(name))}", model=name
@@ -520,10 +523,10 @@ def wrong_size(config: Mapping[str, Any], *weights: Path) -> str:
     width = next((n for name in _WIDTH if isinstance(n := config.get(name), int) and n > 0), 1)
     # sizes on disk and not of tensors: nothing of the file has been trusted or read yet
     weight_bytes = sum(file.stat().st_size for file in weights)
-    most = max(_SIZES_PER_BYTE * weight_bytes // width, _HARMLESS)
+    largest = max(_SIZES_PER_BYTE * weight_bytes // width, _HARMLESS)
     for name, value in config.items():
         # rotary positions have no weights, so that the file's size bounds nothing there
-        limit = _POSITIONS if "position" in name else most if _SIZE.fullmatch(name) else None
+        limit = _POSITIONS if "position" in name else largest if _SIZE.fullmatch(name) else None
         if limit is not None and isinstance(value, int) and value > limit:
             return f"{name} is {value:,}, which does not fit the weights of {weight_bytes:,} bytes"
     return ""

@@ -37,7 +37,7 @@ class Module(TypedDict):
     path: str
 
 
-class _Stated(TypedDict, total=False):
+class _GeneralConfig(TypedDict, total=False):
     """``config_sentence_transformers.json``."""
 
     prompts: dict[str, str | None] | None
@@ -113,8 +113,8 @@ def inner_module(modules: list[Module]) -> str:
 
 def sentence_settings(transformer: Path) -> tuple[str, dict[str, Any]]:
     """File of settings of the transformer for sentence-transformers, and its content."""
-    files = ((file, read_data(transformer / file)) for file in inventory.SENTENCE_FILES)
-    return next((one for one in files if one[1]), (inventory.SENTENCE_FILES[0], {}))
+    pairs = ((file, read_data(transformer / file)) for file in inventory.SENTENCE_FILES)
+    return next((pair for pair in pairs if pair[1]), (inventory.SENTENCE_FILES[0], {}))
 
 
 def defined_by(
@@ -122,19 +122,19 @@ def defined_by(
     listed: list[Module],
     settings: tuple[str, dict[str, Any]],
     config: dict[str, Any],
-    stated: list[Statement],
+    statements: list[Statement],
 ) -> tuple[Definition, str, list[Statement]]:
-    """The makers' vector, its prefix, and all statements; ``stated`` are those of config.json."""
+    """The makers' vector, its prefix, and all statements, to begin with those of config.json."""
     root = "config_sentence_transformers.json"
-    more = read_data(folder / root, _Stated)
+    general = read_data(folder / root, _GeneralConfig)
     # in the order of the files; what becomes of each key is in encoding.inventory
-    stated = [
-        *stated,
+    statements = [
+        *statements,
         *inventory.statements(*settings, inventory.SENTENCE),
-        *inventory.statements(root, more, inventory.ROOT),
+        *inventory.statements(root, general, inventory.ROOT),
     ]
-    given = more.get("prompts") or {}
-    prompts = {str(key): str(text) for key, text in given.items() if text is not None}
+    texts = general.get("prompts") or {}
+    prompts = {str(key): str(text) for key, text in texts.items() if text is not None}
     problems, modules = [], []
     # without the file sentence-transformers adds a mean
     pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
@@ -148,15 +148,16 @@ def defined_by(
             problem = where
         elif kind != "Transformer":
             content = read_data(folder / path / "config.json", _SentenceConfig)
-            stated += inventory.statements(f"{path}/config.json", content, inventory.MODULES[kind])
+            file = f"{path}/config.json"
+            statements += inventory.statements(file, content, inventory.MODULES[kind])
         # nothing of these two can be guessed
         if kind in ("Pooling", "Dense") and not problem and not content:
             problem = f"{path}/config.json, which is missing"
         elif kind == "Pooling" and not problem:
             modes = [key for key, value in content.items() if value and "pooling_mode_" in key]
-            named = content.get("pooling_mode") or modes or "mean"
+            mode = content.get("pooling_mode") or modes or "mean"
             # one string in newer files, a list where several are concatenated
-            names = [named] if isinstance(named, str) else named
+            names = [mode] if isinstance(mode, str) else mode
             names = [name.removeprefix("pooling_mode_") for name in names]
             pooling = _POOLINGS.get(names[0].partition("_token")[0]) if len(names) == 1 else None
             if pooling is None:
@@ -168,7 +169,7 @@ def defined_by(
             modules.append(SentenceModule(kind, path, content))
         problems += [problem] if problem else []
     # keys that no table knows count as refused
-    problems += [str(one) for one in stated if one.effect == inventory.REFUSED]
+    problems += [str(s) for s in statements if s.effect == inventory.REFUSED]
     # a model with a vector for every token, as for late interaction
     if pooling is None and not problems:
         problems = ["a vector for each token: modules.json has no Pooling"]
@@ -177,13 +178,13 @@ def defined_by(
             pooling or Pooling.MEAN,
             tuple(modules),
             prompts,
-            more.get("truncate_dim"),
-            declared_dims=bool(more.get("truncate_dim") or config.get("matryoshka_dimensions")),
-            similarity=more.get("similarity_fn_name") or "cosine",
+            general.get("truncate_dim"),
+            declared_dims=bool(general.get("truncate_dim") or config.get("matryoshka_dimensions")),
+            similarity=general.get("similarity_fn_name") or "cosine",
             problem=", ".join(problems),
         ),
-        prompts.get(str(more.get("default_prompt_name")), ""),
-        stated,
+        prompts.get(str(general.get("default_prompt_name")), ""),
+        statements,
     )
 
 

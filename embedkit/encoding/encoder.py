@@ -240,18 +240,16 @@ class Encoder:
             >>> encoder.encode("One text.").shape
             (384,)
         """
-        own = False
+        normalized = False
         if device is not None:
             stated, here = choose_device(device), self.device
             if stated.type != here.type or stated.index not in (None, here.index or 0):
-                raise UsageError(
-                    f"this encoder is on {here}; use Encoder(device=...).", device=device
-                )
+                raise UsageError(f"this encoder is on {here}; load another one.", device=device)
         if pooling is None:
-            chosen, own = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
+            chosen, normalized = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:
             (chosen,) = parse_poolings([pooling])
-        unit = own if normalize_embeddings is None else normalize_embeddings
+        unit = normalized if normalize_embeddings is None else normalize_embeddings
         views = self.encode_views(
             [texts] if isinstance(texts, str) else texts,
             [f"{chosen}_{layer}" if chosen.has_layer else chosen],
@@ -486,12 +484,12 @@ class Encoder:
 
     def check_poolings(self, poolings: Iterable[Pooling]) -> None:
         """Raise a :class:`ModelError` for a pooling that the checkpoint does not have."""
-        asked, name = set(poolings), self.checkpoint.name
-        if Pooling.POOLER in asked and not self.has_pooler:
+        kinds, name = set(poolings), self.checkpoint.name
+        if Pooling.POOLER in kinds and not self.has_pooler:
             raise ModelError(f"{name} has no pooler weights. Use mean.", pooling="pooler")
-        if Pooling.CLS in asked and self.is_causal:
+        if Pooling.CLS in kinds and self.is_causal:
             raise ModelError(f"{name} is a decoder: cls sees itself only. Use mean.", pooling="cls")
-        if not asked <= self.poolers.keys():
+        if not kinds <= self.poolers.keys():
             self.checkpoint.own_view(last_layer=True)  # raises the reason
 
     def _shards(
@@ -511,14 +509,14 @@ class Encoder:
         launches kernels meanwhile; on CPU forward and tokenizer would share the cores.
         """
         rows = batch_size or _rows_at_once(texts, self.device)
-        asked = self.max_length if max_length is None else max_length
-        length = choose_max_length(self.checkpoint, self.tokenizer, asked)
+        limit = self.max_length if max_length is None else max_length
+        length = choose_max_length(self.checkpoint, self.tokenizer, limit)
         settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
         started: deque[tuple[int, TokenizedTexts, PendingShard]] = deque()
 
         def tokenized_from(first: int) -> TokenizedTexts:
-            some = texts[first : first + rows]
-            return self.tokenizer.encode(some, settings=settings, offsets=bool(token_layers))
+            block = texts[first : first + rows]
+            return self.tokenizer.encode(block, settings=settings, offsets=bool(token_layers))
 
         firsts = range(0, max(len(texts), 1), rows)
         each: Any = one_ahead if self.device.type == "cuda" else map

@@ -117,11 +117,11 @@ def _met(requirements: Any) -> bool:
     """Whether this transformers is one that the makers accept; other packages do not compute."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    stated = _section({"": requirements}, "").get("transformers", "")
-    stated = stated.get("specifier", "") if isinstance(stated, Mapping) else stated
+    specifier = _section({"": requirements}, "").get("transformers", "")
+    specifier = specifier.get("specifier", "") if isinstance(specifier, Mapping) else specifier
     try:
         # an installed pre-release may meet the requirement too
-        return SpecifierSet(str(stated), prereleases=True).contains(version("transformers"))
+        return SpecifierSet(str(specifier), prereleases=True).contains(version("transformers"))
     except InvalidSpecifier:  # which sentence-transformers passes over
         return True
 
@@ -242,20 +242,19 @@ def options_of(sentence: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in options.items() if _TOKENIZER.get(key) == APPLIED}
 
 
-def unread_weights(names: Iterable[str], parts: Iterable[str], base: str, depth: int) -> list[str]:
+def unread_weights(names: Iterable[str], parts: list[str], base: str, depth: int) -> list[str]:
     """Weights of the encoder among those that its class does not use, heads left out.
 
     ``parts`` are the names of the modules of the encoder, ``base`` the name that it has inside of a
     model with a head. Poolers, buffers and layers above ``depth``, which ``config.json`` cuts off,
     leave hidden states as they are.
     """
-    own = tuple(parts)
-    found = []
+    unread = []
     for name in sorted(names):
         # a model with a head saves its encoder under the name of the base
         path = name.removeprefix(f"{base}.")
         first, *inner = path.split(".")
-        inside = path != name or any(first == part or first.startswith(f"{part}_") for part in own)
+        inside = path != name or any(first == p or first.startswith(f"{p}_") for p in parts)
         # the first number in a name is that of the layer
         above = int(next(filter(str.isdigit, inner), 0)) >= depth
         buffer = inner and inner[-1] in (
@@ -265,5 +264,5 @@ def unread_weights(names: Iterable[str], parts: Iterable[str], base: str, depth:
             "masked_bias",
         )
         if inside and not (above or buffer or first.startswith("pooler")):
-            found.append(name)
-    return found
+            unread.append(name)
+    return unread

@@ -451,8 +451,8 @@ def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
     if wrong:
         first = min(wrong)
         # a file saved from a wrapped model has all names behind a prefix, which is worth saying
-        others = [key for key in report["unexpected_keys"] if key.endswith(f".{first}")]
-        prefix = min(others, default=first).removesuffix(first)
+        prefixed = [key for key in report["unexpected_keys"] if key.endswith(f".{first}")]
+        prefix = min(prefixed, default=first).removesuffix(first)
         renamed = f" Names in the file begin with {prefix!r}: remove it." if prefix else ""
         raise ModelError(
             f"{checkpoint.name}: {len(wrong)} of the encoder's weights are missing or of another "
@@ -503,11 +503,11 @@ def describe_model(name: str) -> ModelInfo:
     checkpoint = find_checkpoint(name)
     tokenizer = load_tokenizer(checkpoint)
     config = type(checkpoint.built_config())
-    stated = checkpoint.config.get("architectures")
-    names = map(str, stated if isinstance(stated, list) else ())
+    architectures = checkpoint.config.get("architectures")
+    names = map(str, architectures if isinstance(architectures, list) else ())
     kinds = [getattr(transformers, name, None) for name in names]
     # architectures may name code of the checkpoint, or a class of another family
-    kinds = [found for found in kinds if getattr(found, "config_class", None) is config]
+    kinds = [kind for kind in kinds if getattr(kind, "config_class", None) is config]
     # the class without a head, where config.json names none that can be built
     kind = str((*kinds, transformers.AutoModel._model_mapping[config])[0].__name__)
     encoder, has_pooler, checkpoint = load_weights(checkpoint, dtype=torch.float32, device="meta")
@@ -539,11 +539,11 @@ def describe_model(name: str) -> ModelInfo:
 
 def _inventory(checkpoint: Checkpoint, config: Any) -> dict[str, str]:
     """The checkpoint's statements, keys of config.json that no table has, and files."""
-    effects = {f"{one.file}: {one.key}": one.effect for one in checkpoint.inventory}
-    listed = {one.key.partition(".")[0] for one in checkpoint.inventory}
-    known = {*vars(config()), *config.attribute_map}
+    effects = {f"{s.file}: {s.key}": s.effect for s in checkpoint.inventory}
+    listed = {s.key.partition(".")[0] for s in checkpoint.inventory}
+    attributes = {*vars(config()), *config.attribute_map}
     for key in checkpoint.config.keys() - listed:
-        effect = inventory.APPLIED if key in known else f"unknown to {config.__name__}"
+        effect = inventory.APPLIED if key in attributes else f"unknown to {config.__name__}"
         effects[f"config.json: {key}"] = effect
     for path in checkpoint.folder.rglob("*"):
         if path.is_file():

@@ -221,9 +221,9 @@ def _charsmap(normalized: dict[str, str]) -> bytes:
         texts += target + b"\0"
     # the root has no unit: its children stand at their own byte
     for node in sorted(nodes - {b""}) + [key for key, _ in keys]:
-        own = children[node[:-1]] + node[-1]
+        position = children[node[:-1]] + node[-1]
         below = place.get(node, children.get(node, 0))
-        units[own] = (own ^ below) << 10 | (node in place) << 8 | node[-1]
+        units[position] = (position ^ below) << 10 | (node in place) << 8 | node[-1]
     return struct.pack("<I", units.nbytes) + units.tobytes() + texts
 
 

@@ -250,10 +250,10 @@ def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: L
             # up to twice as fast; the mask removes the following tokens at no cost
             keys = -(-length // 16) * 16
         queries = 1 if first else length
-        asked = _block(query, place, count, queries, queries)
+        query_block = _block(query, place, count, queries, queries)
         if first and device.type == "cpu":
             # a view: the same row is read four times, and only the first result is kept
-            asked = asked.expand(-1, -1, _QUERIES, -1)
+            query_block = query_block.expand(-1, -1, _QUERIES, -1)
         # a dense mask keeps CUDA from FlashAttention; is_causal hides following tokens as well
         causal = alone and not first
         mask = None
@@ -263,7 +263,7 @@ def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: L
             bias = limits.bias[:, :, :queries, :length]
             mask = pad(bias, (0, keys - length), value=-math.inf).to(query.dtype)
         result = scaled_dot_product_attention(
-            asked,
+            query_block,
             _block(key, start, count, length, keys),
             _block(value, start, count, length, keys),
             attn_mask=mask,
@@ -286,11 +286,11 @@ def _block(states: Tensor, start: int, count: int, step: int, length: int) -> Te
     if missing > 0:
         # the last sequence has no tokens behind it to stand in for wider keys
         rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
-    row, head, one = rows.stride()
+    row, head, element = rows.stride()
     shape = count, rows.shape[1], length, rows.shape[2]
     # blocks may overlap: where keys are widened, each one reads into the next sequence, and the
     # mask hides what it finds there; nothing is copied
-    return rows.as_strided(shape, (step * row, head, row, one), rows.storage_offset())
+    return rows.as_strided(shape, (step * row, head, row, element), rows.storage_offset())
 
 
 @lru_cache
@@ -442,14 +442,14 @@ class PackedModel(Model):
     """Kernel of batches of short sequences, if it is another one than ``attention``."""
 
     def __init__(self, plain: PlainModel, *, attention: str | None = None) -> None:
-        both: Any = nn.ModuleList([plain.module, plain.pooler or nn.Identity()])
+        modules: Any = nn.ModuleList([plain.module, plain.pooler or nn.Identity()])
         # a memo of deepcopy: what it lists counts as copied already. So both models share weights,
         # and the plain one stays whole for the comparison
-        weights = {id(t): t for t in (*both.parameters(), *both.buffers())}
-        both = copy.deepcopy(both, weights)  # modules, with the same weights
+        weights = {id(t): t for t in (*modules.parameters(), *modules.buffers())}
+        modules = copy.deepcopy(modules, weights)  # modules, with the same weights
         # on CPU products of three times the width are no faster
-        hasten(both, join=plain.device.type == "cuda")
-        super().__init__(both[0], plain.pooler and both[1], plain.checkpoint)
+        hasten(modules, join=plain.device.type == "cuda")
+        super().__init__(modules[0], plain.pooler and modules[1], plain.checkpoint)
         # a product joined or in 8 bits may stand first and have another type
         self.device, self.dtype = plain.device, plain.dtype
         self.attention = attention or attention_kinds(self.device, self.dtype)[0]
@@ -617,14 +617,14 @@ def _trial(plain: PlainModel, longest: int = 40) -> PackedBatch:
 def _difference(packed: PackedModel, plain: PlainModel, batch: PackedBatch) -> float:
     """Maximum relative L2 difference of a layer between the two forwards; infinite for NaN."""
     layers = range(packed.n_layers + 1)
-    ours: list[Tensor] = []
-    theirs: list[Tensor] = []
-    packed.forward(batch, layers, lambda _, h: ours.append(h.float()))
+    outputs: list[Tensor] = []
+    expected: list[Tensor] = []
+    packed.forward(batch, layers, lambda _, h: outputs.append(h.float()))
     # the way of first tokens alone has to agree as well
-    packed.forward(batch, layers[-1:], lambda _, h: ours.append(h.float()), first_only=True)
-    plain.forward(batch, layers, lambda _, h: theirs.append(h.float()))
-    last = theirs[-1][batch.offsets[:-1]]
-    pairs = list(zip(ours, [*theirs, last], strict=True))
+    packed.forward(batch, layers[-1:], lambda _, h: outputs.append(h.float()), first_only=True)
+    plain.forward(batch, layers, lambda _, h: expected.append(h.float()))
+    last = expected[-1][batch.offsets[:-1]]
+    pairs = list(zip(outputs, [*expected, last], strict=True))
     if packed.pooler is not None:
         pairs.append((packed.pool(last.to(packed.dtype)), plain.pool(last.to(packed.dtype))))
     differences = [float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in pairs]

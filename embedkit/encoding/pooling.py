@@ -201,8 +201,8 @@ class SentencePooler(Pooler):
                 sizes = config["in_features"], config["out_features"], config.get("bias", True)
                 linear = nn.Linear(*sizes, device="meta")  # a file may state any size
                 # sentence-transformers saves the layer inside of a module
-                own = {name.removeprefix("linear."): w for name, w in weights.items()}
-                linear.load_state_dict(own, assign=True)
+                state = {name.removeprefix("linear."): w for name, w in weights.items()}
+                linear.load_state_dict(state, assign=True)
                 # the last part of a name such as torch.nn.modules.activation.Tanh; inventory lets
                 # torch.nn alone pass
                 activation = config.get("activation_function", "Tanh").rpartition(".")[2]

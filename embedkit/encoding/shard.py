@@ -169,18 +169,18 @@ class _Shard:
     def run_all(self, batch_tokens: int) -> None:
         """Run all batches; on CPU side by side, which is faster than several threads in each."""
         model, threads = self._model, torch.get_num_threads()
-        here = model.device.type == "cpu"
+        on_cpu = model.device.type == "cpu"
         # then a text has the same bits in every batch
-        exact = here and model.dtype == torch.float32 and not model.pads
+        exact = on_cpu and model.dtype == torch.float32 and not model.pads
         batches = cut_batches(
             self._lengths,
             batch_tokens,
             padded=model.pads,
             threads=threads if exact else 1,
-            multiple=ROWS if here else 1,
+            multiple=ROWS if on_cpu else 1,
         )
         # a GPU has one queue, and threads that fill it would contend for the interpreter's lock
-        workers = max(min(threads, len(batches)), 1) if here else 1
+        workers = max(min(threads, len(batches)), 1) if on_cpu else 1
         with ExitStack() as stack:
             run: Callable[..., Iterable[int]] = map
             if workers > 1 or model.one_thread:
@@ -269,12 +269,12 @@ class _Shard:
         views = self._fetched(self._vectors, launched)
         tokens = self._fetched(self._tokens, launched)
         # windows that did not run take the vectors of the first equal one
-        again = np.flatnonzero(self._first != np.arange(len(self._first)))
-        before = self._first[again]
+        repeated = np.flatnonzero(self._first != np.arange(len(self._first)))
+        first = self._first[repeated]
         for values in views.values():
-            values[again] = values[before]
+            values[repeated] = values[first]
         if tokens:
-            rows, source = self._token_rows(again), self._token_rows(before)
+            rows, source = self._token_rows(repeated), self._token_rows(first)
             for values in tokens.values():
                 values[rows] = values[source]
         begins = self._texts.text_windows[:-1]

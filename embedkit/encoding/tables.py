@@ -152,16 +152,16 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
     tokens, owners, words = [chosen], [owner[chosen]], [texts.word[chosen]]
     for number, word_spans in enumerate(texts.word_spans):
         first, stop = texts.ends[number : number + 2]
-        own, places = texts.word[first:stop], texts.spans[first:stop]
+        token_words, token_spans = texts.word[first:stop], texts.spans[first:stop]
         base = 0
         for segment, spans in enumerate(word_spans):
             # word is the first word that a token touches, so that a second one in the same token
             # has none
-            missing = np.setdiff1d(np.arange(len(spans)) + base, own) - base
+            missing = np.setdiff1d(np.arange(len(spans)) + base, token_words) - base
             # words behind the last token were truncated, and stay without a row
-            for index in missing[spans[missing, 0] < places[:, 1].max(initial=0)].tolist():
+            for index in missing[spans[missing, 0] < token_spans[:, 1].max(initial=0)].tolist():
                 start, end = spans[index]
-                touching = (places[:, 0] < end) & (places[:, 1] > start)
+                touching = (token_spans[:, 0] < end) & (token_spans[:, 1] > start)
                 rows = np.flatnonzero(touching & (texts.segment[first:stop] == segment))
                 tokens.append(rows + first)
                 owners.append(np.full(len(rows), number))

@@ -61,9 +61,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
         )
     # what sentence-transformers would pass to the loader; it wins over tokenizer_config.json
     options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
-    stated = {**checkpoint.side_json("tokenizer_config.json"), **options}
+    settings = {**checkpoint.side_json("tokenizer_config.json"), **options}
     whole = bool(checkpoint.side_json("tokenizer.json"))  # raises a clear error if it is damaged
-    casing = {} if whole else casing_of(checkpoint, stated)
+    casing = {} if whole else casing_of(checkpoint, settings)
     quiet_transformers()
     from transformers import AutoTokenizer
 
@@ -93,12 +93,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
                 )
             # only where nothing but tokenizer.json speaks of case; a stated option is transformers'
             # to apply
-            if whole and "do_lower_case" not in stated and "strip_accents" not in options:
+            if whole and "do_lower_case" not in settings and "strip_accents" not in options:
                 restore_case(tokenizer, checkpoint, file)
             if checkpoint.sentence.get("do_lower_case") and tokenizer.is_fast:
                 lower_case(tokenizer, checkpoint)
             pad, padding = tokenizer.pad_token_id, checkpoint.config.get("pad_token_id")
-            ours = TextTokenizer(
+            text_tokenizer = TextTokenizer(
                 tokenizer,
                 pad_id=int((padding or 0) if pad is None else pad),
                 type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
@@ -106,30 +106,30 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     except ModelError:
         raise
     except Exception as error:  # of the parsers of many formats
-        if advice := _advice(checkpoint, stated, file, error):
+        if advice := _advice(checkpoint, settings, file, error):
             raise ModelError(f"{checkpoint.name}: its tokenizer {advice}") from error
         raise DamagedModelError(
             f"{checkpoint.name}: no tokenizer can be loaded from {file} ({first_line(error)})."
         ) from error
     # after the load, which decides the class that reads the vocabulary instead
-    if "AutoTokenizer" in (stated.get("auto_map") or {}):
+    if "AutoTokenizer" in (settings.get("auto_map") or {}):
         logger.warning(
             f"{checkpoint.name} brings code for its tokenizer, which is not run; "
             f"{type(tokenizer).__name__} reads its vocabulary (see embedkit tokenize)"
         )
-    return ours
+    return text_tokenizer
 
 
-def _advice(checkpoint: Checkpoint, stated: dict[str, Any], file: Path, error: Exception) -> str:
+def _advice(checkpoint: Checkpoint, settings: dict[str, Any], file: Path, error: Exception) -> str:
     """What is missing for a tokenizer: a class, or the package for its kind of file."""
     import transformers
 
-    named = str(stated.get("tokenizer_class") or checkpoint.config.get("tokenizer_class") or "")
+    kind = str(settings.get("tokenizer_class") or checkpoint.config.get("tokenizer_class") or "")
     # a family has a slow class, a fast one or both, and a checkpoint may name the other one
-    known = {named, named.removesuffix("Fast"), f"{named}Fast"}
-    if named and not any(hasattr(transformers, name) for name in known):
+    classes = {kind, kind.removesuffix("Fast"), f"{kind}Fast"}
+    if kind and not any(hasattr(transformers, name) for name in classes):
         return (
-            f"is a {named}, which transformers does not have, and code of a checkpoint is not run. "
+            f"is a {kind}, which transformers does not have, and code of a checkpoint is not run. "
             "Save it with a tokenizer.json."
         )
     packages = ("sentencepiece", "google.protobuf")
@@ -153,21 +153,21 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
+def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int | None) -> int:
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
-    if asked is not None and asked < 1:
-        raise UsageError("expected 1 or more.", max_length=asked)
-    if asked is not None and asked > checkpoint.positions:
+    if limit is not None and limit < 1:
+        raise UsageError("expected 1 or more.", max_length=limit)
+    if limit is not None and limit > checkpoint.positions:
         raise UsageError(
             f"{checkpoint.name} has positions for {checkpoint.positions} tokens."
             f"{Option('on_long', 'window', before=' Use ', after=' for longer texts.')}",
-            max_length=asked,
+            max_length=limit,
         )
-    if asked is not None:
-        return asked
+    if limit is not None:
+        return limit
     # model_max_length is 10**30 where nothing is stated; positions bound it
-    stated = inventory.stated_length(checkpoint.sentence) or tokenizer.hf.model_max_length
-    return int(min(stated, checkpoint.positions))
+    length = inventory.stated_length(checkpoint.sentence) or tokenizer.hf.model_max_length
+    return int(min(length, checkpoint.positions))
 
 
 @accepts()
@@ -311,10 +311,10 @@ class TextTokenizer:
         if cased == state.get("normalizer"):
             raise UsageError("the tokenizer keeps case.")
         # the deep copy has a backend of its own, whose normalizer can be exchanged
-        state["normalizer"], other = cased, copy.deepcopy(self)
+        state["normalizer"], copied = cased, copy.deepcopy(self)
         backend = Tokenizer.from_str(json.dumps(state))
-        other.hf.backend_tokenizer.normalizer = backend.normalizer
-        return other
+        copied.hf.backend_tokenizer.normalizer = backend.normalizer
+        return copied
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Vocabulary entries of ids."""
@@ -356,8 +356,8 @@ class TextTokenizer:
         if words is not None:
             lists = [(np.array(spans, np.int32).reshape(-1, 2),) for spans in words]
         index = [np.zeros(0, np.int32)]
-        for known, (begin, end) in zip(lists, pairwise(built.ends), strict=True):
-            index.append(word_index(built.segment[begin:end], built.spans[begin:end], known))
+        for spans, (begin, end) in zip(lists, pairwise(built.ends), strict=True):
+            index.append(word_index(built.segment[begin:end], built.spans[begin:end], spans))
         return replace(built, word=np.concatenate(index), word_spans=tuple(lists))
 
     def room(self, settings: TokenizerSettings, *, paired: bool) -> int:
@@ -451,9 +451,9 @@ class TextTokenizer:
         ids, types = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.int32)
         segment = np.full(ends[-1], -1, np.int8)
         spans = None if sides[0].spans is None else np.zeros((ends[-1], 2), np.int32)
-        for number, own in enumerate(template.special):
-            to = places[:, 2 * number, None] + np.arange(len(own))
-            ids[to], types[to] = own, template.special_types[number]
+        for number, special in enumerate(template.special):
+            to = places[:, 2 * number, None] + np.arange(len(special))
+            ids[to], types[to] = special, template.special_types[number]
         for number, side in enumerate(sides):
             to = ranges(places[:, 2 * number + 1], kept[:, number])
             # truncation on the left drops the beginning of the text instead of its end
@@ -518,13 +518,13 @@ class TextTokenizer:
         chosen = []
         for lengths in ((9, 7), (7, 9)):
             pair = ("a " * lengths[0], "a " * lengths[1])  # one word: lengths in tokens follow
-            own = self.hf(*pair, truncation="longest_first", max_length=settings.max_length)
+            expected = self.hf(*pair, truncation="longest_first", max_length=settings.max_length)
             if self.is_fast:  # the library keeps the limit
                 self.hf.backend_tokenizer.no_truncation()
             # the loop sets the attribute that encode() reads; the caller sets the final answer
             for self._odd_first in ((True, True), (False, False)):
                 ids = self.encode([pair[0]], [pair[1]], settings=settings).ids
-                if ids.tolist() == list(own["input_ids"]):
+                if ids.tolist() == list(expected["input_ids"]):
                     chosen.append(self._odd_first[0])
                     break
             else:
@@ -538,9 +538,9 @@ class TextTokenizer:
         # nothing is cut here: truncation has been compared in _odd_token
         settings = TokenizerSettings(max_length=ENDLESS)
         for text, pair in (("Hello, 한국어 텍스트!", None), ("What is it?", "a 日本語 text")):
-            ours = self.encode([text], None if pair is None else [pair], settings=settings)
-            own, types = self.hf(text, pair), ours.type_ids.tolist()
-            if ours.ids.tolist() != own["input_ids"] or types != self._segments(own):
+            tokenized = self.encode([text], None if pair is None else [pair], settings=settings)
+            expected, types = self.hf(text, pair), tokenized.type_ids.tolist()
+            if tokenized.ids.tolist() != expected["input_ids"] or types != self._segments(expected):
                 raise ModelError(
                     f"the tokenizer {type(self.hf).__name__} adds special tokens in a way that is "
                     "not reproduced here."
@@ -564,11 +564,11 @@ def note_if_spelled_out(
 ) -> None:
     """Log a warning with the remedy if the vocabulary lacks the words of the texts."""
     if (fraction := spelled_out(tokenizer, texts)) >= LIMIT:
-        other = f", or {MULTILINGUAL}" if checkpoint.name != MULTILINGUAL else ""
+        alternative = f", or {MULTILINGUAL}" if checkpoint.name != MULTILINGUAL else ""
         logger.warning(
             f"the vocabulary of {checkpoint.name} splits {100 * fraction:.0f} % of the words into "
             "single letters or [UNK]: expect poor vectors. Use a checkpoint of their "
-            f"language{other}."
+            f"language{alternative}."
         )
 
 

@@ -85,12 +85,12 @@ def l2_normalize(vectors: Float32) -> Float32:
 
 
 def parse_layers(
-    layers: str | int | Iterable[str | int], *, n_layers: int, given: str | Option = ""
+    layers: str | int | Iterable[str | int], *, n_layers: int, option: str | Option = ""
 ) -> tuple[LayerSpec, ...]:
     """Read layers, ranges and combinations: a list, or one string with commas.
 
     A number after a range is a separate layer, after a number of a combination part of it; column
-    names such as ``sum_9to12`` are read too. ``given`` is what messages name, by default the part.
+    names such as ``sum_9to12`` are read too. ``option`` is what messages name, by default the part.
 
     >>> [spec.name for spec in parse_layers("sum:-4..-1,0", n_layers=12)]
     ['sum_9to12', '0']
@@ -104,7 +104,7 @@ def parse_layers(
         try:
             specs.update(dict.fromkeys(_parse_part(part, n_layers)))
         except ValueError as error:
-            raise UsageError(f"{given or Option('layers', part)}: {error}") from None
+            raise UsageError(f"{option or Option('layers', part)}: {error}") from None
     return tuple(specs)
 
 
@@ -113,7 +113,7 @@ def parse_view(name: str, *, n_layers: int) -> View:
     pooling, layer = split_view(name)
     # pooler and sentence have no layer in their names, all others have one
     if pooling in set(Pooling) and Pooling(pooling).has_layer == bool(layer):
-        specs = parse_layers(layer or n_layers, n_layers=n_layers, given=name)
+        specs = parse_layers(layer or n_layers, n_layers=n_layers, option=name)
         if len(specs) == 1:
             return View(Pooling(pooling), specs[0])
     raise UsageError(
@@ -210,11 +210,11 @@ def _parse_part(part: str, n_layers: int) -> list[LayerSpec]:
             "expected all, a layer (-1), a list (0,6,12), a range (-4..-1) or a combination "
             "(sum:-4..-1, mean:…, concat:…)."
         )
-    kind, first, last, more = match.groups()
+    kind, first, last, further = match.groups()
     if kind not in (None, *_COMBINATIONS):
         near = did_you_mean(kind, _COMBINATIONS)
         raise ValueError(f"expected sum:, mean: or concat: before a range of layers.{near}")
-    numbers = [int(first), int(last)] if last else list(map(int, f"{first}{more}".split(",")))
+    numbers = [int(first), int(last)] if last else list(map(int, f"{first}{further}".split(",")))
     if not all(-n_layers - 1 <= number <= n_layers for number in numbers):
         raise ValueError(
             f"the model has layers 0 (embeddings) to {n_layers}; "

@@ -151,13 +151,13 @@ def windows_of(
         return {"seen": every, "owned": whole, "window_ends": ends, "text_windows": count}
     seen, owned, per_text = [], [], []
     for number in count[:-1]:
-        own = every[ends[number] : ends[number + 1]]
+        places = every[ends[number] : ends[number + 1]]
         # a text that fits stays whole beside others that have windows
-        parts = [(every[: len(own)], np.ones(len(own), bool))]
+        parts = [(every[: len(places)], np.ones(len(places), bool))]
         if windowed[number]:
-            parts = list(_cut(segment[own], kept[number], room, stride))
-        seen += [own[tokens] for tokens, _ in parts]
-        owned += [taken for _, taken in parts]
+            parts = list(_cut(segment[places], kept[number], room, stride))
+        seen += [places[tokens] for tokens, _ in parts]
+        owned += [mask for _, mask in parts]
         per_text.append(len(parts))
     return {
         "seen": np.concatenate(seen),

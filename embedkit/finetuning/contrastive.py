@@ -96,8 +96,8 @@ def _set_layer(layer: Any, regression: LogisticRegression) -> None:
 class PairTrainer(FoldTrainer):
     """The Trainer of a fold whose loss is of the pairs of texts in a batch."""
 
-    def __init__(self, fold: Fold, model: EncoderWithHead, totals: Totals, *more: Any) -> None:
-        super().__init__(fold, model, totals, *more)
+    def __init__(self, fold: Fold, model: EncoderWithHead, totals: Totals, *arguments: Any) -> None:
+        super().__init__(fold, model, totals, *arguments)
         totals.pop("right", None)  # pairs have no predicted class
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:

@@ -77,9 +77,9 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         )
         self.head = HEADS.get(config.head, _Own)(config, self.width)
         # a head of the user's gives logits, with its own dropout or none
-        own = isinstance(self.head, _Own)
-        self.dropout = nn.Identity() if own else nn.Dropout(config.dropout)
-        last: Any = nn.Identity() if own else nn.Linear(self.head.width, config.n_outputs)
+        gives_logits = isinstance(self.head, _Own)
+        self.dropout = nn.Identity() if gives_logits else nn.Dropout(config.dropout)
+        last: Any = nn.Identity() if gives_logits else nn.Linear(self.head.width, config.n_outputs)
         self.classifier = last
         # families without segments refuse them
         self.takes_types = "token_type_ids" in inspect.signature(self.encoder.forward).parameters

@@ -102,17 +102,17 @@ def divide(
         trains = [train for train, _ in parts]
         # the same for all folds, so that no model is trained on any of them; in halves, since an
         # epoch that was chosen by a record makes its predictions too good for a threshold
-        both = chosen_from(split.in_folds, fraction, seed=seed, trains=trains)
-        by_threshold = chosen_from(both, 0.5, seed=seed + 1)
-        by_epoch = np.setdiff1d(both, by_threshold)
+        chosen = chosen_from(split.in_folds, fraction, seed=seed, trains=trains)
+        by_threshold = chosen_from(chosen, 0.5, seed=seed + 1)
+        by_epoch = np.setdiff1d(chosen, by_threshold)
     divided = []
     for fold, (train, held_out) in enumerate(parts):
         # each fold leaves out those that it holds out itself
         valid = np.intersect1d(train, by_epoch)
         if fraction and not options.chooses_threshold:
             # other records in each fold, else a few would decide the epochs of all models
-            own = seed + _FOLD_SEED * (1 + fold)
-            valid = chosen_from(train, fraction, seed=own, trains=[train])
+            fold_seed = seed + _FOLD_SEED * (1 + fold)
+            valid = chosen_from(train, fraction, seed=fold_seed, trains=[train])
         # the threshold of a fold may not be chosen by its held-out records
         chooses = np.intersect1d(train, by_threshold)
         few = options.chooses_threshold and len(np.unique(target.y[chooses])) < 2
@@ -219,12 +219,11 @@ class FineTuned:
             folds=folds,
             seed=options.seed,
         )
-        target, made = problem.target, problem.split
-        options.check(target)
+        options.check(problem.target)
         if further is None:
-            return problem._replace(test=TestSet.of_split(made, units, target))
-        made.check_test(further.name)
-        test = TestSet.further(self.tokenized(further), units, target, name=further.name)
+            return problem._replace(test=TestSet.of_split(problem.split, units, problem.target))
+        problem.split.check_test(further.name)
+        test = TestSet.further(self.tokenized(further), units, problem.target, name=further.name)
         return problem._replace(test=test)
 
     def decided(self, problem: Problem) -> Self:
@@ -234,8 +233,8 @@ class FineTuned:
         # one number of epochs for all folds: that of the fold with the fewest texts, which needs
         # the most
         fewest = min(len(np.unique(units.place[subsets["train"]])) for subsets in divided)
-        checkpoint, own = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
-        head = "mean" if own and checkpoint.is_sentence_encoder else "cls"
+        checkpoint, means = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
+        head = "mean" if means and checkpoint.is_sentence_encoder else "cls"
         if self.earlier is None:
             return replace(self, options=self.options.decided(texts=fewest, head=head))
         folder, earlier = self.earlier
@@ -433,7 +432,7 @@ class FineTuned:
         storage.write_durably(self.folder / "training.jsonl", content.encode(), scratch=self.folder)
         draw_training(self.folder, logs, metric="macro-F1" if target.classes else "R²")
         # of words the folds are those of their records
-        made = split if split.records is None else split.records
+        of_records = split if split.records is None else split.records
         models = FoldModels(
             models=tuple(fold.model for fold in folds),
             fold_of_model=tuple(fold.number for fold in folds),
@@ -441,8 +440,8 @@ class FineTuned:
             source=units.source,
             **asdict(self.tokens),
         )
-        unseen = np.where(made.folds == UNUSED, TEST, made.folds)  # of no model
-        SeenRecords(self.folder, models, made.row, units.records.key, unseen).write()
+        unseen = np.where(of_records.folds == UNUSED, TEST, of_records.folds)  # of no model
+        SeenRecords(self.folder, models, of_records.row, units.records.key, unseen).write()
 
     def content(self, problem: Problem, fits: Fits) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, and of its models."""

@@ -72,7 +72,7 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
         # families name their stack of layers differently; it is the list with as many modules as
         # layers
         lists = [m for m in model.encoder.modules() if isinstance(m, nn.ModuleList)]
-        stack = next((one for one in lists if len(one) == count), None)
+        stack = next((modules for modules in lists if len(modules) == count), None)
         # layers of ALBERT share their weights, so that none can be frozen without the others
         if stack is None or config.model_type == "albert":
             problem = f"the layers of a {config.model_type} encoder have no weights of their own"
@@ -297,10 +297,10 @@ def predict_logits(
             batch: dict[str, Any] = padded(texts[index], pad_id)
             if states is not None:
                 batch["states"] = states(index, batch["attention_mask"])
-            given = {n: v.to(device) for n, v in batch.items() if n in takes and v is not None}
+            inputs = {n: v.to(device) for n, v in batch.items() if n in takes and v is not None}
             rows = ranges(ends[index], np.diff(ends)[index])
             # batches are not in the order of the texts, their logits are put where they belong
-            result[torch.from_numpy(rows).to(device)] = model(**given).logits.float()
+            result[torch.from_numpy(rows).to(device)] = model(**inputs).logits.float()
     return result.cpu()
 
 
@@ -436,11 +436,11 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
                 stored[name] = stored[name][1:]
         # the longest first: "classifier.dense." and "" begin other names too
         for prefix, part in sorted(_parts(model).items(), key=lambda item: -len(item[0])):
-            own = {n: stored.pop(n) for n in [*stored] if n.startswith(prefix)}
-            own = {n.removeprefix(prefix): value for n, value in own.items()}
+            tensors = {n: stored.pop(n) for n in [*stored] if n.startswith(prefix)}
+            tensors = {n.removeprefix(prefix): value for n, value in tensors.items()}
             # assign: the model's own tensors are empty, so that there is nothing to copy to;
             # missing and unexpected names are errors
-            part.load_state_dict(own, assign=True)
+            part.load_state_dict(tensors, assign=True)
     except Exception as error:  # the loaders raise what their many formats raise
         raise unreadable(folder, error, advice="Make the run again.") from error
     # stored in half precision where that changes no number
@@ -469,8 +469,8 @@ def read_to_train(folder: Path, settings: Mapping[str, Any]) -> EncoderWithHead:
 def save_weights(tensors: Mapping[str, Tensor], folder: Path, *, name: str = WEIGHTS) -> None:
     """Write weights by name into a file of a folder that exists."""
     # safetensors refuses tensors that are not contiguous
-    own = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-    save_file(own, folder / name, metadata={"format": "pt"})
+    arrays = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    save_file(arrays, folder / name, metadata={"format": "pt"})
 
 
 def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> dict[str, Any]:

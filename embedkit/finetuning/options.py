@@ -187,7 +187,7 @@ class TrainingOptions:
             "select_by": self.select_by != "loss",
             "threshold": self.chooses_threshold,
         }
-        for name in (name for name, given in needs.items() if given and not self.validation):
+        for name in (name for name, is_set in needs.items() if is_set and not self.validation):
             problem = f"it needs validation records; pass {Option('validation', 0.1)}."
             raise UsageError(problem, **{name: getattr(self, name)})
         if self.stride is not None and self.on_long != "window":
@@ -201,8 +201,8 @@ class TrainingOptions:
 
     def _check_contrastive(self) -> None:
         for name in self._of_labels:
-            given = {name: getattr(self, name)}
-            raise UsageError("it is for labels, not for pairs.", **given, objective=CONTRASTIVE)
+            option = {name: getattr(self, name)}
+            raise UsageError("it is for labels, not for pairs.", **option, objective=CONTRASTIVE)
         if self.freeze_layers == "all":
             problem = "pairs train the encoder, of which nothing is left."
             raise UsageError(problem, freeze_layers="all", objective=CONTRASTIVE)

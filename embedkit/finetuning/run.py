@@ -110,8 +110,8 @@ def finetune(
     quiet_transformers()
     out = free_out(out, corpus, options.head_name or "finetuned", overwrite=overwrite)
     # options by name win over those in reading=
-    named = {name: value for name, value in training.items() if hasattr(columns, name)}
-    reading = replace(reading or CorpusOptions(), **named)
+    by_name = {name: value for name, value in training.items() if hasattr(columns, name)}
+    reading = replace(reading or CorpusOptions(), **by_name)
     # texts, labels and split are checked before the first step of training, which may be hours from
     # its end
     chosen: dict[str, Any] = {"test_sample": test_sample, "test_min_chars": test_min_chars}

@@ -406,9 +406,9 @@ class LengthSampler(Sampler[int]):
         whole, batches = len(order) // self._batch * self._batch, []
         step = self._batch * _BATCHES_SORTED
         for start in range(0, whole, step):
-            some = order[start : min(start + step, whole)]
-            some = some[np.argsort(self._lengths[some], kind="stable")]
-            batches += np.split(some, len(some) // self._batch)
+            stretch = order[start : min(start + step, whole)]
+            stretch = stretch[np.argsort(self._lengths[stretch], kind="stable")]
+            batches += np.split(stretch, len(stretch) // self._batch)
         # else each stretch of an epoch would go from short texts to long ones
         random.shuffle(batches)
         yield from (int(i) for batch in [*batches, order[whole:]] for i in batch)

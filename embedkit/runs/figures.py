@@ -124,10 +124,10 @@ _FRACTIONS: dict[str, Any] = dict.fromkeys(("x_text", "y_text"), lambda value: f
 
 def reliability(methods: Mapping[str, tuple[int, Sequence[ReliabilityBin]]]) -> Scene:
     """Fraction of right predictions against their probability, of methods in their styles."""
-    every = [b for _, bins in methods.values() for b in bins]
+    all_bins = [b for _, bins in methods.values() for b in bins]
     # axes begin at a round number: 5 % of confidence, 10 % of what is right
-    first = math.floor(min(b.confidence for b in every) * 20) / 20
-    low = math.floor(min(min(b.confidence, b.low) for b in every) * 10) / 10
+    first = math.floor(min(b.confidence for b in all_bins) * 20) / 20
+    low = math.floor(min(min(b.confidence, b.low) for b in all_bins) * 10) / 10
     plot = Plot(
         (first, 1),
         (low, 1),
@@ -159,10 +159,10 @@ def answered(methods: Mapping[str, tuple[int, Predictions]]) -> Scene:
         # of very few records the fraction is noise
         kept = np.unique(np.linspace(min(20, len(right)), len(right), 100).astype(int)) - 1
         lines[name] = [(counts[k] / len(right), float(fractions[k])) for k in kept]
-    every = [y for line in lines.values() for _, y in line]
+    heights = [y for line in lines.values() for _, y in line]
     plot = Plot(
         (0, 1),
-        (math.floor(min(every) * 10) / 10, 1),
+        (math.floor(min(heights) * 10) / 10, 1),
         title="Answered only when sure",
         x_name="answered, the surest first",
         y_name="fraction that is right",
@@ -181,8 +181,8 @@ def answered(methods: Mapping[str, tuple[int, Predictions]]) -> Scene:
 def values(p: Predictions) -> Scene:
     """Predicted against true values."""
     # every k-th record, rounded up: records are in the order of the input, not sorted by value
-    every = -(-len(p.row) // _MOST_POINTS)
-    y, predicted = p.y[::every], p.proba[::every]
+    step = -(-len(p.row) // _MOST_POINTS)
+    y, predicted = p.y[::step], p.proba[::step]
     ends = (float(min(p.y.min(), p.proba.min())), float(max(p.y.max(), p.proba.max())))
     plot = Plot(
         ends,
@@ -264,10 +264,10 @@ def heat_map(
     width = min((WIDTH - left) / len(poolings), 130.0)
     lines = _cell_lines(metric, scores, untrained, room=width - 8)
     height = 13.0 + 15 * max(map(len, lines.values()))
-    told = "; ".join(f"{view} {metric_text(score.value, metric)}" for view, score in scores.items())
+    text = "; ".join(f"{view} {metric_text(score.value, metric)}" for view, score in scores.items())
     title = f"{metric_name(metric)} by layer and pooling"
     scene = Scene(
-        left + width * len(poolings), 26 + height * len(layers), title=title, description=told
+        left + width * len(poolings), 26 + height * len(layers), title=title, description=text
     )
     scene.note(left - 10, 16, "layer", anchor="end")
     for column, pooling in enumerate(poolings):  # of words there is one vector for each layer
@@ -349,11 +349,11 @@ def shaded_table(
     # names of views have wide letters, for which the estimate is too small
     left = max(text_width(shorten(name, 18)) for name in ["view", *rows]) * 1.15 + 16
     width, height = min((WIDTH - left) / len(columns), 110.0), 26.0
-    told = "; ".join(
+    description = "; ".join(
         f"{c}: {', '.join(t for _, t in cells.values())}" for c, cells in columns.items()
     )
     scene = Scene(
-        left + width * len(columns), 26 + height * len(rows), title=title, description=told
+        left + width * len(columns), 26 + height * len(rows), title=title, description=description
     )
     scene.note(left - 10, 16, "view", anchor="end")
     for number, (column, cells) in enumerate(columns.items()):

@@ -322,8 +322,8 @@ class _Sets:
     @property
     def true(self) -> Float64:
         """Geometric mean of the probabilities that the classes of each record are as they are."""
-        each = np.where(self.y, self.proba, 1 - self.proba)
-        return np.asarray(np.exp(np.log(np.clip(each, _SMALLEST, 1)).mean(1)))
+        probabilities = np.where(self.y, self.proba, 1 - self.proba)
+        return np.asarray(np.exp(np.log(np.clip(probabilities, _SMALLEST, 1)).mean(1)))
 
     @property
     def ranking_precision(self) -> Float64:
@@ -344,8 +344,8 @@ class _Sets:
 
     def macro_f1(self, weights: Float64) -> Float64:
         """Mean of the F1 of every class, 0 for one that is neither true nor predicted."""
-        each = _ratio(2 * (weights @ self._right), weights @ self._involved)
-        return np.asarray(each.mean(1))
+        scores = _ratio(2 * (weights @ self._right), weights @ self._involved)
+        return np.asarray(scores.mean(1))
 
 
 class Entities:

@@ -273,11 +273,11 @@ class FinetuneRun(PredictionRun):
         counts. The learning rate decays to 0, so that the loss of a model that needs no more
         training hardly changes at the end.
         """
-        every = [
+        losses = [
             [e["valid_loss"] for e in log if "valid_loss" in e] for log in self.history.values()
         ]
         return sum(
-            len(loss) == 1 or loss[-1] < (1 - _STILL) * min(loss[:-1]) for loss in every if loss
+            len(loss) == 1 or loss[-1] < (1 - _STILL) * min(loss[:-1]) for loss in losses if loss
         )
 
     @property

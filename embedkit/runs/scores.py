@@ -76,9 +76,9 @@ def reported_scores(
     baseline = predictions.majority()
     reported = {}
     for name, index in _scored_subsets(predictions).items():
-        ours = predictions.take(index)
+        subset = predictions.take(index)
         majority = metrics_of(baseline.take(index), beta=beta, baseline=True)
-        scores = scored(metrics_of(ours, beta=beta), ours.group, seed=seed)
+        scores = scored(metrics_of(subset, beta=beta), subset.group, seed=seed)
         reported[name] = {
             metric: ReportedScore(**asdict(score), majority=majority[metric].value(len(index)))
             for metric, score in scores.items()

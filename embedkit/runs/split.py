@@ -476,21 +476,21 @@ def _dealt(strata: Int64, group: Int64, sizes: Int64, folds: int, *, seed: int) 
     # shuffled, then sorted by size: groups of one size keep a random order
     several = random.permutation(np.flatnonzero(sizes > 1))
     for number in several[np.argsort(-sizes[several], kind="stable")]:
-        mine = records[ends[number] - sizes[number] : ends[number]]
-        classes, amounts = np.unique(strata[mine], return_counts=True)
+        members = records[ends[number] - sizes[number] : ends[number]]
+        classes, amounts = np.unique(strata[members], return_counts=True)
         # share of a class that the fold has, times share that the group brings: a rare class weighs
         # as much as a frequent one. Of equally crowded folds the smallest takes it
         crowded = counts[:, classes] @ (amounts / total[classes] ** 2)
         fold = np.lexsort((counts.sum(axis=1), crowded))[0]
-        result[mine] = fold
+        result[members] = fold
         counts[fold, classes] += amounts
     single = random.permutation(np.flatnonzero(sizes[group] == 1))
     single = single[np.argsort(strata[single], kind="stable")]
     # starts[0] is 0, so that the first of the pieces that np.split makes is empty
     classes, starts = np.unique(strata[single], return_index=True)
-    for number, mine in zip(classes, np.split(single, starts)[1:], strict=True):
-        share = _filling(counts[:, number], counts.sum(axis=1), len(mine))
-        result[mine] = np.repeat(np.arange(folds), share)
+    for number, members in zip(classes, np.split(single, starts)[1:], strict=True):
+        share = _filling(counts[:, number], counts.sum(axis=1), len(members))
+        result[members] = np.repeat(np.arange(folds), share)
         counts[:, number] += share
     return result
 

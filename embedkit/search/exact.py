@@ -60,14 +60,14 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
     # a column is read if all words of its name occur in the condition: too many
     # are harmless, parsing SQL is not needed
     words = {word.casefold() for word in re.findall(r"\w+", condition)}
-    named = [name for name in columns if set(re.findall(r"\w+", name.casefold())) <= words]
+    read_columns = [name for name in columns if set(re.findall(r"\w+", name.casefold())) <= words]
     chosen = np.zeros(len(data), bool)
     start = 0
     # a condition is an expression of the user's, not a way to other files
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as database:
         for shard in range(data.manifest.n_shards):
             # a condition without columns, such as `1 = 1`, still needs the number of rows
-            table = data.reader.scalars(named or columns[:1], shard)
+            table = data.reader.scalars(read_columns or columns[:1], shard)
             # a filter keeps no row numbers, so they travel with the rows
             indices = pa.array(np.arange(start, start + table.num_rows))
             table = table.append_column(_INDEX, indices)
@@ -196,8 +196,8 @@ def nearest(
         # a pool takes all tasks at once; in portions, as many results
         # are in memory as there are tasks in one
         for start in range(0, len(blocks), _BLOCKS * threads):
-            some = blocks[start : start + _BLOCKS * threads]
-            for block, (values, indices) in zip(some, pool.map(best, some), strict=True):
+            portion = blocks[start : start + _BLOCKS * threads]
+            for block, (values, indices) in zip(portion, pool.map(best, portion), strict=True):
                 heap.add_result(values, indices)
                 progress(Progress("searching", block.stop, len(data), "records"))
         heap.finalize()
@@ -268,13 +268,13 @@ def _best(
     # at least one query, even if a row group has more rows than a tile
     step = max(1, _TILE // len(vectors))
     for first in range(0, len(queries), step):
-        some = queries[first : first + step]
+        tile = queries[first : first + step]
         if metric == "euclid":  # computed in float64
-            values = np.asarray(euclidean_distances(some, vectors, squared=True), np.float32)
+            values = np.asarray(euclidean_distances(tile, vectors, squared=True), np.float32)
         else:
-            values = some @ vectors.T
+            values = tile @ vectors.T
             values *= factor
-        heap.add_result_subset(np.arange(first, first + len(some)), values, indices)
+        heap.add_result_subset(np.arange(first, first + len(tile)), values, indices)
     heap.finalize()
     return heap.D, heap.I
 
@@ -387,8 +387,8 @@ class Searcher:
         self._find = finder
         # 8 bytes a record: what a text is, without the text
         self._keys = None if keep_duplicates else text_keys(self.data)
-        wanted = ("row", "id", "text", "text_pair", "label")
-        self._columns = [name for name in wanted if name in self.data.columns]
+        names = ("row", "id", "text", "text_pair", "label")
+        self._columns = [name for name in names if name in self.data.columns]
         self._records: pa.Table | None = None
         if held:
             records = pa.table({n: self.data.reader.column(n) for n in self._columns})
@@ -423,8 +423,8 @@ class Searcher:
     def _encoder(self) -> DatasetEncoder:
         """Encodes queries as the texts of the dataset were encoded."""
         data, model = self.data, self._model
-        made, owner = data.manifest, str(data.path)
-        encoder = encode_as(made, data.views, owner=owner, device=self._device, model=model)
+        manifest, owner = data.manifest, str(data.path)
+        encoder = encode_as(manifest, data.views, owner=owner, device=self._device, model=model)
         settings = encoder.settings
         if self._prefix is not None:
             settings = replace(settings, prefix=self._prefix)
@@ -438,7 +438,7 @@ class Searcher:
         tokens = encode.tokenized(["", *texts])
         kept, counts = tokens.n_kept, np.diff(ends_of(~tokens.special)[tokens.ends])
         for number, text in enumerate(texts, 1):
-            own = int(counts[number] - counts[0])
+            n_tokens = int(counts[number] - counts[0])
             unknown = int(tokens.n_unknown[number] - tokens.n_unknown[0])
             shown = repr(text if len(text) <= 40 else text[:39] + "…")
             if tokens.cut[number]:
@@ -446,9 +446,9 @@ class Searcher:
                     f"query {shown} has {tokens.n_tokens[number]} tokens; only the first "
                     f"{kept[number]} count"
                 )
-            if 2 * unknown >= own:  # also of a query without tokens
+            if 2 * unknown >= n_tokens:  # also of a query without tokens
                 logger.warning(
-                    f"query {shown}: {unknown} of its {own} tokens are unknown to the model "
+                    f"query {shown}: {unknown} of its {n_tokens} tokens are unknown to the model "
                     "([UNK]); results mean little. Does the model know this language?"
                 )
 
@@ -470,8 +470,8 @@ class Searcher:
                     f"{self.data.row[-1]}, and rejects leave gaps."
                 )
         names = [f"row {row}" for row in rows]
-        own = dict(enumerate(indices.tolist()))
-        return self._answer(names, self.data.reader.vectors_at(indices), k, own)
+        excluded = dict(enumerate(indices.tolist()))
+        return self._answer(names, self.data.reader.vectors_at(indices), k, excluded)
 
     @accepts()
     def vectors(self, queries: NDArray[Any], *, k: Positive = 10) -> list[Answer]:
@@ -484,34 +484,37 @@ class Searcher:
         return self._answer([f"vector {i}" for i in range(len(matrix))], matrix, k, {})
 
     def _answer(
-        self, names: Sequence[str], queries: Float32, k: int, own: dict[int, int]
+        self, names: Sequence[str], queries: Float32, k: int, excluded: dict[int, int]
     ) -> list[Answer]:
-        """Find a few more than asked for, and still more where too many were duplicates."""
-        there = len(self.data) if self._chosen is None else int(self._chosen.sum())
-        if k > there:
-            more = f"more than the {count_text(there, 'record')} to choose from"
-            logger.warning(Message(f"{Option('k', k)}, {more}"))
+        """Find a few more than asked for, and still more where too many were duplicates.
+
+        ``excluded`` holds, by the number of a query, the record that it is itself.
+        """
+        total = len(self.data) if self._chosen is None else int(self._chosen.sum())
+        if k > total:
+            problem = f"more than the {count_text(total, 'record')} to choose from"
+            logger.warning(Message(f"{Option('k', k)}, {problem}"))
         # the most that an index is asked for: beyond that exact search is faster
-        most = there if self._is_exact else min(there, max(k + 1, _MOST_OF_INDEX))
+        limit = total if self._is_exact else min(total, max(k + 1, _MOST_OF_INDEX))
         # twice as many leave room for repeated texts; the 16 are for small k
-        asked = min(most, k + bool(own) if self._keys is None else 2 * k + 16)
+        depth = min(limit, k + bool(excluded) if self._keys is None else 2 * k + 16)
         kept: dict[int, dict[int, float]] = {}
         # queries that have too few distinct texts are asked again for four
         # times as many; all others are settled
         while waiting := [number for number in range(len(names)) if number not in kept]:
-            near = self._find(queries[waiting], k=asked)
+            near = self._find(queries[waiting], k=depth)
             for number, scores, indices in zip(waiting, near.scores, near.indices, strict=True):
-                distinct = self._distinct(scores.tolist(), indices.tolist(), own.get(number))
-                if len(distinct) >= k or asked >= most:
+                distinct = self._distinct(scores.tolist(), indices.tolist(), excluded.get(number))
+                if len(distinct) >= k or depth >= limit:
                     kept[number] = dict(distinct[:k])
-            asked = min(most, 4 * asked)
+            depth = min(limit, 4 * depth)
         # records are read at the end, each once, in the order of the files
-        needed = sorted({index for hits in kept.values() for index in hits})
+        hit_indices = sorted({index for hits in kept.values() for index in hits})
         if self._records is None:
-            columns = self.data.reader.pick(np.array(needed, np.int64), self._columns)
+            columns = self.data.reader.pick(np.array(hit_indices, np.int64), self._columns)
         else:
-            columns = self._records.take(places(needed)).to_pydict()
-        records = dict(zip(needed, zip(*columns.values(), strict=True), strict=True))
+            columns = self._records.take(places(hit_indices)).to_pydict()
+        records = dict(zip(hit_indices, zip(*columns.values(), strict=True), strict=True))
         return [
             Answer(
                 name,
@@ -524,16 +527,16 @@ class Searcher:
         ]
 
     def _distinct(
-        self, scores: list[float], indices: list[int], own: int | None
+        self, scores: list[float], indices: list[int], excluded: int | None
     ) -> list[tuple[int, float]]:
-        """Neighbours without the record ``own`` and without repeated texts."""
+        """Neighbours without the record ``excluded`` and without repeated texts."""
         keys = self._keys
         # copies of the text that was asked with are no answers either
-        seen = set() if own is None or keys is None else {int(keys[own])}
+        seen = set() if excluded is None or keys is None else {int(keys[excluded])}
         distinct = []
         for score, index in zip(scores, indices, strict=True):
             # -1 stands where there are too few records
-            if index < 0 or index == own:
+            if index < 0 or index == excluded:
                 continue
             # with repeated texts allowed, every record has a key of its own
             key = -1 - index if keys is None else int(keys[index])
@@ -632,9 +635,9 @@ def near_duplicates(
     columns["text"] = [" | ".join(filter(None, texts)) for texts in texts_of]
     rows = [
         {"group": int(number), "cosine": round(float(cosine), 6)}
-        | {name: columns[name][one] for name in ("row", "id", "text")}
-        | {f"other_{name}": columns[name][other] for name in ("row", "id", "text")}
-        for (one, other), number, cosine in zip(
+        | {name: columns[name][left] for name in ("row", "id", "text")}
+        | {f"other_{name}": columns[name][right] for name in ("row", "id", "text")}
+        for (left, right), number, cosine in zip(
             np.searchsorted(records, places).tolist(), group[order], cosines[order], strict=True
         )
     ]
@@ -647,22 +650,22 @@ def _near_pairs(
 ) -> tuple[Int64, Float32]:
     """Pairs ``(m, 2)`` of rows of length 1, the lower number first, and their cosines ``(m,)``."""
     pairs, cosines, count = [np.empty((0, 2), np.int64)], [np.empty(0, np.float32)], 0
-    for start in range(0, len(unit), _PAIRS_TILE):
-        for other in range(start, len(unit), _PAIRS_TILE):
-            products = unit[start : start + _PAIRS_TILE] @ unit[other : other + _PAIRS_TILE].T
+    for top in range(0, len(unit), _PAIRS_TILE):
+        for left in range(top, len(unit), _PAIRS_TILE):
+            products = unit[top : top + _PAIRS_TILE] @ unit[left : left + _PAIRS_TILE].T
             near = products >= threshold
             # a tile on the diagonal has each pair twice, and each record with itself
-            one, two = np.nonzero(np.triu(near, 1) if start == other else near)
-            pairs.append(np.stack([one + start, two + other], axis=1))
-            cosines.append(np.minimum(products[one, two], 1))
-            count += len(one)
+            rows, columns = np.nonzero(np.triu(near, 1) if top == left else near)
+            pairs.append(np.stack([rows + top, columns + left], axis=1))
+            cosines.append(np.minimum(products[rows, columns], 1))
+            count += len(rows)
             if count > _MOST_PAIRS:
                 raise UsageError(
                     f"more than {_MOST_PAIRS:,} pairs have a cosine of {threshold} or more. Choose "
                     f"a higher one, or {Option('whitening', 'center')} where any two texts have a "
                     "high cosine."
                 )
-        progress(Progress("comparing", min(start + _PAIRS_TILE, len(unit)), len(unit), "records"))
+        progress(Progress("comparing", min(top + _PAIRS_TILE, len(unit)), len(unit), "records"))
     return np.concatenate(pairs), np.concatenate(cosines)
 
 

@@ -208,8 +208,8 @@ def _recall(
     The others are not in it yet: a query that is in an index finds itself, which tells nothing.
     """
     queries = data.reader.vectors_at(np.flatnonzero(~kept))
-    most = 4 * RECALL_K  # repeated texts are equally near
-    truth = nearest(data, queries, k=most, metric=metric, whitening=whitening, chosen=kept)
+    depth = 4 * RECALL_K  # repeated texts are equally near
+    truth = nearest(data, queries, k=depth, metric=metric, whitening=whitening, chosen=kept)
     params = KINDS[kind].parameters(RECALL_K)
     indices = index.search(_prepared(queries, metric, whitening), RECALL_K, params=params)[1]
     scores = -truth.scores if metric == "euclid" else truth.scores
@@ -292,7 +292,7 @@ def open_index(
     folder = _folder(data, kind, metric, whitening)
     command = f"embedkit index {data.path} --view {data.views[0]} --kind {kind}"
     command += f" --whitening {whitening}" * bool(whitening)
-    again = f"Build it again: {command} --overwrite."
+    advice = f"Build it again: {command} --overwrite."
     if not (folder / INFO).is_file():
         # indexes that are still being built have a folder of their own beside the others
         complete = [p.parent for p in folder.parent.glob("*/index.json")]
@@ -306,12 +306,12 @@ def open_index(
     file = folder / _FILE
     if not file.is_file() or file.stat().st_size <= _HASHED_BYTES:  # larger ones by ``verify``
         compared.append(file.name)
-    storage.check_files(folder, compared, advice=again)
-    info, manifest = read_index_info(folder, advice=again), data.manifest
+    storage.check_files(folder, compared, advice=advice)
+    info, manifest = read_index_info(folder, advice=advice), data.manifest
     if info.fingerprint != manifest.fingerprint:
         raise MismatchError(
             f"{folder} was built for another dataset or another state of this one (fingerprint "
-            f"{info.fingerprint[:12]}, now {manifest.fingerprint[:12]}). {again}"
+            f"{info.fingerprint[:12]}, now {manifest.fingerprint[:12]}). {advice}"
         )
     file, fitted = folder / _FILE, None
     try:
@@ -327,7 +327,7 @@ def open_index(
                 matrix = parts["matrix"] if info.whitening == "whiten" else None
                 fitted = Whitening(parts["mean"], matrix)
     except (OSError, ValueError, RuntimeError) as error:
-        raise unreadable(file, error, advice=again) from error
+        raise unreadable(file, error, advice=advice) from error
     return AnnIndex(index, info, fitted)
 
 

@@ -60,8 +60,8 @@ class Target:
         if not separator:
             raise UsageError("expected a text.", label_separator=separator)
         # an empty text is a missing label of one class, and a set without classes
-        known = [label for label in labels if (label is not None if sets else has_label(label))]
-        each = [parts_of(label, separator) for label in known] if sets else [known]
+        present = [label for label in labels if (label is not None if sets else has_label(label))]
+        each = [parts_of(label, separator) for label in present] if sets else [present]
         # sorted, so that classes have the same numbers in whatever order the records come
         names = np.unique(np.array(list(chain.from_iterable(each)), np.str_))
         if not len(names):
@@ -73,7 +73,7 @@ class Target:
             by = Option("label_separator", separator)
             logger.warning(Message(f"{name}: no record has two classes by {by}"))
         # a list of several classes: as a name it would be one more class, which few records have
-        parts = [] if sets else [(label, list_of(str(label))) for label in known]
+        parts = [] if sets else [(label, list_of(str(label))) for label in present]
         if lists := [label for label, listed in parts if listed is not None and len(listed) != 1]:
             problem = f"the label {lists[0]:.60} is a list of classes"
             raise UsageError(f"{name}: {problem}. Pass {Option('task', 'multilabel')}.")
@@ -83,7 +83,7 @@ class Target:
             classes = _classes(names, name)
         # the labels become numbers in a second step, the one that further labels take too
         target = cls(rows[:0], classes, separator if sets else None)._filled(labels, rows, name)
-        if missing := len(labels) - len(known):
+        if missing := len(labels) - len(present):
             logger.warning(f"{name}: {missing:,} of {len(labels):,} records have no label")
         return target
 

@@ -250,13 +250,13 @@ class Units:
         """Return texts, or pairs of texts, as records, with further ``columns``."""
         row, seconds = np.arange(len(texts)), None if pairs is None else list(pairs)
         # of a frame, too, which has no truth value
-        own = {} if columns is None else _columns_of(columns)
-        named: dict[str, Any] = own | {"text": list(texts), "text_pair": seconds}
-        about: dict[str, Any] = {"row": row, "ids": row, "column": named.__getitem__, **fields}
+        table: dict[str, Any] = {} if columns is None else _columns_of(columns)
+        table |= {"text": list(texts), "text_pair": seconds}
+        about: dict[str, Any] = {"row": row, "ids": row, "column": table.__getitem__, **fields}
         whole = list(texts)
         if seconds is not None:
             # TF-IDF reads a pair as one text, without a mark between its two
-            whole = [whole_text(*both, separator=" ") for both in zip(texts, seconds, strict=True)]
+            whole = [whole_text(*pair, separator=" ") for pair in zip(texts, seconds, strict=True)]
         about |= {"key": keys_of_texts(texts, seconds or [None] * len(texts))}
         return cls(**about, pairs=pairs is not None, inputs=lambda index: _some(whole, index))
 
@@ -265,7 +265,7 @@ class Units:
     ) -> Units:
         """Return the words of these records: ``(words, 2)`` characters of each text, and labels."""
         # words of each record; zero is allowed
-        counts, texts = np.array([len(some) for some in spans], np.int64), self.column("text")
+        counts, texts = np.array(list(map(len, spans)), np.int64), self.column("text")
         record, flat = np.repeat(np.arange(len(self)), counts), list(chain.from_iterable(spans))
         pairs = zip(record.tolist(), flat, strict=True)
         forms = [texts[i][start:end] for i, (start, end) in pairs]
@@ -331,8 +331,8 @@ class Units:
         first = self.column("text")
         if self.word is not None or not self.pairs:
             return list(first)
-        both = zip(first, self.column("text_pair"), strict=True)
-        return [whole_text(text, second, separator=separator) for text, second in both]
+        pairs = zip(first, self.column("text_pair"), strict=True)
+        return [whole_text(text, second, separator=separator) for text, second in pairs]
 
     def take(self, index: Int64) -> Units:
         """Return some of the units; words keep all their records."""
@@ -398,9 +398,9 @@ class Units:
         An empty label is one if labels name ``sets`` of classes.
         """
         labels = self.label or ()
-        known = np.array([label is not None if sets else has_label(label) for label in labels])
+        labelled = np.array([label is not None if sets else has_label(label) for label in labels])
         # where no record has a label, none can be left out for lacking it
-        return known if known.any() else np.ones(len(self), bool)
+        return labelled if labelled.any() else np.ones(len(self), bool)
 
     def check_labelled(self) -> None:
         """Raise a :class:`UsageError` if there are no labels."""

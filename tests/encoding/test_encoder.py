@@ -256,7 +256,6 @@ def test_nothing_to_encode(encoder: Encoder) -> None:
 
 ROWS = np.ones((2, 3), np.float32)
 REFUSED: dict[str, Callable[[Any], Any]] = {
-    "max_length=0": lambda e: e.encode(TEXTS, max_length=0),
     "max_length=161": lambda e: e.encode(TEXTS, max_length=161),
     "texts is a dict": lambda e: e.encode({"a": "b"}),
     "texts is a set": lambda e: e.encode({"a"}),
@@ -312,7 +311,6 @@ def test_damaged_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
 
 
 def test_device(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_device("cpu").type == "cpu"
     for other in ("gpu", "mps", "meta"):
         with pytest.raises(UsageError, match=f"device={other!r}"):
             choose_device(other)

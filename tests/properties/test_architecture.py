@@ -62,6 +62,9 @@ LAYERS = (
 )
 """Modules and packages import each other only downwards, or within a layer."""
 
+NO_NOUNS = {"one", "known", "own", "given", "asked", "found", "wanted", "made"}
+"""Names that say nothing of what a variable holds."""
+
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted((ROOT / "embedkit").rglob("*.py"))
@@ -168,6 +171,16 @@ def test_explanations_are_free() -> None:
     assert len(code_lines(bare)) == len(code_lines(explained)) == 2
     assert len(code_lines('x = 1\n"""What x is."""\n')) == 1
     assert len(code_lines('x = """\n# text\n"""\n')) == 3
+
+
+def test_variables_are_nouns_of_the_field() -> None:
+    assert not [
+        f"{module}:{node.lineno}: {name}"
+        for module, path in FILES.items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Name | ast.arg)
+        and (name := node.id if isinstance(node, ast.Name) else node.arg) in NO_NOUNS
+    ]
 
 
 def test_no_ring(imports: dict[str, set[str]]) -> None:
