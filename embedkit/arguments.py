@@ -164,9 +164,7 @@ def strings_of(name: str, values: Iterable[str]) -> list[str]:
         raise TypeError(f"{name} is one string; give a list of strings: [{values!r:.60}]")
     unordered = hasattr(values, "columns") or isinstance(values, Mapping | set | frozenset)
     if unordered or not isinstance(values, Iterable):
-        raise TypeError(
-            f"{name} is a {type(values).__name__}; give a list, or a column: data['text']"
-        )
+        raise TypeError(f"{name} is a {type(values).__name__}; give a list, such as data['text']")
     strings = list(values)
     for i, value in enumerate(strings):
         if not isinstance(value, str):

@@ -231,7 +231,6 @@ def test_which_families_are_packed(family: str, encoder_of: EncoderOf) -> None:
 def test_a_forward_that_disagrees_is_refused_with_a_warning(
     tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
-    assert isinstance(Encoder(tiny_bert, device="cpu").model, PackedModel)
     # every sequence sees what follows it
     monkeypatch.setattr(packed_module, "_mask", lambda *_: None)
     model = Encoder(tiny_bert, device="cpu").model
