@@ -566,11 +566,11 @@ def _check_formats(files: Sequence[InputFile], dialects: Sequence[Dialect]) -> N
 def _common_columns(
     files: Sequence[InputFile], tables: Sequence[Table], *, same: bool
 ) -> tuple[str, ...]:
-    named = [(f, t.columns) for f, t in zip(files, tables, strict=True) if same or t.columns]
-    if not named:  # a file without records may have no columns
+    readable = [(f, t.columns) for f, t in zip(files, tables, strict=True) if same or t.columns]
+    if not readable:  # a file without records may have no columns
         raise CorpusError(f"{files[0].name} has no records.")
-    first, columns = named[0]
-    for file, names in named:
+    first, columns = readable[0]
+    for file, names in readable:
         # rows of cells need the same columns in the same order, records with keys the same keys
         if names != columns and (same or _top(names) != _top(columns)):
             first_has = f"{first.name} has {_listed(columns)}"

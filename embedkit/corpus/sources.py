@@ -381,9 +381,9 @@ class Dialect:
     def options(self) -> dict[str, str | bool | None]:
         """What ``CorpusOptions`` are given, for another file that is to be read likewise."""
         mark, sheet = self.delimiter, self.format == "sheet"
-        named = {"sheet": None if mark == "\t" else mark} if sheet else {"delimiter": mark}
+        option = {"sheet": None if mark == "\t" else mark} if sheet else {"delimiter": mark}
         shared = ("format", "encoding", "quoting", "header")
-        return {**{name: getattr(self, name) for name in shared}, **named}
+        return {**{name: getattr(self, name) for name in shared}, **option}
 
 
 Cell = str | None

@@ -270,10 +270,10 @@ def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) ->
             if in_a_row == _LOST_IN_A_ROW:
                 break
     if lost:
-        others = "Finished shards are kept" if in_a_row else "All other shards are finished"
+        state = "Finished shards are kept" if in_a_row else "All other shards are finished"
         raise EncodeError(
             f"{', '.join(lost)}: each ended {ATTEMPTS} worker processes, perhaps for lack of "
-            f"memory. {others}. Run the same command again with fewer workers or a smaller "
+            f"memory. {state}. Run the same command again with fewer workers or a smaller "
             "batch_tokens."
         )
     return receipts

@@ -551,8 +551,8 @@ def _refuse_foreign(root: Path) -> None:
         foreign = ["it"]
     elif root.is_dir():
         # whatever else is in there would become part of the dataset, or be deleted with it
-        ours = {"_embedkit", storage.SUMS, storage.CARD, *TABLES}
-        foreign = sorted({p.name for p in root.iterdir()} - ours)
+        names = {"_embedkit", storage.SUMS, storage.CARD, *TABLES}
+        foreign = sorted({p.name for p in root.iterdir()} - names)
     if foreign:
         raise OutputExistsError(
             f"{root} is the folder of the unfinished job, but {foreign[0]} was not made by "

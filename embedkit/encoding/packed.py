@@ -583,7 +583,7 @@ def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool
                 states += [
                     first_layer(batches, first_only=first_only) for batches in ([batch], alone)
                 ]
-            if not all(states[0].equal(others) for others in states):
+            if not all(states[0].equal(state) for state in states):
                 return True
         return False
     finally:

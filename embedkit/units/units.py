@@ -166,10 +166,10 @@ class Units:
         seed = 0 if sample is None else seed
         reading = CorpusOptions(sample=sample, min_chars=min_chars, seed=seed)
         if names_dataset(source):
-            other = self._stored(source, reading, level=self.level, prefix="test_")
-            if other.pairs != self.pairs:
+            units = self._stored(source, reading, level=self.level, prefix="test_")
+            if units.pairs != self.pairs:
                 raise UsageError(f"of {source} and {self.name} one is of pairs of texts.")
-            return other
+            return units
         before, dialect = self.reading, self.reading["dialect"]
         reading = replace(reading, **{n: before[n] for n in ("text", "text_pair", "spans")})
         with input_files(source) as files:
