@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.corpus.conllu import Words
-from embedkit.corpus.memory import ArrowStream, CorpusLike, input_files
+from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, hash_inputs, plan_corpus, planned_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.values import is_missing, text_of
@@ -244,7 +244,7 @@ class Units:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         *,
-        columns: Mapping[str, Any] | ArrowStream | None = None,
+        columns: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> Units:
         """Return texts, or pairs of texts, as records, with further ``columns``."""

@@ -318,10 +318,12 @@ def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
 
 
 def test_stored_vectors_are_predicted_without_encoding(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     predictor = Predictor(shared / "run", device="cpu")
     encoded = predictor.predict_proba(embedkit.load(shared / "data").text)
+    predictor.predict("long " * 999)
+    assert notes[-1].startswith("1 text cut at ")
     monkeypatch.setattr(DatasetEncoder, "__call__", None)
     data, said = predictor.predict_stored(shared / "data")
     found = [one.proba["1"] for one in said]
@@ -345,6 +347,9 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
         assert sorted(set(inside)) == (["0", "1"] if name == "named" else ["0", "1", "2", "3"])
         if name == "named":
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
+    units = Units.of_dataset(embedkit.load(tmp_path / "dealt"))
+    dealt = split_for(units, column="part", folds=1, seed=0)
+    assert (dealt.folds == 0).sum() == N * 2 // 15  # a fifth of those for training
     notes.clear()
     train(tmp_path / "named", out=tmp_path / "told", split_column="part")
     parts = pd.Series(np.arange(N) % 3)
@@ -469,9 +474,6 @@ def test_a_pair_is_predicted_as_it_is_typed(tmp_path: Path) -> None:
     assert "by --text" in answer("--text-pair", "train", stdin=b"good 1\ttrain\n").stderr
     (tmp_path / "single.tsv").write_text("id\ttext\n1\tgood 1\n")
     assert "as --text-pair" in " ".join(answer("single.tsv").stderr.split())
-    for texts, seconds in ("ab", ["a", "b"]), (["a"], "b"), (["a", "b"], ["c"]):
-        with pytest.raises(UsageError, match="a second text for each"):
-            Predictor(run, warm=False).predict(texts, seconds)
     # a note about a file names no option that the command lacks
     (tmp_path / "quoted.tsv").write_text(head + '1\t"a ""b"""\tc\ta\n' * 3)
     assert "The quotes were kept\n" in answer("quoted.tsv").stderr
