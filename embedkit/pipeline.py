@@ -347,9 +347,6 @@ def _state_file(stage: Stage) -> Path:
         # nothing local can be written below an address: beside the recipe, by all of the address,
         # since another one may end alike, and its output would count as that of this stage
         first = stage.folder / f"{Path(out).name}-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
-    elif stage.folder.is_relative_to(os.path.realpath(first)):
-        # beside the recipe's own folder would be outside of it
-        first = stage.folder / stage.folder.name
     # hidden and beside the output, not in it: the output may be a
     # file, and a folder is replaced as a whole
     return first.with_name(f".{first.name}.stage.json")

@@ -138,14 +138,6 @@ def test_what_an_output_at_an_address_leaves_here(tmp_path: Path) -> None:
     assert sorted(p.name[:3] for p in tmp_path.iterdir()) == [".a-", ".a-", "rec"]
 
 
-@pytest.mark.parametrize("out", [".", "new/..", "./"])
-def test_the_record_of_a_recipe_stays_in_its_folder(out: str, tmp_path: Path) -> None:
-    folder = tmp_path / "recipe"
-    folder.mkdir()
-    run_recipe(stages_of(folder, f"split.first.out={out}"), lambda _: 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["recipe"]
-
-
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
     corpus_of(tmp_path / "corpus.tsv")
     run_recipe(stages_of(tmp_path), cli.call)

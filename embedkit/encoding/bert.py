@@ -206,20 +206,17 @@ def load(checkpoint: Checkpoint, *, dtype: torch.dtype) -> tuple[Bert, dict[str,
     from safetensors.torch import load_file
 
     config, base = checkpoint.built_config(), _BASES[checkpoint.model_type]
-    if config.hidden_act != "gelu" or not config.type_vocab_size:
+    even = config.num_attention_heads and config.hidden_size % config.num_attention_heads == 0
+    if config.hidden_act != "gelu" or not even or not config.type_vocab_size:
         return None
     weights, unexpected = dict[str, Tensor](), list[str]()
     try:
-        if config.hidden_size % config.num_attention_heads:
-            return None
         with torch.device("meta"):
             model = Bert(config, base=base, counts_from_padding=checkpoint.counts_from_padding)
         expected = model.state_dict()
         for file in checkpoint.weights:
             for name, tensor in load_file(checkpoint.transformer / file).items():
                 place = name.removeprefix(f"{base}.")
-                if place in weights:  # with and without the name of the base: which one counts?
-                    return None
                 if place in expected:
                     weights[place] = tensor.to(dtype)
                 else:

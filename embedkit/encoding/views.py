@@ -105,8 +105,6 @@ def parse_layers(
             specs.update(dict.fromkeys(_parse_part(part, n_layers)))
         except ValueError as error:
             raise UsageError(f"{option or Option('layers', part)}: {error}") from None
-    if not specs:
-        raise UsageError("name at least one, such as -1 for the last.", layers=layers)
     return tuple(specs)
 
 

@@ -45,7 +45,7 @@ from embedkit.dataset.read import VectorData, by_record, has_label, load, text_k
 from embedkit.display import count_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
-from embedkit.errors import CorpusError, Option, OutputExistsError, UsageError
+from embedkit.errors import CorpusError, Option, UsageError
 from embedkit.types import AnyPath, Bool, Float32, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
@@ -578,10 +578,5 @@ def load_or_extract(
     # an option that is given has the last word
     words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
     words |= {"label": label} if isinstance(label, str) else {}
-    try:
-        out = extract(source, progress=progress, **{**words, **options}).out
-    except OutputExistsError as error:
-        # who calls has options of the same names for its run
-        advice = "These are options of embedkit extract: give the folder that it writes instead"
-        raise OutputExistsError(f"{error.message}\n{advice}.") from error
+    out = extract(source, progress=progress, **{**words, **options}).out
     return load(out, view, level=level)

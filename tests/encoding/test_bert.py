@@ -58,14 +58,7 @@ def with_names(folder: Path, rename: Callable[[str], str | None]) -> None:
     save_file(kept, folder / FIRST, {"format": "pt"})
 
 
-def with_both_names(folder: Path) -> None:
-    tensors = load_file(folder / FIRST)
-    others = {f"bert.{name}": 2 * tensor for name, tensor in tensors.items()}
-    save_file(tensors | others, folder / FIRST, {"format": "pt"})
-
-
 UNUSUAL: dict[str, Callable[[Path], None]] = {
-    "weights under two names": with_both_names,
     "another activation": lambda folder: with_config(folder, hidden_act="relu"),
     "names of 2019": lambda folder: with_names(
         folder, lambda n: n.replace("LayerNorm.weight", "LayerNorm.gamma")

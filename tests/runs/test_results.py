@@ -7,7 +7,6 @@ import json
 import shutil
 import zipfile
 from collections.abc import Iterator
-from contextlib import chdir
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -539,10 +538,6 @@ def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
         train(data, out=shared / "run")
     with pytest.raises(OutputExistsError, match="data"):
         train(data, out=data, overwrite=True)
-    corpus_of(tmp_path / "c.tsv")
-    (tmp_path / "c.vectors/mine").mkdir(parents=True)
-    with chdir(tmp_path), pytest.raises(OutputExistsError, match="options of embedkit extract"):
-        train(Path("c.tsv"), out=tmp_path / "run", overwrite=True)
     with pytest.raises(UsageError, match="data"):
         Predictor(data)
     train(data, out=tmp_path / "run")
