@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
 from pathlib import Path
@@ -30,7 +30,7 @@ import numpy as np
 
 from embedkit.choices import check_choice, listed
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.types import reported
+from embedkit.types import Float32, reported
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -130,10 +130,10 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     """
     kinds = _kinds(hint)
     settled = value.item() if isinstance(value, np.generic) else value
-    if not _is_one_of(settled, kinds):
+    if not any(kind.holds(settled) for kind in kinds):
         # only what nothing accepts as it is: a corpus may be an array, and large
         settled = plain(value)
-    if _is_one_of(settled, kinds):
+    if any(kind.holds(settled) for kind in kinds):
         _check_limits(name, settled, hint)
         return settled
     # it is none of the kinds that can be judged, but may be one that cannot
@@ -153,6 +153,36 @@ def plain(value: Any) -> Any:
     if type(value) is dict:
         return {key: plain(inner) for key, inner in value.items()}
     return value
+
+
+def strings_of(name: str, values: Iterable[str]) -> list[str]:
+    """The strings of a parameter as a list; one string is refused, and what has no order or rows.
+
+    A frame would be read as the names of its columns.
+    """
+    if isinstance(values, str):
+        raise TypeError(f"{name} is one string; give a list of strings: [{values!r:.60}]")
+    unordered = hasattr(values, "columns") or isinstance(values, Mapping | set | frozenset)
+    if unordered or not isinstance(values, Iterable):
+        raise TypeError(f"{name} is a {type(values).__name__}; give a list, such as data['text']")
+    strings = list(values)
+    for i, value in enumerate(strings):
+        if not isinstance(value, str):
+            raise TypeError(f"{name}[{i}] is {value!r:.60}; expected a string")
+    return strings
+
+
+def matrix_of(name: str, vectors: Any) -> Float32:
+    """Vectors as a matrix of finite numbers; a tensor leaves its device, one vector is a row."""
+    if hasattr(vectors, "detach"):
+        vectors = vectors.detach().cpu().float()  # NumPy has no bf16
+    matrix = np.atleast_2d(np.asarray(vectors))
+    if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+        raise UsageError(f"{name} holds {matrix.dtype} {matrix.shape}; expected rows of numbers.")
+    matrix = matrix.astype(np.float32, copy=False)
+    if bad := int((~np.isfinite(matrix).all(axis=1)).sum()):
+        raise UsageError(f"{name}: {bad:,} vectors hold NaN or infinity.")
+    return matrix
 
 
 class _Kind(NamedTuple):
@@ -178,6 +208,9 @@ def _kinds(hint: Any) -> list[_Kind]:
         return [_Kind(name, lambda value: _is_list(value, inner))]
     if origin in (Mapping, dict):
         return [_Kind("a dictionary", lambda value: isinstance(value, origin))]
+    if origin is Callable:
+        # None is the default of progress: to have none in a script, and a line in a terminal
+        return [_Kind("a function", lambda value: value is None or callable(value))]
     if origin in (Path, os.PathLike):
         return [_Kind("a path", lambda value: isinstance(value, str | os.PathLike))]
     if hint in _SIMPLE:
@@ -187,18 +220,14 @@ def _kinds(hint: Any) -> list[_Kind]:
     if not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
         return [_Kind("", lambda _: False)]
     # of a generic class, such as Iterable[str], the parts are not looked at
-    name = "" if parts else f"a {hint.__name__}"
+    name = "a list" if origin is Iterable else "" if parts else f"a {hint.__name__}"
     return [_Kind(name, lambda value: isinstance(value, origin))]
-
-
-def _is_one_of(value: Any, kinds: Sequence[_Kind]) -> bool:
-    return any(kind.holds(value) for kind in kinds)
 
 
 def _is_list(value: Any, kinds: Sequence[_Kind]) -> bool:
     # a text is a sequence of texts, which nobody means
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    return is_list and all(_is_one_of(item, kinds) for item in value)
+    return is_list and all(any(kind.holds(item) for kind in kinds) for item in value)
 
 
 def _converts(value: Any, kind: Any) -> bool:

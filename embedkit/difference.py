@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.arguments import accepts
+from embedkit.arguments import accepts, matrix_of
 from embedkit.choices import Pooling
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.train import Frozen
@@ -258,14 +258,7 @@ def _foreign(source: Any, column: str | None) -> tuple[Float32, list[str] | None
                 source = _vectors_of(source, column)
         except (ValueError, OSError, TypeError) as error:
             raise unreadable(path, error, error=UsageError, advice=_ADVICE) from error
-    vectors = np.asarray(source)
-    # whole numbers too: int8 is a usual format of vectors
-    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not vectors.size:
-        shape = f"{vectors.dtype} of shape {vectors.shape}"
-        raise UsageError(f"{name} holds {shape}; expected numbers, a row for each record.")
-    if bad := int((~np.isfinite(vectors).all(axis=1)).sum()):
-        raise UsageError(f"{name}: {bad:,} vectors hold NaN or infinity.")
-    return vectors.astype(np.float32), ids
+    return matrix_of(name, source), ids
 
 
 def _vectors_of(frame: Any, column: str | None) -> NDArray[Any]:

@@ -239,13 +239,17 @@ class Plot(Scene):
         for point in points if marks else ():
             self.mark(*self.at(*point), style, radius=3.5)
 
-    def names(self, lines: Sequence[tuple[str, float, int]]) -> None:
-        """Write names beside the plot at values ``y``, in their styles, none over another."""
+    def names(self, lines: Sequence[tuple[str, float, int]], *, at_ends: bool = False) -> None:
+        """Write names beside the plot at values ``y``, in their styles, none over another.
+
+        A name has a mark, unless it stands right beside that ``at_ends`` of a line.
+        """
         heights = [self.at(self._x[0], y)[1] for _, y, _ in lines]
         # 16 pixels: the height of a line of text
         places = apart(heights, 16, low=self.top, high=self.bottom)
-        for (name, _, style), place in zip(lines, places, strict=True):
-            self.mark(self.right + 8, place, style, radius=3.5)
+        for (name, _, style), height, place in zip(lines, heights, places, strict=True):
+            if not at_ends or abs(place - height) > 7:  # as high as a mark
+                self.mark(self.right + 8, place, style, radius=3.5)
             self.text(self.right + 15, place + 4, name, colour=colour_of(style), size=12)
 
 

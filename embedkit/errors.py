@@ -74,7 +74,12 @@ class Option(NamedTuple):
     def __format__(self, spec: str) -> str:
         default = self._field_defaults
         fields = {n: v for n, v in self._asdict().items() if v is not default.get(n)}
-        return f"{_BEGIN}{json.dumps(fields, default=str)}{_END}"
+        return f"{_BEGIN}{json.dumps(fields, default=_said)}{_END}"
+
+
+def _said(value: Any) -> str:
+    # a frame or an array has many lines
+    return type(value).__name__ if getattr(value, "shape", ()) else str(value)
 
 
 OVERWRITE = Option("overwrite", True)

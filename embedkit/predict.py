@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.arguments import accepts
+from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.dataset.read import load
+from embedkit.display import count_text
 from embedkit.encoding.words import Spans
 from embedkit.errors import CorpusError, DamagedError, Option, OutputExistsError, UsageError
 from embedkit.prediction_files import (
@@ -91,7 +92,7 @@ class Predictor:
         head: Any = None,
         warm: bool = True,
     ) -> None:
-        self.run = Path(run)
+        self.run, self._has_warned = Path(run), False
         self._load(run, label_names or {}, device, model, head)
         # a text of no meaning, of the kind that the run takes; what comes out is not looked at
         if warm:
@@ -153,15 +154,20 @@ class Predictor:
                 labels words; or a column is missing.
         """
         self._check_level("sentence")
-        if isinstance(texts, str):
-            second = None if pairs is None else [str(pairs)]
-            proba: Float64 = self.predict_proba([texts], second, columns)[0]
-            return proba
+        alone = isinstance(texts, str)
+        strings = strings_of("texts", [texts] if isinstance(texts, str) else texts)
         self.check_pairs(pairs is not None)
-        if not len(texts):
+        seconds = None
+        if pairs is not None:
+            seconds = strings_of("pairs", [pairs] if alone else pairs)  # type: ignore[list-item]
+            if len(seconds) != len(strings):
+                raise UsageError(f"there are {len(strings)} texts and {len(seconds)} second ones.")
+        if not strings:
             return np.zeros((0, len(self.names)) if self.names else (0,))
-        units = Units.of_texts(texts, pairs, columns=columns)
-        return self._checked(self._model.predict(units)[1])
+        units = Units.of_texts(strings, seconds, columns=columns)
+        proba = self._checked(self._model.predict(units)[1])
+        self.warn_of_cuts()
+        return proba[0] if alone else proba
 
     def predict(
         self,
@@ -195,12 +201,14 @@ class Predictor:
         if isinstance(texts, str):
             return self.predict_words([texts], spans=spans and [spans])[0]  # type: ignore[list-item]
         self._check_level("word")
+        texts = strings_of("texts", texts)
         units, nothing = Units.of_texts(texts), [None] * len(texts)
         units = units.words_of(nothing, marks=self.marks) if spans is None else units.words(spans)
         # a list for each text, also for one without words that the model sees
         words: list[list[WordPrediction]] = [[] for _ in texts]
         # fewer units may come back: without the words that were cut
         units, predictions = self.predict_units(units)
+        self.warn_of_cuts()
         assert units.word is not None
         assert units.span is not None
         places = zip(units.place.tolist(), units.word.tolist(), units.span.tolist(), strict=True)
@@ -236,6 +244,13 @@ class Predictor:
             if pairs:
                 kind, advice = "single texts", "leave out"
             raise UsageError(f"{self.run} was made on {kind}; {advice} {Option('pairs')}.")
+
+    def warn_of_cuts(self) -> None:
+        """Log a warning of texts that are longer than the model reads; once, since lines go on."""
+        if self._model.cut and not self._has_warned:
+            self._has_warned, limit = True, self._model.tokens.max_length
+            cut = count_text(self._model.cut, "text")
+            logger.warning(f"{cut} cut at {limit} tokens: the model reads no more")
 
     def _check_level(self, level: str) -> None:
         if self.labels_words != (level == "word"):
@@ -329,26 +344,28 @@ def predictions_of(
 class _Trained:
     """A pipeline of scikit-learn on vectors or on texts."""
 
+    cut = 0  # as of the models of a fine-tuned run
+
     def __init__(self, run: Path, content: TrainRun, *, device: str, model: str | None) -> None:
         from embedkit.classifiers.model import load_model
 
-        self.apply = load_model(run)
-        self._run, self._content, self._device, self._name = run, content, device, model
+        self.apply, self._content = load_model(run), content
+        where: dict[str, Any] = {"owner": str(run), "device": device, "model": model}
+        self._load = partial(encode_as, content.dataset, content.views, **where)
         # pipelines refuse input without rows
         self._nothing = np.zeros((0, len(content.classes)) if content.classes else 0)
 
     @cached_property
     def _encoder(self) -> DatasetEncoder | None:
-        content = self._content
-        if not content.views:
-            return None
-        owner, device = str(self._run), self._device
-        dataset, views = content.dataset, content.views
-        return encode_as(dataset, views, owner=owner, device=device, model=self._name)
+        return self._load() if self._content.views else None
 
     def predict(self, units: Units) -> tuple[Units, Any]:
         """Return the units that it sees, and their probabilities, or values of a regression."""
-        units = units.with_texts() if self._encoder is None else units.encoded(self._encoder)
+        if (encoder := self._encoder) is None:
+            units = units.with_texts()
+        else:
+            units = units.encoded(encoder)
+            self.cut, self.tokens = encoder.cut, encoder.settings
         units = beside_numbers(units, self._content.columns)
         values = self.apply(units.inputs(np.arange(len(units)))) if len(units) else self._nothing
         return units, values
@@ -368,7 +385,8 @@ def _is_checkpoint(name: str) -> bool:
 
 def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[str]:
     # transformers calls classes LABEL_0 … where nobody has named them; 0 means the first
-    by_class = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in label_names.items()}
+    texts = [(str(label), str(name)) for label, name in label_names.items()]
+    by_class = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in texts}
     for name in by_class:
         if name not in classes:
             raise UsageError(
@@ -456,6 +474,7 @@ def predict_file(
             overwrite=overwrite,
             extra_columns=("word", "text") if of_words else (),
         )
+        predictor.warn_of_cuts()
         done = f"{count:,} {'words' if of_words else 'texts'} predicted"
         if reader is None:
             return done, data.rejected

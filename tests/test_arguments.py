@@ -29,8 +29,8 @@ from tests.processes import ROOT, invoke
 from tests.run_fixtures import split_of
 from tests.store_fixtures import run, write_tsv
 
-BY_USE = {"progress", "finder", "test", "head", "label"}
-"""Functions, tables and classes, which are judged where they are used."""
+BY_USE = {"test", "head", "label"}
+"""Tables and classes, which are judged where they are used."""
 
 RECORDS = (CorpusOptions, ExtractOptions, TrainingOptions)
 

@@ -111,7 +111,7 @@ class EstimatorSettings(NamedTuple):
             return Estimator(partial(LayerMixture, self.layers), {"C": STRENGTHS}, scaling)
         if ":" in self.estimator:
             return _imported(self.estimator, self.task)
-        check_choice(ESTIMATORS, estimator=self.estimator)
+        check_choice((*ESTIMATORS, "module:Class"), estimator=self.estimator)
         row = TABLE[self.task].get(self.estimator)
         if row is None:
             raise UsageError(

@@ -142,7 +142,7 @@ class _ColumnarTable(Table):
         expected = "a string" if role else "a string, a number, a date or a list"
         is_text = is_string(inner) or pa.types.is_null(inner) or (role == "text" and is_list(inner))
         if (role and not is_text) or has_bytes(inner) or kind != str(field.type):
-            raise CorpusError(f"column {name!r} is {kind}; {expected} is needed.")
+            raise CorpusError(f"column {name!r} is {kind}; {expected} is needed. Convert it.")
 
     def class_names(self, name: str) -> list[str]:
         """As in :class:`~embedkit.corpus.sources.Table`, of a ``ClassLabel`` of Hugging Face."""
@@ -370,7 +370,7 @@ def _check_bounds(column: pa.Array) -> None:
 
 def _cells(column: pa.Array) -> list[bytes | str | None]:
     column = without_dictionary(column)
-    if isinstance(column.type, pa.BaseExtensionType):
+    if inner_type(column.type) != column.type:
         # an extension type, such as JSON, is read as what it stores
         column = column.storage
     if is_string(column.type):
@@ -423,7 +423,11 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def inner_type(kind: pa.DataType) -> pa.DataType:
-    """The type of the values of a dictionary, or in which an extension type stores its values."""
+    """The type of the values of a dictionary, or in which an extension type stores its values.
+
+    Of UUIDs it is their own: they are stored as bytes, and have a text all the same.
+    """
     if pa.types.is_dictionary(kind):
         return inner_type(kind.value_type)
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    is_stored = isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.UuidType)
+    return kind.storage_type if is_stored else kind

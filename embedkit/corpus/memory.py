@@ -239,7 +239,7 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
     library = type(corpus).__module__.partition(".")[0]
     # by the name of its module: no library is imported to ask whether an object is one of its own.
     # pandas stands before the stream, since a frame has to be made readable first
-    if library == "pandas":
+    if library == "pandas" and hasattr(corpus, "iloc"):  # an index or an array is a list of texts
         table = pa.Table.from_pandas(_readable(corpus), preserve_index=False)
         return table.schema, iter(table.to_batches())
     # an IterableDataset has no number of rows, and yields dicts like any other iterator.
@@ -300,7 +300,8 @@ def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Pat
 
 
 def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
-    held = schema.empty_table()
+    # empty_table() knows no lists of extension types
+    held = pa.Table.from_batches([], schema=schema)
     for table in tables:
         held = pa.concat_tables([held, table])
         # one chunk for each group: pages, and so the bytes, would follow the batches else

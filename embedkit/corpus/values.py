@@ -75,12 +75,13 @@ def plain(value: Any) -> Any:
         return {name: plain(item) for name, item in value.items()}
     if _is_list(value):
         return [plain(item) for item in _ordered(value)]
+    # durations stand before numbers, since NumPy's are integers
+    if isinstance(value, date | time | timedelta | np.timedelta64 | np.datetime64 | Decimal | UUID):
+        return _scalar(value)
     if isinstance(value, np.bool_ | np.integer):
         return value.item()
     if isinstance(value, float | np.floating):
         return float(str(value))  # the digits of its own precision
-    if isinstance(value, date | time | timedelta | np.datetime64 | Decimal | UUID):
-        return _scalar(value)
     raise TypeError(f"a value is a {type(value).__name__}")
 
 
@@ -145,8 +146,8 @@ def _scalar(value: Any) -> str:
     # a date in a column of times has midnight; with a zone midnight is a time that somebody gave
     if isinstance(value, datetime) and value.time() == time.min and value.tzinfo is None:
         value = value.date()
-    if isinstance(value, date | time):
-        return str(value)
+    if isinstance(value, timedelta | np.timedelta64):
+        value = np.timedelta64(value, "us").item()  # of Python, as that of pandas has days always
     if isinstance(value, float | np.floating):
         return str(value).removesuffix(".0")
     return str(value)

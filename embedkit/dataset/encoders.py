@@ -16,8 +16,9 @@ import numpy as np
 from embedkit.dataset.fold_models import SeenRecords, find_fold_models, keys_of_texts, load_encoder
 from embedkit.dataset.parquet import cast_for_storage
 from embedkit.dataset.settings import VectorIdentity, different_files, tokenizer_settings
+from embedkit.encoding.checkpoint import GIVE_ANOTHER
 from embedkit.encoding.views import parse_layers, parse_view
-from embedkit.errors import MismatchError
+from embedkit.errors import MismatchError, ModelError, Option
 from embedkit.types import Float32
 
 if TYPE_CHECKING:  # these import torch
@@ -62,6 +63,7 @@ class DatasetEncoder:
         seen: SeenRecords | None = None,
     ) -> None:
         self.encoder, self.settings, self._seen = encoder, settings, seen
+        self.cut = 0  # texts so far that are longer than the model reads
         count = encoder.n_layers
         layers = [name for name in views if name.startswith(_LAYER)]
         self._views = [parse_view(name, n_layers=count) for name in views if name not in layers]
@@ -75,8 +77,6 @@ class DatasetEncoder:
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
         """``(n, width)`` float32: the views side by side, as the dataset would have stored them."""
-        if isinstance(texts, str) or isinstance(pairs, str):
-            raise TypeError("a single string was given; expected a list of texts.")
         width = sum(self.encoder.width_of(view) for view in self._views)
         # no texts give a matrix too, of no rows and the right width
         parts = [np.zeros((0, width), np.float32)]
@@ -160,7 +160,9 @@ class DatasetEncoder:
     ) -> TokenizedTexts:
         """Texts tokenized as the dataset's were; ``words`` are ``offsets`` and ``words``."""
         settings = tokenizer_settings(self.settings)
-        return self.encoder.tokenizer.encode(texts, pairs, settings=settings, **words)
+        tokens = self.encoder.tokenizer.encode(texts, pairs, settings=settings, **words)
+        self.cut += int(tokens.cut.sum())
+        return tokens
 
 
 def encode_as(
@@ -183,14 +185,23 @@ def encode_as(
     # another place of the checkpoint has other revisions; its files are compared below
     revision = None if model else recipe.names.revision
     seen = find_fold_models(name)
-    encoder = load_encoder(
-        name,
-        revision=revision,
-        device=device,
-        precision=precision or settings.precision,
-        max_length=settings.max_length,
-        batch_tokens=settings.batch_tokens,
-    )
+    try:
+        encoder = load_encoder(
+            name,
+            revision=revision,
+            device=device,
+            precision=precision or settings.precision,
+            max_length=settings.max_length,
+            batch_tokens=settings.batch_tokens,
+        )
+    except ModelError as error:
+        if model is not None:
+            raise
+        # the name was recorded, and not passed; another checkpoint would not do
+        problem = format(error.problem).removesuffix(GIVE_ANOTHER)
+        place = Option("model", before=", or name its new place with ")
+        problem = f"{problem.rstrip()} Put it back{place}."
+        raise type(error)(f"the checkpoint of {owner}, {name}: {problem}") from error
     if files := different_files(settings.model.sha256, encoder.checkpoint.sha256):
         raise MismatchError(f"{encoder.checkpoint.name} is not that of {owner}: {files} differ.")
     return DatasetEncoder(encoder, settings, views, seen)

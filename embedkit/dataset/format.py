@@ -291,6 +291,9 @@ def _is_stored(address: str) -> bool:
 def names_dataset(source: object) -> TypeGuard[AnyPath]:
     """True for a folder, also an unfinished one, and the address of a dataset; else a corpus."""
     if not isinstance(source, str | os.PathLike):
+        # what load() returns is a table too, whose texts would be encoded anew, by another model
+        if hasattr(source, "manifest"):
+            raise UsageError(f"{source!r} is loaded; pass its folder.")
         return False
     if address := address_of(source):
         return _is_stored(address)

@@ -34,6 +34,7 @@ from embedkit.encoding.inventory import Statement
 from embedkit.errors import DamagedModelError, ModelError, UsageError, did_you_mean, first_line
 from embedkit.storage import file_sha256
 
+GIVE_ANOTHER = f"Give a folder, or use {DEFAULT_MODEL}."
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
 _PACKAGED_SHA256 = {
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
@@ -480,7 +481,7 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
     except Exception as error:  # the HTTP client's own errors have no common public base
         raise ModelError(
             f"{nowhere}not in the cache, and the hub cannot be reached ({first_line(error)}). "
-            f"Give a folder, or use {DEFAULT_MODEL}.",
+            f"{GIVE_ANOTHER}",
             model=name,
         ) from error
     return Path(folder), commit

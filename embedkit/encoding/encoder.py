@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from embedkit import choices
-from embedkit.arguments import accepts
+from embedkit.arguments import accepts, matrix_of, strings_of
 from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice, documented
+from embedkit.encoding.bert import Bert
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.model import (
     BATCH_TOKENS,
@@ -107,11 +108,9 @@ class Encoder:
         self.tokenizer = load_tokenizer(checkpoint)
         self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
+        about: dict[str, Any] = {"pad_id": self.tokenizer.pad_id, "device": where, "dtype": dtype}
         # where vectors are not to be those of transformers' own modules, these need no import
-        light = forward == "auto" and where.type == "cpu"
-        plain = load_model(
-            checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype, light=light
-        )
+        plain = load_model(checkpoint, **about, light=forward == "auto" and where.type == "cpu")
         # loading has shown which weights the class of transformers does not use
         self.checkpoint = checkpoint = plain.checkpoint
         self.model: Model = plain
@@ -125,6 +124,9 @@ class Encoder:
         # the plain forward would compute in fp32 and be recorded as int8
         if self.precision == "int8" and not isinstance(self.model, PackedModel):
             raise UsageError("it needs the CPU and the padding-free forward.", precision="int8")
+        if self.model is plain and isinstance(plain.module, Bert):
+            # the forward is recorded as that of transformers, so its modules compute it
+            self.model = load_model(checkpoint, **about)
         kind = self.precision if self.precision in BATCH_TOKENS else where.type
         self.batch_tokens = batch_tokens or BATCH_TOKENS[kind]
         self.poolers = dict(POOLERS)
@@ -222,7 +224,8 @@ class Encoder:
             prefix: put before every text, such as ``"query: "``; by default that of the checkpoint
                 (``multilingual`` has one), ``""`` for none.
             prompt_name: name of one of the checkpoint's prompts, instead of a prefix.
-            device: an error unless it is that of the encoder, which it is loaded on.
+            device: an error unless it is that of the encoder, which it is loaded on; ``cuda``
+                stands for any GPU.
 
         Raises:
             TypeError: ``texts`` is a table, or contains anything but strings.
@@ -238,9 +241,10 @@ class Encoder:
             (384,)
         """
         normalized = False
-        if device is not None and choose_device(device).type != self.device.type:
-            advice = f"this encoder is on {self.device}; load it with Encoder(model, device=...)"
-            raise UsageError(f"{advice}.", device=device)
+        if device is not None:
+            stated, here = choose_device(device), self.device
+            if stated.type != here.type or stated.index not in (None, here.index or 0):
+                raise UsageError(f"this encoder is on {here}; load another one.", device=device)
         if pooling is None:
             chosen, normalized = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:
@@ -287,9 +291,12 @@ class Encoder:
         return settings
 
     def similarity(self, a: Any, b: Any) -> Float32:
-        """Cosines ``(n, m)`` of the rows of two matrices.
+        """Cosines ``(n, m)`` of the rows of two matrices, each ``(n, width)`` or one vector.
 
         If the checkpoint says so, inner products, or distances with a minus sign.
+
+        Raises:
+            UsageError: these are no vectors of one width.
 
         Example:
             >>> encoder = embedkit.Encoder()
@@ -297,8 +304,9 @@ class Encoder:
             >>> encoder.similarity(X[:1], X).shape
             (1, 3)
         """
-        # tensors of a GPU are copied; a single vector is a matrix of one row
-        rows = [np.atleast_2d(np.asarray(x.cpu() if torch.is_tensor(x) else x)) for x in (a, b)]
+        rows = [matrix_of("a", a), matrix_of("b", b)]
+        if (widths := [x.shape[1] for x in rows])[0] != widths[1]:
+            raise UsageError(f"a has {widths[0]} columns and b {widths[1]}: expected one width.")
         kind = self.checkpoint.definition.similarity
         if (power := {"euclidean": 2.0, "manhattan": 1.0}.get(kind)) is not None:
             first, second = map(torch.from_numpy, rows)
@@ -331,10 +339,8 @@ class Encoder:
             >>> {name: vectors.shape for name, vectors in views.items()}
             {'mean_6': (1, 384), 'cls_0': (1, 384)}
         """
-        if isinstance(views, str):
-            raise TypeError(f"views is one string; give a list of views: [{views!r}]")
-        strings = _strings("texts", texts)
-        parsed = [parse_view(name, n_layers=self.n_layers) for name in views]
+        strings = strings_of("texts", texts)
+        parsed = [parse_view(name, n_layers=self.n_layers) for name in strings_of("views", views)]
         shards = self._shards(
             strings,
             views=parsed,
@@ -373,7 +379,7 @@ class Encoder:
             (['[CLS]', 'unbelievable', 'films', '[SEP]'], (4, 384))
         """
         shards = self._shards(
-            _strings("texts", texts),
+            strings_of("texts", texts),
             token_layers=parse_layers(layers, n_layers=self.n_layers),
             prefix=prefix,
             batch_size=batch_size,
@@ -413,13 +419,12 @@ class Encoder:
         """
         if (texts is None) == (words is None):
             raise UsageError(f"give either texts or {Option('words')}.")
-        if isinstance(words, str):
-            raise TypeError("words is one string; give a list of words for every text")
-        lists = [_strings(f"words[{i}]", text) for i, text in enumerate(words or ())]
+        lists = [strings_of(f"words[{i}]", text) for i, text in enumerate(words or ())]
         for i, word in ((i, word) for i, text in enumerate(lists) for word in text):
             if word.split() != [word]:
                 raise UsageError(f"words[{i}] holds {word!r:.60}; expected no whitespace in a word")
-        strings = [" ".join(text) for text in lists] if texts is None else _strings("texts", texts)
+        joint = (" ".join(text) for text in lists)
+        strings = strings_of("texts", joint if texts is None else texts)
         check_choice(SUBTOKENS, subtokens=subtokens)
         # words are sliced from a group of segments, here of one
         sources = [[text] for text in strings]
@@ -533,22 +538,6 @@ def _rows_at_once(texts: Sequence[str], device: torch.device) -> int:
         return _ENCODE_ROWS
     chars = sum(map(len, texts[:_ENCODE_ROWS]))
     return min(max(_QUEUED_CHARS * len(texts[:_ENCODE_ROWS]) // max(chars, 1), 256), _ENCODE_ROWS)
-
-
-def _strings(name: str, values: Iterable[str]) -> list[str]:
-    """The strings of a parameter as a list; a single string is refused, and a table."""
-    if isinstance(values, str):
-        raise TypeError(f"{name} is one string; give a list of strings: [{values!r:.60}]")
-    if hasattr(values, "columns") or isinstance(values, Mapping):
-        kind = type(values).__name__
-        raise TypeError(f"{name} is a {kind}; give one of its columns, such as data['text']")
-    strings = list(values)
-    for i, value in enumerate(strings):
-        if not isinstance(value, str):
-            raise TypeError(
-                f"{name}[{i}] is {value!r:.60}, of type {type(value).__name__}; expected a string"
-            )
-    return strings
 
 
 def choose_precision(name: str | None, device: torch.device) -> str:

@@ -95,7 +95,7 @@ def parse_layers(
     >>> [spec.name for spec in parse_layers("sum:-4..-1,0", n_layers=12)]
     ['sum_9to12', '0']
     """
-    texts = [str(layers)] if isinstance(layers, str | int) else map(str, layers)
+    texts = [str(layers)] if isinstance(layers, str | int) else [*map(str, layers)] or [""]
     specs: dict[LayerSpec, None] = {}
     for part in (part for item in texts for part in _PART.findall(item.replace(" ", "")) or [""]):
         if part == "all":
@@ -183,7 +183,7 @@ def view_ranges(views: Sequence[str]) -> str:
 
 def parse_poolings(names: str | Iterable[str]) -> tuple[Pooling, ...]:
     """Read pooling names: a list, or a string with commas."""
-    parts = names.split(",") if isinstance(names, str) else names
+    parts = names.split(",") if isinstance(names, str) else [*names] or [""]
     poolings = dict.fromkeys(name.strip() for name in parts)
     for name in poolings:
         check_choice(POOLINGS, pooling=name)

@@ -56,19 +56,16 @@ class TextModels:
 
     _models: Sequence[Any]
     _tokenizer: TextTokenizer
-    _tokens: TokenizerSettings
+    tokens: TokenizerSettings
     _precision = "fp32"
-    _has_warned = False
+    cut = 0
+    """Texts so far that are longer than the model reads."""
 
     def predict(self, units: Units) -> tuple[Units, Float64]:
         """Return units that the models see, and their probabilities, or values of a regression."""
-        units = tokenized(units, self._tokenizer, self._tokens)
+        units = tokenized(units, self._tokenizer, self.tokens)
         texts = units.inputs(np.arange(len(units)))
-        if texts.cut.any() and not self._has_warned:
-            # once, not for each chunk of a file
-            self._has_warned = True
-            limit = self._tokens.max_length
-            logger.warning(f"texts are cut at {limit} tokens: the model reads no more")
+        self.cut += int(texts.cut.sum())
         about: dict[str, Any] = {"pad_id": self._tokenizer.pad_id, "precision": self._precision}
         logits = [predict_logits(model, texts, **about) for model in self._models]
         outputs = [self._outputs(*each) for each in zip(self._models, logits, strict=True)]
@@ -84,7 +81,7 @@ class FinetunedRun(TextModels):
     """The models of a fine-tuned run, ready to predict; their checksums are compared first."""
 
     def __init__(self, run: Path, content: FinetuneRun, *, device: str, head: Any) -> None:
-        where, self._tokens = choose_device(device), content.tokens
+        where, self.tokens = choose_device(device), content.tokens
         quiet_transformers()
         # half precision is for the kind of device it was trained on
         if content.cost.device == where.type:
@@ -129,7 +126,7 @@ class CheckpointClassifier(TextModels):
         if checkpoint.config.get("problem_type") == "multi_label_classification":
             raise ModelError(f"{checkpoint.name} gives several labels (multi_label).")
         self._tokenizer = load_tokenizer(checkpoint)
-        self._tokens = TokenizerSettings(choose_max_length(checkpoint, self._tokenizer, None))
+        self.tokens = TokenizerSettings(choose_max_length(checkpoint, self._tokenizer, None))
         model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
         # transformers only warns of a head that it has drawn at random, and its predictions look
         # like any

@@ -407,7 +407,8 @@ def learning(result: ProbeRun) -> Scene:
     for style, view in enumerate(shown):
         line = [(records, p.value) for records, p in view.curve]
         plot.curve(line, style, ends=[(p.low, p.high) for _, p in view.curve])
-    plot.names([(shorten(v.name, 16), v.curve[-1][1].value, i) for i, v in enumerate(shown)])
+    names = [(shorten(v.name, 16), v.curve[-1][1].value, i) for i, v in enumerate(shown)]
+    plot.names(names, at_ends=True)
     return plot
 
 
@@ -428,5 +429,7 @@ def training(lines: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Sc
         for line in lines[name]:
             plot.curve(line, style, width=1.2)
     last = {name: float(np.mean([line[-1][1] for line in lines[name]])) for name in names}
-    plot.names([(name, end, style) for style, (name, end) in enumerate(last.items())])
+    ends = [(name, end, style) for style, (name, end) in enumerate(last.items())]
+    # a name stands at the mean of its lines, where a single one ends
+    plot.names(ends, at_ends=all(len(group) < 2 for group in lines.values()))
     return plot

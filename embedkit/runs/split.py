@@ -165,7 +165,7 @@ class Split(Shown):
                 absent = target.classes[int(np.argmin(counts))]
                 raise UsageError(
                     f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
-                    f"{len(target.y)} records. Use fewer folds, or leave rare labels out."
+                    f"{len(target.y)} records. Use other folds, or leave rare labels out."
                 )
             if np.count_nonzero(counts) == 1:
                 label = target.classes[int(np.argmax(counts))]
@@ -339,12 +339,10 @@ def make_split(
     # records without a label take no part, so that they do not make folds uneven
     labelled = records.labelled(sets=sets)
     subset, count = records.take(np.flatnonzero(labelled)), int(labelled.sum())
-    if count < folds:
-        raise UsageError(f"{count} records are too few for {folds} folds.")
+    if not count:
+        raise UsageError(f"{records.name} has no records.")
     groups = same_text_groups(subset.key, subset.group, count)
-    # one fold is the first of five; the records of the others are trained on and never held out
-    assigned_to = folds if folds > 1 else _HOLDOUT
-    strata = _strata(subset, assigned_to, sets)
+    strata = _strata(subset, folds, sets)
     in_test = np.zeros(count, bool)
     if test:
         # the test set is some of many folds: 0.3 is 3 of 10. Small fractions are rounded to 1 of n
@@ -357,9 +355,7 @@ def make_split(
         assigned = assign_folds(strata, groups, part.denominator, seed=seed + 7_919)
         in_test = assigned < part.numerator
     assigned = np.full(count, TEST)
-    assigned[~in_test] = assign_folds(strata[~in_test], groups[~in_test], assigned_to, seed=seed)
-    if folds == 1:
-        assigned[assigned > 0] = TRAIN
+    assigned[~in_test] = _assigned(strata[~in_test], groups[~in_test], folds, seed=seed)
     # back from the labelled records to all of the input
     result, group = np.full(len(labelled), UNUSED), np.full(len(labelled), -1)
     result[labelled], group[labelled] = assigned, groups
@@ -399,7 +395,7 @@ def split_by_column(
     shuffled = len(names) == 1
     if shuffled:
         strata = _strata(records.take(np.flatnonzero(used)), folds, sets)
-        result[used] = assign_folds(strata, groups[used], folds, seed=seed)
+        result[used] = _assigned(strata, groups[used], folds, seed=seed)
     else:
         # numbered in the order of the sorted names, in which "10" is before "2"
         result[used] = np.searchsorted(names, marks[used])
@@ -430,13 +426,25 @@ def _warn_of_leakage(folds: Int64, groups: Int64, column: str) -> None:
         )
 
 
+def _assigned(strata: Int64, groups: Int64, folds: int, *, seed: int) -> Int64:
+    """Return ``(n,)`` fold numbers as a person means them.
+
+    One fold is the first of five; the records of the others are trained on and never held out.
+    """
+    if folds > 1:
+        return assign_folds(strata, groups, folds, seed=seed)
+    return np.where(assign_folds(strata, groups, _HOLDOUT, seed=seed) > 0, TRAIN, 0)
+
+
 def assign_folds(strata: Int64, groups: Int64, folds: int, *, seed: int) -> Int64:
     """Return ``(n,)`` fold numbers: strata spread evenly, groups never divided."""
     from sklearn.model_selection import StratifiedKFold
 
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if len(sizes) < folds:
-        raise UsageError(f"cannot make {folds} folds from {len(sizes)} distinct texts or groups.")
+        # not all of these folds are a person's: one is held out of five, a test set is one of many
+        problem = f"the split needs {folds} distinct texts or groups, and there are {len(sizes)}"
+        raise UsageError(f"{problem}. Give more records, or use fewer folds.")
     if np.bincount(strata).max() < folds:  # nothing to spread; scikit-learn refuses
         strata = np.zeros_like(strata)
     # StratifiedKFold cannot keep groups together; it is used where every record is its own
@@ -568,7 +576,8 @@ def _strata(records: Units, folds: int, sets: bool) -> Int64:
     if len(names) == 1:
         raise UsageError(f"all {len(classes)} records have the label {str(names[0])!r}.")
     # classes, or numbers that are few enough to be balanced as they are, such as stars
-    if counts.min() >= folds:
+    needed = folds if folds > 1 else _HOLDOUT
+    if counts.min() >= needed:
         return np.asarray(classes, np.int64)
     try:
         values = names.astype(np.float64)
@@ -577,11 +586,13 @@ def _strata(records: Units, folds: int, sets: bool) -> Int64:
     # the task is not known here: rare labels that are all numbers are taken for values of a
     # regression
     if len(names) > 2 and np.isfinite(values).all():
-        return _bins(values, counts, max(folds, len(classes) // _BINS))[classes]
-    rare = str(names[np.argmin(counts)])
+        return _bins(values, counts, max(needed, len(classes) // _BINS))[classes]
+    rare, least = str(names[np.argmin(counts)]), counts.min()
+    few = f"fewer than the {folds} folds" if folds > 1 else "too few to hold out a fifth"
+    advice = "Use fewer folds, leave" if 1 < least < folds else "Leave"
     raise UsageError(
-        f"{len(names)} labels for {len(classes)} records; label {rare!r} has {counts.min()}, fewer "
-        f"than the {folds} folds. Use fewer folds, leave that class out, or join it with another."
+        f"{len(names)} labels for {len(classes)} records; label {rare!r} has {least}, {few}. "
+        f"{advice} that class out, or join it with another."
     )
 
 

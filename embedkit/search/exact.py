@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedkit.arguments import accepts
+from embedkit.arguments import accepts, matrix_of
 from embedkit.choices import (
     SEARCH_METRICS,
     WHITENINGS,
@@ -480,11 +480,7 @@ class Searcher:
         Raises:
             UsageError: they have another width or are not finite numbers.
         """
-        if np.asarray(queries).dtype.kind not in "fiu":
-            raise UsageError(f"query vectors of {np.asarray(queries).dtype}: expected numbers.")
-        matrix = np.atleast_2d(np.asarray(queries, np.float32))
-        if not np.isfinite(matrix).all():
-            raise UsageError("a query vector contains NaN or infinity.")
+        matrix = matrix_of("queries", queries)
         return self._answer([f"vector {i}" for i in range(len(matrix))], matrix, k, {})
 
     def _answer(

@@ -12,6 +12,8 @@ import pytest
 import embedkit
 from embedkit.classifiers import probe as probing
 from embedkit.classifiers.probe import probe
+from embedkit.drawing import Shape
+from embedkit.runs.figures import learning
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import ProbeRun, as_json
 from embedkit.runs.split import Split, split_for, write_split
@@ -76,6 +78,8 @@ def test_a_curve_ends_at_the_score_of_the_view(probed: Path, tmp_path: Path) -> 
         )
         for point in few:
             assert point.low <= point.value <= point.high
+    marks = [item for item in learning(content).items if isinstance(item, Shape) and item.radius]
+    assert len(marks) == len(content.view_scores[0].curve)  # the name beside the last has none
     scores = as_json(content)["view_scores"]
     scores[0]["curve"][0][1]["value"] = None  # as of a correlation with a constant
     edit_run(run, view_scores=scores)

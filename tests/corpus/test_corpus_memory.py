@@ -122,7 +122,9 @@ def test_records_give_what_the_equal_json_lines_give(
     assert tree(tmp_path / "out" / "sentences") == tree(goldens["jsonl"] / "sentences")
 
 
-@pytest.mark.parametrize("make", [list, tuple, iter, np.array, pd.Series, pl.Series, pa.array])
+@pytest.mark.parametrize(
+    "make", [list, tuple, iter, np.array, pd.Series, pd.Index, pl.Series, pa.array]
+)
 def test_texts(tmp_path: Path, make: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))

@@ -8,6 +8,7 @@ import decimal
 import itertools
 import json
 import tempfile
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,8 @@ def test_the_same_rows_are_the_same_records(rows: list[dict[str, Any]], spans: b
         (np.datetime64("2020-01-02"), "2020-01-02"),
         (np.datetime64("20000-01-02"), "20000-01-02"),
         (decimal.Decimal("1.50"), "1.50"),
+        (np.timedelta64(61, "s"), "0:01:01"),
+        (pd.Timedelta("1 day 1s"), "1 day, 0:00:01"),
         ({"a": [1.0, pd.NaT, "b"], "c": np.array([0.5])}, '{"a": [1, null, "b"], "c": [0.5]}'),
         ("1.0", "1.0"),
     ],
@@ -212,6 +215,19 @@ def test_columns_of_frames(folder: Folder) -> None:
     assert [r[2] for r in records_of(pd.DataFrame([["a", 1], ["b", 2]]), text=0)] == ["a", "b"]
     with pytest.raises(ValueError, match="label"):
         records_of(pd.DataFrame([["a", 1, 2]], columns=["text", "label", "label"]))
+
+
+def test_uuids_are_ids_labels_and_columns(tmp_path: Path) -> None:
+    """Of a type of Arrow that stores bytes, also inside of lists."""
+    key = uuid.UUID(int=5)
+    column = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([key.bytes, None], pa.binary(16)))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), column)
+    table = pa.table({"text": ["a", "b"], "key": column, "keys": lists})
+    pq.write_table(table, tmp_path / "c.parquet")
+    for corpus in (table, tmp_path / "c.parquet", table.to_pandas(types_mapper=pd.ArrowDtype)):
+        found = [row[1:5] for row in records_of(corpus, id="key", label="key", keep=["keys"])]
+        assert found[0] == (str(key), "a", str(key), (f'["{key}"]',))
+        assert found[1] == ("row 1", "b", None, ("[null]",))
 
 
 TOKENS = [

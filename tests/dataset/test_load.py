@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import embedkit
 from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.read import VectorData
-from embedkit.errors import MismatchError, UsageError
+from embedkit.errors import MismatchError, ModelError, UsageError
 from embedkit.runs.folder import dataset_content
 from tests.processes import ROOT
 from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
@@ -204,7 +205,9 @@ def test_pairs_are_encoded_again(tmp_path: Path) -> None:
 
 def test_wrong_use_is_refused(corpus: Path, tmp_path: Path) -> None:
     data = embedkit.load(run(corpus, tmp_path / "out").out)
-    with pytest.raises(TypeError, match="list"):
-        encode_as(data.manifest, data.views)("the movie")
     with pytest.raises(MismatchError, match=r"this.*safetensors"):
         encode_as(data.manifest, data.views, owner="this", model=str(tiny_model(seed=2)))
+    names = SimpleNamespace(model=str(tmp_path / "gone"), revision=None)
+    made: Any = SimpleNamespace(vector_settings=data.manifest.vector_settings, names=names)
+    with pytest.raises(ModelError, match=r"the checkpoint of this, .*gone: .* place with model="):
+        encode_as(made, data.views, owner="this")

@@ -13,10 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from embedkit.encoding import bert
 from embedkit.encoding.bert import Bert
-from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.model import load_model
-from tests.encoding.test_packed import batch_of, far, states
 from tests.models import TEXTS, Tiny, build, needs_plain_bf16
 
 FAMILIES = ("bert", "bert_mlm", "japanese", "roberta", "xlm-roberta", "camembert")
@@ -47,20 +44,6 @@ def test_bits_are_those_of_the_modules_of_transformers(
     ours, theirs = (encoder.encode_views(TEXTS, views) for encoder in (light, whole))
     for view in views:
         assert ours[view].tobytes() == theirs[view].tobytes(), view
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_forward_with_padding_is_that_of_transformers(family: str, tiny: Tiny) -> None:
-    checkpoint = find_checkpoint(tiny(family))
-    device, dtype = torch.device("cpu"), torch.float64
-    ours, theirs = (
-        load_model(checkpoint, pad_id=0, device=device, dtype=dtype, light=light)
-        for light in (True, False)
-    )
-    batch = batch_of((40, 17, 17, 5, 1), int(ours.module.config.vocab_size))
-    found, expected = states(ours, batch), states(theirs, batch)
-    assert len(expected) == 4
-    assert max(far(found[layer], expected[layer]) for layer in expected) < 1e-12
 
 
 def with_config(folder: Path, **settings: object) -> None:

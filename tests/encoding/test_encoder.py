@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import PlainModel, choose_device
@@ -252,18 +254,25 @@ def test_nothing_to_encode(encoder: Encoder) -> None:
     assert encoder.encode_views(TEXTS, []) == {}
 
 
-def test_wrong_calls(encoder: Encoder) -> None:
-    for wrong in (0, 2, 161):
-        with pytest.raises(UsageError, match=f"max_length={wrong}"):
-            encoder.encode(TEXTS, max_length=wrong)
-    for texts, message in (({"a": "b"}, "texts is a dict"), (["a", None], r"texts\[1\] is None")):
-        with pytest.raises(TypeError, match=message):
-            encoder.encode(texts)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="views is one string"):
-        encoder.encode_views(["a"], "mean_-1")
-    for view, message in (("median_-1", "'median_-1'"), ("mean_4", "mean_4")):
-        with pytest.raises(UsageError, match=message):
-            encoder.encode_views(TEXTS, [view])
+ROWS = np.ones((2, 3), np.float32)
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "max_length=161": lambda e: e.encode(TEXTS, max_length=161),
+    "texts is a dict": lambda e: e.encode({"a": "b"}),
+    "texts is a set": lambda e: e.encode({"a"}),
+    r"texts\[1\] is None": lambda e: e.encode(["a", None]),
+    "views is one string": lambda e: e.encode_views(["a"], "mean_-1"),
+    r"views\[0\] is 3": lambda e: e.encode_views(["a"], [3]),
+    "layers=": lambda e: e.encode_tokens(["a"], layers=[]),
+    "a has 3 columns and b 2": lambda e: e.similarity(ROWS, ROWS.T),
+    "b holds .* expected rows of numbers": lambda e: e.similarity(ROWS, "a"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_wrong_calls(message: str, encoder: Encoder) -> None:
+    with pytest.raises((TypeError, UsageError), match=message):
+        REFUSED[message](encoder)
+    assert (encoder.similarity(ROWS, torch.ones(3).bfloat16()) > 0.9).all()
 
 
 @pytest.mark.parametrize(
@@ -283,35 +292,34 @@ def test_pooler_only_where_there_is_one(family: str, has: bool, encoder_of: Enco
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("encoder.layer.1.attention.self.key.weight", None),
-        ("encoder.layer.0.output.dense.bias", torch.zeros(7)),
-        ("", None),
-    ],
+    "name",
+    ["encoder.layer.1.attention.self.key.weight", "encoder.layer.0.output.dense.bias", "weights"],
     ids=["missing", "of another shape", "cut off"],
 )
-def test_damaged_weights(
-    name: str, value: torch.Tensor | None, tiny_bert: Path, tmp_path: Path
-) -> None:
-    from safetensors.torch import load_file, save_file
-
+def test_damaged_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_bert, tmp_path / "m"))
     file = folder / "model.safetensors"
-    if name:
-        weights = load_file(file)
-        weights = {k: v for k, v in {**weights, name: value}.items() if v is not None}
-        save_file(weights, file, metadata={"format": "pt"})
-    else:
+    weights = load_file(file)
+    weights |= {name: torch.zeros(7)} if name.endswith("bias") else {}
+    if name.endswith("key.weight"):
+        del weights[name]
+    save_file(weights, file, metadata={"format": "pt"})
+    if name == "weights":
         file.write_bytes(file.read_bytes()[:2000])
-    with pytest.raises(ModelError, match=name or "weights"):
+    with pytest.raises(ModelError, match=name):
         Encoder.load(str(folder), device="cpu")
 
 
-def test_device() -> None:
-    assert choose_device("cpu").type == "cpu"
+def test_device(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in ("gpu", "mps", "meta"):
         with pytest.raises(UsageError, match=f"device={other!r}"):
             choose_device(other)
     with pytest.raises(UsageError, match="device='cuda:64'"):
         choose_device("cuda:64")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(Encoder, "encode_views", lambda *_, **__: {"mean_3": np.ones((1, 1))})
+    for there, same, another in (("cpu", "cpu", "cuda"), ("cuda:1", "cuda cuda:1", "cuda:0")):
+        monkeypatch.setattr(encoder, "model", SimpleNamespace(device=torch.device(there)))
+        assert [encoder.encode("a", device=name) for name in same.split()]
+        with pytest.raises(UsageError, match=f"device='{another}': this encoder is on {there}"):
+            encoder.encode("a", device=another)

@@ -510,7 +510,7 @@ def test_the_prefix_is_part_of_the_input(shared: Path, tmp_path: Path, notes: li
     assert np.array_equal(prefixed.predict_proba(texts), wanted)
     for _ in range(2):
         prefixed.predict(["the movie " * 9])
-    assert " ".join(notes).count("are cut at 10 tokens: the model reads no more") == 1
+    assert " ".join(notes).count("1 text cut at 10 tokens: the model reads no more") == 1
 
 
 def test_what_cannot_be_encoded_again_is_told_before_any_fit(

@@ -233,7 +233,8 @@ def test_predict_of_the_command_line_takes_a_checkpoint(tiny: Tiny, tmp_path: Pa
     done = command("predict", "m", "--text", "good", "--label-names", "good=yes", cwd=tmp_path)
     assert "yes" in done.stdout
     plain = classifier(tiny("bert"), tmp_path / "n", num_labels=2)  # LABEL_0 and LABEL_1
-    assert Predictor(plain, label_names={"0": "bad", "1": "good"}).names == ["bad", "good"]
+    readable = dict[Any, str]({0: "bad", "1": "good"})
+    assert Predictor(plain, label_names=readable).names == ["bad", "good"]
 
 
 def test_a_regression_gives_its_output(tiny: Tiny, tmp_path: Path) -> None:

@@ -132,9 +132,13 @@ def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> N
     assert not (tmp_path / "no.csv").exists()
 
 
-def test_a_frame_is_no_list_of_texts() -> None:
-    with pytest.raises(TypeError, match="'text'"):
-        load_quickly(str(tiny_model())).encode(pd.DataFrame({"text": TEXTS}))
+def test_a_frame_is_no_list_of_texts(folder: Path) -> None:
+    predictor = embedkit.Predictor(folder / "spam")
+    for read in (load_quickly(str(tiny_model())).encode, predictor.predict):
+        with pytest.raises(TypeError, match="'text'"):
+            read(pd.DataFrame({"text": TEXTS}))
+    with pytest.raises(UsageError, match=r"path='DataFrame': expected a text or a path\."):
+        embedkit.verify(pd.DataFrame({"text": TEXTS}))
 
 
 def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
     assert [p.label for p in embedkit.Predictor(runs[0], device="cpu").predict(["bad"])]
     with pytest.raises(OutputExistsError, match="logreg"):
         embedkit.train(data)
+    with pytest.raises(UsageError, match="is loaded; pass its folder"):
+        embedkit.train(embedkit.load(data), out="loaded")  # its texts would be encoded anew
 
 
 def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:

@@ -317,10 +317,12 @@ def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
 
 
 def test_stored_vectors_are_predicted_without_encoding(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     predictor = Predictor(shared / "run", device="cpu")
     encoded = predictor.predict_proba(embedkit.load(shared / "data").text)
+    predictor.predict("long " * 999)
+    assert notes[-1].startswith("1 text cut at ")
     monkeypatch.setattr(DatasetEncoder, "__call__", None)
     data, said = predictor.predict_stored(shared / "data")
     found = [one.proba["1"] for one in said]
@@ -344,6 +346,9 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
         assert sorted(set(inside)) == (["0", "1"] if name == "named" else ["0", "1", "2", "3"])
         if name == "named":
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
+    units = Units.of_dataset(embedkit.load(tmp_path / "dealt"))
+    dealt = split_for(units, column="part", folds=1, seed=0)
+    assert (dealt.folds == 0).sum() == N * 2 // 15  # a fifth of those for training
     notes.clear()
     train(tmp_path / "named", out=tmp_path / "told", split_column="part")
     parts = pd.Series(np.arange(N) % 3)

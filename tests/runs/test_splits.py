@@ -161,6 +161,7 @@ def test_values_are_binned_whole(values: Any) -> None:
         (["a"] * 10, {}, "label 'a'"),
         (["a"] * 9 + ["b"], {}, r"label 'b' has 1\b"),
         (["a", "b"] * 2, {}, "5 folds"),
+        (["a", "b"] * 2, {"folds": 1}, r"label 'a' has 2, too few to hold out a fifth\. Leave"),
         (["a", "b"] * 9, {"folds": 10}, "label 'a' has 9, .* 10 folds"),
         (LABELS, {"test": 0.9}, "test=0.9"),
         (LABELS, {"test": float("nan")}, "test=nan"),
@@ -169,7 +170,7 @@ def test_values_are_binned_whole(values: Any) -> None:
 def test_bad_input(labels: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_split(records(list(labels)), **options)
-    with pytest.raises(UsageError, match="5 folds"):  # of two texts
+    with pytest.raises(UsageError, match="needs 5 distinct texts"):
         make_split(records(list(LABELS), ["a", "b"] * 40))
 
 
