@@ -324,7 +324,8 @@ NSMC = "\n".join(
 def test_every_recipe_runs_on_a_stand_in(
     recipe: Path, tmp_path: Path, serve: Callable[..., str]
 ) -> None:
-    address = f"http://{serve({'/nsmc': NSMC})}/nsmc"
+    files = {f"/nsmc/ratings_{part}.txt": NSMC for part in ("train", "test")}
+    address = f"http://{serve(files)}/nsmc"
     settings = [*stand_ins(tmp_path, address)[recipe.stem], f"out={tmp_path / 'out'}"]
     stages = read_recipe(recipe, cli.commands, settings)
     done = run_recipe(stages, cli.call, quiet=True)
