@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import threading
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -29,6 +30,10 @@ from embedkit.errors import DamagedError, EmbedkitError, UsageError, first_line
 from embedkit.storage import MAKE_AGAIN, unreadable
 
 T = TypeVar("T")
+
+_CONVERTING = threading.Lock()
+"""msgspec looks at a class when it first converts to it, and two threads that do so at once, such as
+those that write shards, may end the process (0.22.0)."""
 
 
 # whole numbers end where int64 does: larger ones fit into no column
@@ -83,7 +88,8 @@ def from_json(kind: type[T], value: Any, *, file: Path, advice: str = MAKE_AGAIN
     """
     try:
         # types and limits first, then what only the record itself can judge
-        record = msgspec.convert(_with_nan(kind, value), kind)
+        with _CONVERTING:
+            record = msgspec.convert(_with_nan(kind, value), kind)
         problem = record.problem() if hasattr(record, "problem") else ""
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         problem = first_line(error)

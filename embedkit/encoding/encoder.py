@@ -508,7 +508,8 @@ class Encoder:
         The next shard is tokenized while the device works: on CUDA by a thread, since this one
         launches kernels meanwhile; on CPU forward and tokenizer would share the cores.
         """
-        rows = batch_size or _rows_at_once(texts, self.device)
+        on_gpu = self.device.type == "cuda"
+        rows = batch_size or (_rows_for_gpu(texts) if on_gpu else _ENCODE_ROWS)
         limit = self.max_length if max_length is None else max_length
         length = choose_max_length(self.checkpoint, self.tokenizer, limit)
         settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
@@ -519,7 +520,7 @@ class Encoder:
             return self.tokenizer.encode(block, settings=settings, offsets=bool(token_layers))
 
         firsts = range(0, max(len(texts), 1), rows)
-        each: Any = one_ahead if self.device.type == "cuda" else map
+        each: Any = one_ahead if on_gpu else map
         with reported(None if show else no_progress) as progress:
             for first, tokenized in zip(firsts, each(tokenized_from, firsts), strict=True):
                 shard = self.start_shard(tokenized, views=views, token_layers=token_layers)
@@ -532,10 +533,8 @@ class Encoder:
                     progress(Progress("encoding", start + len(part), len(texts), "texts"))
 
 
-def _rows_at_once(texts: Sequence[str], device: torch.device) -> int:
+def _rows_for_gpu(texts: Sequence[str]) -> int:
     """How many texts are tokenized and queued at once, by the mean length of the first ones."""
-    if device.type != "cuda":
-        return _ENCODE_ROWS
     chars = sum(map(len, texts[:_ENCODE_ROWS]))
     return min(max(_QUEUED_CHARS * len(texts[:_ENCODE_ROWS]) // max(chars, 1), 256), _ENCODE_ROWS)
 

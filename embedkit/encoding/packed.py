@@ -170,9 +170,8 @@ class Forward:
             self.kept = None if limited else (key, value)
             raise _Done
         key, value = self.kept or (key, value)
-        kernel = self.model.attention
-        if self.model.of_short and len(self.batch.ids) < _SHORT * len(self.batch.lengths):
-            kernel = self.model.of_short
+        short = len(self.batch.ids) < _SHORT * len(self.batch.lengths)
+        kernel = (self.model.of_short if short else "") or self.model.attention
         return KERNELS[kernel](query, key, value, self, limits)
 
     @cached_property
