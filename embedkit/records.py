@@ -32,7 +32,7 @@ from embedkit.storage import MAKE_AGAIN, unreadable
 T = TypeVar("T")
 
 _CONVERTING = threading.Lock()
-"""msgspec looks at a class when it first converts to it, and two threads that do so at once, such as
+"""msgspec looks at a class when it first converts to it. Two threads that do so at once, such as
 those that write shards, may end the process (0.22.0)."""
 
 

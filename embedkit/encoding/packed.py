@@ -402,7 +402,8 @@ def fastest(plain: PlainModel) -> Model:
         else:
             if worst <= limit:
                 if plain.device.type == "cuda":
-                    packed.of_short = _kernel_of_short(packed, plain, limit)
+                    if kind == "varlen":
+                        packed.of_short = _kernel_of_short(packed, plain, limit)
                     # kernels differ in bits
                     packed.name = ", ".join(filter(None, ("packed", kind, packed.of_short)))
                 if plain.device.type != "cpu" or plain.dtype != torch.float32:
@@ -591,8 +592,6 @@ def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool
 
 def _kernel_of_short(packed: PackedModel, plain: PlainModel, limit: float) -> str:
     """The kernel that short sequences have beside FlashAttention, where it agrees as well."""
-    if packed.attention != "varlen":
-        return ""
     packed.of_short = "efficient"
     # sequences of the trial are short, so that it runs this kernel
     with suppress(Exception):  # it takes neither windows nor grouped keys
