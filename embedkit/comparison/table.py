@@ -465,7 +465,8 @@ def _metric(name: str | None, runs: Sequence[LoadedRun]) -> str:
             return names[0]
         contents = [run.content for run in with_models(runs) or runs]
         y = p.y[p.out_of_fold]
-        return headline_metric(contents, y.sum(0) if p.of_sets else np.bincount(y))
+        name = headline_metric(contents, y.sum(0) if p.of_sets else np.bincount(y))
+    # also that of a run, whose file may say anything
     name = named_metric(name)
     if beta_of(name) is None or len(p.classes) != 2:
         check_choice(names, metric=name)

@@ -355,8 +355,8 @@ class ProbeRun(PredictionRun):
         return pd.DataFrame(rows).set_index("view")
 
     def _agreements(self) -> dict[str, bool]:
-        scored = self.metric in self.scores.get("cross_validation", {})
-        return PredictionRun._agreements(self) | {"metric": scored}
+        agrees = {"metric": self.metric in self.scores.get("cross_validation", {})}
+        return PredictionRun._agreements(self) | agrees | {"view_scores": bool(self.view_scores)}
 
     @property
     def geometry_names(self) -> list[str]:
