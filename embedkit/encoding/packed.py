@@ -403,7 +403,7 @@ def fastest(plain: PlainModel) -> Model:
             if worst <= limit:
                 if plain.device.type == "cuda":
                     if kind == "varlen":
-                        packed.of_short = _kernel_of_short(packed, plain, limit)
+                        packed.of_short = _kernel_of_short(plain, limit)
                     # kernels differ in bits
                     packed.name = ", ".join(filter(None, ("packed", kind, packed.of_short)))
                 if plain.device.type != "cpu" or plain.dtype != torch.float32:
@@ -590,13 +590,13 @@ def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool
         torch.set_num_threads(before)
 
 
-def _kernel_of_short(packed: PackedModel, plain: PlainModel, limit: float) -> str:
+def _kernel_of_short(plain: PlainModel, limit: float) -> str:
     """The kernel that short sequences have beside FlashAttention, where it agrees as well."""
-    packed.of_short = "efficient"
-    # sequences of the trial are short, so that it runs this kernel
     with suppress(Exception):  # it takes neither windows nor grouped keys
+        # a model of its own, in which it is the only kernel: the trial is not always short
+        packed = PackedModel(plain, attention="efficient")
         if _difference(packed, plain, _trial(plain)) <= limit:
-            return packed.of_short
+            return packed.attention
     return ""
 
 
