@@ -42,12 +42,14 @@ from embedkit.corpus.sources import (
 from embedkit.corpus.values import NotText, list_of
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, Message, Option
+from embedkit.types import Progress, ProgressCallback
 
 logger = logging.getLogger(__name__)
 
 # so many records judge the encoding of a file: a wrong one would reject nearly all of them
 _TRIAL = 1_000
 _EXCERPT = 200
+_REPORTED = 5_000
 # 8 MB of hashes; later ids are not compared
 _COMPARED_IDS = 1_000_000
 
@@ -170,6 +172,13 @@ class CorpusReader:
         if self._table is not None:
             done += int(self.plan.files[self.file_number].size * self._table.fraction)
         return done / total
+
+    def shown(self, progress: ProgressCallback) -> Iterator[Record | Reject]:
+        """All records and rejects; progress is reported in per cent."""
+        for number, item in enumerate(self):
+            if number % _REPORTED == 0:
+                progress(Progress("reading", round(100 * self.fraction), 100, "%"))
+            yield item
 
     def records(self) -> list[Record]:
         """All records of files that did not change meanwhile; warns if the quoting looks wrong."""

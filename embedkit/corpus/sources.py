@@ -122,8 +122,9 @@ def first_bytes(path: Path) -> bytes:
         return stream.read(8) or b""
 
 
-def compression_of(head: bytes, path: Path) -> str | None:
+def compression_of(path: Path) -> str | None:
     """Name of the compression by the first bytes, ``None`` for plain files."""
+    head = first_bytes(path)
     kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
     # a zip may hold many files, and pyarrow has no xz
     if kind in ("zip", "xz"):
@@ -172,14 +173,12 @@ class Source:
         try:
             raw: Any = self._file
             # by its bytes: a suffix is lost or wrong as soon as a file is renamed
-            compression = compression_of(raw.read(8) or b"", path)
-            raw.seek(0)
+            compression = compression_of(path)
+            if compression or self._transcode:
+                raw = pa.PythonFile(raw)
             if compression:  # pyarrow reports a truncated archive; python-zstandard does not
-                raw = pa.CompressedInputStream(pa.PythonFile(raw), compression)
+                raw = pa.CompressedInputStream(raw, compression)
             if self._transcode:
-                # a decompressing stream is one of pyarrow already
-                if raw is self._file:
-                    raw = pa.PythonFile(raw)
                 raw = pa.transcoding_input_stream(raw, encoding, "utf-8")
             # buffered above everything: it has the `peek` by which
             # blank lines and heads are looked at
@@ -438,11 +437,11 @@ class BadRow:
 class Place:
     """Position of a record: its file, its number in the corpus and in the file, line and byte."""
 
-    file: int
-    row: int
-    file_row: int
-    line: int | None
-    offset: int | None
+    file: int = 0
+    row: int = -1  # -1 stands for no record
+    file_row: int = -1
+    line: int | None = None  # of a columnar file, which has no lines
+    offset: int | None = None
 
 
 class BadRecordError(Exception):

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +57,6 @@ logger = logging.getLogger(__name__)
 _SAMPLE = 1_000
 _LEAST_SECONDS = 2.0
 _TIMED_TOKENS = 8_192
-_REPORTED = 5_000
 # given-up shards in a row after which the fault is not theirs
 _LOST_IN_A_ROW = 5
 
@@ -223,13 +222,8 @@ def _make(
         if options.num_shards is None:
             totals = shards.totals(receipts)
             _warn(shards, totals)
-            checkpoint = plan.encoder.checkpoint
-            names = Names(  # as the user called them; not part of the identity
-                inputs=tuple(file.name for file in plan.corpus.files),
-                model=checkpoint.name,
-                model_source=checkpoint.source,
-                revision=checkpoint.revision,
-            )
+            inputs = (file.name for file in plan.corpus.files)
+            names = Names.of(plan.encoder.checkpoint, inputs=inputs)
             # workers end in any order; the manifest does not tell which
             receipts.sort(key=lambda receipt: receipt.shard)
             folder.finish(receipts, plan.out, totals=totals, names=names, overwrite=overwrite)
@@ -377,13 +371,6 @@ def estimate(
     # the same sample, and the same estimate, each time
     random = Random(0)
 
-    def accepted() -> Iterator[Record]:
-        for number, item in enumerate(reader):
-            if number % _REPORTED == 0:
-                progress(Progress("reading", round(100 * reader.fraction), 100, "%"))
-            if isinstance(item, Record):
-                yield item
-
     def scalar_bytes(record: Record) -> int:  # of the columns that are not vectors
         cells = [record.id, record.label, *record.kept]
         if plan.job.settings.storage.text:
@@ -392,7 +379,8 @@ def estimate(
 
     # the records with the largest random numbers: an even sample of a stream of unknown length in
     # one pass, holding 1,000 of them. It comes in random order
-    sample = heapq.nlargest(_SAMPLE, accepted(), key=lambda _: random.random())
+    accepted = (item for item in reader.shown(progress) if isinstance(item, Record))
+    sample = heapq.nlargest(_SAMPLE, accepted, key=lambda _: random.random())
     texts = plan.tokenized(sample, plan.encoder.tokenizer)
     n = max(len(sample), 1)
     new, _ = reused_texts(sources, sample, plan.folds_of(sample))

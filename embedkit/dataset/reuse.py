@@ -144,7 +144,6 @@ class OpenSource:
         spelled = manifest.totals.ledger.get("records_spelling_special_tokens", 0)
         # for the whole dataset, since its ledger does not tell which texts spell special tokens
         self.has_lengths = vectors.on_long != "window" and not spelled
-        self.has_lengths &= "n_unknown" in self.tables["sentences"].columns
         self._marked = vectors.words is not None and settings.input.marks_words
 
     def extent(self, table: str, places: Int64) -> tuple[Int64, Int64]:

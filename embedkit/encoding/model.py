@@ -200,7 +200,8 @@ class PlainModel(Model):
         parts = [self._states(part) for part in (_by_length(batch) if apart else [batch])]
         for layer in sorted(layers):
             first = first_only and layer == max(layers)
-            hidden = [s[layer][:, 0] if first else _real(s[layer], places) for s, places in parts]
+            # of all rows those of tokens, not of padding
+            hidden = [s[layer][:, 0] if first else s[layer].flatten(0, 1)[p] for s, p in parts]
             on_layer(layer, hidden[0] if len(hidden) == 1 else torch.cat(hidden))
 
     def _states(self, batch: PackedBatch) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -244,11 +245,6 @@ class PlainModel(Model):
         )
         limit = 1e-3 if self.dtype == torch.float32 else 5e-2
         return bool((padded - alone).norm() > limit * alone.norm())
-
-
-def _real(states: Tensor, places: Tensor) -> Tensor:
-    """Rows ``(tokens, width)`` of the tokens among ``(sequences, longest, width)``."""
-    return states.reshape(-1, states.shape[-1]).index_select(0, places)
 
 
 def _by_length(batch: PackedBatch) -> Iterator[PackedBatch]:
