@@ -33,8 +33,8 @@ from embedkit.corpus.readers import READERS
 from embedkit.corpus.sources import (
     BadRecordError,
     BadRow,
-    Place,
     Row,
+    ShardRange,
     Table,
     check_encoding,
     has_surrogate,
@@ -148,7 +148,7 @@ class CorpusReader:
     not grow with the corpus, except by the row numbers that a sample is drawn from.
     """
 
-    def __init__(self, plan: CorpusPlan, start: Place | None = None) -> None:
+    def __init__(self, plan: CorpusPlan, start: ShardRange | None = None) -> None:
         self.plan, self.counts, self.file_number = plan, ReadCounts(), 0
         self._ids = array("q")  # hashes
         self.first_row, self.from_start = 0, False  # of the current file; see :meth:`Table.seek`

@@ -434,14 +434,21 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Position of a record: its file, its number in the corpus and in the file, line and byte."""
+class ShardRange:
+    """Records that follow each other: where the first one begins, and how many they are.
+
+    Reading begins there without what stands before it.
+    """
 
     file: int = 0
-    row: int = -1  # -1 stands for no record
-    file_row: int = -1
-    line: int | None = None  # of a columnar file, which has no lines
+    row: int = -1  # number of the first in the corpus; -1 stands for no record
+    file_row: int = -1  # and in its file
+    line: int | None = None  # where it begins; a columnar file has neither lines nor bytes
     offset: int | None = None
+    number: int = 0  # of the shard
+    last_row: int = -1
+    rows: int = 0
+    rejected: int = 0  # rejects since the shard before it
 
 
 class BadRecordError(Exception):
@@ -474,7 +481,7 @@ class Table(ABC):
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """Yield the chosen columns of every record; cells keep their literal form (``007``)."""
 
-    def seek(self, place: Place) -> bool:
+    def seek(self, place: ShardRange) -> bool:
         """Continue with the record at a place; ``False`` if only a whole file can be read."""
         return False
 
@@ -512,7 +519,7 @@ class TextTable(Table):
         """Progress by bytes."""
         return self._lines.fraction
 
-    def seek(self, place: Place) -> bool:
+    def seek(self, place: ShardRange) -> bool:
         """Continue with the record at a place; ``False`` for a packed file."""
         if place.line is None or place.offset is None:
             return False

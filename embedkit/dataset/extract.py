@@ -20,6 +20,7 @@ from embedkit.arguments import accepts, divided
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.corpus.records import CorpusReader, Record
+from embedkit.corpus.sources import ShardRange
 from embedkit.dataset.format import (
     MANIFEST,
     Layout,
@@ -29,16 +30,9 @@ from embedkit.dataset.format import (
     Totals,
     read_manifest,
 )
-from embedkit.dataset.job import (
-    Repair,
-    ShardPlan,
-    ShardRange,
-    ShardReader,
-    existing_dataset,
-    open_job,
-)
+from embedkit.dataset.job import Repair, ShardPlan, ShardReader, existing_dataset, open_job
 from embedkit.dataset.planning import plan_extract
-from embedkit.dataset.reuse import OpenSource, Source, reused_texts
+from embedkit.dataset.reuse import OpenSource, reused_texts, source_of
 from embedkit.dataset.settings import ExtractOptions
 from embedkit.dataset.shards import ExtractPlan, ShardMaker, run_shard, run_shards
 from embedkit.display import ShownFolder, count_text
@@ -161,7 +155,7 @@ def run_plan(
         result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     else:
         paths = [reuse] if isinstance(reuse, str | os.PathLike) else reuse
-        sources = [Source.of(p, plan.job, any_environment=allow_env_change) for p in paths]
+        sources = [source_of(p, plan.job, any_environment=allow_env_change) for p in paths]
         plan = replace(plan, any_environment=allow_env_change, reuse=tuple(sources))
         result = _make(plan, repair, progress, overwrite=overwrite)
     if plan.address:
@@ -366,7 +360,7 @@ def estimate(
 
     Texts that datasets to ``reuse`` have cost no time.
     """
-    sources = [OpenSource(Source.of(path, plan.job), plan.job.settings) for path in reuse]
+    sources = [OpenSource(source_of(path, plan.job), plan.job.settings) for path in reuse]
     reader = CorpusReader(plan.corpus)
     # the same sample, and the same estimate, each time
     random = Random(0)

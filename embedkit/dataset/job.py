@@ -27,7 +27,7 @@ import pyarrow as pa
 from embedkit import storage
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.records import CorpusReader, ReadCounts, Record, Reject
-from embedkit.corpus.sources import Place
+from embedkit.corpus.sources import ShardRange
 from embedkit.dataset.format import (
     SCRATCH,
     TABLES,
@@ -138,19 +138,6 @@ def open_job(
                 content = to_json(job)
                 storage.write_durably(layout.job, content, scratch=layout.scratch)
         yield JobFolder(layout, job, repair, seen)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRange(Place):
-    """The records of a shard: where the first one begins; -1 stands for no record.
-
-    ``rejected`` are the rejects since the shard before it.
-    """
-
-    number: int = 0
-    last_row: int = -1
-    rows: int = 0
-    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)

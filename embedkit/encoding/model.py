@@ -149,8 +149,10 @@ class Model:
         self.n_layers, self.width = checkpoint.n_layers, checkpoint.width
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
-        # asked once: a look at a signature takes longer than a product of a short text
-        self._takes_types = _takes_types(module)
+        # asked once: a look at a signature takes longer than a product of a short text.
+        # GPT-2 has no segments, and would add the embedding of a word
+        takes = "token_type_ids" in inspect.signature(module.forward).parameters
+        self._takes_types = takes and bool(getattr(module.config, "type_vocab_size", 0))
 
     @computing
     def forward(
@@ -255,12 +257,6 @@ def _by_length(batch: PackedBatch) -> Iterator[PackedBatch]:
         rows = slice(start, start + sum(lengths))
         yield PackedBatch.of(batch.ids[rows], batch.type_ids[rows], lengths)
         start = rows.stop
-
-
-def _takes_types(module: Any) -> bool:
-    """True if a model of transformers has segments; GPT-2 would add the embedding of a word."""
-    takes = "token_type_ids" in inspect.signature(module.forward).parameters
-    return takes and bool(getattr(module.config, "type_vocab_size", 0))
 
 
 def load_model(
