@@ -262,6 +262,8 @@ class Encoder:
         vectors = next(iter(views.values()))
         if unit:
             vectors = l2_normalize(vectors)
+        if dims and truncate_dim:
+            raise UsageError("give one of both.", dims=dims, truncate_dim=truncate_dim)
         if size := dims or truncate_dim:
             if size > vectors.shape[1]:
                 name, width = "dims" if dims else "truncate_dim", vectors.shape[1]

@@ -95,8 +95,6 @@ def test_nothing_to_encode(encoder_of: EncoderOf) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"texts": "one text"}, "texts is one string"),
-        ({"texts": [None]}, r"texts\[0\] is None"),
         ({"words": ["one", "two"]}, r"words\[0\] is one string"),
         ({"words": [["a", 1]]}, r"words\[0\]\[1\] is 1"),
         ({"words": [["a", "a\u3000b"]]}, r"words\[0\]"),
