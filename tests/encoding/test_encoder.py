@@ -259,7 +259,6 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "texts is a set": lambda e: e.encode({"a"}),
     r"texts\[1\] is None": lambda e: e.encode(["a", None]),
     "views is one string": lambda e: e.encode_views(["a"], "mean_-1"),
-    r"views\[0\] is 3": lambda e: e.encode_views(["a"], [3]),
     "layers=": lambda e: e.encode_tokens(["a"], layers=[]),
     "a has 3 columns and b 2": lambda e: e.similarity(ROWS, ROWS.T),
     "b holds .* expected rows of numbers": lambda e: e.similarity(ROWS, "a"),
