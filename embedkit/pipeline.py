@@ -161,8 +161,12 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
             allowed = inside and ".." not in address.split("/")
         else:
             folder = stage.folder
-            # below the recipe, or below what the caller named by --set
-            allowed = any(_is_below(folder / text, folder / root) for root in ("", *callers))
+            # below the recipe, or what the caller named by --set
+            allowed = _is_below(folder / text, folder) or any(
+                os.path.realpath(folder / text) == os.path.realpath(folder / root)
+                or _is_below(folder / text, folder / root)
+                for root in filter(None, callers)
+            )
         if not allowed:
             yield f"writes to {storage.without_secrets(text)}"
     for name, what in _CODE.items():
@@ -173,15 +177,19 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
 
 
 def _is_below(path: Path, folder: Path) -> bool:
-    """True if a path is a folder or plainly in it, links followed; of others the name tells less.
+    """True if a path is plainly in a folder, links followed; of others the name tells less.
+
+    The folder itself is not: what belongs to an output, such as its state, stands beside it.
 
     Hidden files, such as those of a shell, of git and of a virtual environment, are run by others,
     and so are the modules of Python.
     """
     # links followed first: a link in the folder may lead out of it
     place, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
-    inner = place.relative_to(root).parts if place.is_relative_to(root) else (".",)
-    return not any(part.startswith(".") or part.endswith(_IMPORTED) for part in inner)
+    inner = place.relative_to(root).parts if place.is_relative_to(root) else ()
+    return inner != () and not any(
+        part.startswith(".") or part.endswith(_IMPORTED) for part in inner
+    )
 
 
 def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> None:
@@ -230,7 +238,9 @@ def _stage(
         # an empty value leaves the option out, so that --set can take it away
         if items in ([""], []):
             continue
-        files[option in OUTPUTS] += items
+        # an option of an output gets a list as one name, with commas
+        is_name = option in OUTPUTS and option != "makes"
+        files[option in OUTPUTS] += [",".join(items)] if is_name else items
         parameter = parameters.get(option)
         dashed = f"--{option}" if len(option) > 1 else f"-{option}"
         if isinstance(parameter, click.Argument):

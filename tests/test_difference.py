@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer, quantize_embeddings
@@ -167,6 +168,15 @@ FILES: dict[str, Callable[[Path, Floats], object]] = {
         path, orient="records", lines=True, double_precision=15
     ),
     "numbers.csv": lambda path, X: _numbers(X).to_csv(path),  # with the index, as by default
+    # as a groupby or a tool that sorts names leaves them: v0, v1, v10, v11, …, v2
+    "sorted.csv": lambda path, X: (
+        _numbers(X).sort_index(axis=1).assign(rank2=range(len(X))).to_csv(path, index=False)
+    ),
+    "numpy.csv": lambda path, X: (
+        _lists(X)
+        .assign(embedding=[np.array2string(x, floatmode="unique") for x in X[::-1]])
+        .to_csv(path, index=False)
+    ),
     "numbers.tsv": lambda path, X: (
         _numbers(X).rename(columns={"id": "ID"}).to_csv(path, index=False, sep="\t")
     ),
@@ -195,6 +205,22 @@ def test_equal_vectors_in_every_kind_of_file(bench: Bench, tmp_path: Path, name:
     answer = invoke("diff", bench["plain"], tmp_path / name)
     assert answer.stdout.startswith(f"the same vectors: all {len(RECORDS)} records have the same")
     assert answer.exit_code == 0
+
+
+def test_ids_of_a_table_are_texts_whatever_holds_them(bench: Bench, tmp_path: Path) -> None:
+    """7 and 7.0 are one id, NA is one; a table in memory is joined as its file is."""
+    records = [{"id": i or "NA", "text": text} for i, text in enumerate(RECORDS)]
+    model = str(bench.folder / "plain")
+    folder = embedkit.extract(records, out=tmp_path / "v", model=model, device="cpu").out
+    theirs = _numbers(embedkit.load(folder).X).assign(id=np.arange(len(records))[::-1] * 1.0)
+    theirs.iloc[:-1].to_parquet(tmp_path / "floats.parquet")
+    theirs = theirs.assign(id=theirs["id"].astype(int).astype(str).replace("0", "NA"))
+    theirs.to_csv(tmp_path / "na.csv", index=False)
+    found = diff(folder, tmp_path / "floats.parquet")
+    assert (found.joined, found.equal, found.only_a) == ("id", len(records) - 1, 1)
+    for other in (tmp_path / "na.csv", theirs, pa.Table.from_pandas(theirs)):
+        found = diff(folder, other)
+        assert (found.joined, found.equal) == ("id", len(records))
 
 
 def test_missing_records_are_counted(bench: Bench, tmp_path: Path) -> None:
@@ -234,7 +260,12 @@ REFUSED: dict[str, tuple[Callable[[Path, Floats], object], type[Exception], str]
             .to_json(path, orient="records", lines=True)
         ),
         UsageError,
-        "cannot be read",
+        "row 1 of embedding has .* numbers, row 0",
+    ),
+    "null.parquet": (
+        lambda path, X: _lists(X).assign(embedding=[None, *X[1:]]).to_parquet(path),
+        UsageError,
+        "row 1 of embedding has 24 numbers, row 0 0",
     ),
     "two.parquet": (
         lambda path, X: _lists(X).assign(other=X.tolist()).to_parquet(path),

@@ -403,12 +403,13 @@ def test_stages_in_the_order_written(tmp_path: Path) -> None:
 
 def test_values_from_the_command_line(tmp_path: Path) -> None:
     of_a = ("train.a.overwrite=true", "train.a.estimator=knn")
-    of_extract = ("extract.words=true", "extract.keep=['p', 'q']")
+    of_extract = ("extract.words=true", "extract.keep=['p', 'q']", "extract.out=['v', 'w']")
     values = ("corpus=c d.tsv", "folds=7", "name=a=b")
     stages = stages_of(tmp_path, *values, *of_a, "split.label=genre", *of_extract, text=GOOD)
     extract, train, split, last = stages
     assert extract.line[1] == "c d.tsv"
     assert {"--words", "--keep=p,q"} <= set(extract.line)
+    assert extract.outputs == ("v,w",)  # one name, as the command reads it
     assert train.line[2] == "--folds=7"
     assert "--label=genre" in split.line
     assert " ".join(last.line) == ("train a=b/out/v --out=a=b/out/a --overwrite --estimator=knn")

@@ -268,6 +268,7 @@ def _parameters(pipeline: Any) -> int | None:
 def _data(
     dataset: CorpusLike,
     columns: tuple[str, ...],
+    split_column: str | None,
     extraction: dict[str, Any],
     *,
     level: str,
@@ -277,11 +278,19 @@ def _data(
     if columns and level == "word":
         problem = f"they are of records; {Option('level', 'word')} has none."
         raise UsageError(problem, columns=",".join(columns))
-    if columns and not names_dataset(dataset):
-        extraction = extraction | {
-            "keep": list(dict.fromkeys([*extraction.get("keep", ()), *columns]))
-        }
-    return load_or_extract(dataset, extraction, level=level, **what)
+    further = [*columns, *([] if split_column is None else [split_column])]
+    if not further or names_dataset(dataset):
+        return load_or_extract(dataset, extraction, level=level, **what)
+    keep = list(dict.fromkeys([*extraction.get("keep", ()), *further]))
+    try:
+        return load_or_extract(dataset, extraction | {"keep": keep}, level=level, **what)
+    except UsageError as error:
+        if "keep" in extraction:
+            raise
+        name = (
+            "split_column" if f"{Option('keep', split_column)}" in f"{error.message}" else "columns"
+        )
+        raise type(error)(error.message.renamed(keep=name)) from error
 
 
 @accepts(*EXTRACTION)
@@ -367,7 +376,7 @@ def train(
     method = Frozen.of(estimator, tune=tune, **options)
     out = free_out(out, dataset, method.settings.method, *views, *names, overwrite=overwrite)
     what: dict[str, Any] = {"view": view, "level": level, "label": label}
-    data = _data(dataset, names, extraction, progress=progress, **what)
+    data = _data(dataset, names, split_column, extraction, progress=progress, **what)
     assigned = {"split": split, "column": split_column, "folds": folds, "seed": seed}
     problem = _problem(method, data, test, label=label, separator=label_separator, **assigned)
     with new_run(out, overwrite=overwrite) as folder:

@@ -360,6 +360,10 @@ def export(what: Path, out: Path | None, fold: str, to: str | None, view: str | 
     is that (BERT, RoBERTa, XLM-R, CamemBERT, ALBERT, MPNet), AutoModelForSequenceClassification
     loads the folder and gives the same probabilities; with other heads it holds the encoder alone.
     """
+    from embedkit.dataset.format import is_dataset
+
+    if to is None and is_dataset(what):
+        raise UsageError(f"{what} is a dataset; name the format of its vectors: --to csv.")
     if to is not None:
         from embedkit.dataset.read import load
 

@@ -32,6 +32,7 @@ _BINS = 15  # of the calibration error, of equal width between 0 and 1
 _SMALLEST = float(np.finfo(np.float64).eps)
 _F_BETA = re.compile(r"f(\d+\.?\d*)")
 _OTHER_NAMES = {
+    "acc": "accuracy",
     "f1macro": "macro_f1",
     "f1micro": "micro_f1",
     "auc": "roc_auc",

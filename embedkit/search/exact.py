@@ -366,7 +366,7 @@ class Searcher:
         progress: ProgressCallback = no_progress,
     ) -> None:
         if finder is not None and where is not None:
-            raise UsageError("where needs exact search; leave the index out.")
+            raise UsageError("it needs exact search; leave the index out.", where=where)
         self.data = load(dataset, view)
         if len(self.data) == 0:
             raise UsageError(f"{dataset} has no records, so there is nothing to find.")

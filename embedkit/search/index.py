@@ -6,6 +6,7 @@ and is mapped into memory when opened. Its recall is measured once, with records
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -290,8 +291,10 @@ def open_index(
 ) -> AnnIndex:
     """Open the index of a dataset's chosen view; an error unless it is of its present state."""
     folder = _folder(data, kind, metric, whitening)
-    command = f"embedkit index {data.path} --view {data.views[0]} --kind {kind}"
+    command = f"embedkit index {shlex.quote(str(data.path))} --view {data.views[0]} --kind {kind}"
     command += f" --whitening {whitening}" * bool(whitening)
+    if metric != "cosine":  # the command has no option for it
+        command += f", in Python with metric={metric!r}"
     advice = f"Build it again: {command} --overwrite."
     if not (folder / INFO).is_file():
         # indexes that are still being built have a folder of their own beside the others

@@ -23,6 +23,7 @@ intervals are a matter of records: words go where their record goes. Records are
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -45,7 +46,7 @@ from embedkit.dataset.read import VectorData, by_record, has_label, load, text_k
 from embedkit.display import count_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
-from embedkit.errors import CorpusError, Option, UsageError
+from embedkit.errors import CorpusError, Option, OutputExistsError, UsageError
 from embedkit.types import AnyPath, Bool, Float32, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
@@ -578,5 +579,11 @@ def load_or_extract(
     # an option that is given has the last word
     words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
     words |= {"label": label} if isinstance(label, str) else {}
-    out = extract(source, progress=progress, **{**words, **options}).out
+    try:
+        out = extract(source, progress=progress, **{**words, **options}).out
+    except OutputExistsError as error:
+        # the options out and overwrite, of which it speaks, are those of a run here
+        advice = "Extract the corpus into another folder and give that, or delete this one."
+        text = re.sub("Pass another .* It differs", f"{advice} It differs", str(error), flags=re.S)
+        raise OutputExistsError(text) from error
     return load(out, view, level=level)

@@ -71,6 +71,12 @@ def folder(common: Path) -> Path:
         ("info .", 2, ". is not a dataset"),
         ("train rare --out / --folds 2", 8, "/ exists"),
         ("predict spam --text x --id id", 2, "--id is for"),
+        ("export sms", 2, "sms is a dataset; name the format of its vectors: --to csv"),
+        ("compare sms", 2, "It is a dataset, of which they make one: embedkit train sms"),
+        ("export smz", 2, "It does not exist"),
+        ("verify spam --recompute 2", 2, "spam is no dataset"),
+        ("train corpus.tsv --split-column part", 2, "--split-column part: corpus.tsv has no"),
+        ("search sms x --index hnsw --metric dot", 2, "in Python with metric='dot'"),
         ("predict spam - --text x", 2, "--text is for"),
     ],
 )
@@ -137,8 +143,9 @@ def test_a_frame_is_no_list_of_texts(folder: Path) -> None:
     for read in (load_quickly(str(tiny_model())).encode, predictor.predict):
         with pytest.raises(TypeError, match="'text'"):
             read(pd.DataFrame({"text": TEXTS}))
-    with pytest.raises(UsageError, match=r"path='DataFrame': expected a text or a path\."):
-        embedkit.verify(pd.DataFrame({"text": TEXTS}))
+    for describe, name in ((embedkit.verify, "path"), (embedkit.info, "what")):
+        with pytest.raises(UsageError, match=f"{name}='DataFrame': expected a text or a path"):
+            describe(pd.DataFrame({"text": TEXTS}))
 
 
 def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:
