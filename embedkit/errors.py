@@ -210,13 +210,7 @@ class OutputExistsError(EmbedkitError):
     exit_code = 8
 
 
-_SYNONYMS = {
-    "avg": "mean",
-    "average": "mean",
-    "logistic_regression": "logreg",
-    "l2": "euclid",
-    "ip": "dot",
-}
+_SYNONYMS = {"avg": "mean", "average": "mean", "logistic_regression": "logreg"}
 """What other libraries call a value."""
 
 

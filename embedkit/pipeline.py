@@ -161,11 +161,10 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
             allowed = inside and ".." not in address.split("/")
         else:
             folder = stage.folder
-            # below the recipe, or what the caller named by --set
-            allowed = _is_below(folder / text, folder) or any(
-                os.path.realpath(folder / text) == os.path.realpath(folder / root)
-                or _is_below(folder / text, folder / root)
-                for root in filter(None, callers)
+            # below the recipe, or below what the caller named by --set; the folder of the recipe
+            # itself is neither, since the state of an output stands beside it
+            allowed = os.path.realpath(folder / text) != os.path.realpath(folder) and any(
+                _is_below(folder / text, folder / root) for root in ("", *callers)
             )
         if not allowed:
             yield f"writes to {storage.without_secrets(text)}"
@@ -177,19 +176,15 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
 
 
 def _is_below(path: Path, folder: Path) -> bool:
-    """True if a path is plainly in a folder, links followed; of others the name tells less.
-
-    The folder itself is not: what belongs to an output, such as its state, stands beside it.
+    """True if a path is a folder or plainly in it, links followed; of others the name tells less.
 
     Hidden files, such as those of a shell, of git and of a virtual environment, are run by others,
     and so are the modules of Python.
     """
     # links followed first: a link in the folder may lead out of it
     place, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
-    inner = place.relative_to(root).parts if place.is_relative_to(root) else ()
-    return inner != () and not any(
-        part.startswith(".") or part.endswith(_IMPORTED) for part in inner
-    )
+    inner = place.relative_to(root).parts if place.is_relative_to(root) else (".",)
+    return not any(part.startswith(".") or part.endswith(_IMPORTED) for part in inner)
 
 
 def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> None:

@@ -172,20 +172,18 @@ FILES: dict[str, Callable[[Path, Floats], object]] = {
     "sorted.csv": lambda path, X: (
         _numbers(X).sort_index(axis=1).assign(rank2=range(len(X))).to_csv(path, index=False)
     ),
-    "numpy.csv": lambda path, X: (
-        _lists(X)
-        .assign(embedding=[np.array2string(x, floatmode="unique") for x in X[::-1]])
-        .to_csv(path, index=False)
-    ),
+    "numpy.csv": lambda path, X: _lists(X, np.array2string).to_csv(path, index=False),
     "numbers.tsv": lambda path, X: (
         _numbers(X).rename(columns={"id": "ID"}).to_csv(path, index=False, sep="\t")
     ),
 }
 
 
-def _lists(X: Floats) -> pd.DataFrame:
-    """Ids and lists, the last record first."""
-    return pd.DataFrame({"id": IDS, "score": 1.5, "embedding": X.tolist()}).iloc[::-1]
+def _lists(X: Floats, cell: Callable[..., object] = np.ndarray.tolist) -> pd.DataFrame:
+    """Ids and lists, or their text, the last record first."""
+    with np.printoptions(floatmode="unique"):
+        cells = [cell(x) for x in X]
+    return pd.DataFrame({"id": IDS, "score": 1.5, "embedding": cells}).iloc[::-1]
 
 
 def _numbers(X: Floats) -> pd.DataFrame:
@@ -247,11 +245,6 @@ REFUSED: dict[str, tuple[Callable[[Path, Floats], object], type[Exception], str]
     ),
     "short.npy": (lambda path, X: np.save(path, X[1:]), MismatchError, f"{len(IDS) - 1} vectors"),
     "nan.npy": (lambda path, X: np.save(path, X * np.nan), UsageError, f"{len(IDS)} vectors hold"),
-    "objects.npy": (
-        lambda path, X: np.save(path, np.array([{}], object)),
-        UsageError,
-        "cannot be read",
-    ),
     "text.npy": (lambda path, _: path.write_text("no"), UsageError, "cannot be read"),
     "ragged.jsonl": (
         lambda path, X: (

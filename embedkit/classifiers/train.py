@@ -194,6 +194,8 @@ def side_by_side(
         # filters are those of the process: one set by a thread ends when another thread's does
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         warnings.filterwarnings("ignore", "One or more of the test scores", UserWarning)
+        # a class of sets that all records of a fold have, or none
+        warnings.filterwarnings("ignore", r"Label (not )?\d+ is present in all", UserWarning)
         # threads, since the libraries release the lock while they compute, and vectors need no
         # copy; results come in the order of the tasks, whichever ends first
         parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")

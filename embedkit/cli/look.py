@@ -235,12 +235,7 @@ _MATRIX, _FEW = 10, 4
     "--overwrite --model --quoting",
 )
 def similarity(
-    corpus: Path,
-    text: str,
-    text_pair: str,
-    reading: CorpusOptions,
-    progress: ProgressCallback,
-    **settings: Any,
+    corpus: Path, reading: CorpusOptions, progress: ProgressCallback, **settings: Any
 ) -> Result:
     """Compute cosine similarities of text pairs.
 
@@ -249,8 +244,8 @@ def similarity(
     """
     from embedkit.sts import similarity as compare
 
-    columns = {"text": text, "text_pair": text_pair, "reading": reading}
-    result = compare(corpus, progress=progress, **columns, **settings)
+    settings |= {"text": reading.text, "text_pair": reading.text_pair}
+    result = compare(corpus, reading=reading, progress=progress, **settings)
     pairs = [
         {
             "row": record.row,
