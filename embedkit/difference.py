@@ -273,9 +273,9 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
         source = pd.DataFrame({"vector": source})
     if not isinstance(source, pd.DataFrame):
         return matrix_of(name, source), None
-    ids = next((list(map(text_of, source[n])) for n in _IDS if n in source), None)
-    if lacking := [i for i, key in enumerate(ids or ()) if not key]:
-        raise UsageError(f"{name}, row {lacking[0]}, has no id. Give every row one.")
+    ids = next(([text_of(key) or "" for key in source[n]] for n in _IDS if n in source), None)
+    if ids is not None and "" in ids:
+        raise UsageError(f"{name}, row {ids.index('')}, has no id. Give every row one.")
     try:
         vectors = _vectors_of(source, column, named=named)
     except (ValueError, TypeError) as error:

@@ -51,6 +51,11 @@ def faiss_with_threads(threads: int) -> Iterator[Any]:
         faiss.omp_set_num_threads(before)
 
 
+def maxrss_bytes(maxrss: int) -> int:
+    """Bytes of ``ru_maxrss``: in bytes on macOS, in units of 1,024 elsewhere."""
+    return maxrss if sys.platform == "darwin" else maxrss * 1024
+
+
 def peak_memory_since(before: int) -> int | None:
     """Peak physical memory of this process; ``None`` if it is the one of ``before``."""
     # the peak is of the whole life of the process: one that has not risen says nothing about this
@@ -61,5 +66,4 @@ def peak_memory_since(before: int) -> int | None:
 
 def peak_memory_bytes() -> int:
     """Peak physical memory of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS alone
+    return maxrss_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

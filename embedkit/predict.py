@@ -97,7 +97,6 @@ class Predictor:
         warm: bool = True,
     ) -> None:
         self.run, self._has_warned = Path(run), False
-        self.content: PredictionRun | None = None
         self._load(run, label_names or {}, device, model, head)
         content = self.content
         self.columns = () if content is None else content.columns
@@ -116,6 +115,7 @@ class Predictor:
     def _load(
         self, run: AnyPath, names: Mapping[str, str], device: str, model: str | None, head: Any
     ) -> None:
+        self.content: PredictionRun | None = None
         # imported here: transformers takes seconds, which a run on vectors may not need
         if _is_checkpoint(os.fspath(run)):
             from embedkit.finetuning.checkpoint import CheckpointClassifier

@@ -42,6 +42,7 @@ def test_peak_memory_is_in_bytes(monkeypatch: pytest.MonkeyPatch, platform: str,
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(resource, "getrusage", lambda _: Usage)
     assert machine.peak_memory_bytes() == 5_000_000 * unit
+    assert machine.maxrss_bytes(7) == 7 * unit
 
 
 @pytest.mark.parametrize(("platform", "threads"), [("linux", 3), ("darwin", 1)])

@@ -15,6 +15,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -271,15 +272,15 @@ def compare(
         >>> result.winner.name, list(result.to_frame().index)
         ('logreg', ['logreg', 'majority'])
     """
-    return table.compare(
+    result = table.compare(
         runs,
         baseline=baseline,
         metric=metric,
         min_difference=min_difference,
         prefer=prefer,
         progress=progress,
-        kind=CompareResult,
     )
+    return CompareResult(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 
 def _facts(compared: Compared) -> str:

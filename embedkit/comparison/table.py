@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -233,9 +233,6 @@ class Compared:
         return Blend(name, run.predictions, len(models), True, cut, lambda inputs: inputs[index])
 
 
-C = TypeVar("C", bound=Compared)
-
-
 class Selection(NamedTuple):
     """The method to use: the best, or a cheaper one that cannot be worse by what matters."""
 
@@ -254,9 +251,8 @@ def compare(
     min_difference: float | None = None,
     prefer: str = "cost",
     progress: ProgressCallback = no_progress,
-    kind: type[C] = Compared,  # type: ignore[assignment]  # the type of the default
-) -> C:
-    """Return a comparison of a ``kind``; arguments as for :func:`embedkit.compare`."""
+) -> Compared:
+    """Return a comparison; arguments as for :func:`embedkit.compare`."""
     check_choice(PREFERENCES, prefer=prefer)
     opened = read_runs(runs, progress=progress)
     metric = _metric(metric, opened)
@@ -302,7 +298,7 @@ def compare(
 
     # nothing is below -∞: the best is taken whatever it costs
     acceptable = margin if prefer == "cost" else -math.inf
-    return kind(
+    return Compared(
         metric=metric,
         min_difference=margin,
         baseline=chosen,

@@ -77,6 +77,7 @@ def folder(common: Path) -> Path:
         ("compare smz --report x.pdf", 2, "--report x.pdf: expected a name ending in .html"),
         ("explore sms --out train.csv/x.html", 6, "train.csv is a file. Name another place"),
         ("compare spam --metric -", 2, "--metric -: expected accuracy"),
+        ("compare smz --write-blend train.csv", 8, "train.csv exists"),
         ("compare smz --write-blend x", 2, "--write-blend x: expected a name ending in .tsv"),
         ("export sms --to csv --fold 0", 2, "--fold 0: it is for a run"),
         ("export spam --view mean_2", 2, "--view mean_2: it is for a dataset"),
