@@ -255,11 +255,6 @@ REFUSED: dict[str, tuple[Callable[[Path, Floats], object], type[Exception], str]
         UsageError,
         "row 1 of embedding has .* numbers, row 0",
     ),
-    "null.parquet": (
-        lambda path, X: _lists(X).assign(embedding=[None, *X[1:]]).to_parquet(path),
-        UsageError,
-        "row 1 of embedding has 24 numbers, row 0 0",
-    ),
     "two.parquet": (
         lambda path, X: _lists(X).assign(other=X.tolist()).to_parquet(path),
         UsageError,
