@@ -341,11 +341,6 @@ def test_every_recipe_runs_on_a_stand_in(
         found = [read_run(tmp_path / "out/runs" / name) for name in runs]
         kept = [one.records for one in found if isinstance(one, PredictionRun)]
         assert [(r["folds"], r["test"]) for r in kept] == [(12, 30)] * 3
-    if recipe.stem == "medical_papers":
-        lines = (tmp_path / "out/submission.csv").read_text("utf-8").splitlines()
-        assert lines[0] == "id,judgement"
-        assert [line.split(",")[0] for line in lines[1:]] == [str(i) for i in range(12)]
-        assert {line.split(",")[1] for line in lines[1:]} <= {"0", "1"}
     again = run_recipe([stage for stage in stages if stage.line[0] not in PRINTING], cli.call)
     assert set(statuses(again)) == {"up to date"}
 
