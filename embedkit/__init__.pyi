@@ -356,7 +356,7 @@ def tokenize(
     model: str = ...,
     revision: str | None = ...,
     offline: bool = ...,
-    max_length: int | None = ...,
+    max_length: Positive | None = ...,
     prefix: str | None = ...,
 ) -> list[dict[str, Any]]: ...
 

@@ -104,7 +104,7 @@ class Units:
         """
         settings, totals = data.manifest.job.input, data.manifest.totals
         folds, words = data.manifest.job.folds, data.level == "word"
-        records, place = None, None
+        records, place, reading = None, None, reading_of(settings)
         name, labels = _labels_of(data, label)
         if words:
             # folds, equal texts and intervals are those of records, so that words need theirs
@@ -116,15 +116,15 @@ class Units:
             source=data.manifest.source,
             row=data.row,
             ids=data.ids,
-            key=text_keys(data) if records is None else records.key[place],
             label=labels,
             group=data.column(group) if group else None,
             # read from disk when it is first asked for, once
             column=cache(data.column),
+            key=text_keys(data) if records is None else records.key[place],
             # data.X is a cached property: vectors are read when a method first asks for some
             inputs=lambda index: data.X[index],
             pairs=settings.text_pair is not None,
-            reading=reading_of(settings) | {"label": name},
+            reading=reading | {"label": name},
             rejected=totals.rejected_by_reason,
             # vectors of fold models may be split by the folds of their run alone, see split_for
             run=None if folds is None else Path(data.manifest.names.model),
@@ -219,11 +219,10 @@ class Units:
     def _stored(
         cls, path: AnyPath, reading: CorpusOptions, *, level: str, prefix: str = ""
     ) -> Units:
-        data = load(path, level=level)
         # a label may still be chosen: it is a kept column of the dataset
         check_settled(path, replace(reading, label=None).given, prefix=prefix)
         # what was rejected was counted when the dataset was made, and nothing reads its vectors
-        units = cls.of_dataset(data, label=reading.label)
+        units = cls.of_dataset(load(path, level=level), label=reading.label)
         return replace(units.with_texts(), rejected={}, run=None)
 
     @classmethod
@@ -565,9 +564,13 @@ def load_or_extract(
     label: Labels = None,
     view: str | Sequence[str] | None = None,
     level: str = "sentence",
+    keep: Sequence[str] = (),
     progress: ProgressCallback = no_progress,
 ) -> VectorData:
-    """Open a dataset; a corpus is extracted first, with the options and the column ``label``."""
+    """Open a dataset; a corpus is extracted first, with the options and the column ``label``.
+
+    The dataset then also has the columns ``keep``, beside those that the options keep.
+    """
     options = {name: value for name, value in options.items() if value is not None}
     if names_dataset(source):
         check_settled(source, options)
@@ -578,5 +581,7 @@ def load_or_extract(
     # an option that is given has the last word
     words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
     words |= {"label": label} if isinstance(label, str) else {}
+    if keep:
+        options["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
     out = extract(source, progress=progress, **{**words, **options}).out
     return load(out, view, level=level)

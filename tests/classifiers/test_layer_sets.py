@@ -143,9 +143,9 @@ def test_every_fit_of_a_combination_is_on_training_records(
     fitted: list[frozenset[int]] = []
     honest = tuning.fit
 
-    def recording(fold: tuning.Subset, *rest: Any, **more: Any) -> Any:
-        fitted.append(frozenset(fold.train.tolist()))
-        return honest(fold, *rest, **more)
+    def recording(problem: Any, train: Any, *rest: Any, **more: Any) -> Any:
+        fitted.append(frozenset(train.tolist()))
+        return honest(problem, train, *rest, **more)
 
     monkeypatch.setattr(probing, "fit", recording)
     monkeypatch.setattr(probing, "side_by_side", one_by_one)

@@ -59,7 +59,7 @@ def test_every_fit_is_on_training_records(
     result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, learning_curve=True)
     split = split_for(Units.of_dataset(embedkit.load(data)), folds=3, seed=0)
     folds = [set(split.subsets()[fold][0].tolist()) for fold in range(3)]
-    fitted = [set(call.arguments[0].train.tolist()) for call in calls]
+    fitted = [set(call.arguments[1].tolist()) for call in calls]
     assert len(fitted) == 3 * 5
     for number, records in enumerate(fitted):
         assert records <= folds[number // 5]  # one fold after the other, in one thread

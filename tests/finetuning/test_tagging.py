@@ -34,7 +34,7 @@ from tests.finetuning.test_heads import plain_of
 from tests.models import check_near
 from tests.runs.test_word_runs import extract
 from tests.store_fixtures import extract_tiny, tiny_model
-from tests.word_fixtures import write_treebank
+from tests.word_fixtures import TAGS, sentences, write_treebank
 
 UPOS = CorpusOptions(word_label="upos")
 
@@ -89,6 +89,28 @@ def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Pat
     words = Predictor(tmp_path / "c", device="cpu").predict_words(texts)
     proba = [list(word.prediction.proba.values()) for some in words for word in some]
     assert np.allclose(proba, found.proba, atol=1e-5)
+
+
+def test_words_without_a_label_are_neither_trained_on_nor_scored(tmp_path: Path) -> None:
+    """As in ``train``; the probabilities of the others are theirs."""
+    tags = [[None if i % 3 == 1 else TAGS[w] for i, w in enumerate(ws)] for ws in sentences(40)]
+    texts = [" ".join(words) for words in sentences(40)]
+    frame = pd.DataFrame({"text": texts, "tags": tags})
+    split = embedkit.split(frame, folds=2, test=0.2)
+    embedkit.finetune(
+        frame, out=tmp_path / "run", split=split, level="word", word_label="tags", **TINY
+    )
+    p = predicted(tmp_path / "run")
+    labelled = [(r, i) for r, row in enumerate(tags) for i, tag in enumerate(row) if tag]
+    assert sorted(zip(p.row, p.word, strict=True)) == labelled
+    assert all(p.classes[y] == tags[r][i] for r, i, y in zip(p.row, p.word, p.y, strict=True))
+    tested = p.take(p.test)
+    words = Predictor(tmp_path / "run", device="cpu").predict_words(texts)
+    outputs = [
+        list(words[r][i].prediction.proba.values())
+        for r, i in zip(tested.row, tested.word, strict=True)
+    ]
+    assert np.allclose(outputs, tested.proba, atol=1e-5)
 
 
 def test_transformers_gives_the_same_probabilities(made: Path, tmp_path: Path) -> None:
