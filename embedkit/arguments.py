@@ -176,7 +176,10 @@ def matrix_of(name: str, vectors: Any) -> Float32:
     """Vectors as a matrix of finite numbers; a tensor leaves its device, one vector is a row."""
     if hasattr(vectors, "detach"):
         vectors = vectors.detach().cpu().float()  # NumPy has no bf16
-    matrix = np.atleast_2d(np.asarray(vectors))
+    try:
+        matrix = np.atleast_2d(np.asarray(vectors))
+    except ValueError as error:  # of lists of several lengths
+        raise UsageError(f"{name} holds rows of several widths; expected one width.") from error
     if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
         raise UsageError(f"{name} holds {matrix.dtype} {matrix.shape}; expected rows of numbers.")
     matrix = matrix.astype(np.float32, copy=False)

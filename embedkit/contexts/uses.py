@@ -132,6 +132,11 @@ MOST_USES = 1_000
 _TEXTS_AT_ONCE = 512
 
 
+Lines = tuple[Int64, Int64, dict[str, Float32]]
+"""Some lines of a table of words or tokens: the record of each, ascending; first character and end,
+``(n, 2)``; vectors by layer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
     """One use of a word: characters ``start`` to ``end`` of the text of a record."""
@@ -190,14 +195,14 @@ def uses_in_texts(
     uses = _find_uses(records, word, match, "the sentences")
     names, rows = [spec.name for spec in layers], np.unique([use.row for use in uses])
 
-    def tables() -> Iterator[LayerTable]:
+    def tables() -> Iterator[Lines]:
         for start in range(0, len(rows), _TEXTS_AT_ONCE):
             # each text once, however often it has the word; the vectors of
             # tokens of a few hundred are in memory
             block = rows[start : start + _TEXTS_AT_ONCE]
             tokens = encoder.encode_tokens([texts[row] for row in block], layers=names)
             spans = np.stack([tokens.start, tokens.end], axis=1).astype(np.int64)
-            yield LayerTable(block[tokens.row], spans, tokens.vectors)
+            yield block[tokens.row], spans, tokens.vectors
 
     none = f"{word!r} occurs only where the sentences are cut: the model takes "
     return _means(uses, tables(), none=f"{none}{encoder.max_length} tokens.")
@@ -221,7 +226,7 @@ def _find_uses(
 
 
 def _means(
-    uses: Sequence[Use], tables: Iterable[LayerTable], *, none: str, data: VectorData | None = None
+    uses: Sequence[Use], tables: Iterable[Lines], *, none: str, data: VectorData | None = None
 ) -> UseVectors:
     """The uses that lines touch, with the means over these; an error ``none`` without any.
 
@@ -230,17 +235,17 @@ def _means(
     rows = np.array([use.row for use in uses])
     sums: dict[str, Float32] = {}
     counts = np.zeros(len(rows), np.int64)
-    for table in tables:
+    for row, spans, layers in tables:
         # uses of this table only
-        for number in np.flatnonzero(np.isin(rows, table.row)).tolist():
+        for number in np.flatnonzero(np.isin(rows, row)).tolist():
             # lines of a record stand together, as rows ascend
-            first, last = np.searchsorted(table.row, (rows[number], rows[number] + 1))
-            use, (left, right) = uses[number], table.spans[first:last].T
+            first, last = np.searchsorted(row, (rows[number], rows[number] + 1))
+            use, (left, right) = uses[number], spans[first:last].T
             # special tokens are nowhere: from 0 to 0
             touch = (left < use.end) & (right > use.start) & (right > left)
             lines = first + np.flatnonzero(touch)
             counts[number] += len(lines)
-            for name, matrix in table.layers.items():
+            for name, matrix in layers.items():
                 total = sums.setdefault(name, np.zeros((len(rows), matrix.shape[1]), np.float32))
                 # sums and counts, not means: the rest of the record may be in the next table
                 total[number] += matrix[lines].sum(axis=0)
@@ -253,16 +258,7 @@ def _means(
     return UseVectors(kept, means, len(uses) - len(kept), data)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTable:
-    """Some lines of the word or token table of a dataset."""
-
-    row: Int64  # ascending
-    spans: Int64  # ``(n, 2)`` first character and end
-    layers: dict[str, Float32]
-
-
-def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[LayerTable]:
+def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[Lines]:
     """Read ``words`` or ``tokens`` by row groups, without special tokens and second texts."""
     widths = data.manifest.columns_of(kind)
     # the layers of a table stand side by side in one matrix, which is divided at these columns
@@ -282,11 +278,8 @@ def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[LayerT
         columns = columns.filter(pa.array(chosen))
         parts = np.split(table.reader.vectors_of(block)[chosen], edges, axis=1)
         spans = [columns.column(name).cast(pa.int64()).to_numpy() for name in ("start", "end")]
-        yield LayerTable(
-            columns.column("row").to_numpy(),
-            np.stack(spans, axis=1),
-            {name.removeprefix("layer_"): part for name, part in zip(names, parts, strict=True)},
-        )
+        layers = {n.removeprefix("layer_"): part for n, part in zip(names, parts, strict=True)}
+        yield columns.column("row").to_numpy(), np.stack(spans, axis=1), layers
 
 
 _SAMPLED_WORDS = 10_000

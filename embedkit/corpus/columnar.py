@@ -26,8 +26,8 @@ from embedkit.corpus.sources import (
     BadRow,
     Cell,
     Dialect,
-    Place,
     Row,
+    ShardRange,
     Table,
     check_kind,
     check_names,
@@ -107,7 +107,7 @@ class _ColumnarTable(Table):
     def close(self) -> None:
         self._file.close()
 
-    def seek(self, place: Place) -> bool:
+    def seek(self, place: ShardRange) -> bool:
         """As in :class:`~embedkit.corpus.sources.Table`."""
         # no row is read here: batches drop this many of their first rows as they come
         self._done = self._skipped = place.file_row

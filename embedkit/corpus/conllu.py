@@ -25,8 +25,8 @@ from embedkit.corpus.sources import (
     BadRow,
     Cell,
     Line,
-    Place,
     Row,
+    ShardRange,
     TextTable,
 )
 from embedkit.corpus.values import NotText, list_of, text_of
@@ -74,7 +74,7 @@ class ConlluTable(TextTable):
 
     word_columns = tuple(_OF_WORDS)
 
-    def seek(self, place: Place) -> bool:
+    def seek(self, place: ShardRange) -> bool:
         """The name of a document stands before its first sentence."""
         return False
 

@@ -37,7 +37,6 @@ from embedkit.corpus.sources import (
     Table,
     check_kind,
     compression_of,
-    first_bytes,
     guessed,
     is_wide,
 )
@@ -479,7 +478,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
         raise UsageError(f"for workbooks; {file.name} is read as {name}.", sheet=options.sheet)
     if not kind.text:
         check_kind(file.path, text=False)
-        if name != "sheet" and compression_of(first_bytes(file.path), file.path):
+        if name != "sheet" and compression_of(file.path):
             raise CorpusError(f"{file.name}: unpack a compressed {name.capitalize()} file first.")
         # the name of the sheet takes the place of the delimiter, which a workbook has not
         return Dialect(name, delimiter=options.sheet or "\t"), notices

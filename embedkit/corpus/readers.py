@@ -24,8 +24,8 @@ from embedkit.corpus.sources import (
     Cell,
     Dialect,
     Line,
-    Place,
     Row,
+    ShardRange,
     Source,
     Table,
     TextTable,
@@ -49,7 +49,7 @@ class JsonTable(TextTable):
     Keys of objects within an object have dotted names, such as ``labels.label``.
     """
 
-    def seek(self, place: Place) -> bool:
+    def seek(self, place: ShardRange) -> bool:
         """As in :class:`~embedkit.corpus.sources.Table`."""
         # the elements of an array are found from its beginning only
         if self._is_array or not super().seek(place):

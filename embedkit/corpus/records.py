@@ -33,8 +33,8 @@ from embedkit.corpus.readers import READERS
 from embedkit.corpus.sources import (
     BadRecordError,
     BadRow,
-    Place,
     Row,
+    ShardRange,
     Table,
     check_encoding,
     has_surrogate,
@@ -42,12 +42,14 @@ from embedkit.corpus.sources import (
 from embedkit.corpus.values import NotText, list_of
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, Message, Option
+from embedkit.types import Progress, ProgressCallback
 
 logger = logging.getLogger(__name__)
 
 # so many records judge the encoding of a file: a wrong one would reject nearly all of them
 _TRIAL = 1_000
 _EXCERPT = 200
+_REPORTED = 5_000
 # 8 MB of hashes; later ids are not compared
 _COMPARED_IDS = 1_000_000
 
@@ -146,7 +148,7 @@ class CorpusReader:
     not grow with the corpus, except by the row numbers that a sample is drawn from.
     """
 
-    def __init__(self, plan: CorpusPlan, start: Place | None = None) -> None:
+    def __init__(self, plan: CorpusPlan, start: ShardRange | None = None) -> None:
         self.plan, self.counts, self.file_number = plan, ReadCounts(), 0
         self._ids = array("q")  # hashes
         self.first_row, self.from_start = 0, False  # of the current file; see :meth:`Table.seek`
@@ -170,6 +172,13 @@ class CorpusReader:
         if self._table is not None:
             done += int(self.plan.files[self.file_number].size * self._table.fraction)
         return done / total
+
+    def shown(self, progress: ProgressCallback) -> Iterator[Record | Reject]:
+        """All records and rejects; progress is reported in per cent."""
+        for number, item in enumerate(self):
+            if number % _REPORTED == 0:
+                progress(Progress("reading", round(100 * self.fraction), 100, "%"))
+            yield item
 
     def records(self) -> list[Record]:
         """All records of files that did not change meanwhile; warns if the quoting looks wrong."""

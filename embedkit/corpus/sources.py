@@ -122,8 +122,9 @@ def first_bytes(path: Path) -> bytes:
         return stream.read(8) or b""
 
 
-def compression_of(head: bytes, path: Path) -> str | None:
+def compression_of(path: Path) -> str | None:
     """Name of the compression by the first bytes, ``None`` for plain files."""
+    head = first_bytes(path)
     kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
     # a zip may hold many files, and pyarrow has no xz
     if kind in ("zip", "xz"):
@@ -172,14 +173,12 @@ class Source:
         try:
             raw: Any = self._file
             # by its bytes: a suffix is lost or wrong as soon as a file is renamed
-            compression = compression_of(raw.read(8) or b"", path)
-            raw.seek(0)
+            compression = compression_of(path)
+            if compression or self._transcode:
+                raw = pa.PythonFile(raw)
             if compression:  # pyarrow reports a truncated archive; python-zstandard does not
-                raw = pa.CompressedInputStream(pa.PythonFile(raw), compression)
+                raw = pa.CompressedInputStream(raw, compression)
             if self._transcode:
-                # a decompressing stream is one of pyarrow already
-                if raw is self._file:
-                    raw = pa.PythonFile(raw)
                 raw = pa.transcoding_input_stream(raw, encoding, "utf-8")
             # buffered above everything: it has the `peek` by which
             # blank lines and heads are looked at
@@ -435,14 +434,21 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Position of a record: its file, its number in the corpus and in the file, line and byte."""
+class ShardRange:
+    """Records that follow each other: where the first one begins, and how many they are.
 
-    file: int
-    row: int
-    file_row: int
-    line: int | None
-    offset: int | None
+    Reading begins there without what stands before it.
+    """
+
+    file: int = 0
+    row: int = -1  # number of the first in the corpus; -1 stands for no record
+    file_row: int = -1  # and in its file
+    line: int | None = None  # where it begins; a columnar file has neither lines nor bytes
+    offset: int | None = None
+    number: int = 0  # of the shard
+    last_row: int = -1
+    rows: int = 0
+    rejected: int = 0  # rejects since the shard before it
 
 
 class BadRecordError(Exception):
@@ -475,7 +481,7 @@ class Table(ABC):
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """Yield the chosen columns of every record; cells keep their literal form (``007``)."""
 
-    def seek(self, place: Place) -> bool:
+    def seek(self, place: ShardRange) -> bool:
         """Continue with the record at a place; ``False`` if only a whole file can be read."""
         return False
 
@@ -513,7 +519,7 @@ class TextTable(Table):
         """Progress by bytes."""
         return self._lines.fraction
 
-    def seek(self, place: Place) -> bool:
+    def seek(self, place: ShardRange) -> bool:
         """Continue with the record at a place; ``False`` for a packed file."""
         if place.line is None or place.offset is None:
             return False

@@ -77,10 +77,9 @@ class DatasetEncoder:
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
         """``(n, width)`` float32: the views side by side, as the dataset would have stored them."""
-        width = sum(self.encoder.width_of(view) for view in self._views)
-        # no texts give a matrix too, of no rows and the right width
-        parts = [np.zeros((0, width), np.float32)]
-        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        parts = []
+        # once also without texts, since they have a matrix too, of no rows and the right width
+        for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
             block = slice(start, start + _TEXTS_AT_ONCE)
             views = self.views(texts[block], None if pairs is None else pairs[block])
             parts.append(np.concatenate(list(views.values()), axis=1))

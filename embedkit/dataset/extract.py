@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from embedkit.arguments import accepts, divided
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.corpus.records import CorpusReader, Record
+from embedkit.corpus.sources import ShardRange
 from embedkit.dataset.format import (
     MANIFEST,
     Layout,
@@ -29,16 +30,9 @@ from embedkit.dataset.format import (
     Totals,
     read_manifest,
 )
-from embedkit.dataset.job import (
-    Repair,
-    ShardPlan,
-    ShardRange,
-    ShardReader,
-    existing_dataset,
-    open_job,
-)
+from embedkit.dataset.job import Repair, ShardPlan, ShardReader, existing_dataset, open_job
 from embedkit.dataset.planning import plan_extract
-from embedkit.dataset.reuse import OpenSource, Source, reused_texts
+from embedkit.dataset.reuse import OpenSource, reused_texts, source_of
 from embedkit.dataset.settings import ExtractOptions
 from embedkit.dataset.shards import ExtractPlan, ShardMaker, run_shard, run_shards
 from embedkit.display import ShownFolder, count_text
@@ -57,7 +51,6 @@ logger = logging.getLogger(__name__)
 _SAMPLE = 1_000
 _LEAST_SECONDS = 2.0
 _TIMED_TOKENS = 8_192
-_REPORTED = 5_000
 # given-up shards in a row after which the fault is not theirs
 _LOST_IN_A_ROW = 5
 
@@ -162,7 +155,7 @@ def run_plan(
         result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     else:
         paths = [reuse] if isinstance(reuse, str | os.PathLike) else reuse
-        sources = [Source.of(p, plan.job, any_environment=allow_env_change) for p in paths]
+        sources = [source_of(p, plan.job, any_environment=allow_env_change) for p in paths]
         plan = replace(plan, any_environment=allow_env_change, reuse=tuple(sources))
         result = _make(plan, repair, progress, overwrite=overwrite)
     if plan.address:
@@ -223,13 +216,8 @@ def _make(
         if options.num_shards is None:
             totals = shards.totals(receipts)
             _warn(shards, totals)
-            checkpoint = plan.encoder.checkpoint
-            names = Names(  # as the user called them; not part of the identity
-                inputs=tuple(file.name for file in plan.corpus.files),
-                model=checkpoint.name,
-                model_source=checkpoint.source,
-                revision=checkpoint.revision,
-            )
+            inputs = (file.name for file in plan.corpus.files)
+            names = Names.of(plan.encoder.checkpoint, inputs=inputs)
             # workers end in any order; the manifest does not tell which
             receipts.sort(key=lambda receipt: receipt.shard)
             folder.finish(receipts, plan.out, totals=totals, names=names, overwrite=overwrite)
@@ -372,17 +360,10 @@ def estimate(
 
     Texts that datasets to ``reuse`` have cost no time.
     """
-    sources = [OpenSource(Source.of(path, plan.job), plan.job.settings) for path in reuse]
+    sources = [OpenSource(source_of(path, plan.job), plan.job.settings) for path in reuse]
     reader = CorpusReader(plan.corpus)
     # the same sample, and the same estimate, each time
     random = Random(0)
-
-    def accepted() -> Iterator[Record]:
-        for number, item in enumerate(reader):
-            if number % _REPORTED == 0:
-                progress(Progress("reading", round(100 * reader.fraction), 100, "%"))
-            if isinstance(item, Record):
-                yield item
 
     def scalar_bytes(record: Record) -> int:  # of the columns that are not vectors
         cells = [record.id, record.label, *record.kept]
@@ -392,7 +373,8 @@ def estimate(
 
     # the records with the largest random numbers: an even sample of a stream of unknown length in
     # one pass, holding 1,000 of them. It comes in random order
-    sample = heapq.nlargest(_SAMPLE, accepted(), key=lambda _: random.random())
+    accepted = (item for item in reader.shown(progress) if isinstance(item, Record))
+    sample = heapq.nlargest(_SAMPLE, accepted, key=lambda _: random.random())
     texts = plan.tokenized(sample, plan.encoder.tokenizer)
     n = max(len(sample), 1)
     new, _ = reused_texts(sources, sample, plan.folds_of(sample))

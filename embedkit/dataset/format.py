@@ -9,11 +9,11 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from embedkit import storage
 from embedkit.choices import POOLINGS, Pooling
@@ -25,6 +25,9 @@ from embedkit.records import Count, from_json, read_json
 from embedkit.remote import address_of, cache_folder, spelled, store_of
 from embedkit.storage import check_files, incomplete
 from embedkit.types import AnyPath
+
+if TYPE_CHECKING:
+    from embedkit.encoding.checkpoint import Checkpoint
 
 FORMAT_VERSION = 1
 """Raised when the files of a dataset change their meaning."""
@@ -118,6 +121,12 @@ class Names:
     model: str
     model_source: str
     revision: str | None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, *, inputs: Iterable[str]) -> Names:
+        """Return the names of a checkpoint and of what it reads."""
+        name, source, revision = checkpoint.name, checkpoint.source, checkpoint.revision
+        return cls(inputs=tuple(inputs), model=name, model_source=source, revision=revision)
 
     @property
     def checkpoint(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embedkit.dataset.format import TABLES, Manifest, read_manifest
+from embedkit.dataset.format import TABLES, Manifest
 from embedkit.dataset.read import load, text_keys
 from embedkit.display import Shown, visible
 from embedkit.encoding.views import view_ranges
@@ -56,16 +56,16 @@ class DatasetInfo(Shown):
 
 def describe_dataset(path: Path) -> DatasetInfo:
     """Describe a dataset; reads its vectors for the health figures."""
-    manifest = read_manifest(path)
-    tables = []
+    data, tables = load(path), []
+    manifest = data.manifest
     for folder in TABLES:
         files = [f for name, f in manifest.files.items() if name.startswith(folder + "/")]
         if files:
             rows, size = sum(f.rows for f in files), sum(f.bytes for f in files)
             tables.append((folder, len(files), rows, size))
-    keys = text_keys(load(path))
+    keys = text_keys(data)
     duplicates = len(keys) - len(np.unique(keys))
-    blocks = load(path).reader.blocks  # evenly spaced row groups of them are read
+    blocks = data.reader.blocks  # evenly spaced row groups of them are read
     # whole row groups, since a reader cannot read less; linspace spreads them over the corpus,
     # which may be sorted
     count = -(-_HEALTH_ROWS // max([1, *(block.rows for block in blocks)]))

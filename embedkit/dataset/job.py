@@ -27,7 +27,7 @@ import pyarrow as pa
 from embedkit import storage
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.records import CorpusReader, ReadCounts, Record, Reject
-from embedkit.corpus.sources import Place
+from embedkit.corpus.sources import ShardRange
 from embedkit.dataset.format import (
     SCRATCH,
     TABLES,
@@ -46,15 +46,13 @@ from embedkit.dataset.settings import JobSettings
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, OutputExistsError
 from embedkit.records import canonical_json, from_json, read_json, to_json
-from embedkit.types import Progress, ProgressCallback
+from embedkit.types import ProgressCallback
 
 logger = logging.getLogger(__name__)
 
 # key in the schema metadata of shards.parquet
 _COUNTS = b"embedkit.counts"
 _OVERWRITE = Option("overwrite", True)
-# records between two reports of progress
-_REPORTED = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +140,6 @@ def open_job(
         yield JobFolder(layout, job, repair, seen)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRange(Place):
-    """The records of a shard: where the first one begins; -1 stands for no record.
-
-    ``rejected`` are the rejects since the shard before it.
-    """
-
-    number: int
-    last_row: int
-    rows: int
-    rejected: int
-
-
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
     """All shards of a corpus in order, and the counts of the corpus."""
@@ -198,9 +183,7 @@ def plan_shards(
         storage.storage_errors(layout.rejects),
         partial.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink,
     ):
-        for number, item in enumerate(reader):
-            if number % _REPORTED == 0:
-                progress(Progress("reading", round(100 * reader.fraction), 100, "%"))
+        for item in reader.shown(progress):
             if isinstance(item, Reject):
                 sink.write(item.to_json() + "\n")
                 rejected += 1
@@ -210,14 +193,14 @@ def plan_shards(
                 # a shard remembers the byte where its first record begins, so that any process can
                 # read it without reading what stands before it
                 place |= {"file_row": item.row - reader.first_row, "rejected": rejected}
-                ranges.append(_EMPTY | place | {"number": len(ranges)})
+                ranges.append(place | {"number": len(ranges), "rows": 0})
                 rejected = 0
             # both numbers prove later that the corpus is still read as it was planned
             ranges[-1] |= {"last_row": item.row, "rows": ranges[-1]["rows"] + 1}
     # before the plan, by which the next process knows that all of this is done
     storage.publish_file(partial, layout.rejects)
     # a corpus without accepted records has one shard without rows, which holds the schema
-    ranges = ranges or [_EMPTY | {"rejected": rejected}]
+    ranges = ranges or [{"rejected": rejected}]
     return ShardPlan([ShardRange(**shard) for shard in ranges], reader.counts)
 
 
@@ -249,10 +232,6 @@ def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
 
 
 _INDEX = pa.schema([(field.name, pa.int64()) for field in fields(ShardRange)])
-# the place of no record: -1 for rows, null for what columnar files have neither
-_EMPTY: dict[str, Any] = dict.fromkeys(("number", "file", "rows", "rejected"), 0)
-_EMPTY |= dict.fromkeys(("row", "file_row", "last_row"), -1)
-_EMPTY |= dict.fromkeys(("line", "offset"))
 
 
 class ShardReader:

@@ -188,12 +188,7 @@ def _job_settings(
     return JobSettings(
         format_version=FORMAT_VERSION,
         input=InputRecord(files=files, **reading),
-        model=ModelRecord(
-            type=checkpoint.model_type,
-            n_layers=checkpoint.n_layers,
-            width=checkpoint.width,
-            sha256=dict(checkpoint.sha256),
-        ),
+        model=ModelRecord.of(checkpoint),
         vectors=vectors,
         storage=StorageRecord(
             profile=settings.storage,
@@ -206,16 +201,11 @@ def _job_settings(
 
 def _arguments_of_load(settings: ExtractOptions, target: Path) -> dict[str, Any]:
     """Arguments of :func:`load_encoder`; a job that was begun keeps its precision."""
-    precision = settings.precision
-    return {
-        "model": settings.model,
-        "revision": settings.revision,
-        "device": settings.devices[0],
-        "precision": recorded_precision(target) if precision == "auto" else precision,
-        "offline": settings.offline,
-        "max_length": settings.max_length,
-        "batch_tokens": settings.batch_tokens,
-    }
+    same = ("model", "revision", "offline", "max_length", "batch_tokens", "precision")
+    load = {name: getattr(settings, name) for name in same} | {"device": settings.devices[0]}
+    if settings.precision == "auto":
+        load["precision"] = recorded_precision(target)
+    return load
 
 
 def _check_dims(dims: int, narrowest: int, checkpoint: Checkpoint) -> None:

@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 def text_keys(data: VectorData) -> Int64:
     """Return the key of every record's text, ``(n,)``, of a pair of both together."""
-    return np.asarray(storage.numbers(data.reader.column("text_key")), np.int64)
+    return data.reader.integers("text_key")
 
 
 def has_label(label: str | None) -> bool:
@@ -211,7 +211,10 @@ class VectorData(Shown):
             >>> data[0].shape, data[:5].shape, data[data.row > 8].shape
             ((384,), (5, 384), (3, 384))
         """
-        return np.asarray(self.X[rows])
+        try:
+            return np.asarray(self.X[rows])
+        except ValueError as error:  # of lists of several lengths
+            raise UsageError("expected positions, a slice or a mask.", rows=rows) from error
 
     def __repr__(self) -> str:
         level = "" if self.level == "sentence" else f", level={self.level!r}"
@@ -281,7 +284,7 @@ class VectorData(Shown):
     @cached_property
     def row(self) -> Int64:
         """Record numbers in the input, ``(n,)`` int64, ascending; gaps are rejects."""
-        return self._integers("row")
+        return self.reader.integers("row")
 
     @cached_property
     def text(self) -> list[str]:
@@ -291,23 +294,24 @@ class VectorData(Shown):
     @cached_property
     def word(self) -> Int64:
         """Number of the word in its record, ``(n,)`` int64, of words and tokens; -1 for none."""
-        return self._integers("word")
+        return self.reader.integers("word")
 
     @cached_property
     def start(self) -> Int64:
         """First character in the record's text, ``(n,)`` int64, of words and tokens."""
-        return self._integers("start")
+        return self.reader.integers("start")
 
     @cached_property
     def end(self) -> Int64:
         """Character after the last one, ``(n,)`` int64, of words and tokens."""
-        return self._integers("end")
+        return self.reader.integers("end")
 
     @property
     def columns(self) -> list[str]:
         """Names of the columns that are not vectors."""
         return self.reader.columns
 
+    @accepts()
     def column(self, name: str) -> list[Any]:
         """Any column that is not a vector, as Python values; ``None`` for what is missing.
 
@@ -358,7 +362,7 @@ class VectorData(Shown):
             >>> sum(len(batch["X"]) for batch in data.iter_batches(5, shuffle_seed=0))
             12
         """
-        if not 0 <= worker[0] < worker[1]:
+        if len(worker) != 2 or not 0 <= worker[0] < worker[1]:
             raise UsageError(f"worker={worker}: expected a number from 0, and that of workers.")
         for name in columns:
             if name not in self.columns:
@@ -404,9 +408,6 @@ class VectorData(Shown):
             _EXPORT[to](self, work)
         return target
 
-    def _integers(self, name: str) -> Int64:
-        return np.asarray(storage.numbers(self.reader.column(name)), np.int64)
-
     @cached_property
     def _sentences(self) -> TableReader:
         """The table of the records."""
@@ -418,9 +419,8 @@ class VectorData(Shown):
         """Values of all records as values of all rows."""
         if self.level == "sentence":
             return values
-        rows = np.asarray(storage.numbers(self._sentences.column("row")), np.int64)
         # rows of the sentences are ascending and hold those of every word and token
-        return values[np.searchsorted(rows, self.row)]
+        return values[np.searchsorted(self._sentences.integers("row"), self.row)]
 
 
 def _with_columns(data: VectorData) -> Iterator[tuple[pa.Table, Float32]]:

@@ -8,8 +8,14 @@ batch-invariant, else to the rounding of the precision. Vectors of words and tok
 
 The dataset is made as ever, beside those it takes from: readers, kills and two commands at once
 meet nothing new, and the files have the bytes of a fresh extraction. Only the tokenizer and the
-model have less to do. (A shard is never linked as a file: its footer names the job that made it,
-whose input is another one, so that a reader can tell a shard of another dataset.)
+model have less to do.
+
+An unchanged shard is neither linked nor copied as a file: its footer names the job that made it,
+whose input is another one, so that a reader can tell a shard of another dataset. Its pages could be
+copied and another footer be put behind them, but there is little to gain. For 100,000 short texts
+of which the last 1 % is new (MiniLM, two cores) the command takes 17.2 s of processors: 0.2 s to
+read the stored vectors, 0.1 s to put them in their places, 0.6 s to make Parquet of them. The rest
+stays: records are read and compared, and a file with another footer has another checksum.
 """
 
 from __future__ import annotations
@@ -39,53 +45,49 @@ Lengths = dict[str, NDArray[Any]]
 """Of each text: ``n_tokens``, ``n_kept``, ``n_unknown``, ``truncated``, ``windows``, ``spells``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A dataset to take vectors from, in the state that was looked at."""
+Source = tuple[Path, str]
+"""A dataset to take vectors from: its folder, and its fingerprint when it was looked at."""
 
-    path: Path
-    fingerprint: str
 
-    @classmethod
-    def of(cls, dataset: AnyPath, job: Job, *, any_environment: bool = False) -> Source:
-        """Look at a dataset; an error says why its vectors are not those of the job."""
-        path = local_dataset(dataset).absolute()
-        manifest, settings = read_manifest(path), job.settings
-        stored, vectors = manifest.job, settings.vectors
-        # a key of 64 bits finds a text, but does not prove it
-        if not stored.storage.text:
-            raise UsageError("it stores no texts, by which vectors are found.", reuse=path)
-        if settings.storage.profile == "int8":
-            raise UsageError("int8 rounds all vectors of a shard together.", reuse=path)
-        # the dataset may have more columns than the job, but not fewer
-        lacking = (vectors.columns(n) - stored.vectors.columns(n) for n in ("sentence", "word"))
-        differing = stored.vector_settings.differences(settings.vector_settings)
-        differing += [f"it has no {name}" for name in sorted(set().union(*lacking))]
-        pairs: list[tuple[str, Any, Any]] = [
-            ("folds", stored.folds, settings.folds),
-            ("text_pair", bool(stored.input.text_pair), bool(settings.input.text_pair)),
-        ]
-        # what the dataset has besides is no matter, so only what the job wants is compared
-        pairs += [("tokens", stored.vectors.tokens, True)] * vectors.tokens
-        if vectors.words is not None:
-            pairs.append(("words", stored.vectors.words, vectors.words))
-            pairs.append(("marked words", stored.input.marks_words, settings.input.marks_words))
-        differing += [
-            f"{name} is {actual!r}, expected {expected!r}"
-            for name, actual, expected in pairs
-            if actual != expected
-        ]
-        if differing:
-            raise MismatchError(f"{'; '.join(differing)}. Leave it out.", reuse=path)
-        for entry in manifest.environments if not any_environment else ():
-            if lines := difference(entry.environment, job.environment):
-                raise MismatchError(
-                    "it was made in another environment, whose bits could differ. Leave it out, "
-                    f"or pass {Option('allow_env_change', True)} in Python. Differences:\n{lines}",
-                    reuse=path,
-                )
-        # by which each process that opens the dataset later knows that it is still the same
-        return cls(path, manifest.fingerprint)
+def source_of(dataset: AnyPath, job: Job, *, any_environment: bool = False) -> Source:
+    """Look at a dataset; an error says why its vectors are not those of the job."""
+    path = local_dataset(dataset).absolute()
+    manifest, settings = read_manifest(path), job.settings
+    stored, vectors = manifest.job, settings.vectors
+    # a key of 64 bits finds a text, but does not prove it
+    if not stored.storage.text:
+        raise UsageError("it stores no texts, by which vectors are found.", reuse=path)
+    if settings.storage.profile == "int8":
+        raise UsageError("int8 rounds all vectors of a shard together.", reuse=path)
+    # the dataset may have more columns than the job, but not fewer
+    lacking = (vectors.columns(n) - stored.vectors.columns(n) for n in ("sentence", "word"))
+    differing = stored.vector_settings.differences(settings.vector_settings)
+    differing += [f"it has no {name}" for name in sorted(set().union(*lacking))]
+    pairs: list[tuple[str, Any, Any]] = [
+        ("folds", stored.folds, settings.folds),
+        ("text_pair", bool(stored.input.text_pair), bool(settings.input.text_pair)),
+    ]
+    # what the dataset has besides is no matter, so only what the job wants is compared
+    pairs += [("tokens", stored.vectors.tokens, True)] * vectors.tokens
+    if vectors.words is not None:
+        pairs.append(("words", stored.vectors.words, vectors.words))
+        pairs.append(("marked words", stored.input.marks_words, settings.input.marks_words))
+    differing += [
+        f"{name} is {actual!r}, expected {expected!r}"
+        for name, actual, expected in pairs
+        if actual != expected
+    ]
+    if differing:
+        raise MismatchError(f"{'; '.join(differing)}. Leave it out.", reuse=path)
+    for entry in manifest.environments if not any_environment else ():
+        if lines := difference(entry.environment, job.environment):
+            raise MismatchError(
+                "it was made in another environment, whose bits could differ. Leave it out, "
+                f"or pass {Option('allow_env_change', True)} in Python. Differences:\n{lines}",
+                reuse=path,
+            )
+    # by which each process that opens the dataset later knows that it is still the same
+    return path, manifest.fingerprint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,14 +129,14 @@ class OpenSource:
     """The texts of a dataset by their keys, and its tables; a process opens it once."""
 
     def __init__(self, source: Source, settings: JobSettings) -> None:
-        manifest, vectors = read_manifest(source.path), settings.vectors
-        if manifest.fingerprint != source.fingerprint:
-            raise MismatchError("it changed meanwhile. Run the command again.", reuse=source.path)
+        (path, fingerprint), vectors = source, settings.vectors
+        if (manifest := read_manifest(path)).fingerprint != fingerprint:
+            raise MismatchError("it changed meanwhile. Run the command again.", reuse=path)
         layers = tuple(f"layer_{name}" for name in vectors.token_layers)
         columns = {"sentences": tuple(vectors.views)}
         columns |= {"words": layers} if vectors.words else {}
         columns |= {"tokens": layers} if vectors.tokens else {}
-        self.tables = {n: TableReader(source.path, manifest, n, c) for n, c in columns.items()}
+        self.tables = {n: TableReader(path, manifest, n, c) for n, c in columns.items()}
         self._row = {n: storage.numbers(t.column("row")) for n, t in self.tables.items()}
         keys = storage.numbers(self.tables["sentences"].column("text_key"))
         # stable: of records with one key the first one is found
@@ -144,7 +146,6 @@ class OpenSource:
         spelled = manifest.totals.ledger.get("records_spelling_special_tokens", 0)
         # for the whole dataset, since its ledger does not tell which texts spell special tokens
         self.has_lengths = vectors.on_long != "window" and not spelled
-        self.has_lengths &= "n_unknown" in self.tables["sentences"].columns
         self._marked = vectors.words is not None and settings.input.marks_words
 
     def extent(self, table: str, places: Int64) -> tuple[Int64, Int64]:

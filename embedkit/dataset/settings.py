@@ -15,7 +15,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -28,6 +28,9 @@ from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.records import Count, Positive, canonical_json
 from embedkit.types import Float32
+
+if TYPE_CHECKING:
+    from embedkit.encoding.checkpoint import Checkpoint
 
 _LAYER = "layer_"
 
@@ -150,6 +153,16 @@ class ModelRecord:
     n_layers: Positive
     width: Positive
     sha256: dict[str, str]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> ModelRecord:
+        """Describe a checkpoint."""
+        return cls(
+            type=checkpoint.model_type,
+            n_layers=checkpoint.n_layers,
+            width=checkpoint.width,
+            sha256=dict(checkpoint.sha256),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,13 +24,13 @@ from numpy.typing import NDArray
 
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.records import Record
+from embedkit.corpus.sources import ShardRange
 from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
 from embedkit.dataset.format import Layout, Receipt
 from embedkit.dataset.job import (
     Job,
     JobFolder,
     ShardPlan,
-    ShardRange,
     ShardReader,
     check_environment,
     read_plan,
@@ -358,17 +359,14 @@ def _read_ahead(maker: ShardMaker, todo: Sequence[ShardRange]) -> Generator[Shar
         yield shard
 
 
-_READING: dict[int, ShardReader] = {}
-"""The reader of this process, by the plan that it got."""
+# a process gets one corpus, and reads its shards in ascending order
+_reader_of = lru_cache(maxsize=1)(ShardReader)
 
 
 def _read(shared: tuple[ExtractPlan, TextTokenizer], shard: ShardRange) -> Shard:
     """Read and tokenize a shard in a process that has no model."""
     plan, tokenizer = shared
-    # a process gets its plan once and keeps it, so that the id stays its own
-    if id(plan) not in _READING:
-        _READING[id(plan)] = ShardReader(plan.corpus)
-    records = _READING[id(plan)].read(shard)
+    records = _reader_of(plan.corpus).read(shard)
     return _read_shard(plan, tokenizer, shard.number, records, *reused_texts((), records, None))
 
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -203,10 +204,13 @@ class TableReader:
             shard = pq.ParquetFile(file, metadata=block.metadata, page_checksum_verification=True)
             # use_threads=False: several row groups are read at a time already
             table = shard.read_row_group(block.group, columns=list(names), use_threads=False)
-            return _complete(table, block.rows)
+            # Arrow reads fewer rows where the header of a page says so
+            if table.num_rows != block.rows:
+                raise ValueError(f"a column has {table.num_rows} values, expected {block.rows}")
+            return table
 
-    def scalars(self, names: Sequence[str], shard: int) -> pa.Table:
-        """Columns of one shard; a :class:`UsageError` if there is no such column."""
+    def scalars(self, names: Sequence[str]) -> Iterator[tuple[Block, pa.Table]]:
+        """Columns of each row group; a :class:`UsageError` if there is no such column."""
         for name in names:
             if name not in self.columns:
                 root = self._layout.root
@@ -217,17 +221,16 @@ class TableReader:
                     f"{did_you_mean(name, self.columns)} Extract it again with "
                     f"{Option('label', of='extract')} or {Option('keep', of='extract')}."
                 )
-        with self._opened(shard) as file:
-            metadata = self._metadata(shard, file)
-            whole = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
-            return _complete(whole.read(columns=list(names)), metadata.num_rows)
+        return ((block, self.scalars_of(block, names)) for block in self.blocks)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column of all rows; errors as for :meth:`scalars`."""
-        shards = range(self._manifest.n_shards)
-        return pa.chunked_array(
-            [chunk for n in shards for chunk in self.scalars([name], n).column(name).chunks]
-        )
+        parts = (table.column(name).chunks for _, table in self.scalars([name]))
+        return pa.chunked_array(list(chain.from_iterable(parts)), self.schema.field(name).type)
+
+    def integers(self, name: str) -> Int64:
+        """One column of whole numbers of all rows, ``(n,)`` int64."""
+        return np.asarray(storage.numbers(self.column(name)), np.int64)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -333,10 +336,3 @@ class TableReader:
         if not set(self._stored) <= set(names) or len(set(names)) != len(names):
             raise ValueError(f"its columns are not those of the manifest: {', '.join(names):.200}")
         return metadata
-
-
-def _complete(table: pa.Table, rows: int) -> pa.Table:
-    """A table that has so many ``rows``: Arrow reads fewer where the header of a page says so."""
-    if table.num_rows != rows:
-        raise ValueError(f"a column has {table.num_rows} values, expected {rows}")
-    return table

@@ -14,8 +14,8 @@ What is notable:
   in the same order, so that the packed forward has the same bits; a test compares them for every
   family and precision.
 - :func:`load` takes what is usual and returns nothing for all else: another activation, weights
-  under other names, pickles, adapters. Then the modules are those of transformers, as they are on
-  GPUs, in training, and in the forward that everything is compared with.
+  under other names or twice, pickles, adapters. Then the modules are those of transformers, as they
+  are on GPUs, in training, and in the forward that everything is compared with.
 """
 
 from __future__ import annotations
@@ -217,6 +217,9 @@ def load(checkpoint: Checkpoint, *, dtype: torch.dtype) -> tuple[Bert, dict[str,
         for file in checkpoint.weights:
             for name, tensor in load_file(checkpoint.transformer / file).items():
                 place = name.removeprefix(f"{base}.")
+                # which of two counts, the bare one or that of a model with a head, is decided there
+                if place in weights:
+                    return None
                 if place in expected:
                     weights[place] = tensor.to(dtype)
                 else:

@@ -95,7 +95,7 @@ class Encoder:
         revision: str | None = None,
         device: str = "auto",
         precision: str | None = None,
-        max_length: int | None = None,
+        max_length: Positive | None = None,
         batch_tokens: Positive | None = None,
         offline: bool = False,
         forward: str = "auto",
@@ -142,7 +142,7 @@ class Encoder:
         revision: str | None = None,
         device: str = "auto",
         precision: str | None = None,
-        max_length: int | None = None,
+        max_length: Positive | None = None,
         batch_tokens: Positive | None = None,
         offline: bool = False,
         forward: str = "auto",
@@ -178,8 +178,9 @@ class Encoder:
         """True if the checkpoint contains pooler weights."""
         return self.model.pooler is not None
 
+    @accepts()
     def width_of(self, view: View) -> int:
-        """Width of the vectors of a view."""
+        """Width of the vectors of a view, as :func:`parse_view` reads it."""
         self.check_poolings([view.pooling])
         return self.poolers[view.pooling].width or view.layer.width(self.width)
 
@@ -196,7 +197,7 @@ class Encoder:
         normalize_embeddings: bool | None = None,
         convert_to_tensor: bool = False,
         show_progress_bar: bool | None = False,
-        max_length: int | None = None,
+        max_length: Positive | None = None,
         prefix: str | None = None,
         prompt_name: str | None = None,
         device: str | None = None,
@@ -324,7 +325,7 @@ class Encoder:
         batch_size: Positive | None = None,
         normalize_embeddings: bool = False,
         show_progress_bar: bool = False,
-        max_length: int | None = None,
+        max_length: Positive | None = None,
         prefix: str | None = None,
     ) -> dict[str, Float32]:
         """Several views by one forward pass: ``{"mean_6": (n, width), ...}``, in input order.
@@ -341,15 +342,8 @@ class Encoder:
         """
         strings = strings_of("texts", texts)
         parsed = [parse_view(name, n_layers=self.n_layers) for name in strings_of("views", views)]
-        shards = self._shards(
-            strings,
-            views=parsed,
-            show=show_progress_bar,
-            batch_size=batch_size,
-            max_length=max_length,
-            prefix=prefix,
-        )
-        parts = [shard.views for _, _, shard in shards]
+        how = batch_size, max_length, prefix, show_progress_bar
+        parts = [shard.views for _, _, shard in self._shards(strings, *how, views=parsed)]
         result = {}
         for view in parsed:
             vectors = np.concatenate([part[view.name] for part in parts])
@@ -364,7 +358,7 @@ class Encoder:
         layers: str | int | Sequence[str | int] = -1,
         batch_size: Positive | None = None,
         show_progress_bar: bool = False,
-        max_length: int | None = None,
+        max_length: Positive | None = None,
         prefix: str | None = None,
     ) -> TokenVectors:
         """Vectors of all tokens of texts, special ones included, with offsets into the texts.
@@ -378,14 +372,9 @@ class Encoder:
             >>> list(tokens.token), tokens.X.shape
             (['[CLS]', 'unbelievable', 'films', '[SEP]'], (4, 384))
         """
-        shards = self._shards(
-            strings_of("texts", texts),
-            token_layers=parse_layers(layers, n_layers=self.n_layers),
-            prefix=prefix,
-            batch_size=batch_size,
-            show=show_progress_bar,
-            max_length=max_length,
-        )
+        strings, specs = strings_of("texts", texts), parse_layers(layers, n_layers=self.n_layers)
+        how = batch_size, max_length, prefix, show_progress_bar
+        shards = self._shards(strings, *how, token_layers=specs)
         return joined([(i, token_vectors(t, s.tokens, self.tokenizer)) for i, t, s in shards])
 
     @accepts()
@@ -398,7 +387,7 @@ class Encoder:
         subtokens: str = "mean",
         batch_size: Positive | None = None,
         show_progress_bar: bool = False,
-        max_length: int | None = None,
+        max_length: Positive | None = None,
         prefix: str | None = None,
     ) -> WordVectors:
         """Vectors of the whitespace words of texts, with offsets into the texts.
@@ -428,14 +417,9 @@ class Encoder:
         check_choice(SUBTOKENS, subtokens=subtokens)
         # words are sliced from a group of segments, here of one
         sources = [[text] for text in strings]
-        shards = self._shards(
-            strings,
-            token_layers=parse_layers(layers, n_layers=self.n_layers),
-            prefix=prefix,
-            batch_size=batch_size,
-            show=show_progress_bar,
-            max_length=max_length,
-        )
+        how = batch_size, max_length, prefix, show_progress_bar
+        specs = parse_layers(layers, n_layers=self.n_layers)
+        shards = self._shards(strings, *how, token_layers=specs)
         return joined(
             [(i, word_vectors(t, sources[i:], s.tokens, subtokens)) for i, t, s in shards]
         )
@@ -462,14 +446,8 @@ class Encoder:
         the number of tokens after each batch.
         """
         self.check_poolings({view.pooling for view in views})
-        return queue_shard(
-            self.model,
-            texts,
-            Request(views, token_layers, self.poolers),
-            special_tokens=special_tokens,
-            batch_tokens=self.batch_tokens,
-            on_tokens=on_tokens,
-        )
+        request = Request(views, token_layers, self.poolers, special_tokens=special_tokens)
+        return queue_shard(self.model, texts, request, self.batch_tokens, on_tokens)
 
     @cached_property
     def is_causal(self) -> bool:
@@ -495,13 +473,13 @@ class Encoder:
     def _shards(
         self,
         texts: Sequence[str],
+        batch_size: int | None,
+        max_length: int | None,
+        prefix: str | None,
+        show: bool,
         *,
         views: Sequence[View] = (),
         token_layers: Sequence[LayerSpec] = (),
-        batch_size: int | None,
-        show: bool,
-        max_length: int | None,
-        prefix: str | None,
     ) -> Iterator[tuple[int, TokenizedTexts, ShardVectors]]:
         """Yield the number of the first text, tokenized texts and vectors of every shard.
 

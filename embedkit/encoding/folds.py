@@ -83,8 +83,6 @@ def _merged(ends: Int64, parts: Sequence[tuple[Int64, PendingShard]]) -> ShardVe
     return ShardVectors(
         _means(len(ends) - 1, texts, [shard.views for shard in shards]),
         _means(int(ends[-1]), tokens, [shard.tokens for shard in shards]),
-        encoded=sum(shard.encoded for shard in shards),
-        splits=sum(shard.splits for shard in shards),
     )
 
 

@@ -149,8 +149,10 @@ class Model:
         self.n_layers, self.width = checkpoint.n_layers, checkpoint.width
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
-        # asked once: a look at a signature takes longer than a product of a short text
-        self._takes_types = _takes_types(module)
+        # asked once: a look at a signature takes longer than a product of a short text.
+        # GPT-2 has no segments, and would add the embedding of a word
+        takes = "token_type_ids" in inspect.signature(module.forward).parameters
+        self._takes_types = takes and bool(getattr(module.config, "type_vocab_size", 0))
 
     @computing
     def forward(
@@ -200,7 +202,8 @@ class PlainModel(Model):
         parts = [self._states(part) for part in (_by_length(batch) if apart else [batch])]
         for layer in sorted(layers):
             first = first_only and layer == max(layers)
-            hidden = [s[layer][:, 0] if first else _real(s[layer], places) for s, places in parts]
+            # of all rows those of tokens, not of padding
+            hidden = [s[layer][:, 0] if first else s[layer].flatten(0, 1)[p] for s, p in parts]
             on_layer(layer, hidden[0] if len(hidden) == 1 else torch.cat(hidden))
 
     def _states(self, batch: PackedBatch) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -246,11 +249,6 @@ class PlainModel(Model):
         return bool((padded - alone).norm() > limit * alone.norm())
 
 
-def _real(states: Tensor, places: Tensor) -> Tensor:
-    """Rows ``(tokens, width)`` of the tokens among ``(sequences, longest, width)``."""
-    return states.reshape(-1, states.shape[-1]).index_select(0, places)
-
-
 def _by_length(batch: PackedBatch) -> Iterator[PackedBatch]:
     """Parts of a batch, in its order, that need no padding."""
     start = 0
@@ -259,12 +257,6 @@ def _by_length(batch: PackedBatch) -> Iterator[PackedBatch]:
         rows = slice(start, start + sum(lengths))
         yield PackedBatch.of(batch.ids[rows], batch.type_ids[rows], lengths)
         start = rows.stop
-
-
-def _takes_types(module: Any) -> bool:
-    """True if a model of transformers has segments; GPT-2 would add the embedding of a word."""
-    takes = "token_type_ids" in inspect.signature(module.forward).parameters
-    return takes and bool(getattr(module.config, "type_vocab_size", 0))
 
 
 def load_model(

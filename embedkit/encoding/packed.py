@@ -109,6 +109,8 @@ class Forward:
         widen: bool,
     ) -> None:
         self.model, self.batch, self.widen = model, batch, widen
+        # once per batch: the maximum goes through all sequences, and every layer asks
+        self._ends, self._longest = batch.offsets.int(), max(batch.lengths)
         self._layers, self._highest, self._on_layer = layers, max(layers), on_layer
         self._first_only, self._keeps = first_only, False
         self._number = 0  # of layers that were entered
@@ -190,16 +192,11 @@ class Forward:
     @property
     def ends(self) -> tuple[Tensor, Tensor, int, int]:
         """Offsets of queries and of keys, and their longest sequences, for CUDA kernels."""
-        ends, longest = self._ends
+        ends, longest = self._ends, self._longest
         if self.kept:
             # every sequence has one query; its keys are those of all its tokens
             return torch.arange(len(ends), dtype=ends.dtype, device=ends.device), ends, 1, longest
         return ends, ends, longest, longest
-
-    @cached_property
-    def _ends(self) -> tuple[Tensor, int]:
-        # once per batch: the maximum goes through all sequences, and every layer asks
-        return self.batch.offsets.int(), max(self.batch.lengths)
 
 
 def _attend(

@@ -10,8 +10,7 @@ the same shard gives the same bits again. On a GPU everything is queued: lengths
 tokens are sent once from pinned memory, and nothing waits before ``PendingShard.result()``. On
 CPU batches run side by side, one thread each, which is faster than several threads in one.
 
-A batch for which memory does not suffice is halved, by sequences, until it fits; the number of
-halvings is known of each shard, since on a GPU bits may depend on the size of a batch.
+A batch for which memory does not suffice is halved, by sequences, until it fits.
 """
 
 from __future__ import annotations
@@ -37,6 +36,9 @@ from embedkit.encoding.windows import TokenizedTexts, ends_of, ranges
 from embedkit.errors import EncodeError
 from embedkit.types import Bool, Float32, Int64
 
+OnTokens = Callable[[int], None]
+"""Called with the number of tokens of each batch that was run."""
+
 _LEAST_TOKENS = 512
 """Tokens below which a batch is not divided among threads."""
 
@@ -49,8 +51,10 @@ class Request:
         views: Sequence[View],
         token_layers: Sequence[LayerSpec],
         poolers: Mapping[Pooling, Pooler],
+        *,
+        special_tokens: bool,
     ) -> None:
-        self.poolers = poolers
+        self.poolers, self.special_tokens = poolers, special_tokens
         self.views = list(dict.fromkeys(views))
         self.token_layers = list(dict.fromkeys(token_layers))
         specs = {*(v.layer for v in views), *token_layers}
@@ -74,16 +78,10 @@ class PendingShard(NamedTuple):
 
 
 def queue_shard(
-    model: Model,
-    texts: TokenizedTexts,
-    request: Request,
-    *,
-    special_tokens: bool,
-    batch_tokens: int,
-    on_tokens: Callable[[int], None],
+    model: Model, texts: TokenizedTexts, request: Request, batch_tokens: int, on_tokens: OnTokens
 ) -> PendingShard:
     """Send a shard to the device and queue its batches; on CPU they have run when it returns."""
-    shard = _Shard(model, texts, request, on_tokens, special_tokens=special_tokens)
+    shard = _Shard(model, texts, request, on_tokens)
     try:
         nbytes = shard.send()
     except (MemoryError, RuntimeError) as error:
@@ -108,22 +106,16 @@ class _Shard:
     """The windows of a shard in the order in which they run, and where their vectors go."""
 
     def __init__(
-        self,
-        model: Model,
-        texts: TokenizedTexts,
-        request: Request,
-        on_tokens: Callable[[int], None],
-        *,
-        special_tokens: bool,
+        self, model: Model, texts: TokenizedTexts, request: Request, on_tokens: OnTokens
     ) -> None:
         self._model, self._texts, self._request = model, texts, request
         self._on_tokens = on_tokens
         # tokens that mean and max count, each in one window of its text only
-        self._counted = texts.owned if special_tokens else texts.owned & ~texts.special[texts.seen]
+        every = request.special_tokens
+        self._counted = texts.owned if every else texts.owned & ~texts.special[texts.seen]
         self._counts = np.diff(ends_of(self._counted)[texts.window_ends])
         # before anything is sent: equal windows run once
         self._first = _first_equal(texts, self._counted)
-        self._splits = 0
 
     def send(self) -> int:
         """Send the distinct windows, longest first, ties in input order.
@@ -182,7 +174,7 @@ class _Shard:
         # a GPU has one queue, and threads that fill it would contend for the interpreter's lock
         workers = max(min(threads, len(batches)), 1) if on_cpu else 1
         with ExitStack() as stack:
-            run: Callable[..., Iterable[int]] = map
+            run: Callable[..., Iterable[None]] = map
             if workers > 1 or model.one_thread:
                 # a thread takes the number that was set last, unless it has set one
                 # pushed first, hence called last: after the threads have ended
@@ -192,15 +184,14 @@ class _Shard:
                 run = stack.enter_context(ThreadPoolExecutor(workers, initializer=share)).map
             # map is lazy and the pool is not; both give results in the order of batches
             done = run(lambda batch: self._run(*batch), batches)
-            for (start, stop), splits in zip(batches, done, strict=True):
-                self._splits += splits
+            for (start, stop), _ in zip(batches, done, strict=True):
                 self._on_tokens(int(self._begins[stop] - self._begins[start]))
 
-    def _run(self, start: int, stop: int) -> int:
-        """Run one batch; halve it by sequences if memory runs out, and return how often."""
+    def _run(self, start: int, stop: int) -> None:
+        """Run one batch; halve it by sequences if memory runs out."""
         try:
             self._forward(start, stop)
-            return 0
+            return
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -212,7 +203,8 @@ class _Shard:
         # outside of except: the exception's traceback holds the tensors of the failed forward
         torch.cuda.empty_cache()  # elsewhere it does nothing
         middle = (start + stop) // 2
-        return 1 + self._run(start, middle) + self._run(middle, stop)
+        self._run(start, middle)
+        self._run(middle, stop)
 
     def _forward(self, start: int, stop: int) -> None:
         ids, types, begins, rows, bags, index = self._sent[:6]
@@ -283,7 +275,7 @@ class _Shard:
             # an empty window did not run, and its row is memory that nobody wrote
             values[np.diff(self._texts.window_ends) == 0] = 0
             views[view.name] = pooler.combine(values, begins, self._counts)
-        return ShardVectors(views, tokens, encoded=len(self._lengths), splits=self._splits)
+        return ShardVectors(views, tokens)
 
     def _fetched(
         self, matrices: dict[str, Tensor], launched: torch.cuda.Event | None

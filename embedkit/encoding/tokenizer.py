@@ -15,7 +15,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +37,7 @@ from embedkit.encoding.windows import (
 )
 from embedkit.encoding.words import ENDLESS, Ints, Spans, align, word_index, word_spans
 from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, first_line
+from embedkit.records import Positive
 from embedkit.types import Int64
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
 def _advice(checkpoint: Checkpoint, settings: dict[str, Any], file: Path, error: Exception) -> str:
     """What is missing for a tokenizer: a class, or the package for its kind of file."""
     import transformers
+    from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
     kind = str(settings.get("tokenizer_class") or checkpoint.config.get("tokenizer_class") or "")
     # a family has a slow class, a fast one or both, and a checkpoint may name the other one
@@ -132,8 +133,7 @@ def _advice(checkpoint: Checkpoint, settings: dict[str, Any], file: Path, error:
             f"is a {kind}, which transformers does not have, and code of a checkpoint is not run. "
             "Save it with a tokenizer.json."
         )
-    packages = ("sentencepiece", "google.protobuf")
-    if file.suffix == ".model" and not all(map(_is_installed, packages)):
+    if file.suffix == ".model" and not (is_sentencepiece_available() and is_protobuf_available()):
         return (
             f"({file.name}, a SentencePiece model) needs the packages sentencepiece and protobuf: "
             "pip install sentencepiece protobuf."
@@ -146,17 +146,8 @@ def _advice(checkpoint: Checkpoint, settings: dict[str, Any], file: Path, error:
     return ""
 
 
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # of the package around it
-        return False
-
-
 def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int | None) -> int:
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
-    if limit is not None and limit < 1:
-        raise UsageError("expected 1 or more.", max_length=limit)
     if limit is not None and limit > checkpoint.positions:
         raise UsageError(
             f"{checkpoint.name} has positions for {checkpoint.positions} tokens."
@@ -179,7 +170,7 @@ def tokenize(
     model: str = DEFAULT_MODEL,
     revision: str | None = None,
     offline: bool = False,
-    max_length: int | None = None,
+    max_length: Positive | None = None,
     prefix: str | None = None,
 ) -> list[dict[str, Any]]:
     """Tokens of a text as the model sees them, one record each; a warning is logged if it is cut.

@@ -74,8 +74,6 @@ class ShardVectors(NamedTuple):
 
     views: dict[str, Float32]  # (texts, width), by column name
     tokens: dict[str, Float32]  # (all kept tokens, width), text after text, by layer name
-    encoded: int  # distinct texts or windows that went through the model
-    splits: int  # batches that were halved because memory ran out
 
 
 def l2_normalize(vectors: Float32) -> Float32:

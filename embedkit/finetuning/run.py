@@ -193,18 +193,7 @@ def _dataset_content(units: Units, method: FineTuned) -> DatasetContent:
     source, checkpoint = Path(units.name).resolve(), method.checkpoint
     # file contents and how they were read, not the path of the file
     shaping = json.dumps({"source": units.source, "reading": units.reading}, sort_keys=True)
-    model = ModelRecord(
-        type=checkpoint.model_type,
-        n_layers=checkpoint.n_layers,
-        width=checkpoint.width,
-        sha256=dict(sorted(checkpoint.sha256.items())),
-    )
-    names = Names(
-        inputs=(units.name,),
-        model=checkpoint.name,
-        model_source=checkpoint.source,
-        revision=checkpoint.revision,
-    )
+    model, names = ModelRecord.of(checkpoint), Names.of(checkpoint, inputs=[units.name])
     if method.earlier is not None:  # the encoder is that which it began with
         before = method.earlier[1].dataset
         model, names = before.model, replace(before.names, inputs=(units.name,))

@@ -62,15 +62,12 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
     words = {word.casefold() for word in re.findall(r"\w+", condition)}
     read_columns = [name for name in columns if set(re.findall(r"\w+", name.casefold())) <= words]
     chosen = np.zeros(len(data), bool)
-    start = 0
     # a condition is an expression of the user's, not a way to other files
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as database:
-        for shard in range(data.manifest.n_shards):
-            # a condition without columns, such as `1 = 1`, still needs the number of rows
-            table = data.reader.scalars(read_columns or columns[:1], shard)
+        # a condition without columns, such as `1 = 1`, still needs the number of rows
+        for block, rows in data.reader.scalars(read_columns or columns[:1]):
             # a filter keeps no row numbers, so they travel with the rows
-            indices = pa.array(np.arange(start, start + table.num_rows))
-            table = table.append_column(_INDEX, indices)
+            table = rows.append_column(_INDEX, pa.array(np.arange(block.start, block.stop)))
             try:
                 matches = database.from_arrow(table).filter(condition).project(_INDEX).fetchnumpy()
             except duckdb.Error as error:
@@ -80,7 +77,6 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
                     where=condition,
                 ) from error
             chosen[np.asarray(matches[_INDEX], np.int64)] = True
-            start += table.num_rows
     return chosen
 
 

@@ -149,11 +149,10 @@ def test_a_record_may_go_on_in_the_next_row_group(
     whole, tables = uses_in_dataset(folder / "tokens", word), words.layer_tables
 
     def line_by_line(*arguments: Any, **settings: Any) -> Any:
-        for table in tables(*arguments, **settings):
-            for i in range(len(table.row)):
+        for row, spans, layers in tables(*arguments, **settings):
+            for i in range(len(row)):
                 one = slice(i, i + 1)
-                layers = {name: values[one] for name, values in table.layers.items()}
-                yield words.LayerTable(table.row[one], table.spans[one], layers)
+                yield row[one], spans[one], {name: v[one] for name, v in layers.items()}
 
     monkeypatch.setattr(words, "layer_tables", line_by_line)
     parts = uses_in_dataset(folder / "tokens", word)

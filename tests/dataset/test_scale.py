@@ -23,10 +23,11 @@ import embedkit
 from embedkit.corpus.memory import input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
+from embedkit.corpus.sources import ShardRange
 from embedkit.dataset import extract, shards
 from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.format import Receipt
-from embedkit.dataset.job import JobFolder, ShardRange, ShardReader
+from embedkit.dataset.job import JobFolder, ShardReader
 from embedkit.dataset.shards import ExtractPlan, run_shard
 from embedkit.errors import (
     DamagedError,

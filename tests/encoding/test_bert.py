@@ -58,7 +58,14 @@ def with_names(folder: Path, rename: Callable[[str], str | None]) -> None:
     save_file(kept, folder / FIRST, {"format": "pt"})
 
 
+def with_two_of_each(folder: Path) -> None:
+    bare = load_file(folder / FIRST)
+    others = {f"bert.{name}": tensor.flip(0).contiguous() for name, tensor in bare.items()}
+    save_file(bare | others, folder / FIRST, {"format": "pt"})
+
+
 UNUSUAL: dict[str, Callable[[Path], None]] = {
+    "each weight twice": with_two_of_each,
     "another activation": lambda folder: with_config(folder, hidden_act="relu"),
     "names of 2019": lambda folder: with_names(
         folder, lambda n: n.replace("LayerNorm.weight", "LayerNorm.gamma")
