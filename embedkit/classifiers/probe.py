@@ -170,7 +170,7 @@ def _write(
         level=data.level,
         dataset=dataset_content(data, folder),
         random_weights=_untrained(data, scorer, progress) if untrained else {},
-        geometry=geometry_of(data, problem.units, method, method.settings.seed),
+        geometry=geometry_of(data, problem.units, method),
         **scorer.content(),
     )
     # the predictions are those of the nested choice; what each view predicts stands beside them
@@ -181,9 +181,7 @@ def _write(
     return content
 
 
-def geometry_of(
-    data: VectorData, units: Units, method: Candidates, seed: int
-) -> dict[str, dict[str, float]]:
+def geometry_of(data: VectorData, units: Units, method: Candidates) -> dict[str, dict[str, float]]:
     """Numbers of views without labels, of some distinct texts, or of some words.
 
     The last layer that others are compared with is that of the same pooling.
@@ -191,7 +189,7 @@ def geometry_of(
     # equal texts have equal vectors, and would be each other's nearest neighbours in every layer;
     # the uses of one word differ, so of words all may be taken
     first = np.unique(units.key, return_index=True)[1] if units.word is None else len(units)
-    rows = np.random.default_rng(seed).permutation(first)[:_GEOMETRY_OF]
+    rows = np.random.default_rng(method.settings.seed).permutation(first)[:_GEOMETRY_OF]
     # of two points the rank is 1 and the CKA is 1 in every layer
     if len(rows) < 3:
         return {}
@@ -226,14 +224,6 @@ def _curvatures(data: VectorData, records: Int64) -> dict[str, float]:
         vectors = tokens.reader.vectors_at(index)
         curves[split_view(name)[1]] = geometry.curvature(vectors, tokens.row[index])
     return curves
-
-
-def _reader(data: VectorData) -> Callable[[str], Float32]:
-    """Reads views by name; as many as fit into a gigabyte stay in memory."""
-    # a fit of every fold reads its views; without the cache each would be read from disk once a
-    # fold
-    kept = max(2, _MOST_BYTES // (4 * len(data) * data.width))
-    return lru_cache(maxsize=kept)(lambda name: load(data.path, name, level=data.level).X)
 
 
 def _names(data: VectorData, view: str | Sequence[str] | None) -> list[str]:
@@ -335,9 +325,13 @@ class Candidates:
         # by heart
         words = None if units.word is None else data.text
         random_labels = control_task(target, split, settings.seed, words=words)
-        combinations = combinations_of(names, settings, view_bytes=4 * len(data) * data.width)
+        view_bytes = 4 * len(data) * data.width
+        combinations = combinations_of(names, settings, view_bytes=view_bytes)
+        # a fit of every fold reads its views: as many as fit into a gigabyte stay in memory
+        kept = lru_cache(maxsize=max(2, _MOST_BYTES // view_bytes))
+        vectors = kept(lambda name: load(data.path, name, level=data.level).X)
         curve = _CURVE if learning_curve else ()
-        return cls(names, combinations, _reader(data), settings, random_labels, curve)
+        return cls(names, combinations, vectors, settings, random_labels, curve)
 
     @property
     def metric(self) -> str:

@@ -219,15 +219,6 @@ def test_class_weights_find_rare_positives(name: str, plain: Any) -> None:
     assert ours > theirs - 0.04
 
 
-@pytest.mark.parametrize("width", [40, 150])
-def test_noise_is_no_worse_than_guessing(width: int) -> None:
-    """Also where there are as many columns as training records."""
-    y = np.arange(200) % 2
-    X = np.random.default_rng(0).normal(size=(200, width)).astype(np.float32)
-    tuned, plain = (run(X, Target(y, ("0", "1")), tune=tune)[0] for tune in (True, False))
-    assert log_loss(tuned.y, tuned.proba) < np.log(2) + 0.02 < log_loss(plain.y, plain.proba)
-
-
 @pytest.mark.parametrize("name", [*TABLE["regression"], "sklearn.svm:SVR"])
 def test_a_regression_does_not_depend_on_unit_and_zero(name: str) -> None:
     random = np.random.default_rng(0)

@@ -158,14 +158,6 @@ def test_every_fit_of_a_combination_is_on_training_records(
     assert as_json(read_run(tmp_path / "p")) == as_json(content)
 
 
-@pytest.mark.parametrize("estimator", ["knn", "sklearn.linear_model:RidgeClassifier"])
-def test_other_estimators_choose_among_sets(data: Path, tmp_path: Path, estimator: str) -> None:
-    options: dict[str, Any] = {"view": ["mean_0", "mean_2"], "estimator": estimator}
-    content = probing.probe(data, out=tmp_path / "p", folds=2, **options).content
-    assert "mean_mixture" not in {c.name for c in content.combinations}
-    assert content.over_last is not None
-
-
 def test_numbers_without_labels_of_a_dataset(data: Path, tmp_path: Path) -> None:
     """They are those of the distinct texts; the last layer is itself; a frame has them all."""
     result = probing.probe(data, out=tmp_path / "p", folds=2, view=["mean_0", "mean_2"])

@@ -52,7 +52,7 @@ def made(common: Path) -> Path:
 
 
 def tuned(corpus: Any, out: Path, **settings: Any) -> Any:
-    given = {"reading": UPOS} if Path(corpus).suffix == ".conllu" else {}
+    given = {"reading": UPOS} if str(corpus).endswith(".conllu") else {}
     return embedkit.finetune(corpus, out=out, level="word", **TINY | given | settings)
 
 
@@ -96,21 +96,14 @@ def test_words_without_a_label_are_neither_trained_on_nor_scored(tmp_path: Path)
     tags = [[None if i % 3 == 1 else TAGS[w] for i, w in enumerate(ws)] for ws in sentences(40)]
     texts = [" ".join(words) for words in sentences(40)]
     frame = pd.DataFrame({"text": texts, "tags": tags})
-    split = embedkit.split(frame, folds=2, test=0.2)
-    embedkit.finetune(
-        frame, out=tmp_path / "run", split=split, level="word", word_label="tags", **TINY
-    )
-    p = predicted(tmp_path / "run")
+    tuned(frame, run := tmp_path / "run", split=embedkit.split(frame, test=0.2), word_label="tags")
+    p = predicted(run)
     labelled = [(r, i) for r, row in enumerate(tags) for i, tag in enumerate(row) if tag]
     assert sorted(zip(p.row, p.word, strict=True)) == labelled
-    assert all(p.classes[y] == tags[r][i] for r, i, y in zip(p.row, p.word, p.y, strict=True))
-    tested = p.take(p.test)
-    words = Predictor(tmp_path / "run", device="cpu").predict_words(texts)
-    outputs = [
-        list(words[r][i].prediction.proba.values())
-        for r, i in zip(tested.row, tested.word, strict=True)
-    ]
-    assert np.allclose(outputs, tested.proba, atol=1e-5)
+    words, test = Predictor(run, device="cpu").predict_words(texts), p.take(p.test)
+    places = zip(test.row, test.word, strict=True)
+    proba = [list(words[row][word].prediction.proba.values()) for row, word in places]
+    assert np.allclose(proba, test.proba, atol=1e-5)
 
 
 def test_transformers_gives_the_same_probabilities(made: Path, tmp_path: Path) -> None:
