@@ -412,10 +412,9 @@ class Candidates:
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
             curve.append(_predicted(problem, few, held_out, self.settings))
         weights = getattr(fitted.pipeline[-1], "weights_", ())
-        score = fitted.choice.score
         return FoldFit(
             proba=proba,
-            model=_Probed(candidate.name, score, random, (*curve, proba), weights),
+            model=_Probed(candidate.name, fitted.choice.score, random, (*curve, proba), weights),
             fit_seconds=trained - started,
             predict_seconds=predicted - trained,
         )
