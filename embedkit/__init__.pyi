@@ -216,7 +216,7 @@ def finetune(
     precision: Precision = ...,
     gradient_checkpointing: bool = ...,
     patience: Positive | None = ...,
-    validation: float = ...,
+    validation: float | None = ...,
     select_by: str = ...,
     threshold: str | float | None = ...,
     seeds: Positive = ...,

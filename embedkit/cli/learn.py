@@ -206,8 +206,9 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     ),
     option(
         "--validation",
-        default=0.1,
-        help="Fraction of the training records used for validation; 0 disables it.",
+        type=float,
+        help="Fraction of the training records used for validation; 0 disables it. [0.1; of pairs "
+        "0, unless they choose a threshold]",
     ),
     option(
         "--patience",

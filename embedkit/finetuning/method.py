@@ -91,7 +91,7 @@ def divide(
     same in every fold, so that no model is trained on them and the threshold for the mean of all
     models can be chosen on their mean predictions.
     """
-    fraction, seed = options.validation, split.settings.seed + VALIDATION_SEED
+    fraction, seed = options.held_back, split.settings.seed + VALIDATION_SEED
     if not fraction and split.n_folds == 1:
         problem = "the baseline is of validation records; take a tenth of them, 0.1."
         raise UsageError(problem, folds=1, validation=0)
@@ -230,28 +230,38 @@ class FineTuned:
     def decided(self, problem: Problem) -> Self:
         """Return the method with all options decided; raises what would end the fit."""
         units, target, split, _ = problem
-        divided, _ = divide(split, target, self.options)
-        # one number of epochs for all folds: that of the fold with the fewest texts, which needs
-        # the most
-        fewest = min(len(np.unique(units.place[subsets["train"]])) for subsets in divided)
         checkpoint, means = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
         head = "mean" if means and checkpoint.is_sentence_encoder else "cls"
+        options = self.options
+        if self.earlier is not None:
+            run = self.earlier[1]
+            options = replace(options, objective=options.objective or run.settings["objective"])
+            head = run.head if run.head in HEADS else head  # another one is code: named again
+
+        # one number of epochs for all folds: that of the fold with the fewest texts, which needs
+        # the most
+        def decide(trains: list[Int64]) -> TrainingOptions:
+            fewest = min(len(np.unique(units.place[train])) for train in trains)
+            return options.decided(texts=fewest, head=head, folds=split.n_folds)
+
+        decided = decide([train for train, _ in split.subsets()])
+        divided, _ = divide(split, target, decided)
+        if decided.validation:  # then there are fewer to train on
+            options = replace(options, objective=decided.objective)
+            decided = decide([subsets["train"] for subsets in divided])
+        method = replace(self, options=decided)
         if self.earlier is None:
-            return replace(self, options=self.options.decided(texts=fewest, head=head))
+            return method
         folder, earlier = self.earlier
-        head = earlier.head if earlier.head in HEADS else head  # another one is code: named again
-        objective = self.options.objective or earlier.settings["objective"]
-        options = replace(self.options, objective=objective).decided(texts=fewest, head=head)
-        decided = replace(self, options=options)
         for what, before, now in (
             ("split", earlier.split.fingerprint, split.fingerprint),
             ("label", earlier.classes, target.classes),
-            ("head", earlier.head, options.head_name),
-            ("one_logit", earlier.settings["one_logit"], options.one_logit),
+            ("head", earlier.head, decided.head_name),
+            ("one_logit", earlier.settings["one_logit"], decided.one_logit),
             ("input", earlier.tokens, self.tokens),
-            ("validation", earlier.settings["validation"], options.validation),
-            ("threshold", earlier.threshold_metric is not None, options.chooses_threshold),
-            ("number of seeds", earlier.settings["seeds"], options.seeds),
+            ("validation", earlier.settings["validation"], decided.validation),
+            ("threshold", earlier.threshold_metric is not None, decided.chooses_threshold),
+            ("number of seeds", earlier.settings["seeds"], decided.seeds),
         ):
             if before != now:  # a model would be scored on records that it has seen
                 raise MismatchError(
@@ -259,7 +269,7 @@ class FineTuned:
                     f"same; repeat its options with {Option('split', folder / 'split.parquet')}.",
                     model=folder,
                 )
-        return decided
+        return method
 
     def identity(self, problem: Problem) -> dict[str, Any]:
         """Return everything that shapes a run."""

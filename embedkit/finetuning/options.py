@@ -42,6 +42,7 @@ _STEPS = 200  # that fine-tuning of few texts needs
 _EPOCHS = 3, 20  # at least, at most
 _PATIENCE = 5  # epochs, where their number is left open
 _FEW = 160  # texts, of which twenty epochs make no 200 steps, up to which pairs are learnt from
+_VALIDATION = 0.1  # of the training records
 _NEW_RATE = 1e-3  # of weights that were drawn at random
 _OF_LABELS = (
     "task level head one_logit label_smoothing dropout lora patience select_by".split()  # noqa: SIM905
@@ -92,7 +93,8 @@ class TrainingOptions:
         gradient_checkpointing: compute activations twice instead of keeping them.
         patience: epochs without a better validation loss or metric before a fold stops; by default
             5 where ``epochs`` is left open too.
-        validation: fraction of the training records to use for validation.
+        validation: fraction of the training records to use for validation; by default a tenth, and
+            none where they would choose nothing: of pairs the last epoch is kept.
         select_by: criterion for the best epoch and for ``patience``: the validation ``loss``, or a
             metric of the validation records such as ``macro_f1``.
         threshold: probability from which the second of two classes is predicted, or the metric to
@@ -131,7 +133,7 @@ class TrainingOptions:
     precision: Precision = "auto"
     gradient_checkpointing: bool = False
     patience: Positive | None = None
-    validation: float = 0.1
+    validation: float | None = None
     select_by: str = "loss"
     threshold: str | float | None = None
     seed: Seed = 0
@@ -163,7 +165,7 @@ class TrainingOptions:
             ("dropout", self.dropout is None or 0 <= self.dropout < 1, "0 or more, below 1"),
             ("stride", (self.stride or 0) >= 0, "a number of tokens"),
             ("warmup", 0 <= self.warmup < math.inf, "steps, or a fraction of them such as 0.1"),
-            ("validation", 0 <= self.validation <= 0.5, "a fraction from 0 to 0.5, such as 0.1"),
+            ("validation", 0 <= self.held_back <= 0.5, "a fraction from 0 to 0.5, such as 0.1"),
             ("cnn_widths", bool(widths) and min(widths) > 0, "numbers of tokens such as 2,3,4"),
             ("freeze_layers", layers_fit, "a number, embeddings or all"),
         )
@@ -187,7 +189,7 @@ class TrainingOptions:
             "select_by": self.select_by != "loss",
             "threshold": self.chooses_threshold,
         }
-        for name in (name for name, is_set in needs.items() if is_set and not self.validation):
+        for name in (name for name, is_set in needs.items() if is_set and not self.held_back):
             problem = f"it needs validation records; pass {Option('validation', 0.1)}."
             raise UsageError(problem, **{name: getattr(self, name)})
         if self.stride is not None and self.on_long != "window":
@@ -221,6 +223,11 @@ class TrainingOptions:
         return (str(self.head or "")) if self.level == "sentence" else WORDS
 
     @property
+    def held_back(self) -> float:
+        """Fraction of the training records for validation; while it is open, a tenth."""
+        return _VALIDATION if self.validation is None else self.validation
+
+    @property
     def head_rate(self) -> float:
         """Peak learning rate of the head."""
         if self.head_learning_rate is not None:
@@ -239,23 +246,30 @@ class TrainingOptions:
         least, most = _EPOCHS
         return self.epochs or min(max(math.ceil(_STEPS / steps), least), most)
 
-    def decided(self, *, texts: int, head: str) -> TrainingOptions:
-        """Return the options with what was left open, for a number of training texts.
+    def decided(self, *, texts: int, head: str, folds: int) -> TrainingOptions:
+        """Return the options with what was left open, for a number of training texts and folds.
 
-        >>> TrainingOptions().decided(texts=96, head="mean").objective
-        'contrastive'
+        >>> decided = TrainingOptions().decided(texts=96, head="mean", folds=5)
+        >>> decided.objective, decided.validation
+        ('contrastive', 0.0)
         """
         objective = self.objective or "labels"
         is_open = self.objective is None and self.epochs is None and self.freeze_layers != "all"
         if is_open and not self._of_labels and texts <= _FEW:
             objective = CONTRASTIVE
-        decided = replace(self, objective=objective, epochs=self.epochs_of(texts))
+        decided = replace(
+            self, objective=objective, epochs=self.epochs_of(texts), validation=self.held_back
+        )
         if objective == CONTRASTIVE:
-            return decided  # it has a head of its own, and every epoch is trained
+            # it has a head of its own, and every epoch is trained: a few labels more are worth
+            # more than records that choose nothing. The baseline of a single fold needs them
+            if self.validation is None and not self.chooses_threshold and folds > 1:
+                decided = replace(decided, validation=0.0)
+            return decided
         if self.level == "sentence" and self.head is None:
             decided = replace(decided, head=head)
         # whoever says how many epochs there are wants all of them
-        if self.epochs is None and self.patience is None and self.validation:
+        if self.epochs is None and self.patience is None and self.held_back:
             decided = replace(decided, patience=_PATIENCE)
         return decided
 

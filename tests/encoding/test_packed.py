@@ -224,6 +224,9 @@ def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
 def test_which_families_are_packed(family: str, encoder_of: EncoderOf) -> None:
     encoder = encoder_of(family)
     packed = family not in PADDED
+    module: Any = encoder.model.module
+    if family == "modernbert" and not module._supports_attention_backend:
+        pytest.skip("this version of transformers lets nobody else compute its attention")
     assert encoder.model.name == ("packed" if packed else "transformers")
     assert encoder.model.pads is not packed
 

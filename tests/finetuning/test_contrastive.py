@@ -120,6 +120,10 @@ def test_a_run_predicts_as_its_classifier_does(common: Path) -> None:
     assert content.is_trained
     check_test_set(common / "run", corpus)
     assert len(predictions(result.out)) == 2 * content.records["folds"]
+    # by default no records are kept from the training
+    default = tuned(corpus, common / "default", objective="contrastive")
+    assert default.content.settings["validation"] == 0
+    assert not (default.out / "inner_predictions.parquet").exists()
     # a run goes on as any other
     longer = tuned(corpus, common / "on", **settings | {"model": str(common / "run")})
     assert [history[-1]["epoch"] for history in longer.content.history.values()] == [4] * 3
@@ -154,8 +158,11 @@ def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any)
 def test_pairs_are_the_default_of_few_labels(
     texts: int, options: dict[str, Any], objective: str
 ) -> None:
-    decided = TrainingOptions(**options).decided(texts=texts, head="mean")
+    decided = TrainingOptions(**options).decided(texts=texts, head="mean", folds=5)
     assert decided.objective == objective
+    # validation records are kept only where they choose something
+    chooses = objective == "labels" or "threshold" in options
+    assert decided.validation == (0.1 if chooses else 0)
     assert decided.epochs is not None
     # of pairs every epoch is trained
     assert objective == "labels" or decided.patience is None
