@@ -135,7 +135,7 @@ def similarity(
         cosines=cosines,
         gold=gold,
         agreement=agreement,
-        rejected=reader.counts.n_rejected,
+        rejected=reader.counts.rejected.total(),
         truncated=truncated,
         model=encoder.checkpoint.name,
     )

@@ -44,8 +44,8 @@ def read_files(*paths: Path, **options: Any) -> Outcome:
     records = [item for item in items if isinstance(item, Record)]
     rejects = [item for item in items if isinstance(item, Reject)]
     counts = reader.counts
-    assert (counts.accepted, counts.n_rejected) == (len(records), len(rejects))
-    assert counts.accepted + counts.n_rejected + counts.left_out.total() == counts.records
+    assert (counts.accepted, counts.rejected.total()) == (len(records), len(rejects))
+    assert counts.accepted + counts.rejected.total() + counts.left_out.total() == counts.records
     rows = [item.row for item in items]
     assert rows == sorted(set(rows))
     assert reader.fraction == 1.0

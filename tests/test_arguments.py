@@ -35,7 +35,7 @@ BY_USE = {"test", "head", "label"}
 RECORDS = (CorpusOptions, ExtractOptions, TrainingOptions)
 
 METHODS = (
-    *(f"Encoder.{name}" for name in ("encode", "encode_views", "encode_tokens")),
+    *(f"Encoder.{name}" for name in ("encode", "encode_views", "encode_tokens", "encode_words")),
     *(f"Searcher.{name}" for name in ("texts", "vectors")),
     *(f"VectorData.{name}" for name in ("export", "iter_batches")),
 )

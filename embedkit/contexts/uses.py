@@ -122,7 +122,11 @@ def words(
         # only the layers that are asked for are kept of the forward pass
         parsed = parse_layers(layer or "all", n_layers=n_layers, option=option)
         uses = uses_in_texts(encoder, list(map(str, source)), word, parsed, match=match)
-    chosen = None if layer is None else parse_layers(layer, n_layers=n_layers, option=option)[0]
+    if layer is None:
+        return describe_uses(uses, word)
+    chosen, *others = parse_layers(layer, n_layers=n_layers, option=option)
+    if others:
+        raise UsageError("expected one layer, or a combination such as mean:-4..-1.", layer=layer)
     return describe_uses(uses, word, layer=chosen)
 
 

@@ -39,7 +39,7 @@ _MISC = 9
 _OF_SENTENCES = ("text", "id", "doc")
 # the longer name stands first, of which the shorter one is a beginning
 _COMMENT = re.compile(r"#\s*(text|sent_id|newdoc id|newdoc)\s*(?:=(.*))?")
-_ID = re.compile(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?")
+_ID = re.compile(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
 # an elided word, such as 8.1, has no place in the text
 _EMPTY_NODE = re.compile(r"[0-9]+\.[1-9][0-9]*")
 # lines that are looked at before reading begins
@@ -182,12 +182,11 @@ class ConllTable(ConlluTable):
     def _read_columns(self) -> list[str]:
         peeked = list(islice(self._lines, _PEEK))
         self._lines.back(peeked)
-        # the most frequent width is the right one: single lines may be damaged or comments
-        widths = Counter(
-            len(_columns(line.data.decode(self._encoding, "replace"))) for line in peeked
-        )
-        # 0 where no line has words
-        self._width = max([0, *(width for width in widths if width)], key=lambda n: widths[n])
+        # the most frequent width is the right one: single lines may be damaged or comments. Blank
+        # ones, of which there may be as many as words, have none
+        texts = (line.data.decode(self._encoding, "replace") for line in peeked)
+        widths = Counter(len(_columns(text)) for text in texts if text.strip())
+        self._width = widths.most_common(1)[0][0] if widths else 0
         if peeked and self._width < 2:
             raise CorpusError(f"{self.path} has no columns of words. Set {Option('format')}.")
         self.word_columns = _NAMES.get(self._width) or tuple(map(str, range(self._width)))

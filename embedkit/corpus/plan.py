@@ -199,7 +199,7 @@ def _settled_encoding(encoding: str) -> str:
         # wide encodings are transcoded before lines are looked for, so that they may be anything
         if is_wide(encoding) or _MARKS.encode(encoding, "surrogateescape") == _MARKS.encode():
             return encoding
-    except (LookupError, UnicodeError):
+    except (LookupError, ValueError):  # also of a name with NUL, or an encoding of errors alone
         pass
     usual = "usual ones are utf-8, cp949, euc-kr, shift_jis, utf-16"
     raise UsageError(f"not an encoding that can be read; {usual}.", encoding=encoding)
@@ -209,9 +209,8 @@ def _settled_encoding(encoding: str) -> str:
 class CorpusPlan(CorpusSettings):
     """Everything that determines the records of a corpus."""
 
-    files: tuple[
-        InputFile, ...
-    ]  # in reading order; then a table of spans, for the last kept column
+    # in reading order; then a table of spans, for the last kept column
+    files: tuple[InputFile, ...]
     columns: tuple[str, ...]
     dialects: tuple[Dialect, ...]  # of each file of records
     notices: tuple[Message, ...] = ()  # about guesses, for the user

@@ -112,11 +112,6 @@ class ReadCounts:
     repeated_headers: int = 0
 
     @property
-    def n_rejected(self) -> int:
-        """Number of rejected records."""
-        return sum(self.rejected.values())
-
-    @property
     def notices(self) -> list[Message]:
         """Notices about fields that look CSV-quoted but were read literally, and repeated ids."""
         notices = list[str]()

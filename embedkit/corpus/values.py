@@ -44,6 +44,8 @@ def is_missing(value: object) -> bool:
         return bool(value != value)
     except (TypeError, ValueError):  # NA of pandas has no truth value, nor have arrays
         return type(value).__name__ == "NAType"
+    except ArithmeticError:  # of a NaN of Decimal that signals
+        return True
 
 
 def text_of(value: Any) -> str | None:
@@ -119,7 +121,8 @@ def list_of(text: str) -> list[str | None] | None:
             # as str() of a list writes it: CSV files of pandas have such cells.
             # Only literals are read, no code is run
             values = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        # a list as a key, and expressions so deep that the parser gives up
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return None
     except RecursionError:
         return None

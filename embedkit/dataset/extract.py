@@ -1,4 +1,16 @@
-"""Extraction of a dataset from a corpus: :func:`extract`, its progress and its estimate."""
+"""Extraction of a dataset from a corpus: :func:`extract`, its progress and its estimate.
+
+    corpus, options ─ plan_extract ─► ExtractPlan ─┬─ run_plan ─► ExtractResult
+      (nothing is written)                         └─ estimate ─► Estimate
+
+    run_plan:  what stands at OUT ─► OUT.incomplete, locked ─► ranges of the shards
+                                       ─► those without a receipt are made ─► one rename
+
+What can be wrong is found by the plan, before anything is written. What is made is known by
+receipts alone, so that a first run, a resumed one, a repair and a part of several machines are the
+same loop over the shards that have none. Who makes them is decided last: this process, workers of
+this machine, or those of a cluster, which all call the same function.
+"""
 
 from __future__ import annotations
 

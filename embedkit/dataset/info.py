@@ -15,6 +15,7 @@ from embedkit.dataset.format import TABLES, Manifest
 from embedkit.dataset.read import load, text_keys
 from embedkit.display import Shown, visible
 from embedkit.encoding.views import view_ranges
+from embedkit.geometry import mean_cosine
 from embedkit.types import Float32
 
 _HEALTH_ROWS = 20_000
@@ -214,17 +215,10 @@ def atlas_line(path: Path, manifest: Manifest) -> str:
 
 
 def _health(name: str, width: int, vectors: Float32) -> ViewHealth:
-    # float64, since the difference below is small where vectors point in all directions
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
-    # vectors of zeros have no direction
-    filled = norms > 0
-    n = int(filled.sum())
-    anisotropy = float("nan")
-    if n > 1:
-        # the mean over all pairs of different rows, from the norm of the sum of unit vectors
-        total = (vectors[filled] / norms[filled, None]).sum(axis=0)
-        anisotropy = float((total @ total - n) / (n * (n - 1)))
     # of no vectors all three are NaN
     shown = norms if len(norms) else np.array([np.nan])
     mean, least, largest = float(shown.mean()), float(shown.min()), float(shown.max())
-    return ViewHealth(name, width, mean, least, largest, int((~filled).sum()), anisotropy)
+    filled = norms > 0  # vectors of zeros have no direction
+    zeros, anisotropy = int((~filled).sum()), mean_cosine(vectors[filled])
+    return ViewHealth(name, width, mean, least, largest, zeros, anisotropy)

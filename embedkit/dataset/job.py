@@ -155,9 +155,9 @@ class ShardPlan:
         same = ("records", "accepted", "blank_lines", "fields_with_quotes", "fields_csv_quoted")
         return Totals(
             **{name: getattr(counts, name) for name in same},
-            rejected=counts.n_rejected,
+            rejected=counts.rejected.total(),
             rejected_by_reason=dict(sorted(counts.rejected.items())),
-            left_out=sum(counts.left_out.values()),
+            left_out=counts.left_out.total(),
             left_out_by_reason=dict(sorted(counts.left_out.items())),
             ledger=dict(ledger),
         )

@@ -1,4 +1,13 @@
-"""Reading a dataset into NumPy: sentences, words or tokens, with what belongs to them."""
+"""Reading a dataset into NumPy: sentences, words or tokens, with what belongs to them.
+
+    load ─► VectorData   X (n, width)    row, ids, labels, text (n,)    a row group at a time:
+              level                                                     batches, Arrow, exports
+
+Nothing is read before it is used, and each column once. Words and tokens have tables of their own
+that name their record by its number; ids and labels of the records come from the table of sentences
+by it. What does not fit into memory is read row group by row group, in batches that are shuffled
+within some of these.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedkit import storage
 from embedkit.corpus.records import Record
 from embedkit.dataset.fold_models import keys_of
 from embedkit.dataset.format import local_dataset, read_manifest
@@ -137,8 +136,8 @@ class OpenSource:
         columns |= {"words": layers} if vectors.words else {}
         columns |= {"tokens": layers} if vectors.tokens else {}
         self.tables = {n: TableReader(path, manifest, n, c) for n, c in columns.items()}
-        self._row = {n: storage.numbers(t.column("row")) for n, t in self.tables.items()}
-        keys = storage.numbers(self.tables["sentences"].column("text_key"))
+        self._row = {name: table.integers("row") for name, table in self.tables.items()}
+        keys = self.tables["sentences"].integers("text_key")
         # stable: of records with one key the first one is found
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]

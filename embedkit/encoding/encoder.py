@@ -1,4 +1,14 @@
-"""The encoder: texts → views, word and token vectors, shard by shard."""
+"""The encoder: texts → views, word and token vectors, shard by shard.
+
+    texts ─ tokenizer ─► TokenizedTexts ─ start_shard ─► PendingShard ─ result ─► ShardVectors
+                                          (on a GPU it only queues)    (waits)
+
+One forward pass serves all layers and poolings that are asked for; :meth:`Encoder.encode` is the
+case of a single view, as sentence-transformers has it. On a GPU one shard is queued while the next
+one is tokenized. Loading chooses the forward: the padding-free one if a trial shows that it agrees
+with transformers, whose own is the plain one, kept as the yardstick and for all that cannot be
+packed.
+"""
 
 from __future__ import annotations
 
@@ -262,6 +272,8 @@ class Encoder:
         vectors = next(iter(views.values()))
         if unit:
             vectors = l2_normalize(vectors)
+        if dims and truncate_dim:
+            raise UsageError("give one of both.", dims=dims, truncate_dim=truncate_dim)
         if size := dims or truncate_dim:
             if size > vectors.shape[1]:
                 name, width = "dims" if dims else "truncate_dim", vectors.shape[1]

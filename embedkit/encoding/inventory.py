@@ -256,7 +256,7 @@ def unread_weights(names: Iterable[str], parts: list[str], base: str, depth: int
         first, *inner = path.split(".")
         inside = path != name or any(first == p or first.startswith(f"{p}_") for p in parts)
         # the first number in a name is that of the layer
-        above = int(next(filter(str.isdigit, inner), 0)) >= depth
+        above = int(next(filter(str.isdecimal, inner), "0")[:9]) >= depth
         buffer = inner and inner[-1] in (
             "position_ids",
             "token_type_ids",

@@ -1,4 +1,14 @@
-"""Models by transformers: device, loading, the plain forward, description of a checkpoint."""
+"""Models by transformers: device, loading, the plain forward, description of a checkpoint.
+
+    checkpoint ─ load_module ─► a class of transformers, and its report of missing weights
+               ─ load_weights ► the encoder, what it lacks an error, what it leaves out a statement
+               ─ load_model ──► PlainModel, tried with one token; the pooler is set apart
+
+transformers fills what a file lacks with random numbers, and passes over what its class does not
+use; both would be vectors of no model, without a word. So its report is read, and only the pooler
+may be missing. The plain forward pads and unpads inside of itself: outside of it a batch is always
+sequences one after the other, for it as for the packed one.
+"""
 
 from __future__ import annotations
 

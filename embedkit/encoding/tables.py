@@ -1,4 +1,12 @@
-"""Tables of vectors: one row per token, or per word."""
+"""Tables of vectors: one row per token, or per word.
+
+    text     un believable films         words    unbelievable   films
+    tokens   [CLS] un ##believable films [SEP]    rows 1, 2      row 3
+
+A word has the vectors of the tokens that touch it. Mostly each token is of one word; where a token
+covers two (``cannot``: ``can``, ``not``), the second word takes the token too, and a word behind
+the last token that the model saw has no row.
+"""
 
 from __future__ import annotations
 

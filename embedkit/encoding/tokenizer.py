@@ -10,6 +10,7 @@ import copy
 import json
 import logging
 import random
+import re
 import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -202,11 +203,11 @@ def tokenize(
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
     tokenizer = load_tokenizer(checkpoint)
     if text is None:
-        start, colon, stop = (vocab or "").partition(":")
-        size = len(tokenizer.hf)
-        if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop) <= size):
+        size, match = len(tokenizer.hf), re.fullmatch(r"(\d{1,9}):(\d{1,9})", vocab or "")
+        start, stop = map(int, match.groups()) if match else (0, 0)
+        if not start < stop <= size:
             raise UsageError(f"expected FROM:TO with 0 ≤ FROM < TO ≤ {size}.", vocab=vocab)
-        ids = range(int(start), int(stop))
+        ids = range(start, stop)
         return [
             {"id": i, "token": token} for i, token in zip(ids, tokenizer.tokens(ids), strict=True)
         ]

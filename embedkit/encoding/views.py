@@ -144,7 +144,7 @@ def view_text(name: str) -> str:
     poolings, layers = [pooling for pooling, _ in views], [layer for _, layer in views]
     if len(set(poolings)) > 1:
         return " + ".join(map(view_text, name.split(" + ")))
-    if all(map(str.isdigit, layers)):
+    if all(map(str.isdecimal, layers)):
         text = f"layer{'s' if len(layers) > 1 else ''} {' + '.join(layers)}"
     elif match := re.fullmatch(r"(mixture)|(\w+)_(\d+)to(\d+)", layers[0]):
         kind, combined, first, last = match.groups()
@@ -156,7 +156,7 @@ def view_text(name: str) -> str:
 
 def layer_rank(layer: str) -> tuple[bool, int]:
     """Sort key of layers: single layers by number, then combinations."""
-    return (not layer.isdigit(), int(layer) if layer.isdigit() else 0)
+    return (not layer.isdecimal(), int(layer) if layer.isdecimal() else 0)
 
 
 def view_ranges(views: Sequence[str]) -> str:
@@ -172,7 +172,7 @@ def view_ranges(views: Sequence[str]) -> str:
     runs: list[list[str]] = []
     for view in views:
         pooling, layer = split_view(view)
-        if runs and layer.isdigit() and runs[-1][-1] == f"{pooling}_{int(layer) - 1}":
+        if runs and layer.isdecimal() and runs[-1][-1] == f"{pooling}_{int(layer) - 1}":
             runs[-1].append(view)
         else:
             runs.append([view])

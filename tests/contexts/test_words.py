@@ -19,6 +19,7 @@ from embedkit.contexts.uses import (
     find_word,
     uses_in_dataset,
     uses_in_texts,
+    words,
 )
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, parse_layers
@@ -97,6 +98,8 @@ def test_words_that_cannot_be_looked_for() -> None:
         find_word("a", " ")
     with pytest.raises(UsageError, match="match='near'"):
         find_word("a", "a", match="near")
+    with pytest.raises(UsageError, match="layer='0,1': expected one layer"):
+        words(["a"], "a", layer="0,1", model=str(tiny_model()))
 
 
 # vectors of uses

@@ -134,6 +134,7 @@ def test_empty_nodes_and_comments_are_no_words(folder: Folder) -> None:
         ([row(1, "a"), row(3, "b")], "wrong_word_number", "line 6: expected the number 2, got '3'"),
         ([row("1-3", "ab"), row(1, "a"), row(2, "b")], "wrong_word_number", "words of the token"),
         ([row(1, "")], "empty_form", "line 5"),
+        ([row("9" * 5_000, "a")], "wrong_word_number", "expected the number 1"),
     ],
 )
 def test_broken_sentences_are_rejects_with_their_line(

@@ -186,6 +186,7 @@ def test_one_value_has_one_text(value: Any, text: str) -> None:
 )
 def test_missing_values_of_every_library(value: Any) -> None:
     assert is_missing(value)
+    assert is_missing(decimal.Decimal("sNaN"))  # which cannot be compared
     assert text_of(value) is plain(value) is None
     rows = [{"text": "a", "label": value, "deep": {"of": [value]}}, {"text": value}]
     assert records_of(rows, keep=["deep"]) == [
@@ -198,7 +199,8 @@ def test_lists_are_read_in_every_spelling() -> None:
     assert list_of('["a|b", 2.0, true, null]') == ["a|b", "2", "True", None]
     assert list_of("['x', 'y']") == list_of(' ["x", "y"]\n') == ["x", "y"]
     assert list_of("[]") == []
-    for text in ("[NP]", "[1", "x", "", "[" * 100_000 + "]" * 100_000):
+    deep = "[" * 100_000 + "]" * 100_000, "[' ', " + "-" * 100_000 + "1]"
+    for text in ("[NP]", "[1", "x", "", "[{[]: 1}]", *deep):
         assert list_of(text) is None
 
 
@@ -267,6 +269,8 @@ one word\n"""
         ["New York ."],
         Words(((0, 8), (9, 10)), ("B-LOC", "O")),
     )
+    single = folder.read("EU B-ORG\n\nUK B-LOC\n\n\n", "c.conll", word_label="label")
+    assert single.texts == ["EU", "UK"]
     with pytest.raises(CorpusError, match=r"c\.conll has no columns of words"):
         folder.plan("EU\nrejects\n", "c.conll")
 

@@ -205,6 +205,12 @@ def test_pairs_are_encoded_again(tmp_path: Path) -> None:
 
 def test_wrong_use_is_refused(corpus: Path, tmp_path: Path) -> None:
     data = embedkit.load(run(corpus, tmp_path / "out").out)
+    wrong: Any = (data.column, 3), (data.__getitem__, [[0], [1, 2]]), (data.iter_batches, 0)
+    for method, argument in wrong:
+        with pytest.raises(UsageError, match="expected"):
+            method(argument)
+    with pytest.raises(UsageError, match=r"^worker="):
+        data.iter_batches(worker=(1,))  # type: ignore[arg-type]
     with pytest.raises(MismatchError, match=r"this.*safetensors"):
         encode_as(data.manifest, data.views, owner="this", model=str(tiny_model(seed=2)))
     names = SimpleNamespace(model=str(tmp_path / "gone"), revision=None)

@@ -20,7 +20,7 @@ from embedkit.dataset.parquet import read_footer
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
 from embedkit.types import Progress
 from tests.processes import environment
-from tests.store_fixtures import N_ACCEPTED, begin, manifest_of, run, tiny_model, tree, write_tsv
+from tests.store_fixtures import begin, manifest_of, run, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -111,9 +111,7 @@ def test_a_complete_dataset_is_left_alone(corpus: Path, tmp_path: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
     again = run(corpus, tmp_path / "out")
     assert again.was_complete
-    assert again.tokens_fresh == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == before
-    assert again.manifest.totals.accepted == N_ACCEPTED
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

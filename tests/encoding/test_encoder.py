@@ -22,6 +22,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import PlainModel, choose_device
 from embedkit.encoding.packed import PackedModel
 from embedkit.encoding.shard import cut_batches
+from embedkit.encoding.tokenizer import tokenize
 from embedkit.encoding.views import ShardVectors, parse_layers, parse_view
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import EncodeError, ModelError, UsageError
@@ -258,10 +259,13 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "texts is a set": lambda e: e.encode({"a"}),
     r"texts\[1\] is None": lambda e: e.encode(["a", None]),
     "views is one string": lambda e: e.encode_views(["a"], "mean_-1"),
-    r"views\[0\] is 3": lambda e: e.encode_views(["a"], [3]),
     "layers=": lambda e: e.encode_tokens(["a"], layers=[]),
     "a has 3 columns and b 2": lambda e: e.similarity(ROWS, ROWS.T),
     "b holds .* expected rows of numbers": lambda e: e.similarity(ROWS, "a"),
+    "a holds rows of several widths": lambda e: e.similarity([[1, 2], [3]], ROWS),
+    "view='mean_6': expected a View": lambda e: e.width_of("mean_6"),
+    "dims=2, truncate_dim=2": lambda e: e.encode("a", dims=2, truncate_dim=2),
+    "vocab='1:²'": lambda _: tokenize(vocab="1:²"),
 }
 
 

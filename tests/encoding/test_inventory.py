@@ -35,7 +35,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 import embedkit
 from embedkit.encoding import checkpoint as checkpoints
-from embedkit.encoding import inventory, tokenizer
+from embedkit.encoding import inventory
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.inventory import SENTENCE_FILES
@@ -401,7 +401,7 @@ def test_an_error_of_the_tokenizer_names_what_is_missing(
     shutil.rmtree(folder)
     save_model(folder, "deberta-v2", vocab_size=90)
     (folder / "spm.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
-    monkeypatch.setattr(tokenizer, "find_spec", lambda name: None)
+    monkeypatch.setattr(transformers.utils, "is_sentencepiece_available", lambda: False)
     with pytest.raises(ModelError, match=r"sentencepiece and protobuf: pip install"):
         embedkit.tokenize("film", model=str(folder))
     state(folder / "tokenizer_config.json", tokenizer_class="KoBertTokenizer")

@@ -89,22 +89,17 @@ def test_nothing_to_encode(encoder_of: EncoderOf) -> None:
         assert len(empty) == 0
         assert empty.X.shape == (0, 24)
     assert encoder.encode_tokens([""]).token.tolist() == ["[CLS]", "[SEP]"]
-    assert encoder.encode_tokens([""]).special.all()
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"texts": "one text"}, "texts is one string"),
-        ({"texts": [None]}, r"texts\[0\] is None"),
-        ({"words": ["one", "two"]}, r"words\[0\] is one string"),
         ({"words": [["a", 1]]}, r"words\[0\]\[1\] is 1"),
         ({"words": [["a", "a\u3000b"]]}, r"words\[0\]"),
         ({}, "words="),
         ({"texts": ["a"], "words": [["a"]]}, "words="),
         ({"texts": ["a"], "subtokens": "middle"}, "subtokens='middle'"),
         ({"texts": ["a"], "layers": [4]}, "layers='4'"),
-        ({"texts": ["a"], "batch_size": 0}, "batch_size=0"),
     ],
 )
 def test_wrong_calls(call: dict[str, Any], message: str, encoder_of: EncoderOf) -> None:
