@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ SOME = [text for text in TEXTS if text.strip()]
 TRAIN, VALID = np.arange(8), np.array([8, 9])  # the others are held out
 
 
-def fold_of(checkpoint: Any, work: Path, **settings: Any) -> Fold:
+def fold_of(checkpoint: Any, work: Path, vocabulary: IO[bytes], **settings: Any) -> Fold:
     """A fold of short texts, every second of one class."""
     tokenizer = load_tokenizer(checkpoint)
     options = TrainingOptions(
@@ -48,6 +49,7 @@ def fold_of(checkpoint: Any, work: Path, **settings: Any) -> Fold:
         device=torch.device("cpu"),
         pad_id=tokenizer.pad_id,
         work=work,
+        vocabulary=vocabulary,
     )
 
 
@@ -56,7 +58,7 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
     checkpoint = find_checkpoint(str(tiny("bert")))
     others = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]  # of other tests
     known = {id(one) for one in others}
-    fold, plain = fold_of(checkpoint, tmp_path), plain_of(checkpoint)
+    plain = plain_of(checkpoint)
     layer = heads.embedding_layer(plain.module)
     assert layer is not None
     size, held = layer.weight.untyped_storage().nbytes(), []
@@ -70,7 +72,8 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
         large = [one.untyped_storage().nbytes() >= size for one in new]
         held.append(any(large))
 
-    model, _ = train_fold(fold, model, progress=look)
+    with tempfile.TemporaryFile() as file:
+        model, _ = train_fold(fold_of(checkpoint, tmp_path, file), model, progress=look)
     assert len(held) == 15
     assert not any(held)
     whole = heads.embedding_layer(model.encoder)
@@ -80,12 +83,13 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
 
 def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) -> Any:
     """The weights of a fold without dropout, by the precision of its computation."""
-    fold = fold_of(checkpoint, work, **settings)
     model = build_model(plain_of(checkpoint), seed=3, head="mean").to(dtype)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    model, result = train_fold(fold, model)
+    with tempfile.TemporaryFile() as file:
+        fold = fold_of(checkpoint, work, file, **settings)
+        model, result = train_fold(fold, model)
     return {name: value.double() for name, value in model.state_dict().items()}, result, fold
 
 
@@ -135,3 +139,19 @@ def test_every_weight_is_that_of_training_all_rows(
     else:
         factor = whole[absent] / first[absent].where(first[absent] != 0, torch.nan)
         assert float(factor.nanmedian()) < 0.95
+
+
+def test_rows_that_stay_behind_are_those_of_a_file_that_is_filled(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    """So that folds of one checkpoint share it: what an earlier one wrote there comes back."""
+    checkpoint = find_checkpoint(str(tiny("bert")))
+    model = build_model(plain_of(checkpoint), seed=3, head="mean")
+    start = model.encoder.get_input_embeddings().weight.detach().clone()
+    with tempfile.TemporaryFile() as file:
+        (2 * start).numpy().tofile(file)
+        fold = fold_of(checkpoint, tmp_path, file)
+        model, _ = train_fold(fold, model)
+    absent = np.setdiff1d(np.arange(len(start)), [*fold.texts.ids, fold.pad_id])
+    factors = model.encoder.get_input_embeddings().weight[absent] / start[absent]
+    assert torch.allclose(factors, torch.tensor(2.0), rtol=0.01)
