@@ -588,7 +588,8 @@ def load_or_extract(
     try:
         out = extract(source, progress=progress, **{**words, **options}).out
     except UsageError as error:
-        option = next((keep[n] for n in keep or () if str(Option("keep", n)) in str(error)), "keep")
+        named = (o for n, o in (keep or {}).items() if str(Option("keep", n)) in str(error))
+        option = next(named, "keep")
         raise type(error)(error.message.renamed(keep=option)) from error
     except OutputExistsError as error:
         # the options out and overwrite, of which it speaks, are those of a run here
