@@ -94,13 +94,12 @@ def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Pat
 def test_words_without_a_label_are_neither_trained_on_nor_scored(tmp_path: Path) -> None:
     """As in ``train``; the probabilities of the others are theirs."""
     tags = [[None if i % 3 == 1 else TAGS[w] for i, w in enumerate(ws)] for ws in sentences(40)]
-    texts = [" ".join(words) for words in sentences(40)]
-    frame = pd.DataFrame({"text": texts, "tags": tags})
+    frame = pd.DataFrame({"text": [" ".join(words) for words in sentences(40)], "tags": tags})
     tuned(frame, run := tmp_path / "run", split=embedkit.split(frame, test=0.2), word_label="tags")
     p = predicted(run)
     labelled = [(r, i) for r, row in enumerate(tags) for i, tag in enumerate(row) if tag]
     assert sorted(zip(p.row, p.word, strict=True)) == labelled
-    words, test = Predictor(run, device="cpu").predict_words(texts), p.take(p.test)
+    words, test = Predictor(run, device="cpu").predict_words([*frame["text"]]), p.take(p.test)
     places = zip(test.row, test.word, strict=True)
     proba = [list(words[row][word].prediction.proba.values()) for row, word in places]
     assert np.allclose(proba, test.proba, atol=1e-5)

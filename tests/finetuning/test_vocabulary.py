@@ -54,7 +54,10 @@ def fold_of(checkpoint: Any, work: Path, vocabulary: IO[bytes], **settings: Any)
 
 
 def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
-    """Neither that of the checkpoint nor that of the model, from the first step to the last."""
+    """Neither that of the checkpoint nor that of the model, from the first step to the last.
+
+    The rows that stay behind are those of the file if an earlier fold has filled it.
+    """
     checkpoint = find_checkpoint(str(tiny("bert")))
     others = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]  # of other tests
     known = {id(one) for one in others}
@@ -62,6 +65,7 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
     layer = heads.embedding_layer(plain.module)
     assert layer is not None
     size, held = layer.weight.untyped_storage().nbytes(), []
+    doubled = (2 * layer.weight).detach().numpy().tobytes()
     model = build_model(plain, seed=3, head="mean")
     assert all(weight.is_meta for weight in plain.module.parameters())
     del layer
@@ -73,12 +77,17 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
         held.append(any(large))
 
     with tempfile.TemporaryFile() as file:
-        model, _ = train_fold(fold_of(checkpoint, tmp_path, file), model, progress=look)
+        file.write(doubled)
+        fold = fold_of(checkpoint, tmp_path, file)
+        model, _ = train_fold(fold, model, progress=look)
     assert len(held) == 15
     assert not any(held)
     whole = heads.embedding_layer(model.encoder)
     assert whole is not None
     assert whole.weight.untyped_storage().nbytes() == size
+    absent = np.setdiff1d(np.arange(len(whole.weight)), [*fold.texts.ids, fold.pad_id])
+    before = plain_of(checkpoint).module.get_input_embeddings().weight[absent]
+    assert torch.allclose(whole.weight[absent], 2 * before, rtol=0.01)
 
 
 def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) -> Any:
@@ -139,19 +148,3 @@ def test_every_weight_is_that_of_training_all_rows(
     else:
         factor = whole[absent] / first[absent].where(first[absent] != 0, torch.nan)
         assert float(factor.nanmedian()) < 0.95
-
-
-def test_rows_that_stay_behind_are_those_of_a_file_that_is_filled(
-    tiny: Tiny, tmp_path: Path
-) -> None:
-    """So that folds of one checkpoint share it: what an earlier one wrote there comes back."""
-    checkpoint = find_checkpoint(str(tiny("bert")))
-    model = build_model(plain_of(checkpoint), seed=3, head="mean")
-    start = model.encoder.get_input_embeddings().weight.detach().clone()
-    with tempfile.TemporaryFile() as file:
-        (2 * start).numpy().tofile(file)
-        fold = fold_of(checkpoint, tmp_path, file)
-        model, _ = train_fold(fold, model)
-    absent = np.setdiff1d(np.arange(len(start)), [*fold.texts.ids, fold.pad_id])
-    factors = model.encoder.get_input_embeddings().weight[absent] / start[absent]
-    assert torch.allclose(factors, torch.tensor(2.0), rtol=0.01)
