@@ -288,7 +288,7 @@ def _ours(
         _without_dropout(model)
     everything = np.arange(len(texts))
     none = everything[:0]
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as work, tempfile.TemporaryFile() as vocabulary:
         started = time.process_time()
         fold = Fold(
             number=0,
@@ -304,6 +304,7 @@ def _ours(
             device=cpu,
             pad_id=pad_id,
             work=Path(work),
+            vocabulary=vocabulary,
             options=TrainingOptions(
                 epochs=epochs, batch_size=BATCH, validation=0, precision="fp32"
             ),

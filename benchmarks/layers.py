@@ -52,7 +52,7 @@ def measure(dataset: Path, *, folds: int) -> dict[str, Any]:
     assert gain is not None
     single = best_of_folds(fits.final[name] for name in names)
     scores = [scorer.value([fit.proba for fit in fits.final[name]], target) for name in names]
-    numbers = geometry_of(data, units, method, 0)
+    numbers = geometry_of(data, units, method)
     return {
         "chosen": scorer.value([fit.proba for fit in fits.folds], target),
         "single": scorer.value([fit.proba for fit in single], target),

@@ -525,7 +525,7 @@ def incomplete(out: Path) -> Path:
 def new_folder(
     out: Path,
     *,
-    free: Callable[[], None] = lambda: None,
+    free: Callable[[], object] = lambda: None,
     begin: Callable[[Path], None] | None = None,
     sealed: bool = True,
     private: str = UNFINISHED,
@@ -552,7 +552,7 @@ def new_folder(
             publish(work, out, private=private)
 
 
-def seen_under_lock(out: Path, free: Callable[[], None]) -> State:
+def seen_under_lock(out: Path, free: Callable[[], object]) -> State:
     """What stands at ``out``, whose folder of work is locked, if ``free`` raises no error."""
     try:
         free()

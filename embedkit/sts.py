@@ -24,7 +24,7 @@ from embedkit.dataset.read import check_labelled
 from embedkit.display import Shown, count_text
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import CorpusError, Option, UsageError
-from embedkit.runs.folder import check_free, new_run, versions, write_run
+from embedkit.runs.folder import free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import metrics_for
 from embedkit.runs.run import Cost, SimilarityRun
@@ -110,7 +110,7 @@ def similarity(
 
     if out is not None:
         # before texts are encoded, which may take hours
-        check_free(Path(out), overwrite=overwrite)
+        free_out(out, overwrite=overwrite)
     # the gold score is read as the label of a record
     reading = replace(reading or CorpusOptions(), text=text, text_pair=text_pair, label=score)
     reader, records = _read_pairs(corpus, reading)

@@ -63,13 +63,15 @@ class EstimatorSettings(NamedTuple):
         *,
         task: str,
         views: Sequence[str] = (),
+        level: str = "sentence",
         metric: str | None = None,
         **settings: Any,
     ) -> EstimatorSettings:
         """Return checked settings; the default estimator is that of the task.
 
         Names and numbers were checked by the types of the function that takes them. The ``views``
-        are no settings, but checked beside the columns: texts have neither, and each is named once.
+        and the ``level`` are no settings, but checked beside the columns: texts have neither views
+        nor columns, words have no columns, and each is named once.
         """
         # what can be known without data is refused here, before a corpus is encoded for minutes
         default = "ridge" if task == "regression" else "logreg"
@@ -87,6 +89,9 @@ class EstimatorSettings(NamedTuple):
                 raise UsageError(problem, **shown)
             if len(set(names)) < len(names):
                 raise UsageError("name each once.", **shown)
+        if result.columns and level == "word":
+            problem = f"they are of records; {Option('level', 'word')} has none."
+            raise UsageError(problem, columns=",".join(result.columns))
         return result
 
     @property

@@ -37,7 +37,7 @@ from embedkit.arguments import accepts
 from embedkit.choices import RunLevel, Task, check_choice
 from embedkit.classifiers.estimators import CommonScaler, EstimatorSettings
 from embedkit.classifiers.train import side_by_side
-from embedkit.classifiers.tuning import Fitted, Subset, fit, predict_proba
+from embedkit.classifiers.tuning import Fitted, fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.encoders import DatasetEncoder
 from embedkit.dataset.read import VectorData, load
@@ -51,7 +51,7 @@ from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, 
 from embedkit.runs.intervals import Metric, Score, difference_interval, influences, scored
 from embedkit.runs.metrics import beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import Predictions, decide, write_predictions
-from embedkit.runs.run import ProbeRun, ReportedScore, ViewScore
+from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, write_split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR, Target, class_prior, growing_order
@@ -170,7 +170,7 @@ def _write(
         level=data.level,
         dataset=dataset_content(data, folder),
         random_weights=_untrained(data, scorer, progress) if untrained else {},
-        geometry=geometry_of(data, problem.units, method, method.settings.seed),
+        geometry=geometry_of(data, problem.units, method),
         **scorer.content(),
     )
     # the predictions are those of the nested choice; what each view predicts stands beside them
@@ -181,9 +181,7 @@ def _write(
     return content
 
 
-def geometry_of(
-    data: VectorData, units: Units, method: Candidates, seed: int
-) -> dict[str, dict[str, float]]:
+def geometry_of(data: VectorData, units: Units, method: Candidates) -> dict[str, dict[str, float]]:
     """Numbers of views without labels, of some distinct texts, or of some words.
 
     The last layer that others are compared with is that of the same pooling.
@@ -191,7 +189,7 @@ def geometry_of(
     # equal texts have equal vectors, and would be each other's nearest neighbours in every layer;
     # the uses of one word differ, so of words all may be taken
     first = np.unique(units.key, return_index=True)[1] if units.word is None else len(units)
-    rows = np.random.default_rng(seed).permutation(first)[:_GEOMETRY_OF]
+    rows = np.random.default_rng(method.settings.seed).permutation(first)[:_GEOMETRY_OF]
     # of two points the rank is 1 and the CKA is 1 in every layer
     if len(rows) < 3:
         return {}
@@ -226,14 +224,6 @@ def _curvatures(data: VectorData, records: Int64) -> dict[str, float]:
         vectors = tokens.reader.vectors_at(index)
         curves[split_view(name)[1]] = geometry.curvature(vectors, tokens.row[index])
     return curves
-
-
-def _reader(data: VectorData) -> Callable[[str], Float32]:
-    """Reads views by name; as many as fit into a gigabyte stay in memory."""
-    # a fit of every fold reads its views; without the cache each would be read from disk once a
-    # fold
-    kept = max(2, _MOST_BYTES // (4 * len(data) * data.width))
-    return lru_cache(maxsize=kept)(lambda name: load(data.path, name, level=data.level).X)
 
 
 def _names(data: VectorData, view: str | Sequence[str] | None) -> list[str]:
@@ -335,9 +325,13 @@ class Candidates:
         # by heart
         words = None if units.word is None else data.text
         random_labels = control_task(target, split, settings.seed, words=words)
-        combinations = combinations_of(names, settings, view_bytes=4 * len(data) * data.width)
+        view_bytes = 4 * len(data) * data.width
+        combinations = combinations_of(names, settings, view_bytes=view_bytes)
+        # a fit of every fold reads its views: as many as fit into a gigabyte stay in memory
+        kept = lru_cache(maxsize=max(2, _MOST_BYTES // view_bytes))
+        vectors = kept(lambda name: load(data.path, name, level=data.level).X)
         curve = _CURVE if learning_curve else ()
-        return cls(names, combinations, _reader(data), settings, random_labels, curve)
+        return cls(names, combinations, vectors, settings, random_labels, curve)
 
     @property
     def metric(self) -> str:
@@ -347,12 +341,11 @@ class Candidates:
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit every candidate in every fold."""
-        units, target, split, _ = problem
         # all candidates of all folds are independent fits, so they go through the threads together;
         # the results of a candidate then stand side by side, fold after fold
         candidates = [*(Candidate(name, (name,)) for name in self.names), *self.combinations]
-        folds = [Subset(units, target, split, *subset) for subset in split.subsets()]
-        fits = [partial(self._fold, fold, candidate) for candidate in candidates for fold in folds]
+        folds = [partial(self._fold, problem, *subset) for subset in problem.split.subsets()]
+        fits = [partial(fold, candidate) for candidate in candidates for fold in folds]
         threads = self.settings.threads
         results = side_by_side(fits, threads=threads, progress=progress)
         count = len(folds)
@@ -363,7 +356,8 @@ class Candidates:
             # growing needs the best single view of the fold, so it is a second round
             single = best_of_folds(by_name[name] for name in self.names)
             growths = [
-                partial(self._grown, f, s.model.name) for f, s in zip(folds, single, strict=True)
+                partial(self._grown, problem, *subset, best.model.name)
+                for subset, best in zip(problem.split.subsets(), single, strict=True)
             ]
             grown = side_by_side(growths, threads=threads, progress=progress)
             # of equal scores the simpler candidate stays
@@ -372,8 +366,9 @@ class Candidates:
         return Fits(
             folds=chosen,
             final=by_name,
-            fit_seconds=seconds,
-            predict_seconds=sum(fit.predict_seconds for fit in chosen),
+            cost=Cost(
+                fit_seconds=seconds, predict_seconds=sum(fit.predict_seconds for fit in chosen)
+            ),
         )
 
     def input(self, candidate: Candidate, index: Int64) -> Float32:
@@ -383,18 +378,21 @@ class Candidates:
             return np.asarray(np.sum(parts, axis=0), np.float32)
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
-    def _fitted(self, fold: Subset, candidate: Candidate, *, held_out: bool = False) -> Fitted:
-        """A pipeline fitted on the vectors of a candidate."""
-        # vectors are put together for the records of this fit alone, never for all records
-        fold = fold._replace(units=replace(fold.units, inputs=partial(self.input, candidate)))
+    def _with(self, candidate: Candidate, problem: Problem) -> tuple[Problem, EstimatorSettings]:
+        """The problem with the vectors of a candidate, and the settings of a fit on them."""
+        # vectors are put together for the records of a fit alone, never for all records
+        units = replace(problem.units, inputs=partial(self.input, candidate))
         layers = len(candidate.views) if candidate.combination == "mixture" else 1
-        settings = self.settings._replace(layers=layers)
-        return fit(fold, settings, tune=True, held_out=held_out)
+        return problem._replace(units=units), self.settings._replace(layers=layers)
 
-    def _fold(self, fold: Subset, candidate: Candidate) -> FoldFit:
+    def _fold(
+        self, problem: Problem, train: Int64, held_out: Int64, candidate: Candidate
+    ) -> FoldFit:
         started = time.thread_time()
-        fitted, (units, target, _, train, held_out) = self._fitted(fold, candidate), fold
-        trained, inputs = time.thread_time(), partial(self.input, candidate)
+        problem, settings = self._with(candidate, problem)
+        inputs, target = problem.units.inputs, problem.target
+        fitted = fit(problem, train, settings, tune=True)
+        trained = time.thread_time()
         proba = predict_proba(fitted.pipeline, inputs(held_out), target)
         predicted = time.thread_time()
         # the control task and the learning curve are no cost of the method: they come after the
@@ -405,7 +403,6 @@ class Candidates:
         control.fit(before.transform(inputs(train)), self.control.y[train])
         random = predict_proba(control, before.transform(inputs(held_out)), self.control)
         curve = list[Float64]()
-        fold = fold._replace(units=replace(units, inputs=inputs))
         # one of each class at least, and two values of a regression
         order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
@@ -413,36 +410,37 @@ class Candidates:
         fractions = self.curve[:-1] if candidate.name in self.names else ()
         for fraction in fractions:  # each set of training records lies within the next
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
-            curve.append(_predicted(fold._replace(train=few), self.settings))
+            curve.append(_predicted(problem, few, held_out, self.settings))
         weights = getattr(fitted.pipeline[-1], "weights_", ())
-        score = fitted.choice.score
         return FoldFit(
             proba=proba,
-            model=_Probed(candidate.name, score, random, (*curve, proba), weights),
+            model=_Probed(candidate.name, fitted.choice.score, random, (*curve, proba), weights),
             fit_seconds=trained - started,
             predict_seconds=predicted - trained,
         )
 
-    def _grown(self, fold: Subset, first: str) -> FoldFit:
+    def _grown(self, problem: Problem, train: Int64, held_out: Int64, first: str) -> FoldFit:
         """A single view, and others beside it as long as the inner score rises."""
-        started, y = time.thread_time(), fold.target.y[fold.train]
-        if fold.target.classes and not fold.target.of_sets:
+        started, target = time.thread_time(), problem.target
+        y = target.y[train]
+        if target.classes and not target.of_sets:
             # (n, classes), as the inner predictions are: y less these is how steeply the loss falls
             # along the log-odds
-            y = np.eye(len(fold.target.classes))[y]
+            y = np.eye(len(target.classes))[y]
 
         def fitted(*views: str) -> tuple[Candidate, Fitted]:
             # the same set of views is the same candidate, in whatever order it has grown
             in_order = tuple(name for name in self.names if name in views)
             candidate = Candidate(" + ".join(in_order), in_order)
-            return candidate, self._fitted(fold, candidate, held_out=True)
+            task, settings = self._with(candidate, problem)
+            return candidate, fit(task, train, settings, tune=True, held_out=True)
 
         best, model = fitted(first)
         while len(best.views) < min(_MOST_VIEWS, len(self.names)):
             if model.inner is None or np.isnan(model.choice.score):  # no inner folds to choose by
                 break
             rest, errors = [n for n in self.names if n not in best.views], y - model.inner
-            slopes = {name: self._slope(name, fold.train, errors) for name in rest}
+            slopes = {name: self._slope(name, train, errors) for name in rest}
             steepest = sorted(slopes, key=slopes.__getitem__, reverse=True)[:_TRIED]
             # each of them is tuned as a single view is, so that the scores can be compared
             larger = [fitted(*best.views, name) for name in steepest]
@@ -452,7 +450,7 @@ class Candidates:
                 break
             best, model = further
         trained = time.thread_time()
-        proba = predict_proba(model.pipeline, self.input(best, fold.held_out), fold.target)
+        proba = predict_proba(model.pipeline, self.input(best, held_out), target)
         return FoldFit(
             proba=proba,
             model=_Probed(best.name, model.choice.score, proba[:0]),  # no control task
@@ -474,9 +472,11 @@ def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
     return [max(fits, key=lambda fit: fit.model.score) for fits in zip(*candidates, strict=True)]
 
 
-def _predicted(fold: Subset, settings: EstimatorSettings) -> Float64:
-    fitted = fit(fold, settings, tune=True)
-    return predict_proba(fitted.pipeline, fold.units.inputs(fold.held_out), fold.target)
+def _predicted(
+    problem: Problem, train: Int64, held_out: Int64, settings: EstimatorSettings
+) -> Float64:
+    fitted = fit(problem, train, settings, tune=True)
+    return predict_proba(fitted.pipeline, problem.units.inputs(held_out), problem.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,7 +569,7 @@ class Scorer:
             "combinations": tuple(self.of_view(c.name) for c in method.combinations),
             "choices": tuple(fold.model.name for fold in self.fits.folds),
             "over_last": self.over_last(),
-            "cost": self.fits.cost(),
+            "cost": self.fits.cost,
             "versions": versions(),
         }
 
@@ -607,9 +607,8 @@ def _untrained(
         views = encode_at_random(data, units, names, settings.seed + number)
         for name, X in views.items():
             # the same units, folds and tuning: the weights of the encoder alone differ
-            random_units = replace(units, inputs=X.__getitem__)
-            folds = [Subset(random_units, target, split, *subset) for subset in split.subsets()]
-            fits = [partial(_predicted, fold, settings) for fold in folds]
+            problem = scorer.problem._replace(units=replace(units, inputs=X.__getitem__))
+            fits = [partial(_predicted, problem, *subset, settings) for subset in split.subsets()]
             fitted = side_by_side(fits, threads=settings.threads)
             scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))
             step()

@@ -27,7 +27,7 @@ from embedkit.arguments import accepts
 from embedkit.choices import ClassWeight, Features, RunLevel, Task
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.model import save_model
-from embedkit.classifiers.tuning import Subset, fit, predict_proba
+from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import names_dataset
@@ -47,9 +47,9 @@ from embedkit.runs.folder import (
 )
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import TestSet
-from embedkit.runs.run import TrainRun
+from embedkit.runs.run import Cost, TrainRun
 from embedkit.runs.split import Split
-from embedkit.types import Progress, ProgressCallback, no_progress
+from embedkit.types import Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 from embedkit.units.units import Labels, Units, beside_numbers, load_or_extract
 
@@ -89,13 +89,12 @@ class Frozen:
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit and predict every fold, and fit the units of all folds."""
-        units, target, split, test = problem
+        _, target, split, test = problem
         subsets, cut = split.subsets(), None
         # the model of all folds is one more fit, which holds nothing out; beside the others it
         # costs no further time where cores are free
         everything = split.in_folds, split.in_folds[:0]
-        parts = [Subset(units, target, split, *subset) for subset in (*subsets, everything)]
-        fits = [partial(self._fold, part) for part in parts]
+        fits = [partial(self._fold, problem, *subset) for subset in (*subsets, everything)]
         threads = self.settings.threads or self.threads
         *folds, last = side_by_side(fits, threads=threads, progress=progress)
         final, proba = last.model, None
@@ -111,9 +110,11 @@ class Frozen:
             final=final,
             test=proba,
             threshold=cut,
-            fit_seconds=sum(fold.fit_seconds for fold in folds),
-            predict_seconds=sum(fold.predict_seconds for fold in folds),
-            parameters=_parameters(final.pipeline),
+            cost=Cost(
+                fit_seconds=sum(fold.fit_seconds for fold in folds),
+                predict_seconds=sum(fold.predict_seconds for fold in folds),
+                parameters=_parameters(final.pipeline),
+            ),
         )
 
     def content(self, folder: Path, data: VectorData, target: Target, fits: Fits) -> dict[str, Any]:
@@ -138,26 +139,25 @@ class Frozen:
         """Write the model of all folds, which predicts new units."""
         save_model(folder, fits.final.pipeline)
 
-    def _fold(self, fold: Subset) -> FoldFit:
-        threshold = self.threshold
+    def _fold(self, problem: Problem, train: Int64, held_out: Int64) -> FoldFit:
+        target, threshold = problem.target, self.threshold
         by_metric = threshold is not None and threshold.value is None
         # the libraries compute in this very thread (side_by_side leaves them one), so that its
         # clock has all of the fit and nothing else
         started = time.thread_time()  # others fit, and other programs run, at the same time
         # inner predictions are kept for blends too, which are stacked on them
-        held = self.tune or by_metric
-        fitted = fit(fold, self.settings, tune=self.tune, held_out=held)
+        inner = self.tune or by_metric
+        fitted = fit(problem, train, self.settings, tune=self.tune, held_out=inner)
         trained, proba = time.thread_time(), np.empty(0)
-        if len(fold.held_out):
-            inputs = fold.units.inputs(fold.held_out)
-            proba = predict_proba(fitted.pipeline, inputs, fold.target)
+        if len(held_out):
+            proba = predict_proba(fitted.pipeline, problem.units.inputs(held_out), target)
         predicted, cut = time.thread_time(), None if threshold is None else threshold.value
         if threshold is not None and fitted.inner is not None:
-            cut = threshold.choose(fold.target.y[fold.train], fitted.inner[:, 1])
+            cut = threshold.choose(target.y[train], fitted.inner[:, 1])
         return FoldFit(
             proba=proba,
             model=fitted,
-            inner=fold.train,
+            inner=train,
             inner_proba=fitted.inner,
             threshold=cut,
             fit_seconds=trained - started,
@@ -194,6 +194,8 @@ def side_by_side(
         # filters are those of the process: one set by a thread ends when another thread's does
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         warnings.filterwarnings("ignore", "One or more of the test scores", UserWarning)
+        # a class of sets that all records of a fold have, or none
+        warnings.filterwarnings("ignore", r"Label (not )?\d+ is present in all", UserWarning)
         # threads, since the libraries release the lock while they compute, and vectors need no
         # copy; results come in the order of the tasks, whichever ends first
         parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
@@ -263,25 +265,6 @@ def _parameters(pipeline: Any) -> int | None:
     """The number of parameters of a linear model; other kinds have none to compare."""
     weights = [np.size(getattr(pipeline[-1], n, ())) for n in ("coef_", "intercept_")]
     return sum(weights) or None
-
-
-def _data(
-    dataset: CorpusLike,
-    columns: tuple[str, ...],
-    extraction: dict[str, Any],
-    *,
-    level: str,
-    **what: Any,
-) -> VectorData:
-    """The vectors of a dataset, or of a corpus, which has to keep the columns that are read."""
-    if columns and level == "word":
-        problem = f"they are of records; {Option('level', 'word')} has none."
-        raise UsageError(problem, columns=",".join(columns))
-    if columns and not names_dataset(dataset):
-        extraction = extraction | {
-            "keep": list(dict.fromkeys([*extraction.get("keep", ()), *columns]))
-        }
-    return load_or_extract(dataset, extraction, level=level, **what)
 
 
 @accepts(*EXTRACTION)
@@ -364,10 +347,12 @@ def train(
     views = (view,) if isinstance(view, str) else tuple(view or ())
     options: dict[str, Any] = {"features": features, "class_weight": class_weight, "seed": seed}
     options |= {"task": task, "views": views, "columns": names, "threshold": threshold}
-    method = Frozen.of(estimator, tune=tune, **options)
+    method = Frozen.of(estimator, tune=tune, level=level, **options)
     out = free_out(out, dataset, method.settings.method, *views, *names, overwrite=overwrite)
-    what: dict[str, Any] = {"view": view, "level": level, "label": label}
-    data = _data(dataset, names, extraction, progress=progress, **what)
+    keep = dict.fromkeys(names, "columns")
+    keep |= {} if split_column is None else {split_column: "split_column"}
+    what: dict[str, Any] = {"view": view, "level": level, "label": label, "keep": keep}
+    data = load_or_extract(dataset, extraction, progress=progress, **what)
     assigned = {"split": split, "column": split_column, "folds": folds, "seed": seed}
     problem = _problem(method, data, test, label=label, separator=label_separator, **assigned)
     with new_run(out, overwrite=overwrite) as folder:
@@ -380,7 +365,7 @@ def train(
             predictions,
             decision=method.threshold,
             seed=seed,
-            cost=fits.cost(peak_memory_bytes=peak_memory_since(peak_before)),
+            cost=replace(fits.cost, peak_memory_bytes=peak_memory_since(peak_before)),
             **method.content(folder, data, problem.target, fits),
         )
     return RunResult(out, content)

@@ -20,13 +20,13 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from embedkit.classifiers.estimators import TFIDF_STRENGTH, EstimatorSettings, build_pipeline
 from embedkit.errors import Option, UsageError, first_line
+from embedkit.runs.cross_validation import Problem
 from embedkit.runs.metrics import LOWER_IS_BETTER, best_threshold, beta_of, metrics_for
 from embedkit.runs.predictions import decide
 from embedkit.runs.run import Choice
-from embedkit.runs.split import Split, inner_folds
+from embedkit.runs.split import inner_folds
 from embedkit.types import Float64, Int64
 from embedkit.units.target import Target
-from embedkit.units.units import Units
 
 # of few records inner folds should leave as many as they can to be trained on, and their fits are
 # short
@@ -36,16 +36,6 @@ _MOST_SQUARED = 4_000  # records, whose products take 128 MB
 _ABSENT = -30.0  # log-odds of a class that an inner fold has no training records of
 
 Folds = list[tuple[Int64, Int64]]
-
-
-class Subset(NamedTuple):
-    """Labelled units, and the positions that a fold is fitted and scored on."""
-
-    units: Units
-    target: Target
-    split: Split
-    train: Int64
-    held_out: Int64
 
 
 class Fitted(NamedTuple):
@@ -60,14 +50,21 @@ class Fitted(NamedTuple):
     inner: Float64 | None = None
 
 
-def fit(fold: Subset, settings: EstimatorSettings, *, tune: bool, held_out: bool = False) -> Fitted:
-    """Return a pipeline fitted on the inputs of the training units alone, vectors or texts.
+def fit(
+    problem: Problem,
+    train: Int64,
+    settings: EstimatorSettings,
+    *,
+    tune: bool,
+    held_out: bool = False,
+) -> Fitted:
+    """Return a pipeline fitted on the inputs of the units ``train`` alone, vectors or texts.
 
     Inner folds, which never divide a group of the split, choose the parameters if ``tune`` is set
     and each of them has two classes to be trained on. With ``held_out`` they also predict each
     training unit.
     """
-    units, target, split, train, _ = fold
+    units, target, split, _ = problem
     y, classes = target.y[train], len(target.classes)
     try:
         # scaling or TF-IDF is fitted once for all inner folds, which takes most of the time of a

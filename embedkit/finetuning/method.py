@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ from embedkit.runs.cross_validation import Fits, FoldFit, Problem, held_out_pred
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions, TestSet
-from embedkit.runs.run import FinetuneRun
+from embedkit.runs.run import Cost, FinetuneRun
 from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import TEST, UNUSED, Split, validation_records
 from embedkit.storage import UNFINISHED
@@ -167,7 +168,7 @@ class FineTuned:
     ) -> Self:
         """Return the method for some units, with all options decided but those of training."""
         frozen = str(options.freeze_layers)
-        if frozen.isdigit() and int(frozen) > checkpoint.n_layers:
+        if frozen.isdecimal() and int(frozen) > checkpoint.n_layers:
             count = checkpoint.n_layers
             raise UsageError(f"the encoder has {count} layers.", freeze_layers=int(frozen))
         tokenizer = load_tokenizer(checkpoint)
@@ -289,7 +290,7 @@ class FineTuned:
             "versions": {"embedkit": __version__, **LIBRARIES},
         }
 
-    def folds(self, problem: Problem) -> tuple[list[Fold], Int64]:
+    def folds(self, problem: Problem, vocabulary: IO[bytes]) -> tuple[list[Fold], Int64]:
         """Return the folds, and the units that choose thresholds.
 
         With several seeds each fold is there as often, one after the other.
@@ -313,6 +314,7 @@ class FineTuned:
                 # deleted with the folder of what is unfinished, at the latest when the run is
                 # complete
                 work=self.folder / UNFINISHED / "checkpoints" / model_name(number, member),
+                vocabulary=vocabulary,
                 **subsets,
             )
             for number, subsets in enumerate(divided)
@@ -327,10 +329,13 @@ class FineTuned:
         fitted neither on them nor on the fold. ``model`` of a fold are the results of its models,
         one for each seed, whose mean predicts.
         """
-        _, target, _, test = problem
-        folds, choosing = self.folds(problem)
-        train = train_contrastive if self.options.objective == CONTRASTIVE else train_fold
-        results = list(self._results(folds, train, choosing, test, progress))
+        target = problem.target
+        with saving(self.folder):
+            # without a name: nothing is left of it, however the training ends
+            vocabulary = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
+        with vocabulary:
+            folds, choosing = self.folds(problem, vocabulary)
+            results = list(self._results(folds, choosing, problem, progress))
         size = self.options.seeds
         # models of one fold stand together, and have the same records
         folds = folds[::size]
@@ -358,27 +363,28 @@ class FineTuned:
             )
         return Fits(
             folds=fits,
-            test=_mean(results, "test_proba") if test else None,
+            test=_mean(results, "test_proba") if problem.test else None,
             threshold=final,
-            fit_seconds=sum(result.fit_seconds for result in results)
-            + ((self.earlier and self.earlier[1].cost.fit_seconds) or 0.0),
-            predict_seconds=sum(result.predict_seconds for result in results),
-            # as many in every model
-            parameters=results[0].parameters,
+            cost=Cost(
+                fit_seconds=sum(result.fit_seconds for result in results)
+                + ((self.earlier and self.earlier[1].cost.fit_seconds) or 0.0),
+                predict_seconds=sum(result.predict_seconds for result in results),
+                # as many in every model
+                parameters=results[0].parameters,
+                device=self.device.type,
+            ),
         )
 
     def _results(
-        self,
-        folds: Sequence[Fold],
-        train: Callable[..., tuple[EncoderWithHead, FoldResult]],
-        choosing: Int64,
-        test: TestSet | None,
-        progress: ProgressCallback,
+        self, folds: Sequence[Fold], choosing: Int64, problem: Problem, progress: ProgressCallback
     ) -> Iterator[FoldResult]:
         """Train the models that are not finished, and yield the results of all."""
         # on the CPU, and read again for each fold: what the next ones start from would take as much
         # memory as a large vocabulary
         about: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+        train: Callable[..., tuple[EncoderWithHead, FoldResult]] = train_fold
+        if self.options.objective == CONTRASTIVE:
+            train = train_contrastive
         for fold in folds:
             result = _read_result(self.folder, fold)
             if result is None:
@@ -392,10 +398,12 @@ class FineTuned:
                     start = build_model(encoder, seed=fold.seed, **settings)
                 else:
                     start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
+                    # each fold starts from its own model, and shares no vocabulary
+                    fold.vocabulary.truncate(0)
                 # predicted before it is written: a fold is finished when its predictions are there
                 # too
                 model, result = train(fold, start, progress=progress)
-                _predict(fold, model, result, choosing, test)
+                _predict(fold, model, result, choosing, problem)
                 self._keep(fold, model, result)
                 storage.remove_tree(fold.work)
             yield result
@@ -430,12 +438,10 @@ class FineTuned:
         """Write the log of the training, and which model has not seen which record."""
         units, target, split, _ = problem
         logs = [result.log for fit in fits.folds for result in fit.model]
-        folds, _ = self.folds(problem)
+        seeds = self.options.seeds
         lines = [
-            {"fold": fold.number}
-            | ({"member": fold.member} if self.options.seeds > 1 else {})
-            | line
-            for fold, log in zip(folds, logs, strict=True)
+            {"fold": number // seeds} | ({"member": number % seeds} if seeds > 1 else {}) | line
+            for number, log in enumerate(logs)
             for line in log
         ]
         content = "".join(json.dumps(line) + "\n" for line in lines)
@@ -444,8 +450,8 @@ class FineTuned:
         # of words the folds are those of their records
         of_records = split if split.records is None else split.records
         models = FoldModels(
-            models=tuple(fold.model for fold in folds),
-            fold_of_model=tuple(fold.number for fold in folds),
+            models=self._models(split),
+            fold_of_model=tuple(np.repeat(np.arange(split.n_folds), seeds).tolist()),
             split=split.fingerprint,
             source=units.source,
             **asdict(self.tokens),
@@ -458,7 +464,7 @@ class FineTuned:
         options, texts = self.options, _texts(problem.units)
         settings = asdict(options) | {"head_learning_rate": options.head_rate}
         results = [result for fit in fits.folds for result in fit.model]
-        names = [fold.model for fold in self.folds(problem)[0]]
+        names = self._models(problem.split)
         # epochs are counted on from those of the earlier run
         past = {} if self.earlier is None else self.earlier[1].history
         done = {name: past[name][-1]["epoch"] if past.get(name) else 0.0 for name in names}
@@ -476,7 +482,7 @@ class FineTuned:
             "type_vocab": int(self.checkpoint.config.get("type_vocab_size") or 0),
             "settings": {name: value for name, value in settings.items() if name not in _FIELDS},
             "views": (),
-            "models": tuple(names),
+            "models": names,
             "threshold": fits.threshold,
             # of each model that of its fold
             "thresholds": tuple(fit.threshold for fit in fits.folds for _ in fit.model),
@@ -492,6 +498,11 @@ class FineTuned:
                 "tokens_all": int(texts.n_tokens.sum()),
             },
         }
+
+    def _models(self, split: Split) -> tuple[str, ...]:
+        """The names of the models, fold after fold."""
+        seeds = range(self.options.seeds)
+        return tuple(model_name(fold, seed) for fold in range(split.n_folds) for seed in seeds)
 
     def _seed_scores(
         self, problem: Problem, fits: Sequence[FoldFit]
@@ -538,23 +549,28 @@ def _read_result(folder: Path, fold: Fold) -> FoldResult | None:
 
 
 def _predict(
-    fold: Fold, model: EncoderWithHead, result: FoldResult, choosing: Int64, test: TestSet | None
+    fold: Fold, model: EncoderWithHead, result: FoldResult, choosing: Int64, problem: Problem
 ) -> None:
     """Add the predictions of a fold's model to its result."""
+    test = problem.test
 
-    def proba(texts: TokenizedTexts) -> list[Any]:
+    def outputs(texts: TokenizedTexts) -> torch.Tensor:
         precision = fold.options.precision
-        logits = predict_logits(model, texts, pad_id=fold.pad_id, precision=precision)
-        return list(model.outputs(logits).tolist())
+        return model.outputs(predict_logits(model, texts, pad_id=fold.pad_id, precision=precision))
+
+    def proba(units: Int64) -> list[Any]:
+        return list(outputs(fold.texts_of(units))[fold.among(units)].tolist())
 
     # the held-out records alone: how many others are predicted depends on options, and costs are
     # compared
     started = time.process_time()  # what else the machine does is no cost of the method
-    result.proba = proba(fold.texts_of(fold.held_out))
+    result.proba = proba(fold.held_out)
     result.predict_seconds = time.process_time() - started
-    result.test_proba = proba(test.units.inputs(test.everything)) if test else []
-    result.valid_proba = proba(fold.texts_of(fold.valid))
-    result.threshold_proba = proba(fold.texts_of(choosing))
+    result.valid_proba, result.threshold_proba = proba(fold.valid), proba(choosing)
+    if test is not None and test.content is None:
+        result.test_proba = proba(problem.split.test)
+    elif test is not None:  # of another corpus, of which all words have a label or none has one
+        result.test_proba = outputs(test.units.inputs(test.everything)).tolist()
 
 
 def _head_settings(fold: Fold) -> dict[str, Any]:

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import inspect
 import json
-import tempfile
-import weakref
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -152,7 +151,8 @@ class OccurringRows:
     the skipped steps and the interruptions: what is left of its ones is the factor of all the rows
     that stayed behind. They wait in a file, since they are most of the memory of a training, and
     :meth:`restore` puts the whole matrix together again. It is the one that training of all rows
-    gives, but for the rounding of a product in place of one by one.
+    gives, but for the rounding of a product in place of one by one. Folds that start from the same
+    checkpoint share the file, which the first of them writes.
 
     The tokens are mapped where the layer is entered and not in the batches, since some families
     count positions from the padding token's id.
@@ -161,10 +161,12 @@ class OccurringRows:
         layer: of :func:`~embedkit.finetuning.heads.embedding_layer`, on the CPU.
         ids: tokens of all texts that the layer will meet, in any order.
         device: where the layer will be.
-        folder: for a temporary file of all rows.
+        file: of all rows, without a name; it is written if it is empty.
     """
 
-    def __init__(self, layer: nn.Embedding, ids: Any, device: torch.device, folder: Path) -> None:
+    def __init__(
+        self, layer: nn.Embedding, ids: Any, device: torch.device, file: IO[bytes]
+    ) -> None:
         # nothing of this object may hold the whole matrix, not even a slice of it
         self._layer, self._padding, whole = layer, layer.padding_idx, layer.weight.detach()
         # padding tokens are in batches, not in texts
@@ -181,11 +183,9 @@ class OccurringRows:
         def enter(_: nn.Module, inputs: Any) -> tuple[Tensor, ...]:
             return (place[inputs[0]], *inputs[1:])
 
-        self._entered = layer.register_forward_pre_hook(enter)
-        # without a name: nothing is left of it, however the training ends
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        weakref.finalize(self, self._file.close)
-        whole.numpy().tofile(self._file)
+        self._entered, self._file = layer.register_forward_pre_hook(enter), file
+        if not file.seek(0, os.SEEK_END):
+            whole.numpy().tofile(file)
         rows = whole[self._rows]
         layer.weight = nn.Parameter(torch.cat([rows, torch.ones_like(rows[:1])]))
 
@@ -195,7 +195,6 @@ class OccurringRows:
         # rows that stayed behind have decayed as the row of ones has
         self._file.seek(0)
         stored = torch.from_numpy(np.fromfile(self._file, trained[:0].cpu().numpy().dtype))
-        self._file.close()
         whole = stored.view(-1, trained.shape[1]).to(trained.device)
         whole *= trained[-1]
         whole[self._rows.to(trained.device)] = trained[:-1]

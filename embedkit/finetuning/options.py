@@ -157,7 +157,7 @@ class TrainingOptions:
         widths, rate = self.cnn_widths, "a number above 0, such as 5e-5"
         # a number may come as text from the command line
         layers = "all" if self.freeze_layers is None else str(self.freeze_layers)
-        layers_fit = layers in ("embeddings", "all") or layers.isdigit()
+        layers_fit = layers in ("embeddings", "all") or layers.isdecimal()
         checks = (
             ("learning_rate", 0 < self.learning_rate < math.inf, rate),
             ("head_learning_rate", 0 < self.head_rate < math.inf, rate),

@@ -105,17 +105,22 @@ def finetune(
     peak_before = peak_memory_bytes()
     # what can be wrong in options, device and folder is found before the corpus is read
     columns, options = divided(training, CorpusOptions, TrainingOptions)
-    where, precision = _device(device, options)
-    options = replace(options, precision=precision)
-    quiet_transformers()
+    for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
+        if test is None and value:
+            raise UsageError("there is no test set. Name one, or leave this out.", **{name: value})
+    where, options = _device(device, options)
     out = free_out(out, corpus, options.head_name or "finetuned", overwrite=overwrite)
     # options by name win over those in reading=
     by_name = {name: value for name, value in training.items() if hasattr(columns, name)}
     reading = replace(reading or CorpusOptions(), **by_name)
+    # a seed without a sample changes nothing, and would be refused of a dataset
+    reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
     # texts, labels and split are checked before the first step of training, which may be hours from
     # its end
-    chosen: dict[str, Any] = {"test_sample": test_sample, "test_min_chars": test_min_chars}
-    data, further = _read(corpus, reading, options, test=test, **chosen)
+    data = Units.of_corpus(corpus, reading, level=options.level)
+    data.check_labelled()
+    chosen: dict[str, Any] = {"sample": test_sample, "min_chars": test_min_chars}
+    further = None if test is None else data.further(test, **chosen, seed=options.seed)
     checkpoint, earlier = _start(model, revision=revision, offline=offline)
     method = replace(FineTuned.of(checkpoint, options, data, device=where), earlier=earlier)
     problem = method.problem(data, further, split=split, folds=folds)
@@ -133,37 +138,14 @@ def finetune(
             decision=options.decision,
             seed=options.seed,
             dataset=_dataset_content(problem.units, method),
-            cost=fits.cost(peak_memory_bytes=_peak_memory(peak_before, where), device=where.type),
+            cost=replace(fits.cost, peak_memory_bytes=_peak_memory(peak_before, where)),
             **method.content(problem, fits),
         )
     return RunResult(out, content, sum(data.rejected.values()))
 
 
-def _read(
-    corpus: CorpusLike,
-    reading: CorpusOptions,
-    options: TrainingOptions,
-    *,
-    test: CorpusLike | None,
-    test_sample: int | None,
-    test_min_chars: int,
-) -> tuple[Units, Units | None]:
-    """The labelled units of a corpus, and those of a test set of its own."""
-    for name, value in (("test_sample", test_sample), ("test_min_chars", test_min_chars)):
-        if test is None and value:
-            raise UsageError(f"no test set is named by {Option('test')}.", **{name: value})
-    # a seed without a sample changes nothing, and would be refused of a dataset
-    reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
-    data = Units.of_corpus(corpus, reading, level=options.level)
-    data.check_labelled()
-    if test is None:
-        return data, None
-    seed = options.seed
-    return data, data.further(test, sample=test_sample, min_chars=test_min_chars, seed=seed)
-
-
-def _device(name: str, options: TrainingOptions) -> tuple[torch.device, str]:
-    """The device and the precision to train in."""
+def _device(name: str, options: TrainingOptions) -> tuple[torch.device, TrainingOptions]:
+    """The device, and the options with the precision to train in."""
     device = choose_device(name)
     # the Trainer takes the first device, whatever it is given
     if device.index:
@@ -178,16 +160,19 @@ def _device(name: str, options: TrainingOptions) -> tuple[torch.device, str]:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before, "cuda:0" is no device
         # the peak since now is that of this run
         torch.cuda.reset_peak_memory_stats(device)
-    return device, precision
+    return device, replace(options, precision=precision)
 
 
 def _start(
     model: str, *, revision: str | None, offline: bool
 ) -> tuple[Checkpoint, tuple[Path, FinetuneRun] | None]:
     """Return the checkpoint to start from, and the run whose training goes on, if it is one."""
+    quiet_transformers()
     folder = Path(model).expanduser()
     if not (folder / "run.json").is_file():
         return find_checkpoint(model, revision=revision, offline=offline), None
+    if revision is not None:
+        raise UsageError(f"{model} is a run, which has no revisions.", revision=revision)
     earlier = read_run(folder)
     if not isinstance(earlier, FinetuneRun):
         raise UsageError(f"a {earlier.kind} run, not one of embedkit finetune.", model=model)

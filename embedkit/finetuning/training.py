@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ from embedkit.finetuning.model import (
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.states import FrozenStates, frozen_states
 from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of, metrics_for
-from embedkit.types import Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import Bool, Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import Target
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ _LOGGED = {
     "eval_score": "valid_score",
 }
 _CHOSEN_BY = "eval_chosen_by"
+_UNLABELLED = -100  # what torch leaves out of a loss
 
 _CHECKPOINTING = "activation_checkpointing"
 if _CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # its older name
@@ -111,6 +112,7 @@ class Fold:
     device: torch.device
     pad_id: int
     work: Path  # folder for checkpoints, which the caller deletes
+    vocabulary: IO[bytes]  # file of all rows of the embeddings, see OccurringRows
 
     @property
     def model(self) -> str:
@@ -128,8 +130,12 @@ class Fold:
         return np.concatenate([self.train, self.valid])
 
     def texts_of(self, units: Int64) -> TokenizedTexts:
-        """Return the texts of units, all of whose units these are."""
+        """Return the texts of units, each once."""
         return self.texts[np.unique(self.record[units])]
+
+    def among(self, units: Int64) -> Bool:
+        """Return which units of their texts, in order, these are: words without a label are not."""
+        return np.isin(np.flatnonzero(np.isin(self.record, self.record[units])), units)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,7 +186,7 @@ def train_fold(
     storage.make_folder(fold.work)
     if layer is not None and layer.weight.requires_grad:
         with saving(fold.work):
-            occurring = OccurringRows(layer, seen.ids, fold.device, fold.work)
+            occurring = OccurringRows(layer, seen.ids, fold.device, fold.vocabulary)
     model.to(fold.device)
     about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
     # after the move to the device, where they are computed
@@ -278,6 +284,8 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         starts, stops = (np.searchsorted(fold.record, texts, side) for side in ("left", "right"))
         y = fold.target.y[ranges(starts, stops - starts)]
         labels = torch.tensor(y, dtype=torch.int64 if fold.target.classes else torch.float32)
+        if fold.target.classes:  # a word may have none; a text without one is in no fold
+            labels = labels.masked_fill(labels < 0, _UNLABELLED)
         batch: dict[str, Any] = {**padded(fold.texts[texts], fold.pad_id), "labels": labels}
         return batch | {"states": self._states_of(texts, batch["attention_mask"])}
 
@@ -297,6 +305,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
     ) -> Any:
         """Compute the loss of a batch as the Trainer does, and count it."""
         labels, totals = inputs["labels"], self._totals
+        count: Any = len(labels)
         # the outputs are needed for the accuracy, whether the caller wants them or not
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
         if self.fold.target.classes:
@@ -304,9 +313,11 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
             right = proba.argmax(1) == labels if labels.ndim == 1 else (proba >= 0.5) == labels
             # a set of classes is right if all of it is
             totals["right"] += right.reshape(len(labels), -1).all(1).sum(dtype=torch.float64)
-        totals["texts"] += len(labels)
+            if labels.ndim == 1:
+                count = (labels != _UNLABELLED).sum(dtype=torch.float64)
         # tensors on the device: as numbers they would make each step wait for it
-        totals["loss"] += loss.detach().double() * len(labels)
+        totals["texts"] += count
+        totals["loss"] += loss.detach().double() * count
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
@@ -320,7 +331,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
             fold.texts[index],
             states=lambda batch, mask: self._states_of(index[batch], mask),
             **about,
-        )
+        )[fold.among(fold.valid)]
         y = target.y[fold.valid]
         with torch.inference_mode():
             loss = float(self.model.loss(logits, torch.from_numpy(y)))

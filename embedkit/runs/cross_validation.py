@@ -38,24 +38,13 @@ class FoldFit(NamedTuple):
 
 
 class Fits(NamedTuple):
-    """The models of all folds; seconds are of processors, whatever else a machine does."""
+    """The models of all folds, and what it cost to fit them."""
 
     folds: Sequence[FoldFit]
-    fit_seconds: float
-    predict_seconds: float
+    cost: Cost
     final: Any = None  # a model of the units of all folds, for methods that fit one
     test: Float64 | None = None  # what new units, as those of the test set, get
     threshold: float | None = None  # for new units
-    parameters: int | None = None  # of one model, where they can be counted
-
-    def cost(self, **fields: Any) -> Cost:
-        """Return the cost of a run with these fits."""
-        return Cost(
-            fit_seconds=self.fit_seconds,
-            predict_seconds=self.predict_seconds,
-            parameters=self.parameters,
-            **fields,
-        )
 
 
 class Problem(NamedTuple):

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from embedkit import storage
+from embedkit.arguments import accepts
 from embedkit.corpus.readers import READERS
-from embedkit.dataset.format import local_dataset
+from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData
@@ -77,25 +78,33 @@ class RunResult(ShownFolder, Generic[_Predicted]):
         return self.content.to_frame()
 
 
-def free_out(out: str | Path | None, source: object, *names: str, overwrite: bool = False) -> Path:
-    """Return the folder of a new run, once it is known that it can be written.
+def free_out(
+    out: str | Path | None, source: object = None, *names: str, overwrite: bool = False
+) -> Path:
+    """Return the folder of a run, once it is known that it can be written.
 
     By default it is ``runs/corpus-logreg``, for a corpus or dataset and the names of its settings.
+    An :class:`OutputExistsError` if something else is there, or a run that is not to be replaced.
     """
-    place = _default_out(source, *names) if out is None else Path(out)
-    check_free(place, overwrite=overwrite)
-    storage.check_place(place)
-    return place
-
-
-def _default_out(source: object, *names: str) -> Path:
-    # a table in memory has the name of its type, such as dataframe
-    is_path = isinstance(source, str | os.PathLike) and str(source) != "-"
-    stem = "input" if isinstance(source, str) else type(source).__name__.lower()
-    if is_path:
-        # the query of an address may hold a signature, which must not become the name of a folder
-        stem = Path(storage.without_secrets(os.fspath(source))).stem  # type: ignore[call-overload]
-    return Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
+    if out is None:
+        # a table in memory has the name of its type, such as dataframe
+        stem = "input" if isinstance(source, str) else type(source).__name__.lower()
+        if isinstance(source, str | os.PathLike) and str(source) != "-":
+            # the query of an address may hold a signature, which must not become the name of a
+            # folder
+            stem = Path(storage.without_secrets(os.fspath(source))).stem
+        out = Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
+    out = Path(out)
+    # a crash between the two renames of a replacement leaves no folder of this name: that is
+    # completed before it is judged
+    storage.finish_swap(out, is_run)
+    if out.exists() and not (overwrite and is_run(out)):
+        advice = "it is not a run of embedkit" if overwrite else f"pass {OVERWRITE} to replace it"
+        # an empty folder, as mktemp makes it, is no obstacle
+        if not out.is_dir() or any(out.iterdir()):
+            raise OutputExistsError(f"{out} exists; {advice}, or choose another {Option('out')}.")
+    storage.check_place(out)
+    return out
 
 
 def new_run(out: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
@@ -107,7 +116,7 @@ def new_run(out: Path, *, overwrite: bool = False) -> AbstractContextManager[Pat
             f"{work} holds an unfinished run of another kind. Finish it, choose another "
             f"{Option('out')}, or pass {OVERWRITE} to discard it."
         )
-    return storage.new_folder(out, free=lambda: check_free(out, overwrite=overwrite))
+    return storage.new_folder(out, free=lambda: free_out(out, overwrite=overwrite))
 
 
 @contextmanager
@@ -121,7 +130,6 @@ def resumable_run(
     file is written leave no folder. ``overwrite`` also discards an unfinished run with other
     settings.
     """
-    check_free(out, overwrite=overwrite)
     work = storage.incomplete(out)
     job = work / storage.UNFINISHED / "job.json"
 
@@ -139,9 +147,7 @@ def resumable_run(
         content = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
         storage.write_durably(job, content.encode(), scratch=job.parent)
 
-    with storage.new_folder(
-        out, free=lambda: check_free(out, overwrite=overwrite), begin=write_job
-    ):
+    with storage.new_folder(out, free=lambda: free_out(out, overwrite=overwrite), begin=write_job):
         try:
             yield work
         except (UsageError, EncodeError):  # their advice is another job, which may begin here
@@ -161,18 +167,6 @@ def _other_settings(work: Path, job: Path, settings: dict[str, Any]) -> str:
     except (OSError, ValueError, TypeError):  # stopped before the settings were written
         filled = any(path.is_file() for path in work.rglob("*"))
         return "  its settings are unknown" if filled else ""
-
-
-def check_free(out: Path, *, overwrite: bool) -> None:
-    """Raise an :class:`OutputExistsError` if a run cannot be written to ``out``."""
-    # a crash between the two renames of a replacement leaves no folder of this name: that is
-    # completed before it is judged
-    storage.finish_swap(out, is_run)
-    if out.exists() and not (overwrite and is_run(out)):
-        advice = "it is not a run of embedkit" if overwrite else f"pass {OVERWRITE} to replace it"
-        # an empty folder, as mktemp makes it, is no obstacle
-        if not out.is_dir() or any(out.iterdir()):
-            raise OutputExistsError(f"{out} exists; {advice}, or choose another {Option('out')}.")
 
 
 def is_run(path: Path) -> bool:
@@ -233,6 +227,12 @@ def read_run(path: Path) -> Run:
     if not is_run(path):
         unfinished = storage.incomplete(path)
         advice = "Make one with embedkit train or embedkit finetune."
+        if is_dataset(path):
+            advice = (
+                f"It is a dataset, of which they make one: embedkit train {shlex.quote(str(path))}."
+            )
+        elif not path.exists():
+            advice = "It does not exist."
         if unfinished.is_dir():
             advice = f"It is unfinished ({unfinished}): run the same command again."
         raise UsageError(f"{path} is not a run. {advice}")
@@ -246,6 +246,7 @@ def read_run(path: Path) -> Run:
     return from_json(KINDS[head.kind], data, file=file, advice=_ADVICE)
 
 
+@accepts()
 def info(what: AnyPath) -> Run | DatasetInfo | ModelInfo:
     """Return the description of a run, a dataset or a checkpoint.
 

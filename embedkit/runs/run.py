@@ -66,7 +66,7 @@ class Cost:
     fit_seconds: float | None = None
     predict_seconds: float | None = None
     peak_memory_bytes: int | None = None
-    parameters: int | None = None
+    parameters: int | None = None  # of one model, where they can be counted
     device: str = "cpu"
 
 

@@ -196,6 +196,8 @@ def write_split(split: Split, path: Path, *, overwrite: bool = False) -> None:
 
 def read_split(path: Path) -> Split:
     """Read a split and compare it with its fingerprint."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder. Give the file of a split, as {path}/split.parquet.")
     if not path.is_file():
         raise UsageError(f"{path} does not exist. Make it with embedkit split.")
     # beside a corpus a split stands alone, with its fingerprint; in a run it has a checksum too
@@ -321,6 +323,8 @@ def split(
         (3, 12, 3)
     """
     if out is not None:
+        if Path(out).suffix != ".parquet":
+            raise UsageError("expected a name ending in .parquet.", out=out)
         storage.refuse_existing(Path(out), overwrite=overwrite)
     records = _records(source, label, group, reading or CorpusOptions(), seed)
     sets = label_separator is not None

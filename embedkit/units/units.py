@@ -23,6 +23,7 @@ intervals are a matter of records: words go where their record goes. Records are
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -45,7 +46,7 @@ from embedkit.dataset.read import VectorData, by_record, has_label, load, text_k
 from embedkit.display import count_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
-from embedkit.errors import CorpusError, Option, UsageError
+from embedkit.errors import CorpusError, Option, OutputExistsError, UsageError
 from embedkit.types import AnyPath, Bool, Float32, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
@@ -104,7 +105,7 @@ class Units:
         """
         settings, totals = data.manifest.job.input, data.manifest.totals
         folds, words = data.manifest.job.folds, data.level == "word"
-        records, place = None, None
+        records, place, reading = None, None, reading_of(settings)
         name, labels = _labels_of(data, label)
         if words:
             # folds, equal texts and intervals are those of records, so that words need theirs
@@ -116,15 +117,15 @@ class Units:
             source=data.manifest.source,
             row=data.row,
             ids=data.ids,
-            key=text_keys(data) if records is None else records.key[place],
             label=labels,
             group=data.column(group) if group else None,
             # read from disk when it is first asked for, once
             column=cache(data.column),
+            key=text_keys(data) if records is None else records.key[place],
             # data.X is a cached property: vectors are read when a method first asks for some
             inputs=lambda index: data.X[index],
             pairs=settings.text_pair is not None,
-            reading=reading_of(settings) | {"label": name},
+            reading=reading | {"label": name},
             rejected=totals.rejected_by_reason,
             # vectors of fold models may be split by the folds of their run alone, see split_for
             run=None if folds is None else Path(data.manifest.names.model),
@@ -219,11 +220,10 @@ class Units:
     def _stored(
         cls, path: AnyPath, reading: CorpusOptions, *, level: str, prefix: str = ""
     ) -> Units:
-        data = load(path, level=level)
         # a label may still be chosen: it is a kept column of the dataset
         check_settled(path, replace(reading, label=None).given, prefix=prefix)
         # what was rejected was counted when the dataset was made, and nothing reads its vectors
-        units = cls.of_dataset(data, label=reading.label)
+        units = cls.of_dataset(load(path, level=level), label=reading.label)
         return replace(units.with_texts(), rejected={}, run=None)
 
     @classmethod
@@ -565,9 +565,14 @@ def load_or_extract(
     label: Labels = None,
     view: str | Sequence[str] | None = None,
     level: str = "sentence",
+    keep: Mapping[str, str] | None = None,
     progress: ProgressCallback = no_progress,
 ) -> VectorData:
-    """Open a dataset; a corpus is extracted first, with the options and the column ``label``."""
+    """Open a dataset; a corpus is extracted first, with the options and the column ``label``.
+
+    The dataset then also has the columns ``keep``, beside those that the options keep; their values
+    are the caller's options that name them.
+    """
     options = {name: value for name, value in options.items() if value is not None}
     if names_dataset(source):
         check_settled(source, options)
@@ -578,5 +583,17 @@ def load_or_extract(
     # an option that is given has the last word
     words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
     words |= {"label": label} if isinstance(label, str) else {}
-    out = extract(source, progress=progress, **{**words, **options}).out
+    if keep:
+        options["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
+    try:
+        out = extract(source, progress=progress, **{**words, **options}).out
+    except UsageError as error:
+        named = (o for n, o in (keep or {}).items() if str(Option("keep", n)) in str(error))
+        option = next(named, "keep")
+        raise type(error)(error.message.renamed(keep=option)) from error
+    except OutputExistsError as error:
+        # the options out and overwrite, of which it speaks, are those of a run here
+        advice = "Extract the corpus into another folder and give that, or delete this one."
+        text = re.sub("Pass another .* It differs", f"{advice} It differs", str(error), flags=re.S)
+        raise OutputExistsError(text) from error
     return load(out, view, level=level)

@@ -26,7 +26,7 @@ from embedkit.classifiers.estimators import (
 from embedkit.classifiers.model import load_model, save_model
 from embedkit.classifiers.probe import control_task, randomize
 from embedkit.classifiers.train import Frozen
-from embedkit.classifiers.tuning import Subset, fit, predict_proba
+from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.errors import UsageError
 from embedkit.runs.cross_validation import Fits, Problem, cross_validate
 from embedkit.runs.predictions import Predictions
@@ -65,7 +65,8 @@ def test_the_kept_model_is_scikit_learns_but_for_the_slope() -> None:
     X, target = two_classes(150, strength=0.3)
     started = time.process_time()
     _, result = run(X, target, threads=4)  # which wait for each other: that is no cost
-    assert result.fit_seconds + result.predict_seconds <= time.process_time() - started
+    seconds = (result.cost.fit_seconds or 0) + (result.cost.predict_seconds or 0)
+    assert 0 < seconds <= time.process_time() - started
     assert len(result.folds) == 5
     found = result.final
     assert found.choice.slope != 1.0
@@ -89,8 +90,7 @@ def test_strength_and_slope_have_the_least_loss_of_inner_folds(
     X = (random.normal(size=(250, 15)) + 0.7 * np.eye(15)[y]).astype(np.float32)
     target, made = Target(y, ("a", "b", "c")[:classes]), split_of(y)
     settings = EstimatorSettings(class_weight=weight)
-    fold = Subset(units_with(X), target, made, np.arange(250), np.arange(0))
-    found = fit(fold, settings, tune=True)
+    found = fit(Problem(units_with(X), target, made), np.arange(250), settings, tune=True)
     shown = make_pipeline(Normalizer(), CommonScaler()).fit_transform(X)
     weights = compute_sample_weight(weight, y)
     centre = np.average(shown, axis=0, weights=weights)
@@ -120,7 +120,7 @@ def test_a_class_that_inner_folds_lack_has_no_probability_there() -> None:
     y[7] = 2
     target, index = Target(y, ("a", "b", "rare")), np.arange(120)
     units, settings = units_with(X), EstimatorSettings()
-    found = fit(Subset(units, target, split_of(two.y), index, index[:0]), settings, tune=True)
+    found = fit(Problem(units, target, split_of(two.y)), index, settings, tune=True)
     assert found.inner is not None
     assert np.allclose(found.inner.sum(1), 1)
     assert found.inner[7, 2] < 1e-9
@@ -170,8 +170,8 @@ def test_inner_folds_never_divide_a_group(tune: bool) -> None:
         assert abs(y[test].mean() - 0.5) < 0.1
     for name in ("knn", "logreg", LINEAR_SVC):
         target, settings = Target(y, ("0", "1")), EstimatorSettings(name)
-        fold = Subset(units_with(X), target, made, np.arange(180), np.arange(0))
-        found = fit(fold, settings, tune=tune, held_out=True)
+        problem = Problem(units_with(X), target, made)
+        found = fit(problem, np.arange(180), settings, tune=tune, held_out=True)
         assert found.inner is not None
         assert (found.inner.argmax(1) == y).mean() < 0.7
 
@@ -183,8 +183,8 @@ def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
     texts = [
         f"only{fold} only{fold} word{i % 3} {'ab'[i % 2]}" for i, fold in enumerate(made.folds)
     ]
-    fold = Subset(units_with(texts), Target(y, ("0", "1")), made, *made.subsets()[2])
-    fitted = fit(fold, EstimatorSettings(features="tfidf"), tune=True)
+    problem, train = Problem(units_with(texts), Target(y, ("0", "1")), made), made.subsets()[2][0]
+    fitted = fit(problem, train, EstimatorSettings(features="tfidf"), tune=True)
     words = dict(fitted.pipeline["tfidf"].transformer_list)["words"].vocabulary_
     assert {"only0", "only1", "only3", "only4"} <= set(words)
     assert "only2" not in words
@@ -217,15 +217,6 @@ def test_class_weights_find_rare_positives(name: str, plain: Any) -> None:
     assert recall["balanced"] > 0.8 * recall_score(target.y, wanted)
     ours, theirs = (balanced_accuracy_score(target.y, p) for p in (found["balanced"], wanted))
     assert ours > theirs - 0.04
-
-
-@pytest.mark.parametrize("width", [40, 150])
-def test_noise_is_no_worse_than_guessing(width: int) -> None:
-    """Also where there are as many columns as training records."""
-    y = np.arange(200) % 2
-    X = np.random.default_rng(0).normal(size=(200, width)).astype(np.float32)
-    tuned, plain = (run(X, Target(y, ("0", "1")), tune=tune)[0] for tune in (True, False))
-    assert log_loss(tuned.y, tuned.proba) < np.log(2) + 0.02 < log_loss(plain.y, plain.proba)
 
 
 @pytest.mark.parametrize("name", [*TABLE["regression"], "sklearn.svm:SVR"])

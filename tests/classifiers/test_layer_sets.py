@@ -143,9 +143,9 @@ def test_every_fit_of_a_combination_is_on_training_records(
     fitted: list[frozenset[int]] = []
     honest = tuning.fit
 
-    def recording(fold: tuning.Subset, *rest: Any, **more: Any) -> Any:
-        fitted.append(frozenset(fold.train.tolist()))
-        return honest(fold, *rest, **more)
+    def recording(problem: Any, train: Any, *rest: Any, **more: Any) -> Any:
+        fitted.append(frozenset(train.tolist()))
+        return honest(problem, train, *rest, **more)
 
     monkeypatch.setattr(probing, "fit", recording)
     monkeypatch.setattr(probing, "side_by_side", one_by_one)
@@ -156,14 +156,6 @@ def test_every_fit_of_a_combination_is_on_training_records(
     assert len(content.choices) == 2
     assert len(fitted) >= 2 * 6 + 2  # views, combinations, the start of each growth
     assert as_json(read_run(tmp_path / "p")) == as_json(content)
-
-
-@pytest.mark.parametrize("estimator", ["knn", "sklearn.linear_model:RidgeClassifier"])
-def test_other_estimators_choose_among_sets(data: Path, tmp_path: Path, estimator: str) -> None:
-    options: dict[str, Any] = {"view": ["mean_0", "mean_2"], "estimator": estimator}
-    content = probing.probe(data, out=tmp_path / "p", folds=2, **options).content
-    assert "mean_mixture" not in {c.name for c in content.combinations}
-    assert content.over_last is not None
 
 
 def test_numbers_without_labels_of_a_dataset(data: Path, tmp_path: Path) -> None:

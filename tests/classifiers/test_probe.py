@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from embedkit.drawing import Shape
 from embedkit.runs.figures import learning
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import ProbeRun, as_json
-from embedkit.runs.split import Split, split_for, write_split
+from embedkit.runs.split import split_for, write_split
 from embedkit.units.target import Target, growing_order
 from embedkit.units.units import Units
 from tests.comparison.test_report import corpus_of
@@ -59,7 +60,7 @@ def test_every_fit_is_on_training_records(
     result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, learning_curve=True)
     split = split_for(Units.of_dataset(embedkit.load(data)), folds=3, seed=0)
     folds = [set(split.subsets()[fold][0].tolist()) for fold in range(3)]
-    fitted = [set(call.arguments[0].train.tolist()) for call in calls]
+    fitted = [set(call.arguments[1].tolist()) for call in calls]
     assert len(fitted) == 3 * 5
     for number, records in enumerate(fitted):
         assert records <= folds[number // 5]  # one fold after the other, in one thread
@@ -92,15 +93,10 @@ def test_the_majority_is_that_of_the_training_records(data: Path, tmp_path: Path
     made = split_for(Units.of_dataset(loaded), folds=2, seed=0)
     y = np.asarray(loaded.labels) == "1"
     folds = np.where(np.random.default_rng(0).random(len(y)) < 0.25, ~y, y).astype(np.int64)
-    settings = made.settings
-    group = np.arange(len(y))
-    write_split(Split(made.row, group, folds, settings), tmp_path / "s.parquet")
+    write_split(replace(made, group=np.arange(len(y)), folds=folds), tmp_path / "s.parquet")
     content = probe(data, out=tmp_path / "p", view="mean_2", split=tmp_path / "s.parquet").content
-    expected = []
-    for fold in (0, 1):
-        inside = y[folds != fold]
-        expected += (y[folds == fold] == (inside.mean() > 0.5)).tolist()
-    assert content.nested.majority == pytest.approx(np.mean(expected))
+    expected = [y[folds == f] == (y[folds != f].mean() > 0.5) for f in (0, 1)]
+    assert content.nested.majority == pytest.approx(np.mean(np.concatenate(expected)))
     assert content.nested.majority < 0.4
 
 
@@ -122,7 +118,5 @@ def test_few_records_of_a_curve_are_of_all_classes() -> None:
 def test_a_curve_of_a_small_corpus(tmp_path: Path) -> None:
     """A tenth of its training records may be two."""
     extract_tiny(corpus_of(tmp_path / "c.tsv", 30), tmp_path / "data")
-    for seed in (0, 1):
-        options: dict[str, Any] = {"folds": 3, "seed": seed, "learning_curve": True}
-        found = probe(tmp_path / "data", out=tmp_path / f"probe{seed}", **options)
-        assert [len(view.curve) for view in found.content.view_scores] == [5]
+    found = probe(tmp_path / "data", out=tmp_path / "probe", folds=3, learning_curve=True)
+    assert [len(view.curve) for view in found.content.view_scores] == [5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -84,10 +85,11 @@ def trained(work: Path, y: Any, texts: list[str]) -> tuple[dict[str, torch.Tenso
     """Weights of a fold that trains on the first eight texts."""
     checkpoint = find_checkpoint(str(tiny_model()))
     encoded = load_tokenizer(checkpoint).encode(texts, settings=TokenizerSettings(24))
-    fold = fold_of(checkpoint, work, objective="contrastive")
-    fold = replace(fold, texts=encoded, target=Target(y, CLASSES[:2]))
     model = build_model(plain_of(checkpoint), seed=3, head="contrastive")
-    model, result = train_contrastive(fold, model)
+    with tempfile.TemporaryFile() as file:
+        fold = fold_of(checkpoint, work, file, objective="contrastive")
+        fold = replace(fold, texts=encoded, target=Target(y, CLASSES[:2]))
+        model, result = train_contrastive(fold, model)
     return dict(model.state_dict()), result
 
 

@@ -428,6 +428,8 @@ def test_a_finished_run_goes_on(shared: Path, tmp_path: Path, task: str) -> None
     for name, other in others.items():
         with pytest.raises(MismatchError, match=f"another {name}"):
             tuned_on(shared, tmp_path / "no", **{**longer, **other})
+    with pytest.raises(UsageError, match="is a run, which has no revisions"):
+        tuned_on(shared, tmp_path / "no", **longer, revision="main")
 
 
 def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None:
@@ -585,6 +587,7 @@ def _refuse(*_: Any, **__: Any) -> None:
         ("cnn_widths", (0, 2), {}),
         ("patience", 2, {"validation": 0}),
         ("freeze_layers", "some", {}),
+        ("freeze_layers", "²", {}),
         ("freeze_layers", "3", {}),
         ("lora", 2, {"freeze_layers": "1"}),
         ("precision", "fp16", {}),

@@ -34,7 +34,7 @@ from tests.finetuning.test_heads import plain_of
 from tests.models import check_near
 from tests.runs.test_word_runs import extract
 from tests.store_fixtures import extract_tiny, tiny_model
-from tests.word_fixtures import write_treebank
+from tests.word_fixtures import TAGS, sentences, write_treebank
 
 UPOS = CorpusOptions(word_label="upos")
 
@@ -52,7 +52,7 @@ def made(common: Path) -> Path:
 
 
 def tuned(corpus: Any, out: Path, **settings: Any) -> Any:
-    given = {"reading": UPOS} if Path(corpus).suffix == ".conllu" else {}
+    given = {"reading": UPOS} if str(corpus).endswith(".conllu") else {}
     return embedkit.finetune(corpus, out=out, level="word", **TINY | given | settings)
 
 
@@ -89,6 +89,20 @@ def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Pat
     words = Predictor(tmp_path / "c", device="cpu").predict_words(texts)
     proba = [list(word.prediction.proba.values()) for some in words for word in some]
     assert np.allclose(proba, found.proba, atol=1e-5)
+
+
+def test_words_without_a_label_are_neither_trained_on_nor_scored(tmp_path: Path) -> None:
+    """As in ``train``; the probabilities of the others are theirs."""
+    tags = [[None if i % 3 == 1 else TAGS[w] for i, w in enumerate(ws)] for ws in sentences(40)]
+    frame = pd.DataFrame({"text": [" ".join(words) for words in sentences(40)], "tags": tags})
+    tuned(frame, run := tmp_path / "run", split=embedkit.split(frame, test=0.2), word_label="tags")
+    p = predicted(run)
+    labelled = [(r, i) for r, row in enumerate(tags) for i, tag in enumerate(row) if tag]
+    assert sorted(zip(p.row, p.word, strict=True)) == labelled
+    words, test = Predictor(run, device="cpu").predict_words([*frame["text"]]), p.take(p.test)
+    places = zip(test.row, test.word, strict=True)
+    proba = [list(words[row][word].prediction.proba.values()) for row, word in places]
+    assert np.allclose(proba, test.proba, atol=1e-5)
 
 
 def test_transformers_gives_the_same_probabilities(made: Path, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ SOME = [text for text in TEXTS if text.strip()]
 TRAIN, VALID = np.arange(8), np.array([8, 9])  # the others are held out
 
 
-def fold_of(checkpoint: Any, work: Path, **settings: Any) -> Fold:
+def fold_of(checkpoint: Any, work: Path, vocabulary: IO[bytes], **settings: Any) -> Fold:
     """A fold of short texts, every second of one class."""
     tokenizer = load_tokenizer(checkpoint)
     options = TrainingOptions(
@@ -48,18 +49,23 @@ def fold_of(checkpoint: Any, work: Path, **settings: Any) -> Fold:
         device=torch.device("cpu"),
         pad_id=tokenizer.pad_id,
         work=work,
+        vocabulary=vocabulary,
     )
 
 
 def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
-    """Neither that of the checkpoint nor that of the model, from the first step to the last."""
+    """Neither that of the checkpoint nor that of the model, from the first step to the last.
+
+    The rows that stay behind are those of the file if an earlier fold has filled it.
+    """
     checkpoint = find_checkpoint(str(tiny("bert")))
     others = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]  # of other tests
     known = {id(one) for one in others}
-    fold, plain = fold_of(checkpoint, tmp_path), plain_of(checkpoint)
+    plain = plain_of(checkpoint)
     layer = heads.embedding_layer(plain.module)
     assert layer is not None
     size, held = layer.weight.untyped_storage().nbytes(), []
+    doubled = (2 * layer.weight).detach().numpy().tobytes()
     model = build_model(plain, seed=3, head="mean")
     assert all(weight.is_meta for weight in plain.module.parameters())
     del layer
@@ -70,22 +76,29 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
         large = [one.untyped_storage().nbytes() >= size for one in new]
         held.append(any(large))
 
-    model, _ = train_fold(fold, model, progress=look)
+    with tempfile.TemporaryFile() as file:
+        file.write(doubled)
+        fold = fold_of(checkpoint, tmp_path, file)
+        model, _ = train_fold(fold, model, progress=look)
     assert len(held) == 15
     assert not any(held)
     whole = heads.embedding_layer(model.encoder)
     assert whole is not None
     assert whole.weight.untyped_storage().nbytes() == size
+    absent = np.setdiff1d(np.arange(len(whole.weight)), [*fold.texts.ids, fold.pad_id])
+    before = plain_of(checkpoint).module.get_input_embeddings().weight[absent]
+    assert torch.allclose(whole.weight[absent], 2 * before, rtol=0.01)
 
 
 def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) -> Any:
     """The weights of a fold without dropout, by the precision of its computation."""
-    fold = fold_of(checkpoint, work, **settings)
     model = build_model(plain_of(checkpoint), seed=3, head="mean").to(dtype)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    model, result = train_fold(fold, model)
+    with tempfile.TemporaryFile() as file:
+        fold = fold_of(checkpoint, work, file, **settings)
+        model, result = train_fold(fold, model)
     return {name: value.double() for name, value in model.state_dict().items()}, result, fold
 
 

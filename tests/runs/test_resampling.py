@@ -16,7 +16,7 @@ from embedkit.runs.intervals import (
     interval,
     paired_tests,
 )
-from embedkit.runs.metrics import METRICS, metric_text, metrics_for
+from embedkit.runs.metrics import METRICS, metrics_for
 from tests.run_fixtures import scores_of
 
 # units
@@ -284,18 +284,3 @@ def test_every_metric_has_a_complete_row() -> None:
     for name, metric in metrics.items():
         best = 0.0 if METRICS[name].lower else 1.0
         assert min(metric.worst, best) <= metric.value(40) <= max(metric.worst, best), name
-
-
-@pytest.mark.parametrize("value", [0.0, 1.5, -123.456, 9_999.96, 1234567.89, 3.2e17, 1e-9])
-@pytest.mark.parametrize("metric", ["rmse", "accuracy", "r2"])
-def test_tables_show_at_most_six_digits(value: float, metric: str) -> None:
-    shown = metric_text(value, metric).split("e")[0]
-    assert len([c for c in shown if c.isdigit()]) <= 6
-
-
-def test_areas_are_what_is_tested_on_the_scale_of_areas() -> None:
-    """Ranks of all records make an area; a metric that counts decisions is a fraction."""
-    y = np.arange(20) % 2
-    metrics = metrics_for(y, np.stack([1 - y / 2, y / 2], axis=1))
-    areas = {name for name, metric in metrics.items() if metric.scale == "area"}
-    assert areas == {"roc_auc", "average_precision"}
