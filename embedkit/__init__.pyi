@@ -89,7 +89,7 @@ def explore(
     color: str | None = ...,
     label_names: Mapping[str, str] | None = ...,
     limit: Positive = ...,
-    seed: int = ...,
+    seed: Seed = ...,
     overwrite: bool = ...,
     progress: ProgressCallback = ...,
 ) -> Explored: ...

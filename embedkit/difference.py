@@ -19,9 +19,9 @@ model reads (prefix, length, case) and how it computes take passes of their own.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -39,12 +39,13 @@ from embedkit.choices import Pooling
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.train import Frozen
 from embedkit.comparison.table import Difference, scores_and_differences
+from embedkit.corpus.values import text_of
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.display import Shown
 from embedkit.encoding.views import l2_normalize, parse_layers, split_view, views_of
-from embedkit.errors import EmbedkitError, Message, MismatchError, UsageError
+from embedkit.errors import EmbedkitError, Message, MismatchError, UsageError, first_line
 from embedkit.geometry import NEIGHBOURS, linear_cka, nearest_rows, shared_neighbours, unit_vectors
 from embedkit.records import Seed
 from embedkit.runs.cross_validation import Problem, cross_validate
@@ -181,7 +182,7 @@ def diff(
         raise UsageError(f"{a} is not a dataset. Give the dataset first, then what to compare.")
     data, settings = load(folder, names[0]), tuple[str, ...]()
     if foreign := not (isinstance(second, Path) and is_dataset(second)):
-        y, ids = _foreign(second, names[-1])
+        y, ids = _foreign(second, names[-1], named=len(names) == 2)
         join = _joined(data, str(b) if isinstance(second, Path) else "the matrix", ids, len(y))
     else:
         other = load(second, names[-1])
@@ -229,54 +230,93 @@ def diff(
     return replace(result, before=before, explanations=tuple(tried))
 
 
-# the column of ids in a file of another tool
+# the column of ids in a table of another tool
 _IDS = ("id", "ID", "Id")
 _ADVICE = "Give a dataset, or .npy, .parquet, .csv, .tsv or .jsonl with vectors."
 
 
-def _foreign(source: Any, column: str | None) -> tuple[Float32, list[str] | None]:
-    """Vectors of another tool, ``(n, width)``, and their ids if it gave any."""
+def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, list[str] | None]:
+    """Vectors of another tool, ``(n, width)``, and their ids if it gave any.
+
+    ``named`` says that the ``column`` is that of the table, not a view of the dataset alone.
+    """
     import pandas as pd
 
-    ids, name = None, "the matrix"
+    name = "the matrix"
     if isinstance(source, str | os.PathLike):
-        path, as_text = Path(source), dict.fromkeys(_IDS, str)  # which keeps 007
+        path, name, as_text = Path(source), os.fspath(source), dict.fromkeys(_IDS, str)
+
+        def table_of(file: Path, sep: str) -> Any:
+            table = pd.read_csv(file, sep=sep)
+            # ids as they are written: 007, and NA, which is a missing number in other columns
+            settings: dict[str, Any] = {"sep": sep, "dtype": str, "keep_default_na": False}
+            ids = pd.read_csv(file, usecols=_IDS.__contains__, **settings)
+            return table.assign(**ids)
+
         readers: dict[str, Callable[[Path], Any]] = {
             # a pickle would run code
             ".npy": partial(np.load, allow_pickle=False),
             ".parquet": pd.read_parquet,
-            ".csv": partial(pd.read_csv, dtype=as_text),
-            ".tsv": partial(pd.read_csv, dtype=as_text, sep="\t"),
+            ".csv": partial(table_of, sep=","),
+            ".tsv": partial(table_of, sep="\t"),
             ".jsonl": partial(pd.read_json, dtype=as_text, lines=True, precise_float=True),
         }
         if path.suffix not in readers:
             raise UsageError(f"{path} is neither a dataset nor a file of vectors. {_ADVICE}")
         try:
-            source, name = readers[path.suffix](path), str(path)
-            if isinstance(source, pd.DataFrame):
-                ids = next((list(map(str, source[name])) for name in _IDS if name in source), None)
-                source = _vectors_of(source, column)
+            source = readers[path.suffix](path)
         except (ValueError, OSError, TypeError) as error:
             raise unreadable(path, error, error=UsageError, advice=_ADVICE) from error
-    return matrix_of(name, source), ids
+    elif hasattr(source, "to_pandas"):  # of Arrow, Polars and datasets
+        source = source.to_pandas()
+    if isinstance(source, pd.Series):
+        source = pd.DataFrame({"vector": source})
+    if not isinstance(source, pd.DataFrame):
+        return matrix_of(name, source), None
+    ids = next(([text_of(key) or "" for key in source[n]] for n in _IDS if n in source), None)
+    if ids is not None and "" in ids:
+        raise UsageError(f"{name}, row {ids.index('')}, has no id. Give every row one.")
+    try:
+        vectors = _vectors_of(source, column, named=named)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{name} cannot be read: {first_line(error)}. {_ADVICE}") from error
+    return matrix_of(name, vectors), ids
 
 
-def _vectors_of(frame: Any, column: str | None) -> NDArray[Any]:
+def _vectors_of(frame: Any, column: str | None, *, named: bool) -> NDArray[Any]:
     """The column of lists, maybe written as text; or the numeric columns, numbered as ``v0`` is."""
-    first = {name: frame[name].iloc[0] for name in frame.columns} if len(frame) else {}
-    lists = [n for n, cell in first.items() if np.ndim(cell) or str(cell).startswith("[")]
-    chosen = [column] if column in lists else lists
-    if not lists:
-        # columns with a number at the end of their name: an id or a label may be a number too, and
-        # pandas calls an index that was written as a column "Unnamed: 0"
-        numbers = frame.select_dtypes("number").filter(regex=r"^(?!Unnamed: ).*\d$")
-        if not numbers.columns.size:
-            shown = ", ".join(map(str, frame.columns))
+    first = {name: frame[name].dropna().head(1).tolist() for name in frame.columns}
+    lists = [n for n, c in first.items() if c and (np.ndim(c[0]) or str(c[0]).startswith("["))]
+    # a number at the end of a name is a coordinate, if other names begin alike: an id or a label
+    # may be a number too
+    coordinates: dict[str, dict[int, str]] = {}
+    for name in frame.select_dtypes("number").columns:
+        if match := re.fullmatch(r"(.*?)(\d+)", str(name)):
+            coordinates.setdefault(match[1], {})[int(match[2])] = name
+    # pandas calls an index that was written as a column "Unnamed: 0"
+    numbered = {n: c for n, c in coordinates.items() if len(c) > 1 and n != "Unnamed: "}
+    names = [*lists, *({} if lists and column not in numbered else numbered)]
+    chosen = [column] if column in names else [] if named else names
+    if len(chosen) != 1:
+        shown = ", ".join(map(str, frame.columns))
+        if not names:
             raise ValueError(f"it has neither lists nor columns v0, v1, …, but {shown:.60}")
-        return np.asarray(numbers)
-    if len(chosen) > 1:
-        raise ValueError(f"it has vectors in {', '.join(lists)}; name one by view")
-    return np.array([json.loads(c) if isinstance(c, str) else c for c in frame[chosen[0]]])
+        raise ValueError(f"it has vectors in {', '.join(map(str, names))}; name one by view")
+    if chosen[0] in numbered:
+        # by number, not by place: a table may be sorted by the names of its columns
+        return np.asarray(frame[[c for _, c in sorted(numbered[chosen[0]].items())]])
+    rows = [_numbers(cell) for cell in frame[chosen[0]]]
+    if odd := [i for i, row in enumerate(rows) if len(row) != len(rows[0])]:
+        length = f"{len(rows[odd[0]])} numbers, row 0 {len(rows[0])}"
+        raise ValueError(f"row {odd[0]} of {chosen[0]} has {length}")
+    return np.array(rows)
+
+
+def _numbers(cell: Any) -> Any:
+    """The numbers of a vector; of a text as JSON, Python or NumPy write them."""
+    if isinstance(cell, str):
+        return [float(number) for number in cell.strip().strip("[]").replace(",", " ").split()]
+    return cell if np.ndim(cell) else []
 
 
 class _Join(NamedTuple):

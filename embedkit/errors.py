@@ -219,7 +219,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     names = {str(choice).lower(): str(choice) for choice in choices}
     usual = _SYNONYMS.get(name.lower().replace("-", "_"), name.lower())
     near = difflib.get_close_matches(usual, names, n=1, cutoff=0.6)
-    return f" Did you mean {names[near[0]]!r}?" if near else ""
+    return f" Did you mean {names[near[0]]!r}?" if near and names[near[0]] != name else ""
 
 
 def first_line(error: BaseException) -> str:

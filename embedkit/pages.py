@@ -57,6 +57,7 @@ def page_file(file: str | Path, *, overwrite: bool, name: str = "out") -> Path:
     if path.suffix not in (".html", ".htm"):
         raise UsageError("expected a name ending in .html.", **{name: path})
     storage.refuse_existing(path, overwrite=overwrite)
+    storage.check_place(path)
     return path
 
 
@@ -107,7 +108,7 @@ def with_names(labels: Sequence[str], names: Mapping[str, str]) -> tuple[str, ..
     """
     if unknown := [label for label in names if label not in labels]:
         first = ", ".join(labels[:10]) or "none"
-        raise UsageError(f"label_names has {unknown[0]!r}, which is not a label. Labels: {first}.")
+        raise UsageError(f"this is not a label. Labels: {first}.", label_names=unknown[0])
     return tuple(f"{label} {names[label]}" if label in names else label for label in labels)
 
 

@@ -161,8 +161,11 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
             allowed = inside and ".." not in address.split("/")
         else:
             folder = stage.folder
-            # below the recipe, or below what the caller named by --set
-            allowed = any(_is_below(folder / text, folder / root) for root in ("", *callers))
+            # below the recipe, or below what the caller named by --set; the folder of the recipe
+            # itself is neither, since the state of an output stands beside it
+            allowed = os.path.realpath(folder / text) != os.path.realpath(folder) and any(
+                _is_below(folder / text, folder / root) for root in ("", *callers)
+            )
         if not allowed:
             yield f"writes to {storage.without_secrets(text)}"
     for name, what in _CODE.items():
@@ -230,7 +233,9 @@ def _stage(
         # an empty value leaves the option out, so that --set can take it away
         if items in ([""], []):
             continue
-        files[option in OUTPUTS] += items
+        # an option of an output gets a list as one name, with commas
+        is_name = option in OUTPUTS and option != "makes"
+        files[option in OUTPUTS] += [",".join(items)] if is_name else items
         parameter = parameters.get(option)
         dashed = f"--{option}" if len(option) > 1 else f"-{option}"
         if isinstance(parameter, click.Argument):

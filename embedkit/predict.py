@@ -68,6 +68,10 @@ class Predictor:
     Attributes:
         content: the content of ``run.json``; ``None`` for a checkpoint.
         names: readable names of the classes, by class number; empty for a regression.
+        columns: numeric columns that the run reads beside the texts.
+        reads_pairs: true for a run that was made on pairs of texts.
+        labels_words: true for a run that labels the words of texts.
+        marks: true if punctuation marks are words, as a treebank has them.
 
     Raises:
         UsageError: there is no such run, it holds no model, or it has no such label.
@@ -94,6 +98,11 @@ class Predictor:
     ) -> None:
         self.run, self._has_warned = Path(run), False
         self._load(run, label_names or {}, device, model, head)
+        content = self.content
+        self.columns = () if content is None else content.columns
+        self.reads_pairs = content is not None and content.dataset.pairs
+        self.labels_words = content is not None and content.level == "word"
+        self.marks = content is not None and content.dataset.marked_words
         # a text of no meaning, of the kind that the run takes; what comes out is not looked at
         if warm:
             numbers = {name: [0.0] for name in self.columns}
@@ -216,26 +225,6 @@ class Predictor:
             number, (start, end) = word
             words[place].append(WordPrediction(number, form, start, end, answer))
         return words
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Numeric columns that the run reads beside the texts."""
-        return () if self.content is None else self.content.columns
-
-    @property
-    def reads_pairs(self) -> bool:
-        """True for a run that was made on pairs of texts."""
-        return self.content is not None and self.content.dataset.pairs
-
-    @property
-    def labels_words(self) -> bool:
-        """True for a run that labels the words of texts."""
-        return self.content is not None and self.content.level == "word"
-
-    @property
-    def marks(self) -> bool:
-        """True if punctuation marks are words, as a treebank has them."""
-        return self.content is not None and self.content.dataset.marked_words
 
     def check_pairs(self, pairs: bool, *, option: str = "pairs") -> None:
         """Raise a :class:`UsageError` if the run was made on single texts, unlike these, or not.
@@ -478,7 +467,7 @@ def predict_file(
             extra_columns=("word", "text") if of_words else (),
         )
         predictor.warn_of_cuts()
-        done = f"{count:,} {'words' if of_words else 'texts'} predicted"
+        done = f"{count_text(count, 'word' if of_words else 'text')} predicted"
         if reader is None:
             return done, data.rejected
         # known when everything was read

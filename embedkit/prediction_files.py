@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +110,18 @@ def write_prediction_file(
     return write_rows(rows, columns, out, as_json=as_json, overwrite=overwrite)
 
 
-def _format(out: Path | None, *, as_json: bool) -> str:
-    """The format of a file; TSV or JSON lines of what is printed."""
-    if out is not None:
-        return file_format(out)
-    return "jsonl" if as_json else "tsv"
+def _format(out: Path | None, *, as_json: bool = False, name: str = "out") -> str:
+    """The format of a file by its ending; TSV or JSON lines of what is printed."""
+    if out is None:
+        return "jsonl" if as_json else "tsv"
+    if out.suffix not in _FORMATS:
+        raise UsageError("expected a name ending in .tsv, .csv, .jsonl or .parquet.", **{name: out})
+    return _FORMATS[out.suffix]
 
 
-def check_file(out: Path, *, overwrite: bool = False) -> None:
+def check_file(out: Path, *, overwrite: bool = False, name: str = "out") -> None:
     """Raise an error if a file of rows cannot be written there; writes nothing."""
-    file_format(out)
+    _format(out, name=name)
     storage.refuse_existing(out, overwrite=overwrite)
     storage.check_place(out)
 
@@ -152,7 +154,9 @@ def write_rows(
     sink = _Printed() if out is None else io.StringIO()
     # the default line end of csv is that of Windows
     table = csv.writer(sink, lineterminator="\n")
-    for fields in chain(header, rows):
+    # the first row is asked for before the header is printed: an error in it leaves nothing behind
+    first = list(islice(rows := iter(rows), 1))
+    for fields in chain(header, first, rows):
         count += 1
         # six decimals, which cost _ROUNDING; JSON has the numbers whole
         values = [f"{v:.6f}" if isinstance(v, float) else str(v) for v in fields.values()]
@@ -179,13 +183,6 @@ def parse_submission(text: str | None) -> Submission | None:
     if not first or not second or "," in second or first == second:
         raise UsageError("expected two columns, of id and answer, as id,label.", submission=text)
     return first, second
-
-
-def file_format(out: Path, *, name: str = "out") -> str:
-    """Return ``tsv``, ``csv``, ``jsonl`` or ``parquet`` by the ending of a file."""
-    if out.suffix not in _FORMATS:
-        raise UsageError("expected a name ending in .tsv, .csv, .jsonl or .parquet.", **{name: out})
-    return _FORMATS[out.suffix]
 
 
 def read_prediction_files(

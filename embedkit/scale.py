@@ -107,17 +107,21 @@ def _worker(shared: Any, threads: int) -> ProcessPoolExecutor:
 
 
 def _begin(shared: Any, threads: int) -> None:
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began this one ends it
     logging.getLogger("embedkit").setLevel(logging.ERROR)  # each would repeat the same notes
     _of_worker[:] = [shared]
-    os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the tokenizer
-    torch.set_num_threads(threads)
+    _set_threads(threads)
     parent = multiprocessing.parent_process()
     if parent is not None:
         # a parent that is killed cannot end its workers: each waits for that by itself
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _set_threads(threads: int) -> None:
+    import torch
+
+    os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the tokenizer
+    torch.set_num_threads(threads)
 
 
 def _end_with(parent: Any) -> None:
@@ -222,8 +226,5 @@ def _check_reached(address: str) -> None:
 
 
 def _on_ray(function: Callable[[S, T], R], shared: S, task: T, threads: int) -> R:
-    import torch
-
-    os.environ["RAYON_NUM_THREADS"] = str(threads)
-    torch.set_num_threads(threads)
+    _set_threads(threads)
     return function(shared, task)

@@ -114,7 +114,10 @@ def verify(
             result.problems.append(str(error).rstrip(". "))
         return result
     if not is_dataset(folder) and not is_sealed(folder):
-        read_manifest(folder)  # raises an error that says what is there instead
+        # either raises an error that says what is there instead; a run may have lost its sums
+        (read_run if is_run(folder) else read_manifest)(folder)
+    if recompute and not is_dataset(folder):
+        raise UsageError(f"{folder} is no dataset, whose texts alone can be encoded again.")
     # local_dataset has made the copy whole; the store itself is compared with the sums of the copy
     if address := address_of(path):
         result.problems += _differing_in_store(address, file_sums(folder))

@@ -341,11 +341,6 @@ def test_every_recipe_runs_on_a_stand_in(
         found = [read_run(tmp_path / "out/runs" / name) for name in runs]
         kept = [one.records for one in found if isinstance(one, PredictionRun)]
         assert [(r["folds"], r["test"]) for r in kept] == [(12, 30)] * 3
-    if recipe.stem == "medical_papers":
-        lines = (tmp_path / "out/submission.csv").read_text("utf-8").splitlines()
-        assert lines[0] == "id,judgement"
-        assert [line.split(",")[0] for line in lines[1:]] == [str(i) for i in range(12)]
-        assert {line.split(",")[1] for line in lines[1:]} <= {"0", "1"}
     again = run_recipe([stage for stage in stages if stage.line[0] not in PRINTING], cli.call)
     assert set(statuses(again)) == {"up to date"}
 
@@ -403,12 +398,13 @@ def test_stages_in_the_order_written(tmp_path: Path) -> None:
 
 def test_values_from_the_command_line(tmp_path: Path) -> None:
     of_a = ("train.a.overwrite=true", "train.a.estimator=knn")
-    of_extract = ("extract.words=true", "extract.keep=['p', 'q']")
+    of_extract = ("extract.words=true", "extract.keep=['p', 'q']", "extract.out=['v', 'w']")
     values = ("corpus=c d.tsv", "folds=7", "name=a=b")
     stages = stages_of(tmp_path, *values, *of_a, "split.label=genre", *of_extract, text=GOOD)
     extract, train, split, last = stages
     assert extract.line[1] == "c d.tsv"
     assert {"--words", "--keep=p,q"} <= set(extract.line)
+    assert extract.outputs == ("v,w",)  # one name, as the command reads it
     assert train.line[2] == "--folds=7"
     assert "--label=genre" in split.line
     assert " ".join(last.line) == ("train a=b/out/v --out=a=b/out/a --overwrite --estimator=knn")
@@ -422,7 +418,6 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
         (("[split]", "[spilt]"), r"toml:24: \[spilt\] .*Did you mean 'split'"),
         (('"{folds}"', '"{fold}"'), r"\[train.b\] \{fold\}.*mean 'folds'"),
         (('dataset = "{out}/v"\nout = "{out}/a"', 'out = "{out}/a"'), r"\[train.a\] .*DATASET"),
-        (('folds = "{folds}"', 'estimator = "svn"'), r"\[train.b\] .*'svn' is not one of"),
         (("test = 0.2", "help = true"), r"\[split\] .*--help"),
         (("test = 0.2", "test = "), r"recipe.toml is not valid TOML: .*line 26"),
     ],
@@ -483,7 +478,6 @@ def test_options_of_all_stages_of_a_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "settings", "message"),
     [
-        (SHARED.replace("{stage}", "{stag}"), (), r"\{stag\}.*Did you mean 'stage'"),
         (SHARED, ("train.seed=1",), r"train\.seed=1.*train.a, train.b"),
         (GOOD, ("corpuss=x",), r"corpuss=x.*Did you mean 'corpus'"),
         (GOOD, ("folds",), "KEY=VALUE"),

@@ -194,6 +194,8 @@ def side_by_side(
         # filters are those of the process: one set by a thread ends when another thread's does
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         warnings.filterwarnings("ignore", "One or more of the test scores", UserWarning)
+        # a class of sets that all records of a fold have, or none
+        warnings.filterwarnings("ignore", r"Label (not )?\d+ is present in all", UserWarning)
         # threads, since the libraries release the lock while they compute, and vectors need no
         # copy; results come in the order of the tasks, whichever ends first
         parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
@@ -347,7 +349,9 @@ def train(
     options |= {"task": task, "views": views, "columns": names, "threshold": threshold}
     method = Frozen.of(estimator, tune=tune, level=level, **options)
     out = free_out(out, dataset, method.settings.method, *views, *names, overwrite=overwrite)
-    what: dict[str, Any] = {"view": view, "level": level, "label": label, "keep": names}
+    keep = dict.fromkeys(names, "columns")
+    keep |= {} if split_column is None else {split_column: "split_column"}
+    what: dict[str, Any] = {"view": view, "level": level, "label": label, "keep": keep}
     data = load_or_extract(dataset, extraction, progress=progress, **what)
     assigned = {"split": split, "column": split_column, "folds": folds, "seed": seed}
     problem = _problem(method, data, test, label=label, separator=label_separator, **assigned)

@@ -94,13 +94,18 @@ def compare(
     """
     from embedkit.comparison.recommendation import recommend
     from embedkit.comparison.table import compare as calculate
-    from embedkit.prediction_files import parse_submission
+    from embedkit.pages import page_file
+    from embedkit.prediction_files import check_file, parse_submission
 
     if (answers or submission) and write_blend is None:
         subject = "--answers are" if answers else "--submission is"
         raise UsageError(f"{subject} blended into a file; name it with --write-blend.")
     # before anything is computed: a slip in an option should not cost a minute
     columns = parse_submission(submission)
+    if write_blend is not None:
+        check_file(write_blend, overwrite=overwrite, name="write_blend")
+    if report is not None:
+        page_file(report, overwrite=overwrite, name="report")
     compared = calculate(runs, progress=progress, **settings)
     written: list[str] = []
     if write_blend is not None:

@@ -361,7 +361,7 @@ def export(what: Path, out: Path | None, fold: str, to: str | None, view: str | 
     is that (BERT, RoBERTa, XLM-R, CamemBERT, ALBERT, MPNet), AutoModelForSequenceClassification
     loads the folder and gives the same probabilities; with other heads it holds the encoder alone.
     """
-    if to is not None:
+    if to is not None and fold == "best":  # else refused below
         from embedkit.dataset.read import load
 
         data = load(what, view)
@@ -370,7 +370,7 @@ def export(what: Path, out: Path | None, fold: str, to: str | None, view: str | 
         return Result(summary, lambda: f"wrote {path}: {len(data):,} rows × {data.width}")
     from embedkit.finetuning.checkpoint import export as write
 
-    result = write(what, out=out, fold=fold)
+    result = write(what, out=out, fold=fold, to=to, view=view)
 
     def text() -> str:
         name, head = result.model, result.head

@@ -22,6 +22,7 @@ from embedkit.runs.metrics import metric_text
 
 if TYPE_CHECKING:
     from embedkit.contexts.uses import Use, WordReport
+    from embedkit.corpus.plan import CorpusOptions
     from embedkit.difference import Diff, Explanation
     from embedkit.maps.map import Explored
     from embedkit.search.exact import Answer, NearDuplicates
@@ -231,9 +232,11 @@ _MATRIX, _FEW = 10, 4
     option("--layers", default="all", help=LAYERS),
     option("--pooling", default="cls,mean,max", help="{POOLINGS}."),
     option("--out", type=FILE, help="Folder for the cosines, the table and the figure."),
-    "--overwrite --model",
+    "--overwrite --model --quoting",
 )
-def similarity(corpus: Path, progress: ProgressCallback, **settings: Any) -> Result:
+def similarity(
+    corpus: Path, reading: CorpusOptions, progress: ProgressCallback, **settings: Any
+) -> Result:
     """Compute cosine similarities of text pairs.
 
     Every layer and pooling is a view. Without --score the cosine of every pair is printed; with it
@@ -241,7 +244,8 @@ def similarity(corpus: Path, progress: ProgressCallback, **settings: Any) -> Res
     """
     from embedkit.sts import similarity as compare
 
-    result = compare(corpus, progress=progress, **settings)
+    settings |= {"text": reading.text, "text_pair": reading.text_pair}
+    result = compare(corpus, reading=reading, progress=progress, **settings)
     pairs = [
         {
             "row": record.row,

@@ -21,13 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit import storage
 from embedkit.errors import Message, Option, UsageError
 from embedkit.predict import predictions_of
 from embedkit.prediction_files import (
     PredictedRecord,
     Submission,
-    file_format,
     read_prediction_files,
     with_columns,
     write_prediction_file,
@@ -212,8 +210,6 @@ def write_blend(
     ``answers`` are files that ``predict`` wrote for new records, one per run, in their order. A
     ``submission`` is of the test set or of new records alone.
     """
-    file_format(out, name="write_blend")
-    storage.refuse_existing(out, overwrite=overwrite)
     p = method.predictions
     if answers and not p.classes:
         raise UsageError("it needs runs that predict labels; these predict values.", answers=...)

@@ -383,7 +383,7 @@ def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str
         end += ["--prefer", "score"]
         return shlex.join(["embedkit", "compare", *runs, *end])
     path = portable(_run(compared, compared.selection.with_model).path)
-    pair = ["--pair", "another text"] if content.dataset.pairs else []
+    pair = ["--text-pair", "another text"] if content.dataset.pairs else []
     return shlex.join(["embedkit", "predict", path, "--text", "a new text", *pair])
 
 

@@ -24,6 +24,7 @@ from transformers import AutoTokenizer
 
 from embedkit import storage
 from embedkit.arguments import accepts
+from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
@@ -211,8 +212,14 @@ def export(
         ('fold-0', True)
     """
     if to is not None:
+        if fold != "best":
+            raise UsageError(f"it is for a run; leave out {Option('to')}.", fold=fold)
         return load(what, view).export(out, to=to, overwrite=overwrite)
+    if view is not None:
+        raise UsageError(f"it is for a dataset; pass {Option('to')} too.", view=view)
     source = Path(what)
+    if is_dataset(source):
+        raise UsageError(f"{source} is a dataset. Name the format: {Option('to', 'csv')}.")
     target = Path(f"{source.name}.checkpoint" if out is None else out)
     content = read_run(source)
     if not isinstance(content, FinetuneRun):

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from embedkit.arguments import accepts
-from embedkit.choices import LAYOUT_METHODS, LayoutMethod, check_choice
+from embedkit.choices import LayoutMethod
 from embedkit.dataset.read import VectorData, load
-from embedkit.display import Shown, shorten
+from embedkit.display import Shown, count_text, shorten
 from embedkit.drawing import SHAPES
 from embedkit.encoding.views import layer_rank, parse_layers, split_view
 from embedkit.encoding.words import typical_parts
 from embedkit.errors import UsageError, did_you_mean
+from embedkit.geometry import shared_neighbours
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.pages import (
     byte_planes,
@@ -36,7 +37,7 @@ from embedkit.pages import (
     render_page,
     with_names,
 )
-from embedkit.records import Positive
+from embedkit.records import Positive, Seed
 from embedkit.search.exact import unit_rows
 from embedkit.storage import write_files
 from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
@@ -131,7 +132,7 @@ class Near:
     @property
     def recall(self) -> float:
         """Fraction of the true neighbours of the probed points that were found."""
-        return _common(self.indices[self.probed], self.exact)
+        return float(shared_neighbours(self.indices[self.probed], self.exact).mean())
 
 
 def nearest_points(unit: Float32, k: int, *, seed: int = 0) -> Near:
@@ -175,18 +176,13 @@ def _others(neighbours: tuple[Float32, Int64], points: Int64) -> tuple[Int64, Fl
     return indices[~self_].reshape(shape), cosines[~self_].reshape(shape)
 
 
-def _common(near: Int64, other: Int64) -> float:
-    shared = (near[:, :, None] == other[:, None, :]).any(axis=2)
-    return float(shared.mean())
-
-
 def kept_neighbours(near: Near, points: Float32, *, k: int = 10) -> float:
     """Return the fraction of the nearest points in full width that are nearest in a layout too."""
     from scipy.spatial import cKDTree
 
     k = min(k, near.exact.shape[1])
     neighbours, _ = _others(cKDTree(points).query(points[near.probed], k + 1), near.probed)
-    return _common(near.exact[:, :k], neighbours)
+    return float(shared_neighbours(near.exact[:, :k], neighbours).mean())
 
 
 def lay_out(
@@ -204,7 +200,6 @@ def lay_out(
     that points move no further than they must. ``after`` is called after every 50 iterations of
     t-SNE, else at the end.
     """
-    check_choice(LAYOUT_METHODS, method=method)
     if method == "tsne" and len(unit) > ATTRACTING + 1:
         start = first_axes(unit) if before is None else before
         # from the principal axes, not from random points: the same data give the same map,
@@ -324,7 +319,7 @@ def explore(
     color: str | None = None,
     label_names: Mapping[str, str] | None = None,
     limit: Positive = 100_000,
-    seed: int = 0,
+    seed: Seed = 0,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> Explored:
@@ -350,7 +345,8 @@ def explore(
         indices = np.sort(random.choice(len(data), limit, replace=False))
     # two points have no map
     if len(indices) < 3:
-        raise UsageError(f"{data.path}: {len(indices)} records are too few; expected 3 or more.")
+        shown = count_text(len(indices), "record")
+        raise UsageError(f"{data.path}: a map of {shown}; expected 3 or more.")
     columns = _columns(data, indices, color, label_names or {})
     columns.insert(
         1 if columns and columns[0].name == "label" else 0, _clusters(data, indices, seed)

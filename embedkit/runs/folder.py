@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from embedkit import storage
+from embedkit.arguments import accepts
 from embedkit.corpus.readers import READERS
-from embedkit.dataset.format import local_dataset
+from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData
@@ -226,6 +227,12 @@ def read_run(path: Path) -> Run:
     if not is_run(path):
         unfinished = storage.incomplete(path)
         advice = "Make one with embedkit train or embedkit finetune."
+        if is_dataset(path):
+            advice = (
+                f"It is a dataset, of which they make one: embedkit train {shlex.quote(str(path))}."
+            )
+        elif not path.exists():
+            advice = "It does not exist."
         if unfinished.is_dir():
             advice = f"It is unfinished ({unfinished}): run the same command again."
         raise UsageError(f"{path} is not a run. {advice}")
@@ -239,6 +246,7 @@ def read_run(path: Path) -> Run:
     return from_json(KINDS[head.kind], data, file=file, advice=_ADVICE)
 
 
+@accepts()
 def info(what: AnyPath) -> Run | DatasetInfo | ModelInfo:
     """Return the description of a run, a dataset or a checkpoint.
 

@@ -32,6 +32,7 @@ _BINS = 15  # of the calibration error, of equal width between 0 and 1
 _SMALLEST = float(np.finfo(np.float64).eps)
 _F_BETA = re.compile(r"f(\d+\.?\d*)")
 _OTHER_NAMES = {
+    "acc": "accuracy",
     "f1macro": "macro_f1",
     "f1micro": "micro_f1",
     "auc": "roc_auc",
@@ -132,7 +133,7 @@ def named_metric(text: str) -> str:
     ['roc_auc', 'macro_f1', 'r2', 'f2', 'f0.5', 'roc_auc']
     """
     plain = _spelling(text)
-    labels = {_spelling(row.label): name for name, row in METRICS.items()}
+    labels = {_spelling(row.label): name for name, row in METRICS.items() if row.label}
     names = {_spelling(name): name for name in METRICS} | labels | _OTHER_NAMES
     return names.get(plain, plain if _F_BETA.fullmatch(plain) else text)
 

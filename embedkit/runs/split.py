@@ -323,6 +323,8 @@ def split(
         (3, 12, 3)
     """
     if out is not None:
+        if Path(out).suffix != ".parquet":
+            raise UsageError("expected a name ending in .parquet.", out=out)
         storage.refuse_existing(Path(out), overwrite=overwrite)
     records = _records(source, label, group, reading or CorpusOptions(), seed)
     sets = label_separator is not None

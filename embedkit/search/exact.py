@@ -19,14 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedkit.arguments import accepts, matrix_of
-from embedkit.choices import (
-    SEARCH_METRICS,
-    WHITENINGS,
-    SearchMetric,
-    WhiteningKind,
-    check_choice,
-    documented,
-)
+from embedkit.choices import SearchMetric, WhiteningKind, documented
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.dataset.tables import Block
@@ -101,7 +94,6 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
     """
     from sklearn.decomposition import PCA
 
-    check_choice(WHITENINGS, whitening=kind)
     if len(data) < 2:
         raise UsageError(f"it needs 2 records; {data.path} has {len(data)}.", whitening=kind)
     # in float64: a sum of millions of float32 loses the digits that the mean has
@@ -156,7 +148,6 @@ def nearest(
     returns a row group from elsewhere than its file.
     """
     of_block = read or partial(rows_of, data, metric=metric, whitening=whitening)
-    check_choice(SEARCH_METRICS, metric=metric)
     queries = np.ascontiguousarray(queries, np.float32)
     if queries.ndim != 2 or queries.shape[1] != data.width:
         raise UsageError(f"queries of shape {queries.shape}: expected (n, {data.width}).")
@@ -362,7 +353,7 @@ class Searcher:
         progress: ProgressCallback = no_progress,
     ) -> None:
         if finder is not None and where is not None:
-            raise UsageError("where needs exact search; leave the index out.")
+            raise UsageError("it needs exact search; leave the index out.", where=where)
         self.data = load(dataset, view)
         if len(self.data) == 0:
             raise UsageError(f"{dataset} has no records, so there is nothing to find.")

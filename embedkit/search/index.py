@@ -6,6 +6,7 @@ and is mapped into memory when opened. Its recall is measured once, with records
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,9 +24,10 @@ from embedkit.dataset.format import Layout, read_manifest
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
 from embedkit.errors import OVERWRITE, LockedError, MismatchError, OutputExistsError, UsageError
+from embedkit.geometry import shared_neighbours
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.records import from_json, read_json, to_json
-from embedkit.search.exact import Neighbours, Whitening, fit_whitening, nearest, unit_rows
+from embedkit.search.exact import Finder, Neighbours, Whitening, fit_whitening, nearest, unit_rows
 from embedkit.storage import unreadable
 from embedkit.types import AnyPath, Bool, Float32, Progress, ProgressCallback, no_progress
 
@@ -82,27 +84,6 @@ class IndexInfo(Shown):
     recall: float | None
     nbytes: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class AnnIndex:
-    """An open index; answers like :func:`~embedkit.search.exact.nearest`, approximately."""
-
-    index: Any
-    info: IndexInfo
-    whitening: Whitening | None
-
-    def __call__(self, queries: Float32, k: int) -> Neighbours:
-        """``k`` neighbours of each of ``(queries, width)`` vectors."""
-        vectors = _prepared(np.asarray(queries, np.float32), self.info.metric, self.whitening)
-        with faiss_with_threads(usable_cores()):
-            # given to the search and not set on the index, which several threads may share
-            params = KINDS[self.info.kind].parameters(k)
-            scores, indices = self.index.search(vectors, k, params=params)
-        if self.info.metric == "euclid":
-            # faiss gives squared distances, which rounding may take below zero
-            scores = np.sqrt(np.maximum(scores, 0))
-        return Neighbours(scores, indices)
 
 
 @accepts()
@@ -217,7 +198,7 @@ def _recall(
     edge = scores[:, RECALL_K - 1] - 1e-6 * np.abs(scores[:, 0])  # as near as the tenth
     # -2 is the number of no record, and not the -1 of a missing one
     right = np.where(scores >= edge[:, None], truth.indices, -2)
-    return float((indices[:, :, None] == right[:, None, :]).any(axis=2).mean())
+    return float(shared_neighbours(indices, right).mean())
 
 
 @contextmanager
@@ -287,11 +268,16 @@ def read_index_info(folder: Path, *, advice: str = "Build the index again.") -> 
 
 def open_index(
     data: VectorData, *, kind: str, metric: str = "cosine", whitening: str | None = None
-) -> AnnIndex:
-    """Open the index of a dataset's chosen view; an error unless it is of its present state."""
+) -> Finder:
+    """Open the index of a dataset's chosen view; an error unless it is of its present state.
+
+    It finds neighbours as :func:`~embedkit.search.exact.nearest` does, approximately.
+    """
     folder = _folder(data, kind, metric, whitening)
-    command = f"embedkit index {data.path} --view {data.views[0]} --kind {kind}"
+    command = f"embedkit index {shlex.quote(str(data.path))} --view {data.views[0]} --kind {kind}"
     command += f" --whitening {whitening}" * bool(whitening)
+    if metric != "cosine":  # the command has no option for it
+        command += f", in Python with metric={metric!r}"
     advice = f"Build it again: {command} --overwrite."
     if not (folder / INFO).is_file():
         # indexes that are still being built have a folder of their own beside the others
@@ -328,7 +314,18 @@ def open_index(
                 fitted = Whitening(parts["mean"], matrix)
     except (OSError, ValueError, RuntimeError) as error:
         raise unreadable(file, error, advice=advice) from error
-    return AnnIndex(index, info, fitted)
+
+    def find(queries: Float32, k: int) -> Neighbours:
+        vectors = _prepared(np.asarray(queries, np.float32), metric, fitted)
+        with faiss_with_threads(usable_cores()):
+            # given to the search and not set on the index, which several threads may share
+            scores, indices = index.search(vectors, k, params=KINDS[kind].parameters(k))
+        if metric == "euclid":
+            # faiss gives squared distances, which rounding may take below zero
+            scores = np.sqrt(np.maximum(scores, 0))
+        return Neighbours(scores, indices)
+
+    return find
 
 
 def _prepared(vectors: Float32, metric: str, whitening: Whitening | None) -> Float32:

@@ -23,6 +23,7 @@ intervals are a matter of records: words go where their record goes. Records are
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -45,7 +46,7 @@ from embedkit.dataset.read import VectorData, by_record, has_label, load, text_k
 from embedkit.display import count_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
-from embedkit.errors import CorpusError, Option, UsageError
+from embedkit.errors import CorpusError, Option, OutputExistsError, UsageError
 from embedkit.types import AnyPath, Bool, Float32, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
@@ -562,12 +563,13 @@ def load_or_extract(
     label: Labels = None,
     view: str | Sequence[str] | None = None,
     level: str = "sentence",
-    keep: Sequence[str] = (),
+    keep: Mapping[str, str] | None = None,
     progress: ProgressCallback = no_progress,
 ) -> VectorData:
     """Open a dataset; a corpus is extracted first, with the options and the column ``label``.
 
-    The dataset then also has the columns ``keep``, beside those that the options keep.
+    The dataset then also has the columns ``keep``, beside those that the options keep; their values
+    are the caller's options that name them.
     """
     options = {name: value for name, value in options.items() if value is not None}
     if names_dataset(source):
@@ -581,5 +583,15 @@ def load_or_extract(
     words |= {"label": label} if isinstance(label, str) else {}
     if keep:
         options["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
-    out = extract(source, progress=progress, **{**words, **options}).out
+    try:
+        out = extract(source, progress=progress, **{**words, **options}).out
+    except UsageError as error:
+        named = (o for n, o in (keep or {}).items() if str(Option("keep", n)) in str(error))
+        option = next(named, "keep")
+        raise type(error)(error.message.renamed(keep=option)) from error
+    except OutputExistsError as error:
+        # the options out and overwrite, of which it speaks, are those of a run here
+        advice = "Extract the corpus into another folder and give that, or delete this one."
+        text = re.sub("Pass another .* It differs", f"{advice} It differs", str(error), flags=re.S)
+        raise OutputExistsError(text) from error
     return load(out, view, level=level)

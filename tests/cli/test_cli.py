@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -73,12 +72,6 @@ def test_done_and_done_with_rejects(embedkit_: Call) -> None:
     assert re.search(r"\b13 = 10 .* 3 rejected \(empty_text 3\)", first.stdout)
     assert "rejects.jsonl" in first.stdout
     assert embedkit_("extract", "corpus.tsv", *model).returncode == 3
-
-
-def test_different_settings_are_exit_4(embedkit_: Call) -> None:
-    embedkit_(*extract("--out", "out"))
-    shutil.move("out", "out.incomplete")
-    assert embedkit_(*extract("--out", "out", "--layers", "0")).returncode == 4
 
 
 @pytest.mark.slow

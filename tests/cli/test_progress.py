@@ -63,7 +63,7 @@ def test_progress_is_reported(
 
     monkeypatch.setattr(module, "progress_bar", collected)
     monkeypatch.setattr(estimate_module, "_LEAST_SECONDS", 0.01)
-    monkeypatch.setattr(estimate_module, "_REPORTED", 1)
+    monkeypatch.setattr("embedkit.corpus.records._REPORTED", 1)
     model = ["--model", str(tiny_model())] if typed.startswith("extract") else []
     done = command(*typed.split(), *model, cwd=place)
     assert done.returncode == 0, done.stderr

@@ -262,6 +262,8 @@ OUTSIDE = [
     "../evil",
     "/tmp/evil",
     "a/../../evil",
+    ".",
+    "x/..",
     "linked/evil",
     "evil.py",
     "venv/lib/site-packages/evil.pth",

@@ -60,7 +60,7 @@ def folder(common: Path) -> Path:
         ("similarity array.json --text text --text-pair text --score zzz", 2, "--score zzz"),
         ("extract header.tsv", 2, "header.tsv has no records"),
         ("extract same.tsv --out same", 0, "39 records repeat an earlier id"),
-        ("train rare --out m --folds 2 --task multilabel", 2, "by --label-separator |"),
+        ("train rare --out m --folds 2 --task multilabel", 0, "by --label-separator |"),
         ("extract rare.tsv --pooling avg", 2, "Did you mean 'mean'?"),
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
         ("extract corpus.tsv --text documnt", 2, "--text documnt"),
@@ -71,6 +71,18 @@ def folder(common: Path) -> Path:
         ("info .", 2, ". is not a dataset"),
         ("train rare --out / --folds 2", 8, "/ exists"),
         ("predict spam --text x --id id", 2, "--id is for"),
+        ("export sms", 2, "sms is a dataset. Name the format: --to csv"),
+        ("compare sms", 2, "It is a dataset, of which they make one: embedkit train sms"),
+        ("compare smz --report x.pdf", 2, "--report x.pdf: expected a name ending in .html"),
+        ("explore sms --out train.csv/x.html", 6, "train.csv is a file. Name another place"),
+        ("compare spam --metric -", 2, "--metric -: expected accuracy"),
+        ("compare smz --write-blend x", 2, "--write-blend x: expected a name ending in .tsv"),
+        ("export sms --to csv --fold 0", 2, "--fold 0: it is for a run"),
+        ("export spam --view mean_2", 2, "--view mean_2: it is for a dataset"),
+        ("split corpus.tsv --out s.csv", 2, "--out s.csv: expected a name ending in .parquet"),
+        ("verify spam --recompute 2", 2, "spam is no dataset"),
+        ("train corpus.tsv --split-column part", 2, "--split-column part: corpus.tsv has no"),
+        ("search sms x --index hnsw --metric dot", 2, "in Python with metric='dot'"),
         ("predict spam - --text x", 2, "--text is for"),
     ],
 )
@@ -137,8 +149,9 @@ def test_a_frame_is_no_list_of_texts(folder: Path) -> None:
     for read in (load_quickly(str(tiny_model())).encode, predictor.predict):
         with pytest.raises(TypeError, match="'text'"):
             read(pd.DataFrame({"text": TEXTS}))
-    with pytest.raises(UsageError, match=r"path='DataFrame': expected a text or a path\."):
-        embedkit.verify(pd.DataFrame({"text": TEXTS}))
+    for describe, name in ((embedkit.verify, "path"), (embedkit.info, "what")):
+        with pytest.raises(UsageError, match=f"{name}='DataFrame': expected a text or a path"):
+            describe(pd.DataFrame({"text": TEXTS}))
 
 
 def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
         (lambda d: Searcher(d, warm=False).vectors(np.ones((1, 5))), "16"),
         (lambda d: Searcher(d, warm=False).vectors(np.full((1, 16), np.nan)), "NaN"),
         (lambda d: Searcher(d, warm=False).vectors(np.array([["a"] * 16])), "numbers"),
-        (lambda d: search(d, "good", whitening="round"), "whitening='round'"),
+        (lambda d: embedkit.index(d, kind="tree"), "kind='tree'"),
     ],
 )
 def test_queries_that_cannot_be_answered(dataset: Path, call: Any, message: str) -> None:
