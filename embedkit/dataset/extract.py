@@ -232,7 +232,7 @@ def _make(
             names = Names.of(plan.encoder.checkpoint, inputs=inputs)
             # workers end in any order; the manifest does not tell which
             receipts.sort(key=lambda receipt: receipt.shard)
-            folder.finish(receipts, plan.out, totals=totals, names=names, overwrite=overwrite)
+            folder.finish(receipts, totals=totals, names=names, overwrite=overwrite)
     missing = len(shards.ranges) - len(receipts)
     return ExtractResult(plan.out, seconds, meter.fresh, len(done), missing_shards=missing)
 

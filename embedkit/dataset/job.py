@@ -120,7 +120,7 @@ def open_job(
 
     # before the folder is made, so that a refused command leaves nothing behind
     if repair is not None and not allow_env_change:
-        check_environment(out, _stored(repair.layout, repair.damaged)[1], job.environment)
+        check_environment(out, _stored(Layout(out), repair.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
     storage.make_folder(layout.root)
     with storage.exclusive(layout.root, shared=shared):
@@ -137,7 +137,7 @@ def open_job(
             if not layout.job.is_file():
                 content = to_json(job)
                 storage.write_durably(layout.job, content, scratch=layout.scratch)
-        yield JobFolder(layout, job, repair, seen)
+        yield JobFolder(out, job, repair, seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,15 +267,17 @@ class ShardReader:
 
 
 class JobFolder:
-    """The folder of a job. Threads and processes may commit shards, each its own.
+    """The folder of the job that makes ``out``.
 
-    With ``repair`` it begins with the undamaged shards of the dataset that it replaces.
+    Threads and processes may commit shards, each its own. With ``repair`` it begins with the
+    undamaged shards of the dataset that it replaces.
     """
 
     def __init__(
-        self, layout: Layout, job: Job, repair: Repair | None = None, seen: storage.State = ()
+        self, out: Path, job: Job, repair: Repair | None = None, seen: storage.State = ()
     ) -> None:
-        self.layout, self.job, self._repair, self._seen = layout, job, repair, seen
+        self.layout, self._out = Layout(storage.incomplete(out)), out
+        self.job, self._repair, self._seen = job, repair, seen
         vectors = job.settings.vectors
         # sentences last, here and wherever files are written: a shard that has them has the others
         # too
@@ -293,20 +295,20 @@ class JobFolder:
             # before the plan is written: else a kill in between would leave a plan, and the
             # undamaged shards of the old dataset would all be encoded again
             if self._repair is not None:
-                self._take_over(self._repair, plan.ranges)
+                self._take_over(self._repair.damaged, plan.ranges)
             table = pa.Table.from_pylist(list(map(asdict, plan.ranges)), _INDEX)
             counts = {f.name: getattr(plan.counts, f.name) for f in fields(ReadCounts)}
             table = table.replace_schema_metadata({_COUNTS: canonical_json(counts)})
             storage.write_parquet(self.layout.shards, table)
             return plan
 
-    def _take_over(self, repair: Repair, shards: Sequence[ShardRange]) -> None:
+    def _take_over(self, damaged: Mapping[str, str], shards: Sequence[ShardRange]) -> None:
         """Link the undamaged shards of the dataset, if it still is one of this job."""
-        old, sums = repair.layout.root, storage.file_sums(repair.layout.root, torn=True)
+        old, sums = self._out, storage.file_sums(self._out, torn=True)
         for shard in shards:
             names = self.names(shard.number)
             # tables of a shard are made together, so that one damaged file costs all of them
-            if repair.damaged.keys() & names:
+            if damaged.keys() & names:
                 continue
             with suppress(KeyError, FileNotFoundError, ValueError):  # a damaged one is made again
                 receipt = _receipt(old, shard.number, {name: sums[name] for name in names})
@@ -357,16 +359,10 @@ class JobFolder:
             file.write_bytes(to_json(receipt))
 
     def finish(
-        self,
-        receipts: Sequence[Receipt],
-        out: Path,
-        *,
-        totals: Totals,
-        names: Names,
-        overwrite: bool = False,
+        self, receipts: Sequence[Receipt], *, totals: Totals, names: Names, overwrite: bool = False
     ) -> None:
         """Write manifest and ``SHA256SUMS``, and give the folder its final name."""
-        layout, settings = self.layout, self.job.settings
+        layout, out, settings = self.layout, self._out, self.job.settings
         files = {name: entry for receipt in receipts for name, entry in receipt.files.items()}
         sums = {name: digest for receipt in receipts for name, digest in receipt.sha256.items()}
         for folder in TABLES:
@@ -413,9 +409,8 @@ class JobFolder:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A dataset of the same job, and messages about its ``damaged`` files by their names."""
+    """A dataset of the same job, by messages about its ``damaged`` files by their names."""
 
-    layout: Layout
     damaged: Mapping[str, str]
     seen: storage.State  # what the dataset was when it was read
 
@@ -429,7 +424,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     storage.finish_swap(out, is_dataset, private=SCRATCH)
     if _is_free(out) or overwrite:
         return None
-    layout, seen = Layout(out), storage.state_of(out)
+    seen = storage.state_of(out)
     try:
         damaged = storage.differing_files(out, storage.file_sums(out))
     except DamagedError as error:
@@ -437,7 +432,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
         # without one is made again
         sums = storage.file_sums(out, torn=True)
         damaged = {storage.SUMS: str(error), **storage.differing_files(out, sums)}
-    if differences := difference(_stored(layout, damaged)[0], asdict(job.settings)):
+    if differences := difference(_stored(Layout(out), damaged)[0], asdict(job.settings)):
         grown: Option | str = ""
         # a corpus that has grown is the usual reason, and need not cost all of its texts again
         if "input." in differences:
@@ -450,7 +445,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     if damaged:
         shown = "; ".join(list(damaged.values())[:3])
         logger.warning(f"{len(damaged)} damaged files of {out} are made again: {shown}")
-    return Repair(layout, damaged, seen)
+    return Repair(damaged, seen)
 
 
 def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:

@@ -26,7 +26,7 @@ from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.records import Record
 from embedkit.corpus.sources import ShardRange
 from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
-from embedkit.dataset.format import Layout, Receipt
+from embedkit.dataset.format import Receipt
 from embedkit.dataset.job import (
     Job,
     JobFolder,
@@ -50,7 +50,7 @@ from embedkit.dataset.settings import (
     tokenizer_settings,
 )
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.shard import PendingShard
+from embedkit.encoding.shard import OnTokens, PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
@@ -58,7 +58,7 @@ from embedkit.encoding.windows import TokenizedTexts, ends_of
 from embedkit.errors import EncodeError, Option
 from embedkit.machine import __version__, usable_cores
 from embedkit.scale import ATTEMPTS, one_ahead, run_locally
-from embedkit.storage import incomplete, numbers
+from embedkit.storage import numbers
 from embedkit.types import Float32, Int64
 
 logger = logging.getLogger(__name__)
@@ -145,11 +145,7 @@ class ExtractPlan:
         return None if self.seen is None else self.seen.folds_of(keys_of(records))
 
     def start_shard(
-        self,
-        records: Sequence[Record],
-        texts: TokenizedTexts,
-        *,
-        on_tokens: Callable[[int], None] = lambda _: None,
+        self, records: Sequence[Record], texts: TokenizedTexts, on_tokens: OnTokens = lambda _: None
     ) -> PendingShard:
         """Run the tokenized texts of records through the model."""
         folds: dict[str, Any] = {} if self.seen is None else {"folds": self.folds_of(records)}
@@ -193,15 +189,12 @@ class ShardMaker:
 
     def read(self, shard: ShardRange) -> Shard:
         """Read the records of a shard, and tokenize those that no dataset has."""
-        plan, records = self.plan, self._reader.read(shard)
-        new, reused = reused_texts(self._sources, records, plan.folds_of(records))
-        return _read_shard(plan, plan.encoder.tokenizer, shard.number, records, new, reused)
+        plan = self.plan
+        return _read_shard(plan, plan.encoder.tokenizer, self._reader, shard, self._sources)
 
-    def start(
-        self, shard: Shard, on_tokens: Callable[[int], None] = lambda _: None
-    ) -> PendingShard:
+    def start(self, shard: Shard, on_tokens: OnTokens = lambda _: None) -> PendingShard:
         """Encode the new texts of a shard."""
-        return self.plan.start_shard(shard.new_records, shard.texts, on_tokens=on_tokens)
+        return self.plan.start_shard(shard.new_records, shard.texts, on_tokens)
 
     def write(self, shard: Shard, pending: PendingShard) -> Receipt:
         """Build the files of a shard and make them durable."""
@@ -303,7 +296,7 @@ def run_shards(
     maker: ShardMaker,
     todo: Sequence[ShardRange],
     on_start: Callable[[int, int, int], None],
-    on_tokens: Callable[[int], None],
+    on_tokens: OnTokens,
 ) -> list[Receipt]:
     """Make shards in this process, one after the other; an error waits for those begun.
 
@@ -366,19 +359,19 @@ _reader_of = lru_cache(maxsize=1)(ShardReader)
 def _read(shared: tuple[ExtractPlan, TextTokenizer], shard: ShardRange) -> Shard:
     """Read and tokenize a shard in a process that has no model."""
     plan, tokenizer = shared
-    records = _reader_of(plan.corpus).read(shard)
-    return _read_shard(plan, tokenizer, shard.number, records, *reused_texts((), records, None))
+    return _read_shard(plan, tokenizer, _reader_of(plan.corpus), shard, sources=())
 
 
 def _read_shard(
     plan: ExtractPlan,
     tokenizer: TextTokenizer,
-    number: int,
-    records: list[Record],
-    new: Int64,
-    reused: tuple[ReusedTexts, ...],
+    reader: ShardReader,
+    shard: ShardRange,
+    sources: Sequence[OpenSource],
 ) -> Shard:
     """A shard with its new texts tokenized, and the lengths of all."""
+    records = reader.read(shard)
+    new, reused = reused_texts(sources, records, plan.folds_of(records))
 
     def tokenized(places: Int64) -> TokenizedTexts:
         return plan.tokenized([records[i] for i in places], tokenizer)
@@ -392,7 +385,7 @@ def _read_shard(
     # every record is in one part, so that this is the inverse of their concatenation
     order = np.argsort(np.concatenate([new, *(part.texts for part in reused)]))
     lengths = {name: np.concatenate([p[name] for p in parts])[order] for name in parts[0]}
-    return Shard(number, records, new, texts, lengths, reused)
+    return Shard(shard.number, records, new, texts, lengths, reused)
 
 
 _MAKERS: dict[tuple[Path, str], tuple[ShardMaker, ShardPlan]] = {}
@@ -410,7 +403,7 @@ def run_shard(plan: ExtractPlan, number: int) -> Receipt:
         # the environment is looked at here again: on another machine it may be another one
         if not plan.any_environment:
             check_environment(plan.out, plan.job.environment, job.environment)
-        folder = JobFolder(Layout(incomplete(plan.out)), job)
+        folder = JobFolder(plan.out, job)
         _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), read_plan(folder.layout)
     maker, shards = _MAKERS[key]
     shard = maker.read(shards.ranges[number])

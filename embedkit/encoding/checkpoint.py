@@ -118,7 +118,10 @@ class Checkpoint:
     @property
     def unread(self) -> list[str]:
         """Statements on every view that are not computed here."""
-        return [str(s) for s in self.inventory if s.effect == inventory.REFUSED and s.shapes_all]
+        # what these say shapes hidden states, and so every view
+        files = ("config.json", "weights", *inventory.SENTENCE_FILES)
+        refused = (s for s in self.inventory if s.effect == inventory.REFUSED)
+        return [str(statement) for statement in refused if statement.file in files]
 
     def without(self, weights: list[str]) -> Checkpoint:
         """The checkpoint, if weights of its encoder turned out to be none of its class."""

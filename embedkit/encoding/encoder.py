@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from embedkit.encoding.model import (
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.pooling import POOLERS, SentencePooler
 from embedkit.encoding.products import calibrate, calibration_texts
-from embedkit.encoding.shard import PendingShard, Request, queue_shard
+from embedkit.encoding.shard import OnTokens, PendingShard, Request, queue_shard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
 from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
 from embedkit.encoding.views import (
@@ -447,7 +447,7 @@ class Encoder:
         views: Sequence[View],
         token_layers: Sequence[LayerSpec] = (),
         special_tokens: bool = True,
-        on_tokens: Callable[[int], None] = lambda _: None,
+        on_tokens: OnTokens = lambda _: None,
     ) -> PendingShard:
         """Run tokenized texts through the model; on CUDA the work continues after the call.
 

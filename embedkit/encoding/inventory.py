@@ -182,11 +182,6 @@ class Statement(NamedTuple):
     value: Any
     effect: str
 
-    @property
-    def shapes_all(self) -> bool:
-        """Whether it shapes hidden states, and so every view."""
-        return self.file in ("config.json", "weights", *SENTENCE_FILES)
-
     def __str__(self) -> str:
         if self.file == "weights":
             return f"the weight {self.key} ({self.value} that its class does not use)"

@@ -19,11 +19,11 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -103,20 +103,6 @@ class PackedBatch(NamedTuple):
         return cls(ids, type_ids, ends, tuple(lengths))
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def computing(method: Method) -> Method:
-    """Decorate a method of a model that computes: without gradients, and fp32 as IEEE has it."""
-
-    @wraps(method)
-    def computed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch.inference_mode(), whole_fp32(self.device, self.dtype):
-            return method(self, *args, **kwargs)
-
-    return cast("Method", computed)
-
-
 @contextmanager
 def whole_fp32(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Keep products in fp32 from TF32, which rounds inputs to 10 bits, on CUDA.
@@ -164,7 +150,6 @@ class Model:
         takes = "token_type_ids" in inspect.signature(module.forward).parameters
         self._takes_types = takes and bool(getattr(module.config, "type_vocab_size", 0))
 
-    @computing
     def forward(
         self,
         batch: PackedBatch,
@@ -178,18 +163,19 @@ class Model:
         ``hidden`` is ``(tokens, width)`` on the model's device in its dtype. With ``first_only``
         the highest layer has only the first token of every sequence: ``(sequences, width)``.
         """
-        self._run(batch, layers, on_layer, first_only=first_only)
+        with torch.inference_mode(), whole_fp32(self.device, self.dtype):
+            self._run(batch, layers, on_layer, first_only=first_only)
 
     def _run(
         self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer, *, first_only: bool
     ) -> None:
         raise NotImplementedError
 
-    @computing
     def pool(self, first: Tensor) -> Tensor:
         """The checkpoint's pooler on the last layer's first tokens, ``(sequences, width)``."""
         assert self.pooler is not None
-        return self.pooler(first.unsqueeze(1)).float()  # type: ignore[no-any-return]
+        with torch.inference_mode(), whole_fp32(self.device, self.dtype):
+            return self.pooler(first.unsqueeze(1)).float()  # type: ignore[no-any-return]
 
 
 class PlainModel(Model):

@@ -254,7 +254,7 @@ def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: L
         causal = alone and not first
         mask = None
         if not causal:
-            mask = _mask(length, keys, limits.causal, limits.window, query.dtype, device)
+            mask = _mask(length, keys, limits._replace(bias=None), query.dtype, device)
         if limits.bias is not None:
             bias = limits.bias[:, :, :queries, :length]
             mask = pad(bias, (0, keys - length), value=-math.inf).to(query.dtype)
@@ -304,22 +304,17 @@ def _attends_in(dtype: torch.dtype, device: torch.device) -> bool:
 
 @lru_cache(maxsize=64)
 def _mask(
-    length: int,
-    keys: int,
-    causal: bool,
-    window: int | None,
-    dtype: torch.dtype,
-    device: torch.device,
+    length: int, keys: int, limits: Limits, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
     """Minus infinity for the keys that a query does not attend to, else 0."""
     key = torch.arange(keys, device=device)
     # hides the tokens of the next sequence, which widened keys include
     seen = (key < length).view(1, 1, 1, keys)
     distance = torch.arange(length, device=device).view(1, 1, length, 1) - key
-    if causal:
+    if limits.causal:
         seen = seen & (distance >= 0)
-    if window is not None and window < length:
-        seen = seen & (distance.abs() < window)
+    if limits.window is not None and limits.window < length:
+        seen = seen & (distance.abs() < limits.window)
     # every key is seen; without a mask a faster kernel may be chosen
     if keys == length and seen.shape[2] == 1:
         return None

@@ -209,12 +209,9 @@ class _Shard:
     def _forward(self, start: int, stop: int) -> None:
         ids, types, begins, rows, bags, index = self._sent[:6]
         request, begin, end = self._request, int(self._begins[start]), int(self._begins[stop])
-        batch = PackedBatch(
-            ids=ids[begin:end],
-            type_ids=types[begin:end],
-            offsets=begins[start : stop + 1] - begin,
-            lengths=tuple(self._lengths[start:stop].tolist()),
-        )
+        lengths = tuple(self._lengths[start:stop].tolist())
+        offsets = begins[start : stop + 1] - begin
+        batch = PackedBatch(ids[begin:end], types[begin:end], offsets, lengths)
         # the sent arrays are those of the whole shard; each batch takes its part and moves it to 0
         counted = slice(int(self._counted_ends[start]), int(self._counted_ends[stop]))
         tokens = PackedTokens(

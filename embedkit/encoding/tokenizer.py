@@ -212,12 +212,9 @@ def tokenize(
             {"id": i, "token": token} for i, token in zip(ids, tokenizer.tokens(ids), strict=True)
         ]
     length = choose_max_length(checkpoint, tokenizer, max_length)
-    tokens = tokenizer.encode(
-        [text],
-        None if pair is None else [pair],
-        settings=TokenizerSettings(length, prefix=checkpoint.prefix_or_own(prefix)),
-        offsets=True,
-    )
+    settings = TokenizerSettings(length, prefix=checkpoint.prefix_or_own(prefix))
+    pairs = None if pair is None else [pair]
+    tokens = tokenizer.encode([text], pairs, settings=settings, offsets=True)
     total, kept = int(tokens.n_tokens[0]), len(tokens.ids)
     if tokens.cut.any():
         logger.warning(f"of {total} tokens the model does not see {total - kept} beyond {length}")
