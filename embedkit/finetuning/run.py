@@ -130,6 +130,10 @@ def finetune(
         method = replace(method, folder=folder)
         predictions, fits = cross_validate(method, problem, progress=progress)
         method.write(problem, fits)
+        on_device = where.type == "cuda"
+        peak = (
+            torch.cuda.max_memory_allocated(where) if on_device else peak_memory_since(peak_before)
+        )
         content = write_results(
             folder,
             FinetuneRun,
@@ -138,7 +142,7 @@ def finetune(
             decision=options.decision,
             seed=options.seed,
             dataset=_dataset_content(problem.units, method),
-            cost=replace(fits.cost, peak_memory_bytes=_peak_memory(peak_before, where)),
+            cost=replace(fits.cost, peak_memory_bytes=peak),
             **method.content(problem, fits),
         )
     return RunResult(out, content, sum(data.rejected.values()))
@@ -182,11 +186,6 @@ def _start(
     # own weights later. A model folder does not store the prefix
     checkpoint = find_checkpoint(folder / names[0], offline=True)
     return replace(checkpoint, prefix=earlier.tokens.prefix), (folder, earlier)
-
-
-def _peak_memory(before: int, device: torch.device) -> int | None:
-    on_device = device.type == "cuda"
-    return torch.cuda.max_memory_allocated(device) if on_device else peak_memory_since(before)
 
 
 def _dataset_content(units: Units, method: FineTuned) -> DatasetContent:

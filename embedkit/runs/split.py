@@ -633,7 +633,9 @@ def validation_records(
     It is empty if the records are too few, or too similar. ``group`` and ``strata`` are of all
     records; every array of ``trains`` keeps records of each of its classes.
     """
-    near = Fraction(fraction).limit_denominator(max(_DENOMINATOR, math.ceil(1 / fraction)))
+    # 1e18: of the smallest fractions the reciprocal is infinite
+    finest = max(_DENOMINATOR, math.ceil(min(1 / fraction, 1e18)))
+    near = Fraction(fraction).limit_denominator(finest)
     # no more parts than groups, and than records of the largest class, as stratified folds need
     distinct, largest = len(np.unique(group[index])), int(np.bincount(strata[index]).max(initial=0))
     folds = min(near.denominator, distinct, largest)

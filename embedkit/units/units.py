@@ -81,7 +81,8 @@ class Units:
     label: Sequence[str | None] | None = None  # as written; None without a label column
     group: Sequence[str | None] | None = None  # values that a split must not divide
     column: Callable[[str], Sequence[Any]]
-    inputs: Callable[[Int64], Any]  # what a method learns from, by positions
+    # what a method learns from, by positions
+    inputs: Callable[[Int64], Any] = field(default=lambda index: index)
     pairs: bool = False  # the records are pairs of texts
     reading: dict[str, Any] = field(default_factory=dict)  # columns, dialect, choice of records
     rejected: dict[str, int] = field(default_factory=dict)  # records of the input, by reason
@@ -252,12 +253,8 @@ class Units:
         table: dict[str, Any] = {} if columns is None else _columns_of(columns)
         table |= {"text": list(texts), "text_pair": seconds}
         about: dict[str, Any] = {"row": row, "ids": row, "column": table.__getitem__, **fields}
-        whole = list(texts)
-        if seconds is not None:
-            # TF-IDF reads a pair as one text, without a mark between its two
-            whole = [whole_text(*pair, separator=" ") for pair in zip(texts, seconds, strict=True)]
         about |= {"key": keys_of_texts(texts, seconds or [None] * len(texts))}
-        return cls(**about, pairs=pairs is not None, inputs=lambda index: _some(whole, index))
+        return cls(**about, pairs=pairs is not None).with_texts()
 
     def words(
         self, spans: Sequence[Any], labels: Sequence[Sequence[str | None]] | None = None
@@ -377,7 +374,8 @@ class Units:
 
     def with_texts(self) -> Units:
         """Return the same units with their texts as inputs, as TF-IDF reads them."""
-        # now, not at each call: every fold asks for some of them
+        # now, not at each call: every fold asks for some of them. TF-IDF reads a pair as one text,
+        # without a mark between its two
         texts = self.texts(separator=" ")
         return replace(self, inputs=lambda index: _some(texts, index))
 

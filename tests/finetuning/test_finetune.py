@@ -588,6 +588,7 @@ def _refuse(*_: Any, **__: Any) -> None:
         ("patience", 2, {"validation": 0}),
         ("freeze_layers", "some", {}),
         ("freeze_layers", "²", {}),
+        ("validation", 1e-310, {}),
         ("freeze_layers", "3", {}),
         ("lora", 2, {"freeze_layers": "1"}),
         ("precision", "fp16", {}),
