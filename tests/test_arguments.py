@@ -116,7 +116,6 @@ def test_misspelt_keywords_are_told() -> None:
         (embedkit.extract, "lyers", "layers"),
         (embedkit.train, "lable", "label"),
         (embedkit.finetune, "epoch", "epochs"),
-        (embedkit.Encoder, "devise", "device"),
     ):
         with pytest.raises(TypeError, match=f"{given!r}. Did you mean {meant!r}"):
             function("c.tsv", **cast("Any", {given: 3}))
