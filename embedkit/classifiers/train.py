@@ -220,16 +220,16 @@ def _problem(
     problem = Problem.of(units, task=settings.task, separator=separator, **folds)
     # before a test set is encoded
     method.check(problem)
+    if test is None:
+        return problem
     return problem._replace(test=_test_set(test, data, problem, settings))
 
 
 def _test_set(
-    test: CorpusLike | None, data: VectorData, problem: Problem, settings: EstimatorSettings
-) -> TestSet | None:
-    """The test set of a split, or another; a corpus is encoded as the dataset ``data`` was."""
+    test: CorpusLike, data: VectorData, problem: Problem, settings: EstimatorSettings
+) -> TestSet:
+    """A test set of its own; a corpus is encoded as the dataset ``data`` was."""
     units, target, split, _ = problem
-    if test is None:
-        return TestSet.of_split(split, units, target)
     split.check_test(test)
     vectors = settings.features == "vectors"
     if names_dataset(test):
@@ -247,7 +247,7 @@ def _test_set(
         if vectors:
             further = further.encoded(encode_as(data.manifest, data.views, owner=str(data.path)))
     further = _read_by(settings, further)
-    return TestSet.further(further, units, target, name="the test set")
+    return TestSet.further(further, units, target)
 
 
 def _read_by(settings: EstimatorSettings, units: Units) -> Units:

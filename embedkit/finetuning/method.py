@@ -222,10 +222,10 @@ class FineTuned:
         )
         options.check(problem.target)
         if further is None:
-            return problem._replace(test=TestSet.of_split(problem.split, units, problem.target))
+            return problem
         problem.split.check_test(further.name)
-        test = TestSet.further(self.tokenized(further), units, problem.target, name=further.name)
-        return problem._replace(test=test)
+        further = self.tokenized(further)
+        return problem._replace(test=TestSet.further(further, units, problem.target))
 
     def decided(self, problem: Problem) -> Self:
         """Return the method with all options decided; raises what would end the fit."""

@@ -69,7 +69,8 @@ class Problem(NamedTuple):
     ) -> Self:
         """Return the problem that the labels of the units name, in the folds of a split.
 
-        Arguments are those of :func:`~embedkit.runs.split.split_for`.
+        The test set is that of the split, if it has one. Arguments are those of
+        :func:`~embedkit.runs.split.split_for`.
 
         Raises:
             UsageError: the labels, or the folds, cannot be learnt from.
@@ -81,7 +82,7 @@ class Problem(NamedTuple):
         assignment = assignment.labelled(target)
         # here, before a test set is encoded and models are fitted, which may take hours
         assignment.check(target)
-        return cls(units, target, assignment)
+        return cls(units, target, assignment, TestSet.of_split(assignment, units, target))
 
 
 class Method(Protocol):

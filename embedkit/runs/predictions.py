@@ -222,7 +222,7 @@ class TestSet:
         return cls(**parts, target=target.take(index)) if len(index) else None
 
     @classmethod
-    def further(cls, units: Units, training: Units, target: Target, *, name: str) -> Self:
+    def further(cls, units: Units, training: Units, target: Target) -> Self:
         """Return a test set of its own, with the number of its texts that were trained on."""
         records = units.records
         # by text, not by row: the file of the test set is another one
@@ -231,7 +231,7 @@ class TestSet:
         return cls(
             units=units,
             group=same_text_groups(records.key, None, len(records))[units.place],
-            target=target.like(units.label, rows=units.row, name=name),
+            target=target.like(units.label, rows=units.row, name=units.name),
             content=TestSetContent(source=units.source, rejected=rejected, seen_texts=seen),
         )
 

@@ -23,7 +23,6 @@ intervals are a matter of records: words go where their record goes. Records are
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -586,12 +585,10 @@ def load_or_extract(
     try:
         out = extract(source, progress=progress, **{**words, **options}).out
     except UsageError as error:
-        named = (o for n, o in (keep or {}).items() if str(Option("keep", n)) in str(error))
-        option = next(named, "keep")
-        raise type(error)(error.message.renamed(keep=option)) from error
+        # the caller's option for a column, where the message names it by that of extract
+        names = (o for n, o in (keep or {}).items() if Option("keep", n) in error.message.parts)
+        raise type(error)(error.message.renamed(keep=next(names, "keep"))) from error
     except OutputExistsError as error:
-        # the options out and overwrite, of which it speaks, are those of a run here
-        advice = "Extract the corpus into another folder and give that, or delete this one."
-        text = re.sub("Pass another .* It differs", f"{advice} It differs", str(error), flags=re.S)
-        raise OutputExistsError(text) from error
+        advice = "These are options of extract: extract the corpus first, and give its dataset."
+        raise OutputExistsError(f"{format(error.message)}\n{advice}") from error
     return load(out, view, level=level)
