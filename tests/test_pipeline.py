@@ -480,7 +480,6 @@ def test_options_of_all_stages_of_a_command(tmp_path: Path) -> None:
     [
         (SHARED, ("train.seed=1",), r"train\.seed=1.*train.a, train.b"),
         (GOOD, ("corpuss=x",), r"corpuss=x.*Did you mean 'corpus'"),
-        (GOOD, ("folds",), "KEY=VALUE"),
         ("[split]\n", ("split=1",), "with STAGE.OPTION"),
         (GOOD, ("train.c.tune=true",), r"train\.c\.tune.*extract, train.b, split"),
     ],
