@@ -24,7 +24,6 @@ def test_it_works_here(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert (done.returncode, found["works"], found["problems"]) == (0, True, [])
     assert found["devices"]["cpu"]["records"] == 10
-    assert found["devices"]["cpu"]["tokens_per_second"] > 0
     assert found["devices"]["cpu"]["same_bits"] | {"on one thread": 10} == dict.fromkeys(
         ("alone", "in another order", "on one thread"), 10
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pickle
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,8 +58,12 @@ def named_options(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def test_an_option_that_is_named_exists() -> None:
     """It is a parameter of a public function; in what that raises itself, of this function."""
     known = parameters()
+    params = [p for c in cli.commands.values() for p in c.params]
+    typed = {option for p in params for option in (*p.opts, *p.secondary_opts)} | {"--help"}
     for module, path in FILES.items():
-        for node in ast.parse(path.read_text("utf-8")).body:
+        text = path.read_text("utf-8")
+        assert set(re.findall(r'"(--[a-z][a-z-]*)"', text)) <= typed, module
+        for node in ast.parse(text).body:
             own = known.get(getattr(node, "name", ""), set().union(*known.values()))
             for name, of in named_options(node):
                 assert name in (known[of] if of else own), (module, name, of)

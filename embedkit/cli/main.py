@@ -6,8 +6,10 @@ by the commands that need them, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 from itertools import chain
 from typing import Any, NoReturn
@@ -41,6 +43,12 @@ def main() -> NoReturn:
         code = ended.code
         if code == EXIT_TERMINATED:
             complain(_stopped("terminated"))
+    if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+        # everything of ours is undone by now; threads of libraries may still compute, and Python
+        # would wait for them, or take their memory away under them, which aborts
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -74,6 +74,24 @@ def test_done_and_done_with_rejects(embedkit_: Call) -> None:
     assert embedkit_("extract", "corpus.tsv", *model).returncode == 3
 
 
+BUSY = """
+import sys, threading, time
+from embedkit.cli import main
+
+def call(*_, **__):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    raise KeyboardInterrupt
+
+main.cli.call = call
+main.main()
+"""
+
+
+def test_an_interrupted_command_waits_for_no_thread(here: Path) -> None:
+    done = program(sys.executable, "-c", BUSY, cwd=here)
+    assert (done.returncode, done.stderr) == (130, "embedkit: interrupted.\n")
+
+
 @pytest.mark.slow
 def test_a_closed_pipe_is_no_error(here: Path) -> None:
     line = f"{sys.executable} -m embedkit tokenize --vocab 0:40 --model {tiny_model()} | head -n 1"
@@ -163,6 +181,5 @@ def test_help_and_version(here: Path, embedkit_: Call) -> None:
     for name in ((), ("extract",)):
         done = embedkit_(*name, "--help")
         assert re.search(rf"\n  +embedkit {''.join(name) or 'extract'} \S", done.stdout)
-        assert "\\b" not in done.stdout
         assert embedkit_(*name, "-h").stdout == done.stdout
     assert fresh("--version", cwd=here).stdout.strip().endswith(embedkit.__version__)

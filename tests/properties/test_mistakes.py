@@ -72,7 +72,6 @@ def folder(common: Path) -> Path:
         ("train rare --out / --folds 2", 8, "/ exists"),
         ("predict spam --text x --id id", 2, "--id is for"),
         ("export sms", 2, "sms is a dataset. Name the format: --to csv"),
-        ("compare sms", 2, "It is a dataset, of which they make one: embedkit train sms"),
         ("compare smz --report x.pdf", 2, "--report x.pdf: expected a name ending in .html"),
         ("explore sms --out train.csv/x.html", 6, "train.csv is a file. Name another place"),
         ("compare spam --metric -", 2, "--metric -: expected accuracy"),

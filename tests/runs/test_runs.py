@@ -15,7 +15,7 @@ from embedkit.classifiers.estimators import TABLE
 from embedkit.cli.run_text import run_info_text, run_text
 from embedkit.comparison.blend import _BLENDS
 from embedkit.errors import DamagedError, UsageError
-from embedkit.runs.folder import RunResult, read_run
+from embedkit.runs.folder import RunResult, free_out, read_run
 from embedkit.runs.metrics import best_threshold
 from embedkit.runs.predictions import Predictions, read_predictions, write_predictions
 from embedkit.runs.run import TrainRun, as_json
@@ -31,6 +31,13 @@ def test_tables_have_the_kinds_that_options_offer() -> None:
     assert {name for table in TABLE.values() for name in table} == set(ESTIMATORS)
     assert tuple(_BLENDS) == BLENDS
     assert [*index.KINDS] == [*INDEX_KINDS]
+
+
+@pytest.mark.parametrize(
+    "source", ["a/c.tsv", "a/c.tsv.gz", "https://me:pw@host/c.tsv?Signature=1f"]
+)
+def test_a_run_is_called_as_its_corpus(source: str) -> None:
+    assert free_out(None, source, "log reg") == Path("runs/c-log_reg")
 
 
 def test_content_is_read_as_it_was_written(tmp_path: Path) -> None:
