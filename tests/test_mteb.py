@@ -46,9 +46,7 @@ def test_it_passes_the_checks_of_mteb() -> None:
     model = Model(Encoder.load(str(tiny_model())), view="mean_1")
     assert isinstance(model, EncoderProtocol)
     assert model.mteb_model_meta.name.count("/") == 1
-    chosen = tasks(*TASKS)
-    assert len(chosen) >= 6
-    for task in chosen:
+    for task in tasks(*TASKS):
         result = mteb.evaluate(model, task, **QUIET)
         assert np.isfinite(result.task_results[0].get_score()), task.metadata.name
 

@@ -119,7 +119,6 @@ def test_tables_fit_the_terminal(terminal: Callable[[int], None], width: int) ->
 def test_long_lines_are_divided_at_words(terminal: Callable[[int], None]) -> None:
     terminal(12)
     assert fitted("배를 타고 여행을 간다 a b") == ["배를 타고", "  여행을", "  간다 a b"]
-    assert fitted("unbreakable-at-all") == ["unbreakable-at-all"]
     assert fitted("score is 8.3 % (0.7 to 9)") == ["score is", "  8.3 %", "  (0.7 to 9)"]
 
 
