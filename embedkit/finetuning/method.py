@@ -414,8 +414,7 @@ class FineTuned:
         ready, final = folder / UNFINISHED / "model", folder / "model" / fold.model
         # a model without a result, or with damaged files, of an attempt that was killed
         for old in (ready, final):
-            if old.is_dir():
-                storage.remove_tree(old)
+            storage.remove_tree(old)
         file = folder / _result_file(fold)
         for place in (ready, final.parent, file.parent):
             storage.make_folder(place)
