@@ -373,8 +373,8 @@ def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str
     content = None if chosen.kind == "blend" else _run(compared, chosen.name).content
     commands = [decision.command for decision in decisions]
     if isinstance(content, ProbeRun):
-        # a probe keeps no model: to use its views they have to be trained on, side by side. A sum or
-        # a mixture is not stored: then the best single view
+        # a probe keeps no model: to use its views they have to be trained on, side by side. A sum
+        # or a mixture is not stored: then the best single view
         views = content.choice.split(" + ")
         if not {view.name for view in content.view_scores}.issuperset(views):
             views = [content.chosen.name]
