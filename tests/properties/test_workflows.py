@@ -41,8 +41,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def numbered(text: str) -> str:
-    """Without numbers, which differ between machines."""
-    return re.sub(r"\d[\d.,]*", "N", text)
+    """Without numbers, which differ between machines, and so do the units of time."""
+    return re.sub(r"\d[\d.,]*", "N", re.sub(r"(\d) (ms|min)\b", r"\1 s", text))
 
 
 @dataclass
