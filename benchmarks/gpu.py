@@ -439,6 +439,35 @@ def text(bench: Bench) -> Rows:
                 }
 
 
+def idle(bench: Bench) -> Rows:
+    """How long the device waits for the host from text to vectors, texts of 128 tokens."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    if not bench.cuda:
+        raise Skipped("the CPU does not wait for itself")
+    texts = made_up_texts(lengths_around(128, bench.texts))
+    for shape in PEERS:
+        encode = partial(bench.encoder(shape).encode, texts)
+        encode()
+        with profiler(activities=[ProfilerActivity.CUDA]) as recorded:
+            wall = duration(encode)
+        events = [e.time_range for e in recorded.events() if "CUDA" in str(e.device_type)]
+        # kernels and copies may run side by side: each moment counts once
+        spans = sorted((span.start, span.end) for span in events)
+        begin, end, busy = spans[0][0], spans[0][0], 0.0
+        for start, stop in spans:
+            busy += max(stop - max(start, end), 0)
+            end = max(end, stop)
+        yield {
+            "model": shape,
+            "s": f"{wall:.2f}",
+            "device at work, s": f"{busy / 1e6:.2f}",
+            "waiting in between, s": f"{(end - begin - busy) / 1e6:.2f}",
+            "before and after, s": f"{wall - (end - begin) / 1e6:.2f}",
+        }
+
+
 def families(bench: Bench) -> Rows:
     """Others than BERT at its width: a shard of mixed lengths, from ids to mean vectors.
 
@@ -567,6 +596,7 @@ SECTIONS: dict[str, Callable[[Bench], Rows]] = {
         forward,
         profile,
         text,
+        idle,
         extract,
         shards,
         host,

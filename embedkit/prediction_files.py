@@ -155,7 +155,8 @@ def write_rows(
     # the default line end of csv is that of Windows
     table = csv.writer(sink, lineterminator="\n")
     # the first row is asked for before the header is printed: an error in it leaves nothing behind
-    first = list(islice(rows := iter(rows), 1))
+    rows = iter(rows)
+    first = list(islice(rows, 1))
     for fields in chain(header, first, rows):
         count += 1
         # six decimals, which cost _ROUNDING; JSON has the numbers whole

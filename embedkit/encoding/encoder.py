@@ -354,8 +354,15 @@ class Encoder:
         """
         strings = strings_of("texts", texts)
         parsed = [parse_view(name, n_layers=self.n_layers) for name in strings_of("views", views)]
-        how = batch_size, max_length, prefix, show_progress_bar
-        parts = [shard.views for _, _, shard in self._shards(strings, *how, views=parsed)]
+        shards = self._shards(
+            strings,
+            views=parsed,
+            batch_size=batch_size,
+            max_length=max_length,
+            prefix=prefix,
+            show=show_progress_bar,
+        )
+        parts = [shard.views for _, _, shard in shards]
         result = {}
         for view in parsed:
             vectors = np.concatenate([part[view.name] for part in parts])
@@ -384,9 +391,14 @@ class Encoder:
             >>> list(tokens.token), tokens.X.shape
             (['[CLS]', 'unbelievable', 'films', '[SEP]'], (4, 384))
         """
-        strings, specs = strings_of("texts", texts), parse_layers(layers, n_layers=self.n_layers)
-        how = batch_size, max_length, prefix, show_progress_bar
-        shards = self._shards(strings, *how, token_layers=specs)
+        shards = self._shards(
+            strings_of("texts", texts),
+            token_layers=parse_layers(layers, n_layers=self.n_layers),
+            batch_size=batch_size,
+            max_length=max_length,
+            prefix=prefix,
+            show=show_progress_bar,
+        )
         return joined([(i, token_vectors(t, s.tokens, self.tokenizer)) for i, t, s in shards])
 
     @accepts()
@@ -429,9 +441,14 @@ class Encoder:
         check_choice(SUBTOKENS, subtokens=subtokens)
         # words are sliced from a group of segments, here of one
         sources = [[text] for text in strings]
-        how = batch_size, max_length, prefix, show_progress_bar
-        specs = parse_layers(layers, n_layers=self.n_layers)
-        shards = self._shards(strings, *how, token_layers=specs)
+        shards = self._shards(
+            strings,
+            token_layers=parse_layers(layers, n_layers=self.n_layers),
+            batch_size=batch_size,
+            max_length=max_length,
+            prefix=prefix,
+            show=show_progress_bar,
+        )
         return joined(
             [(i, word_vectors(t, sources[i:], s.tokens, subtokens)) for i, t, s in shards]
         )
@@ -485,13 +502,13 @@ class Encoder:
     def _shards(
         self,
         texts: Sequence[str],
+        *,
+        views: Sequence[View] = (),
+        token_layers: Sequence[LayerSpec] = (),
         batch_size: int | None,
         max_length: int | None,
         prefix: str | None,
         show: bool,
-        *,
-        views: Sequence[View] = (),
-        token_layers: Sequence[LayerSpec] = (),
     ) -> Iterator[tuple[int, TokenizedTexts, ShardVectors]]:
         """Yield the number of the first text, tokenized texts and vectors of every shard.
 

@@ -81,8 +81,7 @@ class Units:
     label: Sequence[str | None] | None = None  # as written; None without a label column
     group: Sequence[str | None] | None = None  # values that a split must not divide
     column: Callable[[str], Sequence[Any]]
-    # what a method learns from, by positions
-    inputs: Callable[[Int64], Any] = field(default=lambda index: index)
+    inputs: Callable[[Int64], Any]  # what a method learns from, by positions
     pairs: bool = False  # the records are pairs of texts
     reading: dict[str, Any] = field(default_factory=dict)  # columns, dialect, choice of records
     rejected: dict[str, int] = field(default_factory=dict)  # records of the input, by reason
@@ -254,7 +253,8 @@ class Units:
         table |= {"text": list(texts), "text_pair": seconds}
         about: dict[str, Any] = {"row": row, "ids": row, "column": table.__getitem__, **fields}
         about |= {"key": keys_of_texts(texts, seconds or [None] * len(texts))}
-        return cls(**about, pairs=pairs is not None).with_texts()
+        # positions, until the texts are put in their place, which need the other fields
+        return cls(**about, pairs=pairs is not None, inputs=lambda index: index).with_texts()
 
     def words(
         self, spans: Sequence[Any], labels: Sequence[Sequence[str | None]] | None = None
