@@ -103,12 +103,10 @@ def test_the_first_screen_is_short_and_the_records_are_near(opened: Any, name: s
     words = re.findall(r"\S*[^\W\d]\S*", page.locator("header").inner_text())
     assert len(words) <= 140
     assert page.locator("#cases").bounding_box()["y"] < 3 * 900
-    places = """all => all.map((link) => {
-      const box = link.getBoundingClientRect(), target = document.querySelector(link.hash);
-      return [box.left, target.getBoundingClientRect().top];
-    }).sort((a, b) => a[0] - b[0]).map((one) => one[1])"""
-    tops = page.locator("nav a").evaluate_all(places)
     # the contents name what follows in the order in which it does
+    order = "(a, b) => a.offsetLeft - b.offsetLeft"
+    top = "(link) => document.querySelector(link.hash).getBoundingClientRect().top"
+    tops = page.locator("nav a").evaluate_all(f"all => all.sort({order}).map({top})")
     assert tops == sorted(tops)
 
 
