@@ -470,9 +470,10 @@ def _diff_text(result: Diff) -> str:
             f"{result.equal:,} have the same bits"
         )
         facts["cosine"] = ", ".join(f"{number_text(value)} ({name})" for name, value in cosines)
-    facts["neighbours"] = (
-        f"{result.kept:.1f} of ten are kept; linear CKA {result.cka:.4f} (of {together})"
-    )
+    if math.isfinite(result.kept):
+        facts["neighbours"] = (
+            f"{result.kept:.1f} of ten are kept; linear CKA {result.cka:.4f} (of {together})"
+        )
     if gap is not None:
         first, second = (per_cent(value, unit=True) for value in result.accuracies)
         facts["decisions"] = (
@@ -510,6 +511,8 @@ def _diff_finding(result: Diff) -> str:
             "(relative L2)"
         )
     finding = f"{result.kept:.1f} of ten nearest neighbours are kept"
+    if math.isnan(result.kept):
+        finding = "fewer than 12 texts, of which neighbours are not compared"
     if result.difference is not None:
         finding += f", {metric_text(result.decisions, 'accuracy', unit=True)} of decisions change"
     return finding + "; no setting that was tried explains it" * bool(result.explanations)

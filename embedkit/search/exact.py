@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from embedkit.arguments import accepts, matrix_of
 from embedkit.choices import SearchMetric, WhiteningKind, documented
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
+from embedkit.dataset.parquet import places
 from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.dataset.tables import Block
 from embedkit.display import Shown, count_text
@@ -28,7 +29,6 @@ from embedkit.encoding.windows import ends_of
 from embedkit.errors import Message, Option, UsageError, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.records import Positive
-from embedkit.storage import places
 from embedkit.types import AnyPath, Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
