@@ -314,7 +314,6 @@ def _dataset_text(info: DatasetInfo) -> str:
     from embedkit.dataset.info import (
         BATCH_INVARIANT,
         USELESS,
-        atlas_line,
         batch_invariant,
         health_findings,
         open_lines,
@@ -366,7 +365,6 @@ def _dataset_text(info: DatasetInfo) -> str:
         ]
         lines += [table_text(rows), "open it:"]
         lines += [f"  {line}" for line in open_lines(info.path, manifest).values()]
-        lines += ["look at it:", f"  {atlas_line(info.path, manifest)}"]
     else:
         rest = len(findings) - 2
         lines += [f"  views      {line}" for line in findings[:2]]
