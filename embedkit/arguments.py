@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from embedkit.choices import check_choice, listed
+from embedkit.display import count_text
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.types import Float32, reported
 
@@ -184,7 +185,7 @@ def matrix_of(name: str, vectors: Any) -> Float32:
         raise UsageError(f"{name} holds {matrix.dtype} {matrix.shape}; expected rows of numbers.")
     matrix = matrix.astype(np.float32, copy=False)
     if bad := int((~np.isfinite(matrix).all(axis=1)).sum()):
-        raise UsageError(f"{name}: {bad:,} vectors hold NaN or infinity.")
+        raise UsageError(f"{name}: NaN or infinity in {count_text(bad, 'vector')}.")
     return matrix
 
 

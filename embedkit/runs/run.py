@@ -363,12 +363,18 @@ class ProbeRun(PredictionRun):
         """Names of the numbers without labels; curvature only where tokens are stored."""
         return [name for name in METRICS if any(name in view for view in self.geometry.values())]
 
+    @property
+    def geometry_views(self) -> list[str]:
+        """Views with numbers without labels, in their own order: a file sorts 10 before 2."""
+        return [view.name for view in self.view_scores if view.name in self.geometry]
+
     def geometry_rows(self) -> list[dict[str, str]]:
         """The numbers of views without labels as rows of a table."""
-        heads = {name: METRICS[name] for name in self.geometry_names}
+        numbers, heads = self.geometry, {name: METRICS[name] for name in self.geometry_names}
         return [
-            {"view": view} | {head: metric_text(row.get(n), "rmse") for n, head in heads.items()}
-            for view, row in self.geometry.items()
+            {"view": view}
+            | {head: metric_text(numbers[view].get(n), "rmse") for n, head in heads.items()}
+            for view in self.geometry_views
         ]
 
     @property
