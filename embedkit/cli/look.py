@@ -55,6 +55,7 @@ _SHOWN = 100
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
     option(
         "--duplicates",
+        "threshold",
         type=float,
         metavar="COSINE",
         help="Find the pairs of texts of the dataset that are so near, and their groups.",
@@ -67,7 +68,7 @@ def search(
     k: int,
     like: tuple[int, ...],
     kind: str | None,
-    duplicates: float | None,
+    threshold: float | None,
     out: Path | None,
     progress: ProgressCallback,
     **settings: Any,
@@ -78,10 +79,10 @@ def search(
     is answered as it comes, by one process. Search is exact unless --index is given. Duplicate
     texts are returned once. With --duplicates there is no query: every two texts are compared.
     """
-    if [query is not None, duplicates is not None, bool(like)].count(True) > 1:
-        raise UsageError("give a QUERY, or --like ROW, or --duplicates COSINE.")
-    if duplicates is not None:
-        return _duplicates(dataset, duplicates, out, kind, progress, **settings)
+    if [query is not None, threshold is not None, bool(like)].count(True) > 1:
+        raise UsageError("QUERY, --like ROW and --duplicates COSINE exclude each other; give one.")
+    if threshold is not None:
+        return _duplicates(dataset, threshold, out, kind, progress, **settings)
     if out is not None:
         raise UsageError("--out is for the pairs of --duplicates; redirect answers with >.")
     from embedkit.search.exact import Searcher
