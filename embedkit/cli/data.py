@@ -432,7 +432,6 @@ def _weights_text(names: Sequence[str]) -> str:
     option(
         "--recompute",
         type=POSITIVE,
-        default=None,
         help="Encode so many random texts of a dataset again, and compare their vectors.",
     ),
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
