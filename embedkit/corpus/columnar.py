@@ -128,7 +128,8 @@ class _ColumnarTable(Table):
                     self._done += 1
                     yield _row(values)
         except _ERRORS as error:
-            advice = "Fetch it again."
+            late = isinstance(error, OverflowError)  # of a date after the year 9999
+            advice = "Convert its dates to text." if late else "Fetch it again."
             raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
     def check_column(self, name: str, *, role: str) -> None:
@@ -265,7 +266,7 @@ def _fits_memory(path: Path, sheet: str, *_state: int) -> bool:
 
 
 class SheetTable(Table):
-    """One sheet of a workbook, which is in memory; its first row names the columns."""
+    """One sheet of a workbook, which is in memory; its first row names the columns, if any."""
 
     def __init__(self, path: Path, dialect: Dialect) -> None:
         try:
@@ -288,17 +289,23 @@ class SheetTable(Table):
                 self._sheet = book.get_sheet_by_name(name)
         except (python_calamine.CalamineError, OSError) as error:
             # a web page or another text with the suffix of a workbook is named as what it is
-            check_kind(path)
-            problem = f"is no workbook: {error}. If it is text: {Option('format', 'tsv')} or 'csv'"
-            raise CorpusError(f"{path} {problem}.") from error
+            check_kind(path, text=False)
+            problem = (
+                f"is no workbook that can be read: {error}. It may be damaged, or need a password"
+            )
+            text = f"If it is text: {Option('format', 'tsv')} or 'csv'"
+            raise CorpusError(f"{path} {problem}. {text}.") from error
         rows = enumerate(self._sheet.iter_rows())
         # the first row that is not empty names the columns; two below it tell whether it is a title
         filled = list(islice(((i, row) for i, row in rows if any(map(_sheet_cell, row))), 3))
         if not filled:
             raise CorpusError(f"{path}: its sheet {name!r} is empty.{self._advice}")
         # from 0, as all numbers of the library; rows are counted from 1, as the workbook shows them
-        self._first = filled[0][0]
+        self._first = filled[0][0] + dialect.header
         self.columns, *below = [_sheet_names(row) for _, row in filled]
+        if not dialect.header:
+            self.columns = list(map(str, range(len(filled[0][1]))))
+            return
         check_title(path, [len(cells) for cells in (self.columns, *below)])
         check_names(self.columns, path)
 
@@ -325,8 +332,8 @@ class SheetTable(Table):
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
         places = [self.columns.index(name) for name in names]
-        below = islice(self._sheet.iter_rows(), self._first + 1, None)
-        for number, values in enumerate(below, self._first + 2):
+        below = islice(self._sheet.iter_rows(), self._first, None)
+        for number, values in enumerate(below, self._first + 1):
             self._done = number
             cells = [_sheet_cell(cell) for cell in values]
             if not any(cells):

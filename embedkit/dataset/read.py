@@ -207,7 +207,9 @@ class VectorData(Shown):
         self, path: Path, manifest: Manifest, views: tuple[str, ...], level: str = "sentence"
     ) -> None:
         self.path, self.manifest, self.views, self.level = path, manifest, views, level
-        self.reader = TableReader(path, manifest, _TABLE_OF[level], views)
+        # columns are read when they are used, maybe in another current folder
+        self._folder = path.absolute()
+        self.reader = TableReader(self._folder, manifest, _TABLE_OF[level], views)
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -422,7 +424,7 @@ class VectorData(Shown):
         """The table of the records."""
         if self.level == "sentence":
             return self.reader
-        return TableReader(self.path, self.manifest, "sentences", ())
+        return TableReader(self._folder, self.manifest, "sentences", ())
 
     def _of_record(self, values: NDArray[np.str_]) -> NDArray[np.str_]:
         """Values of all records as values of all rows."""

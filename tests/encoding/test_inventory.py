@@ -112,6 +112,7 @@ APPLIED: list[tuple[str, dict[str, Any]]] = [
     ("config_sentence_transformers.json", {"prompts": {"a": "x "}, "default_prompt_name": "a"}),
     ("config_sentence_transformers.json", {"requirements": {"transformers": ">=5"}}),
     ("1_Pooling/config.json", {"include_prompt": False}),
+    ("2_Dense/config.json", {"activation_function": "torch.nn.modules.dropout.Dropout"}),
     ("config.json", {"return_dict": False}),
     ("config.json", {"output_hidden_states": True}),
     ("config.json", {"position_embedding_type": "absolute", "auto_map": {"AutoConfig": "a.B"}}),
@@ -136,6 +137,7 @@ NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
         "requirements",
     ),
     ("config_sentence_transformers.json", {"new_key": 1}, "new_key"),
+    ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "default_prompt_name"),
     ("1_Pooling/config.json", {"new_key": 1}, "new_key"),
     ("2_Dense/config.json", {"use_residual": True}, "use_residual"),
     ("2_Dense/config.json", {"module_output_name": "other"}, "module_output_name"),
@@ -172,6 +174,7 @@ def test_or_refused_by_its_name(
         ("modules.json", {"type": "own.Own"}, "Own"),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "weightedmean"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "cls and mean"),
+        ("1_Pooling/config.json", {"pooling_mode": []}, "1_Pooling (Pooling) by"),
     ],
 )
 def test_a_module_that_is_not_known(

@@ -83,6 +83,8 @@ def folder(common: Path) -> Path:
         ("train corpus.tsv --split-column part", 2, "--split-column part: corpus.tsv has no"),
         ("search sms x --index hnsw --metric dot", 2, "in Python with metric='dot'"),
         ("predict spam - --text x", 2, "--text is for"),
+        ("predict spam --text ' '", 2, "the text is empty."),
+        ("export sms --format npy", 2, "No such option '--format'. See embedkit export"),
     ],
 )
 def test_what_is_told(
