@@ -24,6 +24,7 @@ from embedkit import storage
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import open_table
 from embedkit.corpus.sources import Row
+from embedkit.dataset.parquet import parquet_bytes
 from embedkit.display import HARMLESS, json_line, visible
 from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.runs.predictions import invalid_proba
@@ -145,7 +146,7 @@ def write_rows(
         # given, since a column of an empty file, or of a first null, has no type of its own
         schema = pa.schema([(name, pa.type_for_alias(type_)) for name, type_ in columns.items()])
         table = pa.Table.from_pylist(list(rows), schema)
-        storage.write_files({out: storage.parquet_bytes(table)}, overwrite=overwrite)
+        storage.write_files({out: parquet_bytes(table)}, overwrite=overwrite)
         return int(table.num_rows)
     # the names as a first row, written as all others are
     header = [] if kind == "jsonl" else [dict(zip(columns, columns, strict=True))]

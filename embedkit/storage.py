@@ -26,11 +26,10 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from embedkit.errors import (
@@ -43,11 +42,6 @@ from embedkit.errors import (
     first_line,
 )
 from embedkit.machine import usable_cores
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
 
 UNFINISHED = "unfinished"
 """Folder inside of ``OUT.incomplete`` for what only the next attempt needs."""
@@ -166,23 +160,6 @@ def new_locked(path: Path) -> int:
         if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
         os.close(descriptor)  # one did, before it was locked
-
-
-def parquet_bytes(table: pa.Table) -> memoryview:
-    """A table as Parquet with page checksums; the same table gives the same bytes."""
-    # imported late, here and below: every command imports this module, and few write tables
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    # Arrow's buffers have signed bytes, which are never equal to those that a file has
-    return memoryview(sink.getvalue()).cast("B")
-
-
-def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a table as :func:`parquet_bytes`, durably."""
-    write_durably(path, parquet_bytes(table), scratch=path.parent)
 
 
 def publish_file(source: Path, target: Path) -> None:
@@ -674,71 +651,3 @@ def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) ->
             write_durably(path, files[path], scratch=path.parent)
         with storage_errors(work):
             work.write_bytes(files[last])
-
-
-def read_table(file: Path, *, advice: str = MAKE_AGAIN) -> pa.Table:
-    """Read a Parquet file; its page checksums are compared."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        # pyarrow does not compare checksums unless it is asked to
-        return pq.ParquetFile(file, page_checksum_verification=True).read()
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        raise unreadable(file, error, advice=advice) from error
-
-
-def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
-    """Return the numbers of a column, ``(n,)``, of its own type.
-
-    pyarrow's ``to_numpy`` imports pandas, which takes longer than to read most files; numbers
-    without nulls are handed over by DLPack instead.
-    """
-    import numpy as np
-    import pyarrow as pa
-
-    kind = column.type
-    # DLPack knows no nulls, and numbers only
-    if column.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    parts = [np.from_dlpack(chunk) for chunk in chunks if len(chunk)]
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.zeros(0, kind.to_pandas_dtype())
-
-
-def places(indices: Sequence[int] | NDArray[Any]) -> pa.Array:
-    """Return positions ``(n,)`` as a column of int64, by which tables are taken.
-
-    Like :func:`numbers` without pandas, which ``pyarrow.array`` imports.
-    """
-    import numpy as np
-    import pyarrow as pa
-
-    # None: no bitmap of nulls
-    values = np.ascontiguousarray(indices, np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
-
-
-def check_columns(
-    table: pa.Table,
-    columns: Mapping[str, pa.DataType],
-    *,
-    file: Path,
-    nullable: Collection[str] = (),
-    advice: str = MAKE_AGAIN,
-) -> None:
-    """Raise a :class:`DamagedError` if columns are missing, moved, of another type, or hold null.
-
-    The table may have further columns; those named in ``nullable`` may hold null.
-    """
-    names = [name for name in table.column_names if name in columns]
-    problem = "" if names == list(columns) else f"the columns are {names}, not {list(columns)}"
-    for name, kind in () if problem else columns.items():
-        if str(table[name].type).removeprefix("large_") != str(kind):  # as pandas writes
-            problem = f"the column {name!r:.60} holds {table[name].type}, not {kind}"
-        elif table[name].null_count and name not in nullable:
-            problem = f"the column {name!r:.60} holds null"
-    if problem:
-        raise DamagedError(f"{file} is damaged: {problem:.300}. {advice}")

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions, hash_inputs, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
+from embedkit.dataset.parquet import write_parquet
 from embedkit.dataset.read import check_labelled
 from embedkit.display import Shown, count_text
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
@@ -196,7 +196,7 @@ def _write(out: Path, pairs: PairSimilarity, content: SimilarityRun, *, overwrit
         columns["score"] = pairs.gold
     columns |= {f"cosine_{name}": values for name, values in pairs.cosines.items()}
     with new_run(out, overwrite=overwrite) as folder:
-        storage.write_parquet(folder / "pairs.parquet", pa.table(columns))
+        write_parquet(folder / "pairs.parquet", pa.table(columns))
         if pairs.agreement:
             from embedkit.runs.figures import heat_map, save
 

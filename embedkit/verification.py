@@ -23,7 +23,7 @@ from embedkit.dataset.format import (
     read_manifest,
 )
 from embedkit.dataset.job import difference
-from embedkit.dataset.parquet import matrix_of
+from embedkit.dataset.parquet import matrix_of, read_table
 from embedkit.dataset.read import by_record
 from embedkit.dataset.tables import TableReader
 from embedkit.display import Shown, count_text
@@ -32,7 +32,7 @@ from embedkit.records import Count, Seed
 from embedkit.remote import address_of, store_of, stored_sha256
 from embedkit.runs.folder import is_run, read_run
 from embedkit.search.index import INFO, read_index_info
-from embedkit.storage import CARD, differing_files, file_sums, is_sealed, read_table, unreadable
+from embedkit.storage import CARD, differing_files, file_sums, is_sealed, unreadable
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
 _AT_ONCE = 8  # files of an object store that are read

@@ -29,8 +29,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import torch
 
 import embedkit
+from embedkit.dataset.parquet import read_table
 from embedkit.errors import EmbedkitError
-from embedkit.storage import read_table
 from embedkit.verification import verify
 from tests.processes import command, in_children
 from tests.store_fixtures import quickly, tiny_model, write_reviews, write_tsv

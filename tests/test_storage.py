@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedkit import storage
+from embedkit.dataset.parquet import parquet_bytes
 from embedkit.errors import DamagedError, LockedError, OutputExistsError, StorageError
 from embedkit.records import read_json
 from embedkit.storage import (
@@ -170,7 +171,7 @@ def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
 def test_files_that_belong_together(tmp_path: Path) -> None:
     table = pa.table({"x": np.arange(300) * 0.37})
     file, page = tmp_path / "figures/a.parquet", tmp_path / "page.html"
-    files: dict[Path, bytes | memoryview] = {file: storage.parquet_bytes(table), page: b"page"}
+    files: dict[Path, bytes | memoryview] = {file: parquet_bytes(table), page: b"page"}
     write_files(files, overwrite=False)
     write_files(files, overwrite=False)  # as after an interruption
     file.write_bytes(b"mine")

@@ -39,7 +39,7 @@ from embedkit.classifiers.estimators import CommonScaler, EstimatorSettings
 from embedkit.classifiers.train import side_by_side
 from embedkit.classifiers.tuning import Fitted, fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
-from embedkit.dataset.encoders import DatasetEncoder
+from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import EXTRACTION
 from embedkit.encoding.views import split_view
@@ -598,14 +598,22 @@ def _untrained(
     data: VectorData, scorer: Scorer, progress: ProgressCallback
 ) -> dict[str, tuple[float, ...]]:
     """Scores of the views by encoders of the same architecture, never trained."""
+    from embedkit.encoding.model import PlainModel
+
     scores: dict[str, tuple[float, ...]] = {}
     units, target, split, _ = scorer.problem
     names, settings = scorer.method.names, scorer.method.settings
     step = steps(progress, "never trained", len(names) * _UNTRAINED, "views")
+    # a pooler has weights of its own, which are left out. The plain module of transformers: other
+    # ways to run an encoder hold copies of its trained weights
+    layers = [name for name in names if name != "pooler"]
+    about: dict[str, Any] = {"precision": "fp32", "forward": "transformers"}
+    encode = encode_as(data.manifest, layers, owner=str(data.path), **about)
+    assert isinstance(encode.encoder.model, PlainModel)
     for number in range(_UNTRAINED):
         progress(Progress("encoding at random", 0, None, "texts"))
-        views = encode_at_random(data, units, names, settings.seed + number)
-        for name, X in views.items():
+        randomize(encode.encoder.model.module, settings.seed + number)
+        for name, X in _encoded(encode, units).items():
             # the same units, folds and tuning: the weights of the encoder alone differ
             problem = scorer.problem._replace(units=replace(units, inputs=X.__getitem__))
             fits = [partial(_predicted, problem, *subset, settings) for subset in split.subsets()]
@@ -639,7 +647,7 @@ def control_task(
 
 
 def check_encodable(data: VectorData) -> None:
-    """Raise a :class:`UsageError` if :func:`encode_at_random` cannot encode the records again."""
+    """Raise a :class:`UsageError` if the records cannot be encoded again, without training."""
     job, problem = data.manifest.job, ""
     if not job.storage.text or job.input.text_pair is not None:
         problem = "it encodes the stored texts again, and this dataset has none or has pairs"
@@ -650,30 +658,9 @@ def check_encodable(data: VectorData) -> None:
         raise UsageError(f"{problem}.", control="random-weights")
 
 
-def encode_at_random(
-    data: VectorData, units: Units, names: Sequence[str], seed: int
-) -> dict[str, Float32]:
-    """Return views of the stored texts by the same architecture with freshly initialised tensors.
-
-    The pooler is left out.
-    """
-    from embedkit.encoding.encoder import Encoder
-    from embedkit.encoding.model import PlainModel
-
+def _encoded(encode: DatasetEncoder, units: Units) -> dict[str, Float32]:
+    """The views of the units by their names, from the texts of their records."""
     texts = units.records.texts()
-    checkpoint, vectors = data.manifest.names, data.manifest.vector_settings
-    # the plain module of transformers: other ways to run an encoder hold copies of its trained
-    # weights
-    encoder = Encoder.load(
-        checkpoint.model,
-        revision=checkpoint.revision,
-        max_length=vectors.max_length,
-        precision="fp32",
-        forward="transformers",
-    )
-    assert isinstance(encoder.model, PlainModel)
-    randomize(encoder.model.module, seed)
-    encode = DatasetEncoder(encoder, vectors, [name for name in names if name != "pooler"])
     if units.level == "sentence":
         return encode.views(texts)
     words = encode.words(texts, spans=units.spans)

@@ -30,8 +30,8 @@ from embedkit.classifiers.model import save_model
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.encoders import encode_as
-from embedkit.dataset.format import names_dataset
-from embedkit.dataset.read import VectorData, load
+from embedkit.dataset.format import dataset_folder
+from embedkit.dataset.read import VectorData
 from embedkit.dataset.settings import EXTRACTION
 from embedkit.errors import Option, UsageError
 from embedkit.machine import peak_memory_bytes, peak_memory_since
@@ -232,8 +232,9 @@ def _test_set(
     units, target, split, _ = problem
     split.check_test(test)
     vectors = settings.features == "vectors"
-    if names_dataset(test):
-        test_data, name = load(test, list(data.views), level=data.level), str(test)
+    folder = dataset_folder(test)
+    if folder is not None:
+        test_data, name = VectorData.of(folder, list(data.views), level=data.level), str(test)
         check_alike(test_data, dataset_content(data), name=name, vectors=vectors)
         column = units.reading["label"]
         # a kept column is taken there too; None stands for the label that the other dataset has

@@ -20,7 +20,7 @@ import click
 from embedkit import errors
 from embedkit.cli.options import FIRST_HEADING, HEADINGS, names_of, progress_bar
 from embedkit.cli.text import fitted, json_text, say
-from embedkit.display import TYPED, Typed, typing_folder
+from embedkit.display import TYPED, Typed, json_line, typing_folder
 from embedkit.types import no_progress
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def complain(message: str) -> None:
 def answer_lines(answer: Callable[[str], None], what: str) -> int:
     """Answer every line of standard input at once, until it ends or Ctrl-C is pressed.
 
-    A line that has no answer is complained about; the next one is read all the same.
+    A line that has no answer is complained about, with ``--json`` in its place among the answers;
+    the next one is read all the same.
     """
     if sys.stdin.isatty():
         say(f"note: type a {what} and Enter; Ctrl-D ends", err=True)
@@ -143,7 +144,10 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
             try:
                 answer(line.rstrip("\r\n"))
             except errors.UsageError as error:
-                complain(in_options(error.message))
+                message = in_options(error.message)
+                complain(message)
+                if click.get_current_context().params["as_json"]:
+                    click.echo(json_line({"error": message}))
             # the program at the other end of a pipe waits for this answer before it asks again
             sys.stdout.flush()
     except KeyboardInterrupt:

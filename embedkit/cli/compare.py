@@ -122,6 +122,8 @@ def compare(
     return Result(
         {**compared.as_json(), "recommendation": advice},
         lambda: _compare_text(compared, advice, written, report),
+        # the verdict itself; who has it in a file can do without it on the terminal
+        asked_for=not (report or write_blend),
     )
 
 

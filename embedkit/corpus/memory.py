@@ -195,8 +195,6 @@ def _spool(corpus: Any, folder: Path) -> Path:
         sink = file.open("wb")
     with sink:
         for number, record in enumerate(corpus):
-            if number < _CHECKED and isinstance(record, str):
-                _check_no_path(record, number)
             line = _json_line(record, number)
             with storage_errors(file):
                 sink.write(line)
@@ -216,6 +214,9 @@ def _check_no_path(text: str, number: int) -> None:
 
 
 def _json_line(record: Any, number: int) -> bytes:
+    """A record as a line of JSON, after a look at the first ones: a list may be one of paths."""
+    if number < _CHECKED and isinstance(record, str):
+        _check_no_path(record, number)
     # a missing text keeps its row, and is rejected by the reader
     if isinstance(record, str) or is_missing(record):
         record = {"text": record}

@@ -24,6 +24,7 @@ from embedkit import storage
 from embedkit.choices import OnLong
 from embedkit.corpus.records import Record
 from embedkit.dataset.format import text_key, whole_text
+from embedkit.dataset.parquet import check_columns, numbers, read_table, write_parquet
 from embedkit.dataset.settings import FoldRecord
 from embedkit.errors import Option, UsageError
 from embedkit.records import Count, Positive, from_json, parse_json, to_json
@@ -74,7 +75,7 @@ class SeenRecords:
         """Write the records beside the models."""
         table = pa.table({"row": self.row, "text_key": self.text_key, "fold": self.fold})
         content = to_json(self.models, indent=None)
-        storage.write_parquet(_file(self.run), table.replace_schema_metadata({_KEY: content}))
+        write_parquet(_file(self.run), table.replace_schema_metadata({_KEY: content}))
 
     def folds_of(self, keys: Int64) -> Int64:
         """The fold of each of ``n`` texts, :data:`ALL_FOLDS` for those of no fold.
@@ -173,12 +174,12 @@ def _read(run: Path) -> SeenRecords:
     advice = "Make the run again."
     # before it is believed: a changed fold would give a text to a model that was trained on it
     storage.check_files(run, [f"model/{_FILE}"], advice=advice)
-    table = storage.read_table(file, advice=advice)
+    table = read_table(file, advice=advice)
     names = ("row", "text_key", "fold")
-    storage.check_columns(table, dict.fromkeys(names, pa.int64()), file=file, advice=advice)
+    check_columns(table, dict.fromkeys(names, pa.int64()), file=file, advice=advice)
     content = parse_json((table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice)
     models = from_json(FoldModels, content, file=file, advice=advice)
-    return SeenRecords(run, models, *(storage.numbers(table[name]) for name in names))
+    return SeenRecords(run, models, *(numbers(table[name]) for name in names))
 
 
 def _file(run: Path) -> Path:

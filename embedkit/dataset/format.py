@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
 from embedkit.choices import POOLINGS, Pooling
 from embedkit.corpus.readers import format_of_name
 from embedkit.dataset.settings import JobSettings, VectorIdentity
-from embedkit.encoding.views import split_view
-from embedkit.errors import DamagedError, UsageError, did_you_mean
+from embedkit.encoding.views import layer_rank, split_view
+from embedkit.errors import DamagedError, Option, UsageError, did_you_mean
 from embedkit.records import Count, from_json, read_json
 from embedkit.remote import address_of, cache_folder, spelled, store_of
 from embedkit.storage import check_files, incomplete
@@ -188,7 +188,7 @@ class Manifest:
         if table == "sentences":
             return self.views
         layers = self.job.vectors.token_layers
-        return {f"layer_{name}": layers[name] for name in sorted(layers, key=_layer_order)}
+        return {f"layer_{name}": layers[name] for name in sorted(layers, key=layer_rank)}
 
     def default_view(self, table: str) -> str:
         """The last vector column that is a mean, else the last one."""
@@ -209,18 +209,11 @@ class Manifest:
 def in_column_order(views: Mapping[str, int]) -> dict[str, int]:
     """Layers ascending, within one the poolings as they are listed, those without a layer last."""
 
-    def order(name: str) -> tuple[bool, tuple[int, int, str], int]:
+    def order(name: str) -> tuple[tuple[float, int, str], int]:
         pooling, layer = split_view(name)
-        return not Pooling(pooling).has_layer, _layer_order(layer), POOLINGS.index(Pooling(pooling))
+        return layer_rank(layer), POOLINGS.index(Pooling(pooling))
 
     return {name: views[name] for name in sorted(views, key=order)}
-
-
-def _layer_order(name: str) -> tuple[int, int, str]:
-    """Layers by their number, combinations after the last of their layers."""
-    numbers = [int(x) for x in re.findall(r"\d+", name)]
-    # a single layer (one number) stands before the combinations (two or more) that end with it
-    return max(numbers, default=0), len(numbers), name
 
 
 def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> Path:
@@ -231,8 +224,11 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
     compared. Processes that need a copy at once wait for the one that fetches it.
     """
     address = address_of(path)
-    if not address:
-        return Path(path)
+    return _copy_of(address, new=new, whole=whole) if address else Path(path)
+
+
+def _copy_of(address: str, *, new: bool = False, whole: bool = False) -> Path:
+    """The local copy of a dataset in an object store, see :func:`local_dataset`."""
     # the whole address, its query included: equal names at two addresses are two copies
     digest = hashlib.sha256(address.encode()).hexdigest()[:16]
     shown = storage.without_secrets(address)
@@ -297,21 +293,34 @@ def _is_stored(address: str) -> bool:
         return bool(store.exists(f"{root}/{MANIFEST}"))
 
 
-def names_dataset(source: object) -> TypeGuard[AnyPath]:
-    """True for a folder, also an unfinished one, and the address of a dataset; else a corpus."""
+def dataset_folder(
+    source: object, options: Mapping[str, Any] | None = None, *, prefix: str = ""
+) -> Path | None:
+    """The folder of the dataset that ``source`` names, see :func:`local_dataset`; else ``None``.
+
+    A dataset is a folder, also an unfinished one, and an address that has one; all else is a
+    corpus. Its records and vectors are settled, so that ``options`` of reading and encoding are a
+    :class:`UsageError`, which calls them with the ``prefix``.
+    """
     if not isinstance(source, str | os.PathLike):
         # what load() returns is a table too, whose texts would be encoded anew, by another model
         if hasattr(source, "manifest"):
             raise UsageError(f"{source!r} is loaded; pass its folder.")
-        return False
-    if address := address_of(source):
-        return _is_stored(address)
-    return Path(source).is_dir() or incomplete(Path(source)).is_dir()
+        return None
+    path, address = Path(source), address_of(source)
+    if not (_is_stored(address) if address else path.is_dir() or incomplete(path).is_dir()):
+        return None
+    # before anything is fetched
+    for name, value in (options or {}).items():
+        problem = f"is for a corpus; {source} is a dataset, whose records are settled"
+        raise UsageError(f"{prefix}{Option(name, value)} {problem}.")
+    return _copy_of(address) if address else path
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a complete dataset; a :class:`UsageError` if there is no dataset."""
-    file = Layout(path).manifest
+    layout = Layout(path)
+    file = layout.manifest
     # order: wait, note what stands there, read, and look again if what was read is damaged
     storage.wait_for_swap(path, private=SCRATCH)
     seen = storage.state_of(path)
@@ -324,7 +333,7 @@ def read_manifest(path: Path) -> Manifest:
             raise
     unfinished, parent = incomplete(path), path.parent
     # from here on: no manifest, and a message that says what there is instead
-    if Layout(path).job.is_file() and path.name.endswith(".incomplete"):
+    if layout.job.is_file() and path.name.endswith(".incomplete"):
         why = "It is an unfinished job: run the extract command that began it again."
     elif unfinished.is_dir():
         why = f"It is unfinished ({unfinished}): run the same extract command again."

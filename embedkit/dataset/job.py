@@ -41,7 +41,7 @@ from embedkit.dataset.format import (
     is_dataset,
 )
 from embedkit.dataset.info import card_of
-from embedkit.dataset.parquet import Footer, footer_sha256, read_footer
+from embedkit.dataset.parquet import Footer, footer_sha256, read_footer, read_table, write_parquet
 from embedkit.dataset.settings import JobSettings
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, OutputExistsError
@@ -165,7 +165,7 @@ class ShardPlan:
 
 def read_plan(layout: Layout) -> ShardPlan:
     """Read the plan of the shards; a :class:`DamagedError` if there is none."""
-    table = storage.read_table(layout.shards)
+    table = read_table(layout.shards)
     counts = json.loads((table.schema.metadata or {})[_COUNTS])
     # JSON has made plain dictionaries of the counters
     typed: dict[str, Any] = {k: Counter(v) if isinstance(v, dict) else v for k, v in counts.items()}
@@ -299,7 +299,7 @@ class JobFolder:
             table = pa.Table.from_pylist(list(map(asdict, plan.ranges)), _INDEX)
             counts = {f.name: getattr(plan.counts, f.name) for f in fields(ReadCounts)}
             table = table.replace_schema_metadata({_COUNTS: canonical_json(counts)})
-            storage.write_parquet(self.layout.shards, table)
+            write_parquet(self.layout.shards, table)
             return plan
 
     def _take_over(self, damaged: Mapping[str, str], shards: Sequence[ShardRange]) -> None:

@@ -1,10 +1,13 @@
-"""A shard as bytes of Parquet: columns of vectors, their rounding, and the footer.
+"""Parquet: a shard as bytes, with its columns of vectors and its footer; and small tables.
 
 A vector is a ``fixed_size_list<float>`` without nulls, dictionary or compression, with a checksum
 for each page: other tools read it as it is, and :mod:`~embedkit.dataset.tables` by copying pages.
 The footer names the dataset's fingerprint, the shard's number and its rows, and the manifest has
 the digest of the footer, so that a shard of another dataset, or of another time, is noticed when it
 is opened, by one read of some kilobytes.
+
+Predictions, splits and lists of shards are small tables (:func:`write_parquet`,
+:func:`read_table`), whose page checksums pyarrow writes, and compares when it is asked to.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -21,8 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedkit.errors import EncodeError, Option
+from embedkit.errors import DamagedError, EncodeError, Option
 from embedkit.geometry import nearest_rows, shared_neighbours
+from embedkit.storage import MAKE_AGAIN, unreadable, write_durably
 from embedkit.types import Float32
 
 # what a reader holds in memory at a time: 12 MB of a float32 view of width 384
@@ -232,3 +237,75 @@ def footer_sha256(descriptor: int) -> str:
 def text_column(values: Sequence[str | None]) -> pa.Array:
     """Strings as an Arrow column."""
     return pa.array(values, pa.string())
+
+
+def parquet_bytes(table: pa.Table) -> memoryview:
+    """A table as Parquet with page checksums; the same table gives the same bytes."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    # Arrow's buffers have signed bytes, which are never equal to those that a file has
+    return memoryview(sink.getvalue()).cast("B")
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a table as :func:`parquet_bytes`, durably."""
+    write_durably(path, parquet_bytes(table), scratch=path.parent)
+
+
+def read_table(file: Path, *, advice: str = MAKE_AGAIN) -> pa.Table:
+    """Read a Parquet file; its page checksums are compared."""
+    try:
+        # pyarrow does not compare checksums unless it is asked to
+        return pq.ParquetFile(file, page_checksum_verification=True).read()
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        raise unreadable(file, error, advice=advice) from error
+
+
+def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
+    """Return the numbers of a column, ``(n,)``, of its own type.
+
+    pyarrow's ``to_numpy`` imports pandas, which takes longer than to read most files; numbers
+    without nulls are handed over by DLPack instead.
+    """
+    kind = column.type
+    # DLPack knows no nulls, and numbers only
+    if column.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    parts = [np.from_dlpack(chunk) for chunk in chunks if len(chunk)]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, kind.to_pandas_dtype())
+
+
+def places(indices: Sequence[int] | NDArray[Any]) -> pa.Array:
+    """Return positions ``(n,)`` as a column of int64, by which tables are taken.
+
+    Like :func:`numbers` without pandas, which ``pyarrow.array`` imports.
+    """
+    # None: no bitmap of nulls
+    values = np.ascontiguousarray(indices, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
+def check_columns(
+    table: pa.Table,
+    columns: Mapping[str, pa.DataType],
+    *,
+    file: Path,
+    nullable: Collection[str] = (),
+    advice: str = MAKE_AGAIN,
+) -> None:
+    """Raise a :class:`DamagedError` if columns are missing, moved, of another type, or hold null.
+
+    The table may have further columns; those named in ``nullable`` may hold null.
+    """
+    names = [name for name in table.column_names if name in columns]
+    problem = "" if names == list(columns) else f"the columns are {names}, not {list(columns)}"
+    for name, kind in () if problem else columns.items():
+        if str(table[name].type).removeprefix("large_") != str(kind):  # as pandas writes
+            problem = f"the column {name!r:.60} holds {table[name].type}, not {kind}"
+        elif table[name].null_count and name not in nullable:
+            problem = f"the column {name!r:.60} holds null"
+    if problem:
+        raise DamagedError(f"{file} is damaged: {problem:.300}. {advice}")

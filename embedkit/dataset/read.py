@@ -27,7 +27,7 @@ from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.choices import LEVELS, POOLINGS, Export, Level, documented
 from embedkit.dataset.format import Manifest, local_dataset, read_manifest
-from embedkit.dataset.parquet import vector_column
+from embedkit.dataset.parquet import numbers, vector_column
 from embedkit.dataset.tables import Block, TableReader
 from embedkit.display import Shown
 from embedkit.encoding.views import parse_layers, parse_view, split_view
@@ -117,7 +117,7 @@ def _read(data: VectorData, block: Block, rows: Int64, columns: Sequence[str]) -
     """Some rows of a row group."""
     vectors = data.reader.vectors_of(block)
     table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *columns]))).take(rows)
-    batch = {"X": vectors[rows], "row": storage.numbers(table.column("row"))}
+    batch = {"X": vectors[rows], "row": numbers(table.column("row"))}
     # labels of words are in their own table, those of tokens come from the records
     if "label" in data.columns or data.manifest.job.input.label is not None:
         batch["y"] = data.y[block.start + rows]
@@ -136,7 +136,7 @@ def _plain(column: pa.ChunkedArray) -> NDArray[Any]:
     if pa.types.is_string(column.type):
         # NumPy's strings have no null
         return np.array([value or "" for value in column.to_pylist()], np.str_)
-    return storage.numbers(column)
+    return numbers(column)
 
 
 def _joined(parts: Sequence[_Batch]) -> _Batch:
@@ -169,23 +169,7 @@ def load(
         >>> words.X[np.array(words.text) == "bank"].shape
         (12, 384)
     """
-    folder = local_dataset(path)
-    manifest = read_manifest(folder)
-    stored = list(manifest.columns_of(_TABLE_OF[level]))
-    if level != "sentence" and not getattr(manifest.job.vectors, _TABLE_OF[level]):
-        name, value = ("words", "mean") if level == "word" else ("tokens", True)
-        option = Option(name, value, of="extract")
-        raise UsageError(f"{folder} has no {level} vectors. Extract it again with {option}.")
-    if view is None:
-        names = [manifest.default_view(_TABLE_OF[level])]
-    else:
-        views = [view] if isinstance(view, str) else list(view)
-        if not views:
-            raise UsageError(f"no view was given; {folder} has {', '.join(stored)}.")
-        names = [_stored_view(name, stored, manifest, folder, level) for name in views]
-        if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
-            raise UsageError(f"view {repeated[0]} is asked for twice; give every view once.")
-    return VectorData(folder, manifest, tuple(names), level)
+    return VectorData.of(local_dataset(path), view, level=level)
 
 
 @documented
@@ -210,6 +194,28 @@ class VectorData(Shown):
         # columns are read when they are used, maybe in another current folder
         self._folder = path.absolute()
         self.reader = TableReader(self._folder, manifest, _TABLE_OF[level], views)
+
+    @classmethod
+    def of(
+        cls, folder: Path, view: str | Sequence[str] | None = None, *, level: str = "sentence"
+    ) -> VectorData:
+        """Open a dataset on this machine; arguments and errors are those of :func:`load`."""
+        manifest = read_manifest(folder)
+        stored = list(manifest.columns_of(_TABLE_OF[level]))
+        if level != "sentence" and not getattr(manifest.job.vectors, _TABLE_OF[level]):
+            name, value = ("words", "mean") if level == "word" else ("tokens", True)
+            option = Option(name, value, of="extract")
+            raise UsageError(f"{folder} has no {level} vectors. Extract it again with {option}.")
+        if view is None:
+            names = [manifest.default_view(_TABLE_OF[level])]
+        else:
+            views = [view] if isinstance(view, str) else list(view)
+            if not views:
+                raise UsageError(f"no view was given; {folder} has {', '.join(stored)}.")
+            names = [_stored_view(name, stored, manifest, folder, level) for name in views]
+            if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
+                raise UsageError(f"view {repeated[0]} is asked for twice; give every view once.")
+        return cls(folder, manifest, tuple(names), level)
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -285,12 +291,14 @@ class VectorData(Shown):
         """
         if self.level == "sentence" or "label" in self.columns:
             return _plain(self.reader.column("label"))
-        return self._of_record(_plain(self._sentences.column("label")))
+        return self._of_record(self.records.labels)
 
     @cached_property
     def ids(self) -> NDArray[np.str_]:
         """The ids of the records, ``(n,)``; row numbers where the corpus had none."""
-        return self._of_record(_plain(self._sentences.column("id")))
+        if self.level != "sentence":
+            return self._of_record(self.records.ids)
+        return _plain(self.reader.column("id"))
 
     @cached_property
     def row(self) -> Int64:
@@ -420,18 +428,16 @@ class VectorData(Shown):
         return target
 
     @cached_property
-    def _sentences(self) -> TableReader:
-        """The table of the records."""
+    def records(self) -> VectorData:
+        """The records that the words or tokens belong to, with the view that is the default."""
         if self.level == "sentence":
-            return self.reader
-        return TableReader(self._folder, self.manifest, "sentences", ())
+            return self
+        return VectorData(self._folder, self.manifest, (self.manifest.default_view("sentences"),))
 
     def _of_record(self, values: NDArray[np.str_]) -> NDArray[np.str_]:
-        """Values of all records as values of all rows."""
-        if self.level == "sentence":
-            return values
-        # rows of the sentences are ascending and hold those of every word and token
-        return values[np.searchsorted(self._sentences.integers("row"), self.row)]
+        """Values of all records as values of all words or tokens."""
+        # rows of the records are ascending and hold those of every word and token
+        return values[np.searchsorted(self.records.row, self.row)]
 
 
 def _with_columns(data: VectorData) -> Iterator[tuple[pa.Table, Float32]]:

@@ -39,6 +39,7 @@ from embedkit.dataset.parquet import (
     Footer,
     cast_for_storage,
     kept_neighbours,
+    numbers,
     shard_bytes,
     text_column,
 )
@@ -58,7 +59,6 @@ from embedkit.encoding.windows import TokenizedTexts, ends_of
 from embedkit.errors import EncodeError, Option
 from embedkit.machine import __version__, usable_cores
 from embedkit.scale import ATTEMPTS, one_ahead, run_locally
-from embedkit.storage import numbers
 from embedkit.types import Float32, Int64
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.dataset.format import FileEntry, Layout, Manifest, is_dataset, read_manifest
-from embedkit.dataset.parquet import footer_sha256, matrix_of
+from embedkit.dataset.parquet import footer_sha256, matrix_of, numbers, places
 from embedkit.errors import DamagedError, LockedError, Option, UsageError, did_you_mean
 from embedkit.machine import usable_cores
 from embedkit.remote import spelled
@@ -146,7 +146,7 @@ class TableReader:
     """
 
     def __init__(self, path: Path, manifest: Manifest, table: str, views: tuple[str, ...]) -> None:
-        self._layout, self._manifest, self._table = Layout(path), manifest, table
+        self._path, self._manifest, self._table = path, manifest, table
         self._stored, self._views = manifest.columns_of(table), views
         self._edges = np.cumsum([0, *(self._stored[name] for name in views)]).tolist()
         self.width: int = self._edges[-1]
@@ -213,7 +213,7 @@ class TableReader:
         """Columns of each row group; a :class:`UsageError` if there is no such column."""
         for name in names:
             if name not in self.columns:
-                root = self._layout.root
+                root = self._path
                 if name == "text":
                     raise UsageError(f"{root} stores no texts. Give the corpus file itself.")
                 raise UsageError(
@@ -230,7 +230,7 @@ class TableReader:
 
     def integers(self, name: str) -> Int64:
         """One column of whole numbers of all rows, ``(n,)`` int64."""
-        return np.asarray(storage.numbers(self.column(name)), np.int64)
+        return np.asarray(numbers(self.column(name)), np.int64)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -252,15 +252,15 @@ class TableReader:
         schema = pa.schema([self.schema.field(name) for name in names])
         if not len(indices):
             return schema.empty_table()
-        parts, numbers = [], []
+        parts, positions = [], []
         for block, members in self._by_block(indices):
-            rows = storage.places(indices[members] - block.start)
+            rows = places(indices[members] - block.start)
             table = self.scalars_of(block, names).take(rows)
             # one schema for all parts, so that they can be put together
             parts.append(table.cast(schema))
-            numbers.append(members)
+            positions.append(members)
         # the parts are in the order of row groups; this puts them into that of the indices
-        order = storage.places(np.argsort(np.concatenate(numbers)))
+        order = places(np.argsort(np.concatenate(positions)))
         return pa.concat_tables(parts).take(order)
 
     def divided(self, vectors: Float32) -> dict[str, Float32]:
@@ -286,7 +286,7 @@ class TableReader:
         return self._manifest.files[f"{self._table}/{self._part(number).name}"]
 
     def _part(self, number: int) -> Path:
-        return self._layout.shard_file(self._table, number)
+        return Layout(self._path).shard_file(self._table, number)
 
     @contextmanager
     def _opened(self, number: int) -> Iterator[FileIO]:
@@ -310,19 +310,19 @@ class TableReader:
             # before damage is claimed: the file may be that of another dataset, which has replaced
             # this one
             self._check_same()
-            copied = str(self._layout.root) in spelled  # from an object store
+            copied = str(self._path) in spelled  # from an object store
             advice = "It is damaged: run its command again."
             if copied:
                 advice = "The next command fetches this copy again."
             problem = storage.unreadable(part, error, advice=advice)
             # without a manifest the copy is no dataset, and is fetched again
             if copied and isinstance(problem, DamagedError):
-                storage.remove_file(self._layout.manifest)
+                storage.remove_file(Layout(self._path).manifest)
             raise problem from error
 
     def _check_same(self) -> None:
         """Raise a :class:`LockedError` if the dataset is no longer the one that was opened."""
-        root = self._layout.root
+        root = self._path
         # a manifest that is damaged itself decides nothing: the error of the shard is reported
         with suppress(DamagedError):
             if not is_dataset(root) or read_manifest(root) != self._manifest:

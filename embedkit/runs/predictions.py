@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedkit import storage
+from embedkit.dataset.parquet import check_columns, numbers, read_table, write_parquet
 from embedkit.errors import DamagedError, Option, UsageError
 from embedkit.runs.run import TestSetContent
 from embedkit.runs.split import TEST, Split, same_text_groups
-from embedkit.storage import check_columns, check_files, numbers, read_table
+from embedkit.storage import check_files
 from embedkit.types import Float64, Int64
 from embedkit.units.target import Target, class_prior
 from embedkit.units.units import Units, unit_keys
@@ -263,9 +263,9 @@ def decide(proba: Float64, *, threshold: float | None = None, sets: bool = False
 
 def write_predictions(folder: Path, predictions: Predictions) -> None:
     """Write ``predictions.parquet`` of a run, and ``inner_predictions.parquet`` if it has any."""
-    storage.write_parquet(folder / _FILE, _table(predictions))
+    write_parquet(folder / _FILE, _table(predictions))
     if predictions.inner is not None:
-        storage.write_parquet(folder / _INNER_FILE, _table(predictions.inner))
+        write_parquet(folder / _INNER_FILE, _table(predictions.inner))
 
 
 def _table(predictions: Predictions) -> pa.Table:

@@ -28,14 +28,15 @@ from embedkit.arguments import accepts
 from embedkit.choices import one_of
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
-from embedkit.dataset.format import names_dataset
-from embedkit.dataset.read import load
+from embedkit.dataset.format import dataset_folder
+from embedkit.dataset.parquet import check_columns, numbers, parquet_bytes, read_table
+from embedkit.dataset.read import VectorData
 from embedkit.display import Shown
 from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, UsageError
 from embedkit.records import Count, Positive, Seed, from_json, parse_json, to_json
 from embedkit.types import Int64
 from embedkit.units.target import Target
-from embedkit.units.units import Units, check_settled, match
+from embedkit.units.units import Units, match
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ def write_split(split: Split, path: Path, *, overwrite: bool = False) -> None:
     folds = split.folds.astype(np.int16)
     table = pa.table({"row": split.row, "group": split.group, "fold": folds})
     table = table.replace_schema_metadata({_KEY: to_json(split.record, indent=None)})
-    storage.write_files({path: storage.parquet_bytes(table)}, overwrite=overwrite)
+    storage.write_files({path: parquet_bytes(table)}, overwrite=overwrite)
 
 
 def read_split(path: Path) -> Split:
@@ -203,17 +204,17 @@ def read_split(path: Path) -> Split:
     # beside a corpus a split stands alone, with its fingerprint; in a run it has a checksum too
     if storage.is_sealed(path.parent):  # of a run
         storage.check_files(path.parent, [path.name])
-    table = storage.read_table(path)
+    table = read_table(path)
     if _KEY not in (table.schema.metadata or {}):
         raise UsageError(f"{path} was not written by embedkit split.")
     content = parse_json(table.schema.metadata[_KEY], file=path)
     settings = from_json(SplitSettings, content, file=path)
     expected = {"row": pa.int64(), "group": pa.int64(), "fold": pa.int16()}
-    storage.check_columns(table, expected, file=path)
+    check_columns(table, expected, file=path)
     split = Split(
-        row=storage.numbers(table["row"]),
-        group=storage.numbers(table["group"]),
-        folds=storage.numbers(table["fold"]).astype(np.int64),
+        row=numbers(table["row"]),
+        group=numbers(table["group"]),
+        folds=numbers(table["fold"]).astype(np.int64),
         # computed where it is asked for, and never copied from the file
         settings=replace(settings, fingerprint=""),
     )
@@ -557,9 +558,9 @@ def same_text_groups(
 def _records(
     source: CorpusLike, label: str | None, group: str | None, reading: CorpusOptions, seed: int
 ) -> Units:
-    if names_dataset(source):
-        check_settled(source, reading.given)
-        return Units.of_dataset(load(source), group=group, label=label)
+    folder = dataset_folder(source, reading.given)
+    if folder is not None:
+        return Units.of_dataset(VectorData.of(folder), group=group, label=label)
     # to the corpus the group is a column that is kept, and its errors say so; the user wrote group=
     options = replace(reading, label=label, keep=(group,) if group else ())
     if reading.sample is not None:

@@ -40,13 +40,13 @@ from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.values import is_missing, text_of
 from embedkit.dataset.fold_models import keys_of_texts
 from embedkit.dataset.format import SEPARATOR as BETWEEN_TEXTS
-from embedkit.dataset.format import names_dataset, whole_text
-from embedkit.dataset.read import VectorData, by_record, has_label, load, text_keys
+from embedkit.dataset.format import dataset_folder, whole_text
+from embedkit.dataset.read import VectorData, by_record, has_label, text_keys
 from embedkit.display import count_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, Option, OutputExistsError, UsageError
-from embedkit.types import AnyPath, Bool, Float32, Int64, ProgressCallback, no_progress
+from embedkit.types import Bool, Float32, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Units:
         name, labels = _labels_of(data, label)
         if words:
             # folds, equal texts and intervals are those of records, so that words need theirs
-            records = replace(cls.of_dataset(load(data.path)), label=None)  # which words have not
+            records = replace(cls.of_dataset(data.records), label=None)  # which words have not
             # rows ascend, and every word has its record: this is its position
             place = np.searchsorted(records.row, data.row)
         return cls(
@@ -143,8 +143,9 @@ class Units:
         Their inputs are texts. Records of a dataset are settled: options for reading are refused.
         """
         reading = reading or CorpusOptions()
-        if names_dataset(source):
-            return cls._stored(source, reading, level=level)
+        stored = cls._stored(source, reading, level=level)
+        if stored is not None:
+            return stored
         with planned_corpus(source, reading) as plan:
             return cls._planned(plan, level=level)
 
@@ -165,8 +166,8 @@ class Units:
         # a seed without a sample changes nothing, and would be refused of a dataset as an option
         seed = 0 if sample is None else seed
         reading = CorpusOptions(sample=sample, min_chars=min_chars, seed=seed)
-        if names_dataset(source):
-            units = self._stored(source, reading, level=self.level, prefix="test_")
+        units = self._stored(source, reading, level=self.level, prefix="test_")
+        if units is not None:
             if units.pairs != self.pairs:
                 raise UsageError(f"of {source} and {self.name} one is of pairs of texts.")
             return units
@@ -217,12 +218,15 @@ class Units:
 
     @classmethod
     def _stored(
-        cls, path: AnyPath, reading: CorpusOptions, *, level: str, prefix: str = ""
-    ) -> Units:
+        cls, source: CorpusLike, reading: CorpusOptions, *, level: str, prefix: str = ""
+    ) -> Units | None:
+        """The units of a dataset with texts as their inputs; ``None`` if ``source`` is a corpus."""
         # a label may still be chosen: it is a kept column of the dataset
-        check_settled(path, replace(reading, label=None).given, prefix=prefix)
+        folder = dataset_folder(source, replace(reading, label=None).given, prefix=prefix)
+        if folder is None:
+            return None
+        units = cls.of_dataset(VectorData.of(folder, level=level), label=reading.label)
         # what was rejected was counted when the dataset was made, and nothing reads its vectors
-        units = cls.of_dataset(load(path, level=level), label=reading.label)
         return replace(units.with_texts(), rejected={}, run=None)
 
     @classmethod
@@ -428,7 +432,8 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
         of_words = f"words have those of {Option('word_label', of='extract')}"
         raise UsageError(f"it is for labels of records; {of_words}.", label=...)
     if isinstance(label, str):
-        return label, [text_of(value) for value in data.column(label)]
+        # a dataset stores texts, and counts as whole numbers
+        return label, [None if cell is None else str(cell) for cell in data.column(label)]
     if not isinstance(label, Iterable):
         raise UsageError("expected a column, or a label for each record.", label=label)
     # labels are given for all records of the input; the rejected among them are skipped here
@@ -548,13 +553,6 @@ def reading_of(settings: Any) -> dict[str, Any]:
     }
 
 
-def check_settled(path: AnyPath, options: Mapping[str, Any], *, prefix: str = "") -> None:
-    """Raise a :class:`UsageError` for options of reading and encoding: a dataset has its own."""
-    for name, value in options.items():
-        problem = f"is for a corpus; {path} is a dataset, whose records are settled"
-        raise UsageError(f"{prefix}{Option(name, value)} {problem}.")
-
-
 def load_or_extract(
     source: CorpusLike,
     options: dict[str, Any],
@@ -571,9 +569,9 @@ def load_or_extract(
     are the caller's options that name them.
     """
     options = {name: value for name, value in options.items() if value is not None}
-    if names_dataset(source):
-        check_settled(source, options)
-        return load(source, view, level=level)
+    folder = dataset_folder(source, options)
+    if folder is not None:
+        return VectorData.of(folder, view, level=level)
     # a dataset does not need what extraction imports
     from embedkit.dataset.extract import extract
 
@@ -591,4 +589,4 @@ def load_or_extract(
     except OutputExistsError as error:
         advice = "These are options of extract: extract the corpus first, and give its dataset."
         raise OutputExistsError(f"{format(error.message)}\n{advice}") from error
-    return load(out, view, level=level)
+    return VectorData.of(out, view, level=level)

@@ -114,50 +114,32 @@ def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> No
 # leaks
 
 
-def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
-    """Whether what is decided of half of a fold changes with its other half: vectors, labels."""
+@pytest.mark.parametrize(
+    "options", [{}, {"tune": False}, {"threshold": Threshold(None, None)}], ids=str
+)
+def test_what_is_held_out_shapes_nothing(shared: Path, options: dict[str, Any]) -> None:
+    """What is decided of half of a fold is the same for other vectors and labels of its rest."""
     data = embedkit.load(shared / "data")
     units = Units.of_dataset(data)
     target = units.target()
-    threshold = options.pop("threshold", None)
     made = split_for(units, shared / "split.parquet", folds=0, seed=0)
-    tune = options.pop("tune", True)
     held = np.flatnonzero(made.folds == 2)
     changed = data.X.copy()
     changed[held[::2]] = 50 * np.random.default_rng(0).normal(size=changed[held[::2]].shape)
     flipped = target.y.copy()
     flipped[held[::2]] = 1 - flipped[held[::2]]
     outputs = []
-    method = Frozen(EstimatorSettings(**options), tune=tune, threshold=threshold)
+    method = Frozen(EstimatorSettings(), **options)
     for X, y in ((data.X, target.y), (changed, flipped)):
         labels = replace(target, y=y)
         found, _ = cross_validate(method, Problem(units_with(X, row=data.row), labels, made))
         mine = np.isin(found.row, data.row[held[1::2]])
         outputs.append(np.column_stack([found.proba[mine], found.y_pred[mine]]))
-    first, second = outputs
-    return not np.array_equal(first, second)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"tune": False}, {"threshold": Threshold(None, None)}], ids=str
-)
-def test_what_is_held_out_shapes_nothing(shared: Path, options: dict[str, Any]) -> None:
-    assert not moved_by_other_held_out_records(shared, **options)
-
-
-def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Path) -> None:
-    """Random labels: the luckiest of many views looks better than chance, the nested one not."""
-    labels = np.random.default_rng(3).integers(2, size=N)
-    corpus = corpus_of(tmp_path / "c.tsv", labels)
-    data = vectors_of(corpus, tmp_path / "data", layers="all", pooling=["cls", "mean"])
-    result = probe(data, out=tmp_path / "probe", folds=2, estimator="knn")
-    luckiest = max(view.score.value for view in result.content.view_scores)
-    assert result.content.nested.value < luckiest
-    assert sum(view.chosen for view in result.content.view_scores) == 2
+    assert np.array_equal(outputs[0], outputs[1])
 
 
 def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: Path) -> None:
-    """Other labels and vectors of the test set leave every coefficient as it is, to the bit."""
+    """Other labels and vectors of the test set leave every prediction as it is, to the bit."""
     data = embedkit.load(shared / "data")
     units = Units.of_dataset(data)
     target = units.target()
@@ -171,12 +153,8 @@ def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: P
             cross_validate(method, Problem(units_with(inputs), replace(target, y=labels), made))[1]
             for inputs, labels in ((data.X, target.y), (X, y))
         )
-        for first, second in zip(
-            plain.final.pipeline.steps, changed.final.pipeline.steps, strict=True
-        ):
-            for key, value in vars(first[1]).items():
-                if isinstance(value, np.ndarray):
-                    assert np.array_equal(value, getattr(second[1], key)), (first[0], key)
+        first, second = (fits.final.pipeline.predict_proba(data.X) for fits in (plain, changed))
+        assert np.array_equal(first, second)
 
 
 # all estimators
@@ -213,13 +191,8 @@ def test_every_estimator_is_saved_and_predicts_again(
 def test_regression(tmp_path: Path, estimator: str | None, shared: Path) -> None:
     values = [f"{(i % 2) + i / 1000:.3f}" for i in range(N)]
     data = vectors_of(corpus_of(tmp_path / "c.tsv", values), tmp_path / "data")
-    options: dict[str, Any] = {
-        "task": "regression",
-        "estimator": estimator,
-        "tune": True,
-        "seed": 3,
-    }
-    result = train(data, out=tmp_path / "run", **options)
+    options: dict[str, Any] = {"task": "regression", "tune": True, "seed": 3}
+    result = train(data, out=tmp_path / "run", estimator=estimator, **options)
     assert result.content.estimator == (estimator or "ridge")
     scores = result.content.scores["cross_validation"]
     assert scores["rmse"].value < scores["rmse"].majority
