@@ -136,10 +136,8 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     if any(kind.holds(settled) for kind in kinds):
         _check_limits(name, settled, hint)
         # a list of texts may hold NUL: where a text is one of a corpus, it is no path
-        paths = (
-            settled if any(kind.name == _PATHS for kind in kinds) else [settled] * (_PATH in kinds)
-        )
-        for path in paths:
+        several = any(kind.name == _PATHS for kind in kinds)
+        for path in settled if several else [settled] * (_PATH in kinds):
             if isinstance(path, str | os.PathLike) and "\0" in os.fspath(path):
                 raise UsageError("a path has no NUL.", **{name: path})
         return settled

@@ -61,15 +61,6 @@ LEFT_OUT = b"embedkit.left_out"
 """In the metadata of a field: its type, if its values cannot be read and are left out."""
 
 
-_LISTS = (
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-    pa.types.is_list_view,
-    pa.types.is_large_list_view,
-)
-
-
 # the last two are raised for column names that are not UTF-8 and dates beyond Python's
 _ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
 
@@ -290,11 +281,8 @@ class SheetTable(Table):
         except (python_calamine.CalamineError, OSError) as error:
             # a web page or another text with the suffix of a workbook is named as what it is
             check_kind(path, text=False)
-            problem = (
-                f"is no workbook that can be read: {error}. It may be damaged, or need a password"
-            )
-            text = f"If it is text: {Option('format', 'tsv')} or 'csv'"
-            raise CorpusError(f"{path} {problem}. {text}.") from error
+            problem = f"is no workbook: {error}. If it is text: {Option('format', 'tsv')} or 'csv'"
+            raise CorpusError(f"{path} {problem}.") from error
         rows = enumerate(self._sheet.iter_rows())
         # the first row that is not empty names the columns; two below it tell whether it is a title
         filled = list(islice(((i, row) for i, row in rows if any(map(_sheet_cell, row))), 3))
@@ -303,10 +291,10 @@ class SheetTable(Table):
         # from 0, as all numbers of the library; rows are counted from 1, as the workbook shows them
         self._first = filled[0][0] + dialect.header
         self.columns, *below = [_sheet_names(row) for _, row in filled]
-        if not dialect.header:
+        if dialect.header:
+            check_title(path, [len(cells) for cells in (self.columns, *below)])
+        else:
             self.columns = list(map(str, range(len(filled[0][1]))))
-            return
-        check_title(path, [len(cells) for cells in (self.columns, *below)])
         check_names(self.columns, path)
 
     def _sheet_of(self, names: Sequence[str], name: str) -> str:
@@ -426,7 +414,8 @@ def has_bytes(kind: pa.DataType) -> bool:
 
 def is_list(kind: pa.DataType) -> bool:
     """True if values of the type are lists."""
-    return any(is_kind(kind) for is_kind in _LISTS)
+    is_view = isinstance(kind, pa.ListViewType | pa.LargeListViewType)
+    return is_view or isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
 def inner_type(kind: pa.DataType) -> pa.DataType:

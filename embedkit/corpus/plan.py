@@ -206,8 +206,7 @@ def _settled_encoding(encoding: str) -> str:
             return encoding
     except (LookupError, ValueError):  # also of a name with NUL, or an encoding of errors alone
         pass
-    usual = "usual ones are utf-8, cp949, cp932, utf-16"
-    raise UsageError(f"not an encoding that can be read; {usual}.", encoding=encoding)
+    raise UsageError("expected one such as utf-8, cp949, cp932 or utf-16.", encoding=encoding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,13 +449,8 @@ class _Guess:
 
     def text(self, name: str | None) -> str:
         """The text column: named, the only one, or with a usual name."""
-        if name is None and len(self._columns) == 1:
+        if name is None and len(self._columns) == 1 and not _NO_NAME.search(self._columns[0]):
             (only,) = self._columns
-            if _NO_NAME.search(only):
-                raise CorpusError(
-                    f"{self._file} has one column, and {only[:60]!r} is hardly its name. If it "
-                    f"is a corpus, pass {Option('text')}{Option('header', False, before=' or ')}."
-                )
             # 0 is the name that a column without a header has
             if only.lower() not in (*_TEXT_NAMES, "0"):
                 advice = Option("header", False, before=" (if that is a text: ", after=")")
@@ -470,7 +464,7 @@ class _Guess:
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
                 f"one with {Option('text')}, and the second text of a pair with "
-                f"{Option('text_pair')}."
+                f"{Option('text_pair')}{Option('header', False, before='; without a header: ')}."
             )
         return column
 

@@ -39,6 +39,7 @@ from embedkit.errors import CorpusError
 # bytes are the most that is held meanwhile
 _PEEK = 1_000
 _PEEK_BYTES = 16 << 20
+_JSON = re.compile(rb'\{\s*["}]|\[\s*\{')
 # [ before anything else but { or ] may begin a line of JSON, a list, but no array of records
 _ARRAY = re.compile(rb"\s*\[\s*[{\]]")
 
@@ -239,10 +240,7 @@ READERS: Mapping[str, Format] = {
     # without suffixes: .txt is tsv until its first line shows no tab
     "lines": Format(open=LinesTable, quoting="none"),
     "jsonl": Format(
-        open=JsonTable,
-        suffixes=(".jsonl", ".ndjson", ".json"),
-        magic=re.compile(rb'\{\s*["}]|\[\s*\{'),
-        same_columns=False,
+        open=JsonTable, suffixes=(".jsonl", ".ndjson", ".json"), magic=_JSON, same_columns=False
     ),
     "parquet": Format(
         open=ParquetTable, suffixes=(".parquet", ".pq"), magic=re.compile(b"PAR1"), text=False

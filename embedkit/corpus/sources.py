@@ -41,33 +41,21 @@ _EXCERPT = 200
 _MARK, _IN_STRING = re.compile(rb'["{}\[\],]'), re.compile(rb'\\.|"', re.DOTALL)
 # bytes that are read at once, and by which the kind of a file is judged
 _HEAD = 1 << 16
-RIGHT_ENCODING = (
-    f"Save it as UTF-8{Option('encoding', before=', or pass its ')}. Korean files may be in cp949, "
-    "Japanese ones in cp932."
-)
+_OWN = Option("encoding", before=", or pass its ", after=": cp949 if Korean, cp932 if Japanese")
+RIGHT_ENCODING = f"Save it as UTF-8{_OWN}."
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 # xz, LZ4, 7z, RAR, and gzip within what was unpacked already
-_PACKED = (
-    b"\xfd7zXZ\x00",
-    b"\x04\x22\x4d\x18",
-    b"7z\xbc\xaf\x27\x1c",
-    b"Rar!\x1a\x07",
-    b"\x1f\x8b",
-)
+_PACKED = b"\xfd7zXZ\0", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x1f\x8b"
 _KIND, _FETCH = f"Name its kind with {Option('format')}", "Fetch the file itself"
 _UNPACK = "Unpack it; gzip, zstd and bzip2 are read"
+_ZIP = f"{_UNPACK}; if it is a workbook, read it with {Option('format', 'sheet')}"
 _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a PDF", 0, b"%PDF-", "Extract its text first"),
     ("an image", 0, (b"\x89PNG\r\n", b"\xff\xd8\xff"), _FETCH),
     ("a database", 0, (b"SQLite format 3\x00", b"\x89HDF\r\n"), "Export a table of it as CSV"),
     ("a tar archive", 257, b"ustar", "Unpack it"),
     ("a packed file, maybe within another one", 0, _PACKED, _UNPACK),
-    (
-        "a zip file",
-        0,
-        b"PK\x03\x04",
-        f"{_UNPACK}; if it is a workbook, read it with {Option('format', 'sheet')}",
-    ),
+    ("a zip file", 0, b"PK\x03\x04", _ZIP),
     ("an old Office document, or a locked one", 0, b"\xd0\xcf\x11\xe0\xa1\xb1", _KIND),
     ("a pickle", 0, (b"\x80\x04\x95", b"\x80\x05\x95"), "Load it, and pass the object in Python"),
     ("a NumPy array", 0, b"\x93NUMPY", "Load it, and pass the list of its texts in Python"),
@@ -93,12 +81,8 @@ Without a position the signature stands at the beginning of the text, in any cas
 order mark and white space.
 """
 # UTF-32 stands first: its little-endian mark begins with that of UTF-16
-_WIDE_BOMS = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
+_WIDE_BOMS = dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32")
+_WIDE_BOMS |= dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16")
 
 
 _ISO_2022 = re.compile(rb"\x1b\$(?:[@B]|(\)C))")
@@ -126,9 +110,9 @@ def guessed(what: str, option: str, why: str = "") -> Message:
 
 
 def first_bytes(path: Path) -> bytes:
-    """The first eight bytes of a file on disk, which tell its compression."""
+    """The first bytes of a file on disk, which tell its compression."""
     with _opened(path) as stream:
-        return stream.read(8) or b""
+        return stream.read(_EXCERPT) or b""
 
 
 def compression_of(path: Path) -> str | None:
@@ -142,9 +126,7 @@ def check_kind(path: Path, head: bytes = b"", *, text: bool = True) -> None:
 
     Of a file that is not ``text`` only signatures of text are looked for.
     """
-    if not head:
-        with _opened(path) as stream:
-            head = stream.read(_EXCERPT) or b""
+    head = head or first_bytes(path)
     # in lower case, as tags of HTML are written either way
     start = head[:_HEAD].replace(codecs.BOM_UTF8, b"").lstrip()[:_EXCERPT].lower()
     for kind, at, mark, advice in _FOREIGN:
@@ -345,9 +327,7 @@ class Source:
             use = Option("encoding", wide, before=", or use ")
             raise CorpusError(f"{self.path} looks like {wide.upper()}. Save it as UTF-8{use}.")
         # letters of ISO 2022 are ASCII, between escape sequences: nothing else would show it
-        if (match := _ISO_2022.search(head)) and "iso2022" not in codecs.lookup(
-            self._encoding
-        ).name:
+        if "2022" not in self._encoding and (match := _ISO_2022.search(head)):
             use = Option("encoding", "iso2022_kr" if match[1] else "iso2022_jp", before=", or use ")
             raise CorpusError(f"{self.path} looks like ISO 2022. Save it as UTF-8{use}.")
         # in UTF-16 of Latin letters it is half of the bytes; a

@@ -114,8 +114,7 @@ def inner_module(modules: list[Module]) -> str:
 
 def sentence_settings(transformer: Path) -> tuple[str, dict[str, Any]]:
     """File of settings of the transformer for sentence-transformers, and its content."""
-    files = inventory.SENTENCE_FILES
-    pairs = ((file, read_data(transformer / file, _SentenceConfig)) for file in files)
+    pairs = ((f, read_data(transformer / f, _SentenceConfig)) for f in inventory.SENTENCE_FILES)
     return next((pair for pair in pairs if pair[1]), (inventory.SENTENCE_FILES[0], {}))
 
 

@@ -226,7 +226,7 @@ def test_a_separator_is_given(folder: Folder) -> None:
     with pytest.raises(CorpusError, match="first line has one cell, and the next have 2"):
         folder.plan("# made on Monday\nid,text\n1,a\n2,b\n", "c.csv")
     for name in ("<!-- saved -->", "<<<<<<< HEAD", "id，text", "id\x01text"):
-        with pytest.raises(CorpusError, match="hardly its name"):
+        with pytest.raises(CorpusError, match="which column is the text"):
             folder.plan(f"{name}\na\n", "c.csv")
 
 
