@@ -106,15 +106,14 @@ class _ColumnarTable(Table):
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
-        # a column may have two roles, such as the label that is kept too; it is converted once
-        unique = list(dict.fromkeys(names))
         try:
-            places = {name: self._fields[name][0] for name in unique}
+            # a column may have two roles, such as the label that is kept too; it is converted once
+            places = {name: self._fields[name][0] for name in names}
             # fields of one struct share its column, which is read once
             for whole in self._batches(list(dict.fromkeys(top for top, *_ in places.values()))):
                 batch = whole.slice(min(self._skipped, whole.num_rows))
                 self._skipped -= whole.num_rows - batch.num_rows
-                columns = {name: _cells(_column(batch, *places[name])) for name in unique}
+                columns = {name: _cells(_column(batch, *place)) for name, place in places.items()}
                 for values in zip(*(columns[name] for name in names), strict=True):
                     self._done += 1
                     yield _row(values)

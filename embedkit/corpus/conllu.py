@@ -152,7 +152,6 @@ class ConlluTable(TextTable):
 
 
 _NAMES = {2: ("form", "label"), 3: ("form", "pos", "label"), 4: ("form", "pos", "chunk", "ner")}
-_DOCUMENT = "-DOCSTART-"
 # `#` may be a word, and `#tag` is one of tweets; what is said of a sentence has a name, or a space
 # in what would be the word
 _ABOUT = re.compile(r"#+ +(id|sent_id|text)\b|#[^\t]* [^\t]*\t")
@@ -171,7 +170,7 @@ class ConllTable(ConlluTable):
         words = [(number, _columns(line)) for number, line in lines if not _ABOUT.match(line)]
         # `#` is also a word of tweets: a line of the right width is one
         words = [w for w in words if len(w[1]) == self._width or w[1][0][:1] != "#"]
-        if not words or words[0][1][0] == _DOCUMENT:
+        if not words or words[0][1][0] == "-DOCSTART-":
             return {}, ()
         for number, columns in words:
             if len(columns) != self._width:

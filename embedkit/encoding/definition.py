@@ -50,8 +50,6 @@ class _SentenceConfig(TypedDict, total=False):
 
     max_seq_length: int | None
     pooling_mode: str | list[str]
-    module_input_name: str | None
-    activation_function: str
 
 
 _POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}

@@ -7,6 +7,7 @@ import gzip
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,20 +158,15 @@ def test_keys_are_looked_for_in_the_first_thousand_lines(folder: Folder) -> None
         folder.plan(late, "corpus.jsonl", label="txet")
 
 
-def _write_arrow(table: pa.Table, path: Path) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=3_000)
-
-
-def _write_stream(table: pa.Table, path: Path) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+def _write(table: pa.Table, path: Path, *, new: Callable[..., Any] = pa.ipc.new_file) -> None:
+    with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=3_000)
 
 
 WRITERS: dict[str, Any] = {
     "corpus.parquet": pq.write_table,
-    "corpus.arrow": _write_arrow,
-    "corpus.ipc": _write_stream,
+    "corpus.arrow": _write,
+    "corpus.ipc": partial(_write, new=pa.ipc.new_stream),
     "corpus.feather": feather.write_feather,
 }
 
