@@ -55,16 +55,6 @@ def has_label(label: str | None) -> bool:
     return label is not None and bool(label.strip())
 
 
-def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") -> None:
-    """Raise a :class:`UsageError` that names the rows without a label."""
-    missing = [i for i, label in enumerate(labels) if not has_label(label)]
-    if missing:
-        shown = ", ".join(str(row[i]) for i in missing[:5]) + ", …" * (len(missing) > 5)
-        raise UsageError(
-            f"{name}{': ' * bool(name)}{len(missing)} records have no label (rows {shown})."
-        )
-
-
 def by_record(words: Int64, rows: Int64, values: NDArray[Any]) -> list[NDArray[Any]]:
     """Divide values of words, whose records have the numbers ``words``, among records ``rows``."""
     # the words are in the order of the records, so that each record has a slice; without rows[0],
