@@ -136,7 +136,7 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     if any(kind.holds(settled) for kind in kinds):
         _check_limits(name, settled, hint)
         # a list of texts may hold NUL: where a text is one of a corpus, it is no path
-        several = any(kind.name == _PATHS for kind in kinds)
+        several = any(kind.name == "a list, each a text or a path" for kind in kinds)
         for path in settled if several else [settled] * (_PATH in kinds):
             if isinstance(path, str | os.PathLike) and "\0" in os.fspath(path):
                 raise UsageError("a path has no NUL.", **{name: path})
@@ -204,7 +204,6 @@ class _Kind(NamedTuple):
 
 
 _PATH = _Kind("a path", lambda value: isinstance(value, str | os.PathLike))
-_PATHS = "a list, each a text or a path"
 
 
 def _kinds(hint: Any) -> list[_Kind]:

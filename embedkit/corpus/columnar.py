@@ -118,8 +118,7 @@ class _ColumnarTable(Table):
                     self._done += 1
                     yield _row(values)
         except _ERRORS as error:
-            late = isinstance(error, OverflowError)  # of a date after the year 9999
-            advice = "Convert its dates to text." if late else "Fetch it again."
+            advice = "Fetch it again; a date after the year 9999 has to be a text."
             raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
     def check_column(self, name: str, *, role: str) -> None:

@@ -35,7 +35,6 @@ from embedkit.errors import CorpusError, Option
 # of CoNLL-U; the numbers below are places in a line of them
 _COLUMNS = 10
 _OF_WORDS = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
-_MISC = 9
 _OF_SENTENCES = ("text", "id", "doc")
 # the longer name stands first, of which the shorter one is a beginning
 _COMMENT = re.compile(r"#\s*(text|sent_id|newdoc id|newdoc)\s*(?:=(.*))?")
@@ -271,7 +270,7 @@ def _tokens(lines: _Numbered) -> list[_Token]:
             raise BadRecordError("empty_form", f"line {number}: the form is empty")
         if not inside:
             # told of the token, not of the words in it
-            space = "" if "SpaceAfter=No" in columns[_MISC].split("|") else " "
+            space = "" if "SpaceAfter=No" in columns[-1].split("|") else " "
             tokens.append(_Token(number, columns[1], int(match[2] or match[1]), space))
         # a line with a range is a token only; its words follow on lines of their own
         if not match[2]:

@@ -57,7 +57,6 @@ _CLASSES = 12  # whose names a notice shows
 _TEXT_NAMES = ("text", "document", "sentence", "content", "review", "comment", "body", "title")
 _ID_NAMES = ("id", "doc_id", "document_id", "uid", "guid", "idx", "index")
 _WITH_LISTS = ("jsonl", "parquet", "arrow")
-_TABLES = ("tsv", "csv")  # which have no signature
 # options whose columns have to be text
 _TEXTS = ("text_pair", "text")
 _WORD_NAMES = ("tokens", "words")
@@ -480,8 +479,8 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
     if name == "auto":
         name = format_of_name(file.path)
         # JSON and CoNLL are often called .txt, .tsv or .csv, and would be read as a table
-        content = format_of_content(file.path, encoding) if name in ("", *_TABLES) else ""
-        if content and (not name or content not in (*_TABLES, "lines")):
+        content = format_of_content(file.path, encoding) if name in ("", "tsv", "csv") else ""
+        if content and (not name or content not in ("tsv", "lines")):
             name = content
             notices.append(guessed(f"format: {name}", "format", "recognised by its first bytes"))
     kind = READERS[name]
@@ -492,8 +491,9 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
         if name != "sheet" and compression_of(file.path):
             raise CorpusError(f"{file.name}: unpack a compressed {name.capitalize()} file first.")
         # the name of the sheet takes the place of the delimiter, which a workbook has not
-        header |= name != "sheet"  # other columns have names always
-        return Dialect(name, delimiter=options.sheet or "\t", header=header), notices
+        # columns of other kinds have names always
+        mark, header = options.sheet or "\t", header or name != "sheet"
+        return Dialect(name, delimiter=mark, header=header), notices
     if not kind.quoting:
         return Dialect(name, encoding), notices
     with closing(Source(file.path, encoding=encoding)) as source:

@@ -125,8 +125,7 @@ class JsonTable(TextTable):
         self.open_ended = len(peeked) == _PEEK or held > _PEEK_BYTES
         filled = [line for line in peeked if line.data.strip()]
         self._kinds: dict[str, Any] = {}  # the first value of each key that is not null
-        objects = undecodable = 0
-        problem = ""
+        objects, undecodable, problem = 0, 0, ""
         for line in filled:
             try:
                 record = self._parse(line)

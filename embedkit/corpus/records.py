@@ -122,17 +122,14 @@ class ReadCounts:
                 f'look CSV-quoted ("like this"). The quotes were kept{remedy}'
             )
         if self.repeated_ids:
-            verb = "repeats" if self.repeated_ids == 1 else "repeat"
             repeated = count_text(self.repeated_ids, "record")
-            notices.append(f"ids are not unique: {repeated} {verb} an earlier id")
+            notices.append(f"ids are not unique: {repeated} with an earlier id")
         if self.missing_ids:
             missing = count_text(self.missing_ids, "record")
             notices.append(f"{missing} without an id: the id is the row, such as 'row 7'")
         if self.repeated_headers:
             equal = count_text(self.repeated_headers, "record")
-            notices.append(
-                f"{equal} equal to the header: were files joined with theirs? It is kept"
-            )
+            notices.append(f"{equal} equal to the header, and kept: were files joined?")
         return list(map(Message, notices))
 
 

@@ -49,6 +49,7 @@ _PACKED = b"\xfd7zXZ\0", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\
 _KIND, _FETCH = f"Name its kind with {Option('format')}", "Fetch the file itself"
 _UNPACK = "Unpack it; gzip, zstd and bzip2 are read"
 _ZIP = f"{_UNPACK}; if it is a workbook, read it with {Option('format', 'sheet')}"
+_COLUMNS = r"Make columns of it: sed 's/^__label__\([^ ]*\) /\1\t/' old > new.tsv; it has no header"
 _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a PDF", 0, b"%PDF-", "Extract its text first"),
     ("an image", 0, (b"\x89PNG\r\n", b"\xff\xd8\xff"), _FETCH),
@@ -66,13 +67,7 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a web page", None, (b"<!doctype html", b"<html", b"<head"), _FETCH),
     ("a web page or a table of one", None, b"<table", "Save it as CSV"),
     ("an XML document or an error of a server", None, (b"<?xml", b"<error>", b"404: not"), _FETCH),
-    (
-        "a file of fastText, whose lines begin with their labels",
-        None,
-        b"__label__",
-        "Make two columns of it, label and text: "
-        "(printf 'label\\ttext\\n'; sed 's/^__label__\\([^ ]*\\) /\\1\\t/' FILE) > FILE.tsv",
-    ),
+    ("a file of fastText", None, b"__label__", _COLUMNS),
     ("an RTF document", None, b"{\\rtf", "Save it as plain text"),
 )
 """What is no corpus, whatever its name: kind, position and bytes of its signatures, and what to do.
@@ -528,9 +523,8 @@ def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
     """Raise a :class:`CorpusError` if most of the first records are in another encoding."""
     # half of them: a few bad rows are rejects, most of them a wrong option
     if bad * 2 > seen:
-        raise CorpusError(
-            f"{path}: {bad} of the first {seen} records are not {encoding}. {RIGHT_ENCODING}"
-        )
+        problem = f"{bad} of the first {seen} records are not {encoding}"
+        raise CorpusError(f"{path}: {problem}. {RIGHT_ENCODING}")
 
 
 def has_surrogate(text: str) -> bool:

@@ -281,7 +281,7 @@ def test_ids_do_not_collide(folder: Folder) -> None:
     got = folder.read("id,text\n1,a\n,b\n1,c\n", "c.csv")
     assert [record.id for record in got.records] == ["1", "row 1", "1"]
     notices = " ".join(got.reader.counts.notices)
-    assert "1 record repeats" in notices
+    assert "1 record with an earlier id" in notices
     assert "1 record without an id" in notices
 
 
