@@ -217,8 +217,8 @@ _SYNONYMS = {"avg": "mean", "average": "mean", "logistic_regression": "logreg"}
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string.
 
-    >>> did_you_mean("--lables", ["--label", "--folds"]) + did_you_mean("--to", ["--k"])
-    " Did you mean '--label'?"
+    >>> did_you_mean("-lables", ["-label", "-folds"]) + did_you_mean("-format", ["-out"])
+    " Did you mean '-label'?"
     """
     # dashes make no two options alike
     names = {str(choice).lower().lstrip("-"): str(choice) for choice in choices}
