@@ -85,6 +85,9 @@ class Commands(click.Group):
             context = getattr(error, "ctx", None)
             name = f" {context.info_name}" if context and context.parent else ""
             message, code = error.format_message(), error.exit_code
+            if isinstance(error, click.NoSuchOption):  # click is reminded of --out by --format
+                names = error.possibilities or ()
+                message = error.message + errors.did_you_mean(error.option_name, names)
             message += f"{'.' * (message[-1] not in '.?')} See embedkit{name} --help."
         except OSError as error:
             # an error of the disk that no module has worded: one line all the same, and no

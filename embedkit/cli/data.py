@@ -230,9 +230,11 @@ def _result_text(result: ExtractResult) -> str:
         f"{result.out}/_embedkit/rejects.jsonl",
     )
     opened = open_lines(result.out, manifest)
+    words = sum(f.rows for name, f in manifest.files.items() if name.startswith("words/"))
     lines = [
         first,
         f"  records  {records}",
+        *[f"  {'spans' if manifest.job.input.spans else 'words'}    {words:,}"] * (words > 0),
         f"  tokens   {tokens_text(manifest)}",
         f"  views    {view_ranges(list(manifest.views))}",
         *_int8_lines(manifest, 8),
@@ -430,7 +432,6 @@ def _weights_text(names: Sequence[str]) -> str:
     option(
         "--recompute",
         type=POSITIVE,
-        default=None,
         help="Encode so many random texts of a dataset again, and compare their vectors.",
     ),
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),

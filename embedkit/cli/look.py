@@ -342,8 +342,10 @@ def _words_text(report: WordReport) -> str:
     else:
         shown = report.uses if everything else report.uses[:_FEW]
         lines += [f"  {_snippet(use)}  (row {use.row})" for use in shown]
+    left = len(report.uses) - _FEW
     if not everything:
-        return "\n".join([*lines, "layers: --all"])
+        more = f"{count_text(left, 'more use')}, " if left > 0 else ""
+        return "\n".join([*lines, f"{more}layers: --all"])
     rows = [
         {"layer": layer.layer, "mean cosine": number_text(layer.cosine)}
         | ({} if math.isnan(layer.others) else {"any two words": number_text(layer.others)})

@@ -88,7 +88,7 @@ def fitted(line: str) -> list[str]:
     lines = [words[0]]
     for word in words[1:]:
         if columns(f"{lines[-1]} {word}{end}") > width and lines[-1].strip():
-            lines[-1] += end
+            lines[-1] = lines[-1].rstrip() + end
             lines.append(indent + word)
         else:
             lines[-1] += f" {word}"

@@ -130,10 +130,6 @@ def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
         "datasets": (
             f"from datasets import load_dataset; ds = load_dataset({folder}, split='train')"
         ),
-        "numpy": (
-            f"import numpy as np, pandas as pd; "
-            f"X = np.stack(pd.read_parquet({sentences!r}, columns=[{view!r}])[{view!r}])"
-        ),
         "embedkit": f"import embedkit; data = embedkit.load({where!r}, view={view!r}); X = data.X",
     }
 

@@ -252,6 +252,7 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     texts = ("bus", "--text", "the bus home", "--text", "a bus !", *model)
     said = invoke("words", *texts)
     assert re.search(r"2 uses of bus: their cosine is [\d.−]+ at layer 2", said.output)
+    assert "1 more use" in invoke("words", "bus", *("--text", "a bus") * 5, *model).output
     found = json.loads(invoke("words", *texts, "--json").stdout)
     assert np.shape(found["cosines"]) == (2, 2)
 
