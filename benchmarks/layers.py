@@ -22,14 +22,8 @@ from scipy.stats import spearmanr
 import embedkit
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.classifiers.estimators import EstimatorSettings
-from embedkit.classifiers.probe import (
-    Candidates,
-    Scorer,
-    best_of_folds,
-    combinations_of,
-    control_task,
-    geometry_of,
-)
+from embedkit.classifiers.layers import combinations_of
+from embedkit.classifiers.probe import Candidates, Scorer, best_of_folds, control_task, geometry_of
 from embedkit.geometry import METRICS
 from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.units.units import Units
@@ -44,7 +38,7 @@ def measure(dataset: Path, *, folds: int) -> dict[str, Any]:
     problem = Problem.of(units, folds=folds)
     target = problem.target
     random = control_task(target, problem.split, 0)
-    combinations = combinations_of(names, settings)
+    combinations = combinations_of(names, mixtures=True)
     method = Candidates(names, combinations, vectors.__getitem__, settings, random)
     predictions, fits = cross_validate(method, problem)
     scorer = Scorer(method, problem, predictions, fits)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.arguments import accepts
-from embedkit.dataset.read import VectorData, check_labelled, load
+from embedkit.dataset.read import VectorData, has_label, load
 from embedkit.errors import UsageError
 from embedkit.records import Positive
 from embedkit.runs.folder import check_alike, dataset_content
@@ -119,7 +119,8 @@ def mteb_protocol(
 
 
 def _labels(data: VectorData) -> NDArray[Any]:
-    check_labelled(data.column("label"), data.row, name=str(data.path))
+    if not all(map(has_label, data.column("label"))):
+        raise UsageError(f"{data.path}: some records have no label.")
     return data.y
 
 

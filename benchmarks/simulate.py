@@ -19,7 +19,8 @@ import numpy as np
 from scipy import stats
 
 from embedkit.classifiers.estimators import EstimatorSettings
-from embedkit.classifiers.probe import Candidates, Scorer, combinations_of, control_task
+from embedkit.classifiers.layers import combinations_of
+from embedkit.classifiers.probe import Candidates, Scorer, control_task
 from embedkit.runs.cross_validation import Fits, Problem, cross_validate
 from embedkit.runs.intervals import (
     Metric,
@@ -254,7 +255,7 @@ def probed(
     )
     problem = Problem.of(units, folds=folds, seed=seed)
     random = control_task(problem.target, problem.split, seed)
-    combinations = combinations_of(list(views), settings)
+    combinations = combinations_of(list(views), mixtures=True)
     method = Candidates(list(views), combinations, views.__getitem__, settings, random)
     predictions, fits = cross_validate(method, problem)
     gain = Scorer(method, problem, predictions, fits).over_last()

@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from embedkit.choices import check_choice, listed
+from embedkit.display import count_text
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.types import Float32, reported
 
@@ -135,6 +136,11 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
         settled = plain(value)
     if any(kind.holds(settled) for kind in kinds):
         _check_limits(name, settled, hint)
+        # a list of texts may hold NUL: where a text is one of a corpus, it is no path
+        several = any(kind.name == "a list, each a text or a path" for kind in kinds)
+        for path in settled if several else [settled] * (_PATH in kinds):
+            if isinstance(path, str | os.PathLike) and "\0" in os.fspath(path):
+                raise UsageError("a path has no NUL.", **{name: path})
         return settled
     # it is none of the kinds that can be judged, but may be one that cannot
     if not all(kind.name for kind in kinds):
@@ -184,7 +190,7 @@ def matrix_of(name: str, vectors: Any) -> Float32:
         raise UsageError(f"{name} holds {matrix.dtype} {matrix.shape}; expected rows of numbers.")
     matrix = matrix.astype(np.float32, copy=False)
     if bad := int((~np.isfinite(matrix).all(axis=1)).sum()):
-        raise UsageError(f"{name}: {bad:,} vectors hold NaN or infinity.")
+        raise UsageError(f"{name}: NaN or infinity in {count_text(bad, 'vector')}.")
     return matrix
 
 
@@ -196,6 +202,9 @@ class _Kind(NamedTuple):
 
     name: str
     holds: Callable[[Any], bool]
+
+
+_PATH = _Kind("a path", lambda value: isinstance(value, str | os.PathLike))
 
 
 def _kinds(hint: Any) -> list[_Kind]:
@@ -215,7 +224,7 @@ def _kinds(hint: Any) -> list[_Kind]:
         # None is the default of progress: to have none in a script, and a line in a terminal
         return [_Kind("a function", lambda value: value is None or callable(value))]
     if origin in (Path, os.PathLike):
-        return [_Kind("a path", lambda value: isinstance(value, str | os.PathLike))]
+        return [_PATH]
     if hint in _SIMPLE:
         return [_Kind(_SIMPLE[hint], lambda value: _converts(value, hint))]
     if hint is Any:  # a class since 3.11, with which nothing can be compared

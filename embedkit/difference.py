@@ -100,7 +100,7 @@ class Diff(Shown):
     distance: dict[str, float]  # relative L2 (to the longer vector), median and largest
     cosines: dict[str, float]  # the least, the quantiles of 5 and 25 %, the median
     together: int  # records that the following is of, up to 10,000; of equal texts one
-    kept: float  # of ten neighbours by cosine, the mean of up to 1,000 records
+    kept: float  # of ten neighbours by cosine, the mean of up to 1,000 records; NaN below 12 texts
     cka: float  # linear centred kernel alignment; 1: equal but for rotation and scale
     decisions: float = np.nan  # share of those that change, of a classifier trained on both
     accuracies: tuple[float, ...] = ()  # of A and of B, on held-out records
@@ -192,9 +192,11 @@ def diff(
     random = np.random.default_rng(seed)
     # samples are drawn in a fixed order, so that a seed gives the same result
     sample = pair.distinct(random)
-    queries = np.sort(random.permutation(len(sample))[:_QUERIES])
-    kept = np.zeros(0)
-    if len(sample) > 1:
+    queries, kept = np.sort(random.permutation(len(sample))[:_QUERIES]), np.zeros(0)
+    # of eleven texts all others are the neighbours of each, whatever the vectors are
+    if len(sample) <= NEIGHBOURS + 1:
+        queries = queries[:0]
+    else:
         # a number of neighbours, not a fraction
         near_x, near_y = (nearest_rows(v[sample], rows=queries) for v in (pair.x, pair.y))
         kept = NEIGHBOURS * shared_neighbours(near_x, near_y)

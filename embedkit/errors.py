@@ -215,9 +215,14 @@ _SYNONYMS = {"avg": "mean", "average": "mean", "logistic_regression": "logreg"}
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string."""
-    names = {str(choice).lower(): str(choice) for choice in choices}
-    usual = _SYNONYMS.get(name.lower().replace("-", "_"), name.lower())
+    """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string.
+
+    >>> did_you_mean("-lables", ["-label", "-folds"]) + did_you_mean("-format", ["-out"])
+    " Did you mean '-label'?"
+    """
+    # dashes make no two options alike
+    names = {str(choice).lower().lstrip("-"): str(choice) for choice in choices}
+    usual = _SYNONYMS.get(name.lower().replace("-", "_"), name.lower().lstrip("-"))
     near = difflib.get_close_matches(usual, names, n=1, cutoff=0.6)
     return f" Did you mean {names[near[0]]!r}?" if near and names[near[0]] != name else ""
 

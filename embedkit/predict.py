@@ -153,7 +153,9 @@ class Predictor:
         """Return probabilities ``(n, classes)`` float64, or values ``(n,)`` of a regression.
 
         Args:
-            texts: ``n`` texts; of one text that is not in a list, one row is returned.
+            texts: ``n`` texts; of one text that is not in a list, one row is returned. An empty
+                text has a row like any other, though a corpus would reject it: the model reads
+                its special tokens alone.
             pairs: ``n`` second texts, for a run that was made on pairs.
             columns: ``n`` values of each column that the run reads beside the texts, by its name:
                 a ``dict``, or a data frame of pandas or Polars; of one text one value.

@@ -20,7 +20,6 @@ from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions, hash_inputs, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.parquet import write_parquet
-from embedkit.dataset.read import check_labelled
 from embedkit.display import Shown, count_text
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import CorpusError, Option, UsageError
@@ -185,8 +184,9 @@ def _gold(records: Sequence[Record], *, name: str) -> Float64:
     if len(records) < 3:
         raise UsageError(f"{name}: {count_text(len(records), 'pair')}; a correlation needs 3.")
     rows, labels = np.array([r.row for r in records]), [r.label for r in records]
-    check_labelled(labels, rows, name=name)
-    return Target.of(labels, rows=rows, name=name, task="regression").y
+    # `like` refuses records without a score, which a target may have
+    target = Target.of(labels, rows=rows, name=name, task="regression")
+    return target.like(labels, rows=rows, name=name).y
 
 
 def _write(out: Path, pairs: PairSimilarity, content: SimilarityRun, *, overwrite: bool) -> None:

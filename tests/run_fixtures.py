@@ -36,7 +36,7 @@ from embedkit.units.units import Units
 SOURCE = ("ab" * 32,)
 
 
-def train(dataset: Path, *, tune: bool = False, **options: Any) -> RunResult[TrainRun]:
+def train(dataset: Any, *, tune: bool = False, **options: Any) -> RunResult[TrainRun]:
     """``embedkit.train`` for tests whose subject is not how hyperparameters are chosen."""
     return train_tuned(dataset, tune=tune, **options)
 

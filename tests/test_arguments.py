@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -25,6 +25,7 @@ from embedkit.records import to_json
 from embedkit.runs.run import Cost
 from embedkit.runs.split import Split
 from embedkit.storage import seal
+from embedkit.types import AnyPath
 from tests.processes import ROOT, invoke
 from tests.run_fixtures import split_of
 from tests.store_fixtures import run, write_tsv
@@ -96,6 +97,7 @@ def test_numbers_of_numpy_are_numbers(record: type) -> None:
         (3, str | list[str], "expected a text or a list, each a text."),
         ([3], list[str], "expected a list, each a text."),
         (5, Path | None, "expected a path."),
+        ("a\0b", str | Path | None, "a path has no NUL."),
         ("x", Split, "expected a Split."),
     ],
 )
@@ -109,6 +111,8 @@ def test_lists_may_be_arrays_and_ranges() -> None:
     assert checked_value("layers", np.arange(2), str | list[int]) == [0, 1]
     assert checked_value("layers", range(2), str | list[int]) == range(2)
     assert checked_value("layers", [np.int64(1), "sum:1"], list[int | str]) == [1, "sum:1"]
+    with pytest.raises(UsageError, match=r"runs='a.*b': a path has no NUL"):
+        checked_value("runs", ["a\0b"], Sequence[AnyPath])
 
 
 def test_misspelt_keywords_are_told() -> None:

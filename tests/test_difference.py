@@ -337,3 +337,13 @@ def test_without_texts_the_numbers_stay(bench: Bench, tmp_path: Path, notes: lis
     assert found.distance["median"] > ROUNDING
     assert any("stores no texts" in note for note in notes)
     assert len(found.to_frame()) == len(found.moved) == 20
+
+
+@pytest.mark.parametrize("count", [1, 11])
+def test_of_few_texts_no_neighbours_are_compared(bench: Bench, tmp_path: Path, count: int) -> None:
+    model = str(bench.folder / "plain")
+    embedkit.extract(RECORDS[:count], out=tmp_path / "a", model=model, device="cpu")
+    np.save(tmp_path / "b.npy", -embedkit.load(tmp_path / "a").X)
+    shown = invoke("diff", tmp_path / "a", tmp_path / "b.npy").output
+    assert "fewer than 12 texts" in shown
+    assert "nan" not in shown

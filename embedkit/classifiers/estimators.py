@@ -18,7 +18,7 @@ from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 
 from embedkit.choices import ESTIMATORS, check_choice
-from embedkit.classifiers.mixture import LayerMixture, unit_layers
+from embedkit.classifiers.layers import LayerMixture, unit_layers
 from embedkit.errors import Option, UsageError, first_line
 from embedkit.runs.metrics import named_metric
 

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -36,10 +35,11 @@ from embedkit import geometry
 from embedkit.arguments import accepts
 from embedkit.choices import RunLevel, Task, check_choice
 from embedkit.classifiers.estimators import CommonScaler, EstimatorSettings
+from embedkit.classifiers.layers import MOST_BYTES, Candidate, combinations_of, layer_of
 from embedkit.classifiers.train import side_by_side
 from embedkit.classifiers.tuning import Fitted, fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
-from embedkit.dataset.encoders import DatasetEncoder
+from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import EXTRACTION
 from embedkit.encoding.views import split_view
@@ -49,7 +49,7 @@ from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validat
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Metric, Score, difference_interval, influences, scored
-from embedkit.runs.metrics import beta_of, check_metric, metrics_for
+from embedkit.runs.metrics import best_threshold, beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, write_split
@@ -63,14 +63,8 @@ _UNTRAINED = 3  # encoders with random weights
 _MOST_VIEWS, _TRIED = 4, 3
 """Views side by side at most, and candidates that are fitted for each further one."""
 
-_MOST_BYTES = 1 << 30
-"""Of vectors in memory: of views that are read once, and of a mixture."""
-
 _GEOMETRY_OF, _CURVES_OF = 1_000, 200
 """Distinct texts that numbers without labels are of, and those whose tokens are."""
-
-_NOT_LINEAR = ("max", "pooler", "sentence")
-"""Poolings whose vectors for a sum of layers are not the sum of their vectors."""
 
 
 @accepts(*EXTRACTION)
@@ -200,7 +194,7 @@ def geometry_of(data: VectorData, units: Units, method: Candidates) -> dict[str,
     for name in method.names:
         pooling, layer = split_view(name)
         # max over numbers of layers: a sum of layers, or a pooler, is -1
-        last = max((n for n in method.names if split_view(n)[0] == pooling), key=_layer)
+        last = max((n for n in method.names if split_view(n)[0] == pooling), key=layer_of)
         X, end = method.vectors(name)[rows], method.vectors(last)[rows]
         numbers[name] = {
             "effective_rank": geometry.effective_rank(X),
@@ -235,56 +229,13 @@ def _names(data: VectorData, view: str | Sequence[str] | None) -> list[str]:
     return list(load(data.path, view, level=data.level).views)
 
 
-class Candidate(NamedTuple):
-    """One or more stored views as the input of a fit."""
-
-    name: str
-    views: tuple[str, ...]
-    combination: str = "side by side"  # or sum, mixture
-
-
-def combinations_of(
-    names: Sequence[str], settings: EstimatorSettings, *, view_bytes: int = 0
-) -> list[Candidate]:
-    """Return sums of two neighbouring layers and of the last four, and a mixture of all.
-
-    Each is of one pooling, in the order of the layers. Sums are called as ``extract`` calls them:
-    ``mean_sum_3to4``; a mixture ``mean_mixture``. There is none where the layers, each of
-    ``view_bytes``, are too large to be in memory together.
-    """
-    logistic = settings.estimator == "logreg" and settings.task == "classification"
-    combinations = []
-    # each pooling once, in the order of the views
-    for pooling in dict.fromkeys(split_view(name)[0] for name in names):
-        layers = [n for n in names if split_view(n)[0] == pooling and _layer(n) >= 0]
-        layers.sort(key=_layer)
-        spans: list[Sequence[str]] = [*pairwise(layers)]
-        spans += [layers[-4:]] if len(layers) > 3 else []
-        for span in spans if pooling not in _NOT_LINEAR else ():
-            first, last = _layer(span[0]), _layer(span[-1])
-            name = f"{pooling}_sum_{first}to{last}"
-            # none is missing in between, and it is not stored
-            if last - first + 1 == len(span) and name not in names:
-                combinations.append(Candidate(name, tuple(span), "sum"))
-        # a mixture is fitted on all layers side by side, in one array
-        if logistic and len(layers) > 1 and view_bytes * len(layers) <= _MOST_BYTES:
-            combinations.append(Candidate(f"{pooling}_mixture", tuple(layers), "mixture"))
-    return combinations
-
-
-def _layer(view: str) -> int:
-    """The layer of a view; -1 of a combination, and of what has none."""
-    layer = split_view(view)[1]
-    return int(layer) if layer.isdigit() else -1
-
-
 class _Probed(NamedTuple):
     """A candidate in a fold."""
 
     name: str
     score: float  # of inner folds
-    control: Float64  # predictions of the control task
-    curve: tuple[Float64, ...] = ()  # predictions by number of training records
+    control: Float64  # outputs of the control task
+    curve: tuple[Float64, ...] = ()  # outputs by number of training records
     weights: Sequence[float] = ()  # of a mixture
 
 
@@ -326,9 +277,10 @@ class Candidates:
         words = None if units.word is None else data.text
         random_labels = control_task(target, split, settings.seed, words=words)
         view_bytes = 4 * len(data) * data.width
-        combinations = combinations_of(names, settings, view_bytes=view_bytes)
+        logistic = settings.estimator == "logreg" and settings.task == "classification"
+        combinations = combinations_of(names, mixtures=logistic, view_bytes=view_bytes)
         # a fit of every fold reads its views: as many as fit into a gigabyte stay in memory
-        kept = lru_cache(maxsize=max(2, _MOST_BYTES // view_bytes))
+        kept = lru_cache(maxsize=max(2, MOST_BYTES // view_bytes))
         vectors = kept(lambda name: load(data.path, name, level=data.level).X)
         curve = _CURVE if learning_curve else ()
         return cls(names, combinations, vectors, settings, random_labels, curve)
@@ -338,6 +290,21 @@ class Candidates:
         """The score that is shown, and chosen by if it is named."""
         shown = {"regression": "r2", "multilabel": "micro_f1"}
         return self.settings.metric or shown.get(self.settings.task, "accuracy")
+
+    @property
+    def beta(self) -> float | None:
+        """Of an F score; ``None`` of other metrics."""
+        return beta_of(self.metric)
+
+    def threshold(self, target: Target, train: Int64, fitted: Fitted) -> float | None:
+        """The threshold by which an F score is the best in inner folds; other metrics have none.
+
+        At 0.5 rare classes would hardly be predicted, and views would seem alike; tuning goes by
+        the best threshold too.
+        """
+        if self.beta is None or fitted.inner is None:
+            return None
+        return best_threshold(target.y[train], fitted.inner[:, 1], beta=self.beta)
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit every candidate in every fold."""
@@ -391,17 +358,19 @@ class Candidates:
         started = time.thread_time()
         problem, settings = self._with(candidate, problem)
         inputs, target = problem.units.inputs, problem.target
-        fitted = fit(problem, train, settings, tune=True)
+        fitted = fit(problem, train, settings, tune=True, held_out=self.beta is not None)
+        cut = self.threshold(target, train, fitted)
         trained = time.thread_time()
         proba = predict_proba(fitted.pipeline, inputs(held_out), target)
         predicted = time.thread_time()
         # the control task and the learning curve are no cost of the method: they come after the
         # clock
         before = fitted.pipeline[:-1]
-        # the same probe: regularisation as for the task
+        # the same probe: regularisation and threshold as for the task
         control = clone(fitted.pipeline[-1])
         control.fit(before.transform(inputs(train)), self.control.y[train])
         random = predict_proba(control, before.transform(inputs(held_out)), self.control)
+        random = _decided(random, cut)
         curve = list[Float64]()
         # one of each class at least, and two values of a regression
         order = growing_order(train, target, seed=self.settings.seed)
@@ -410,14 +379,22 @@ class Candidates:
         fractions = self.curve[:-1] if candidate.name in self.names else ()
         for fraction in fractions:  # each set of training records lies within the next
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
-            curve.append(_predicted(problem, few, held_out, self.settings))
+            curve.append(self.outputs_of(problem, few, held_out))
+        curve.append(_decided(proba, cut))
         weights = getattr(fitted.pipeline[-1], "weights_", ())
         return FoldFit(
             proba=proba,
-            model=_Probed(candidate.name, fitted.choice.score, random, (*curve, proba), weights),
+            model=_Probed(candidate.name, fitted.choice.score, random, tuple(curve), weights),
+            threshold=cut,
             fit_seconds=trained - started,
             predict_seconds=predicted - trained,
         )
+
+    def outputs_of(self, problem: Problem, train: Int64, held_out: Int64) -> Float64:
+        """What a fit on the inputs of ``train`` gives for the held-out units."""
+        fitted = fit(problem, train, self.settings, tune=True, held_out=self.beta is not None)
+        proba = predict_proba(fitted.pipeline, problem.units.inputs(held_out), problem.target)
+        return _decided(proba, self.threshold(problem.target, train, fitted))
 
     def _grown(self, problem: Problem, train: Int64, held_out: Int64, first: str) -> FoldFit:
         """A single view, and others beside it as long as the inner score rises."""
@@ -449,11 +426,12 @@ class Candidates:
             if not further[1].choice.score > model.choice.score:
                 break
             best, model = further
-        trained = time.thread_time()
+        cut, trained = self.threshold(target, train, model), time.thread_time()
         proba = predict_proba(model.pipeline, self.input(best, held_out), target)
         return FoldFit(
             proba=proba,
             model=_Probed(best.name, model.choice.score, proba[:0]),  # no control task
+            threshold=cut,
             fit_seconds=trained - started,
             predict_seconds=time.thread_time() - trained,
         )
@@ -472,11 +450,14 @@ def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
     return [max(fits, key=lambda fit: fit.model.score) for fits in zip(*candidates, strict=True)]
 
 
-def _predicted(
-    problem: Problem, train: Int64, held_out: Int64, settings: EstimatorSettings
-) -> Float64:
-    fitted = fit(problem, train, settings, tune=True)
-    return predict_proba(fitted.pipeline, problem.units.inputs(held_out), problem.target)
+def _decided(proba: Float64, threshold: float | None) -> Float64:
+    """Outputs that a metric of decisions reads at a threshold: certain ones, if there is one."""
+    return proba if threshold is None else np.eye(2)[decide(proba, threshold=threshold)]
+
+
+def _outputs(folds: Sequence[FoldFit]) -> list[Float64]:
+    """What the metric reads of each fold."""
+    return [_decided(fold.proba, fold.threshold) for fold in folds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +482,7 @@ class Scorer:
     def decided(self) -> dict[str, NDArray[Any]]:
         """What each view predicts."""
         sets, final = self.predictions.of_sets, self.fits.final
-        outputs = {n: self.ordered([fold.proba for fold in final[n]]) for n in self.method.names}
+        outputs = {name: self.ordered(_outputs(final[name])) for name in self.method.names}
         return {name: decide(output, sets=sets) for name, output in outputs.items()}
 
     def score(self, folds: Sequence[Float64]) -> Score:
@@ -522,7 +503,10 @@ class Scorer:
         """The score of the views that inner folds choose, beside that of the majority."""
         target, parts = self.problem.target, self.problem.split.subsets()
         prior = [class_prior(target.y[a], target.classes, len(b)) for a, b in parts]
-        score = self.score([fold.proba for fold in self.fits.folds])
+        if self.method.beta is not None:
+            # as in other runs: the majority is mostly the first class, whose F score is 0
+            prior = [_decided(proba, 0.0) for proba in prior]
+        score = self.score(_outputs(self.fits.folds))
         return ReportedScore(**asdict(score), majority=self.value(prior, target))
 
     def over_last(self) -> Score | None:
@@ -531,8 +515,8 @@ class Scorer:
         None where no other layer is stored.
         """
         names, seed = self.method.names, self.method.settings.seed
-        highest = max(map(_layer, names))
-        last = [name for name in names if _layer(name) == highest]
+        highest = max(map(layer_of, names))
+        last = [name for name in names if layer_of(name) == highest]
         if highest < 0 or len(last) == len(names):
             return None
         # the last layer has the same choice of pooling as all candidates have, or the gain would be
@@ -540,7 +524,7 @@ class Scorer:
         baseline = best_of_folds(self.fits.final[name] for name in last)
         y, group = self.predictions.y, self.predictions.group
         chosen, last_layer = (
-            self._metric([fold.proba for fold in folds], y) for folds in (self.fits.folds, baseline)
+            self._metric(_outputs(folds), y) for folds in (self.fits.folds, baseline)
         )
         # of both on the same units, so that the interval is that of a paired difference
         metrics = {"chosen": chosen, "last": last_layer}
@@ -565,6 +549,7 @@ class Scorer:
             "records": {"folds": len(self.predictions.row), "test": 0},
             "scores": {"cross_validation": {method.metric: self.nested()}},
             "metric": method.metric,
+            "threshold_metric": method.metric if method.beta is not None else None,
             "view_scores": single,
             "combinations": tuple(self.of_view(c.name) for c in method.combinations),
             "choices": tuple(fold.model.name for fold in self.fits.folds),
@@ -576,7 +561,7 @@ class Scorer:
     def of_view(self, name: str) -> ViewScore:
         """The score of a candidate, beside that of the control task."""
         method, folds = self.method, self.fits.final[name]
-        score = self.score([fold.proba for fold in folds])
+        score = self.score(_outputs(folds))
         random = self.value([fold.model.control for fold in folds], method.control)
         size = np.mean([len(train) for train, _ in self.problem.split.subsets()])
         curve = tuple(
@@ -598,17 +583,25 @@ def _untrained(
     data: VectorData, scorer: Scorer, progress: ProgressCallback
 ) -> dict[str, tuple[float, ...]]:
     """Scores of the views by encoders of the same architecture, never trained."""
+    from embedkit.encoding.model import PlainModel
+
     scores: dict[str, tuple[float, ...]] = {}
     units, target, split, _ = scorer.problem
     names, settings = scorer.method.names, scorer.method.settings
     step = steps(progress, "never trained", len(names) * _UNTRAINED, "views")
+    # a pooler has weights of its own, which are left out. The plain module of transformers: other
+    # ways to run an encoder hold copies of its trained weights
+    layers = [name for name in names if name != "pooler"]
+    about: dict[str, Any] = {"precision": "fp32", "forward": "transformers"}
+    encode = encode_as(data.manifest, layers, owner=str(data.path), **about)
+    assert isinstance(encode.encoder.model, PlainModel)
     for number in range(_UNTRAINED):
         progress(Progress("encoding at random", 0, None, "texts"))
-        views = encode_at_random(data, units, names, settings.seed + number)
-        for name, X in views.items():
+        randomize(encode.encoder.model.module, settings.seed + number)
+        for name, X in _encoded(encode, units).items():
             # the same units, folds and tuning: the weights of the encoder alone differ
             problem = scorer.problem._replace(units=replace(units, inputs=X.__getitem__))
-            fits = [partial(_predicted, problem, *subset, settings) for subset in split.subsets()]
+            fits = [partial(scorer.method.outputs_of, problem, *s) for s in split.subsets()]
             fitted = side_by_side(fits, threads=settings.threads)
             scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))
             step()
@@ -639,7 +632,7 @@ def control_task(
 
 
 def check_encodable(data: VectorData) -> None:
-    """Raise a :class:`UsageError` if :func:`encode_at_random` cannot encode the records again."""
+    """Raise a :class:`UsageError` if the records cannot be encoded again, without training."""
     job, problem = data.manifest.job, ""
     if not job.storage.text or job.input.text_pair is not None:
         problem = "it encodes the stored texts again, and this dataset has none or has pairs"
@@ -650,30 +643,9 @@ def check_encodable(data: VectorData) -> None:
         raise UsageError(f"{problem}.", control="random-weights")
 
 
-def encode_at_random(
-    data: VectorData, units: Units, names: Sequence[str], seed: int
-) -> dict[str, Float32]:
-    """Return views of the stored texts by the same architecture with freshly initialised tensors.
-
-    The pooler is left out.
-    """
-    from embedkit.encoding.encoder import Encoder
-    from embedkit.encoding.model import PlainModel
-
+def _encoded(encode: DatasetEncoder, units: Units) -> dict[str, Float32]:
+    """The views of the units by their names, from the texts of their records."""
     texts = units.records.texts()
-    checkpoint, vectors = data.manifest.names, data.manifest.vector_settings
-    # the plain module of transformers: other ways to run an encoder hold copies of its trained
-    # weights
-    encoder = Encoder.load(
-        checkpoint.model,
-        revision=checkpoint.revision,
-        max_length=vectors.max_length,
-        precision="fp32",
-        forward="transformers",
-    )
-    assert isinstance(encoder.model, PlainModel)
-    randomize(encoder.model.module, seed)
-    encode = DatasetEncoder(encoder, vectors, [name for name in names if name != "pooler"])
     if units.level == "sentence":
         return encode.views(texts)
     words = encode.words(texts, spans=units.spans)

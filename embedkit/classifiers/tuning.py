@@ -60,12 +60,13 @@ def fit(
 ) -> Fitted:
     """Return a pipeline fitted on the inputs of the units ``train`` alone, vectors or texts.
 
-    Inner folds, which never divide a group of the split, choose the parameters if ``tune`` is set
-    and each of them has two classes to be trained on. With ``held_out`` they also predict each
-    training unit.
+    Inner folds, which never divide a group of the split, choose the parameters if ``tune`` is set.
+    With ``held_out`` they also predict each training unit. Of very few units there are none.
     """
     units, target, split, _ = problem
     y, classes = target.y[train], len(target.classes)
+    folds = _folds_of(target.take(train), split.group[train], seed=settings.seed)
+    tunable = tune and bool(folds)
     try:
         # scaling or TF-IDF is fitted once for all inner folds, which takes most of the time of a
         # fit on texts. Inner scores thereby know the words of all training records, but none of
@@ -74,17 +75,6 @@ def fit(
         # a pipeline without steps is refused
         before = Pipeline(steps or [("nothing", "passthrough")])
         X = before.fit_transform(units.inputs(train))
-        groups = split.group[train]
-        count = _INNER_FOLDS_OF_FEW if len(train) < _FEW else _INNER_FOLDS
-        # no more folds than groups, which are never divided
-        count = min(count, len(np.unique(groups)))
-        folds: Folds = []  # none where all records are of one group
-        if count > 1:
-            folds = inner_folds(target.strata[train], groups, count, seed=settings.seed)
-        # where groups are few, an inner fold may have records of one class alone to be trained on
-        tunable = tune and bool(folds)
-        if classes:
-            tunable = tunable and all(len(np.unique(y[rows])) > 1 for rows, _ in folds)
         # without tuning the score is NaN
         choice, inner = Choice(), None
         if tunable and settings.estimator == "logreg" and settings.task == "classification":
@@ -97,7 +87,7 @@ def fit(
                 estimator, choice = _search(estimator, X, y, folds, target, settings)
             # inner folds fit the sigmoid too, where a classifier has no probabilities
             model = _fit_estimator(estimator, X, y, folds, settings)
-            if held_out or (tunable and not searches):
+            if folds and (held_out or (tunable and not searches)):
                 inner = _predict_held_out(estimator, X, y, folds, target, settings)
                 if tunable and not searches:
                     choice = Choice(score=inner_score(y, inner, settings))
@@ -113,6 +103,20 @@ def fit(
             f"{len(train)} training records: {first_line(error)}.", estimator=settings.estimator
         ) from error
     return Fitted(Pipeline([*before.steps, (name, model)]), choice, inner)
+
+
+def _folds_of(target: Target, groups: Int64, *, seed: int) -> Folds:
+    """Inner folds of training units; none where a model of one of them could not be fitted."""
+    count = _INNER_FOLDS_OF_FEW if len(groups) < _FEW else _INNER_FOLDS
+    # no more folds than groups, which are never divided
+    count = min(count, len(np.unique(groups)))
+    if count < 2:
+        return []
+    folds = inner_folds(target.strata, groups, count, seed=seed)
+    # where groups are few, an inner fold may have units of one class alone to be trained on, or of
+    # a regression a single one
+    kinds = (np.unique(target.y[rows]) if target.classes else rows for rows, _ in folds)
+    return folds if all(len(kind) > 1 for kind in kinds) else []
 
 
 def _narrow(X: Any) -> Float64:
@@ -232,6 +236,14 @@ def _fit_estimator(
             model.set_params(**{name: min(value, len(y))})
     if settings.task == "regression" or hasattr(model, "predict_proba"):
         return model.fit(X, y)
+    # else scikit-learn would say of its own folds what nobody has asked for
+    if not folds or any(len(np.unique(y[rows])) < len(np.unique(y)) for rows, _ in folds):
+        raise UsageError(
+            f"it has no probabilities; inner folds fit them, of {len(y)} training records here, "
+            "and one of them lacks a class. Give more records of each class, or take an estimator "
+            "that has them, as logreg.",
+            estimator=settings.estimator,
+        )
     weight = None
     if settings.class_weight is not None:  # which the sigmoid must know, too
         # the weights of records stand for it, else they would count twice

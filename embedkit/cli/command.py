@@ -20,7 +20,7 @@ import click
 from embedkit import errors
 from embedkit.cli.options import FIRST_HEADING, HEADINGS, names_of, progress_bar
 from embedkit.cli.text import fitted, json_text, say
-from embedkit.display import TYPED, Typed, typing_folder
+from embedkit.display import TYPED, Typed, json_line, typing_folder
 from embedkit.types import no_progress
 
 if TYPE_CHECKING:
@@ -85,6 +85,9 @@ class Commands(click.Group):
             context = getattr(error, "ctx", None)
             name = f" {context.info_name}" if context and context.parent else ""
             message, code = error.format_message(), error.exit_code
+            if isinstance(error, click.NoSuchOption):  # click is reminded of --out by --format
+                names = error.possibilities or ()
+                message = error.message + errors.did_you_mean(error.option_name, names)
             message += f"{'.' * (message[-1] not in '.?')} See embedkit{name} --help."
         except OSError as error:
             # an error of the disk that no module has worded: one line all the same, and no
@@ -129,7 +132,8 @@ def complain(message: str) -> None:
 def answer_lines(answer: Callable[[str], None], what: str) -> int:
     """Answer every line of standard input at once, until it ends or Ctrl-C is pressed.
 
-    A line that has no answer is complained about; the next one is read all the same.
+    A line that has no answer is complained about, with ``--json`` in its place among the answers;
+    the next one is read all the same.
     """
     if sys.stdin.isatty():
         say(f"note: type a {what} and Enter; Ctrl-D ends", err=True)
@@ -140,7 +144,10 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
             try:
                 answer(line.rstrip("\r\n"))
             except errors.UsageError as error:
-                complain(in_options(error.message))
+                message = in_options(error.message)
+                complain(message)
+                if click.get_current_context().params["as_json"]:
+                    click.echo(json_line({"error": message}))
             # the program at the other end of a pipe waits for this answer before it asks again
             sys.stdout.flush()
     except KeyboardInterrupt:

@@ -118,16 +118,17 @@ def compare(
         from embedkit.comparison.report import write_report
 
         write_report(compared, report, overwrite=overwrite, progress=progress)
+        written.append(path_text(report))
     advice = recommend(compared)
     return Result(
         {**compared.as_json(), "recommendation": advice},
-        lambda: _compare_text(compared, advice, written, report),
+        lambda: _compare_text(compared, advice, written),
+        # the verdict itself; who has it in a file can do without it on the terminal
+        asked_for=not written,
     )
 
 
-def _compare_text(
-    compared: Compared, advice: Recommendation, written: list[str], report: Path | None
-) -> str:
+def _compare_text(compared: Compared, advice: Recommendation, written: list[str]) -> str:
     """The answer, the methods, the decisions and what to do next; with ``--all`` all numbers."""
     from embedkit.comparison.recommendation import run_notices
 
@@ -147,7 +148,6 @@ def _compare_text(
             last.append(f"look first: {', '.join(shorts)}")
     last.append(f"next: {advice.next}")
     last += [f"wrote {path}" for path in written]
-    last += [] if report is None else [f"report: {path_text(report)}"]
     last.append(comparison_text(compared) if asked_for_all() else "all numbers: --all")
     return "\n".join([*first, _methods_text(compared, advice, first + last), *last])
 

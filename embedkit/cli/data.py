@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from embedkit.dataset.extract import Estimate, ExtractResult
     from embedkit.dataset.format import Manifest
     from embedkit.dataset.info import DatasetInfo
+    from embedkit.dataset.settings import InputRecord
     from embedkit.dataset.shards import ExtractPlan
     from embedkit.encoding.model import ModelInfo
 
@@ -213,11 +214,12 @@ def _result_text(result: ExtractResult) -> str:
     if not result.was_complete:
         size = sum(f.bytes for f in manifest.files.values())
         speed = result.tokens_fresh / result.seconds if result.seconds else 0
+        encoded = f"encoding {speed:,.0f} tokens/s" if speed else "nothing was encoded again"
         resumed = result.resumed_shards
         first = (
             f"wrote {result.out}: {count_text(totals.accepted, 'row')} × "
             f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
-            f"{duration_text(seconds_so_far())} (encoding {speed:,.0f} tokens/s"
+            f"{duration_text(seconds_so_far())} ({encoded}"
             + (f", {count_text(resumed, 'shard')} from before)" if resumed else ")")
         )
     records = ledger_text(
@@ -228,9 +230,11 @@ def _result_text(result: ExtractResult) -> str:
         f"{result.out}/_embedkit/rejects.jsonl",
     )
     opened = open_lines(result.out, manifest)
+    words = sum(f.rows for name, f in manifest.files.items() if name.startswith("words/"))
     lines = [
         first,
         f"  records  {records}",
+        *[f"  {'spans' if manifest.job.input.spans else 'words'}    {words:,}"] * (words > 0),
         f"  tokens   {tokens_text(manifest)}",
         f"  views    {view_ranges(list(manifest.views))}",
         *_int8_lines(manifest, 8),
@@ -301,11 +305,17 @@ def info(what: str) -> Result:
     return Result(details, lambda: _model_text(details), asked_for=True)
 
 
+def _columns_text(read: InputRecord) -> str:
+    """What the dataset has of its corpus, by the names of the columns there."""
+    roles = ("id", "text", "text_pair", "label", "word_label")
+    parts = [f"{role} {getattr(read, role)}" for role in roles if getattr(read, role)]
+    return ", ".join([*parts, *(f"kept {name}" for name in read.keep)])
+
+
 def _dataset_text(info: DatasetInfo) -> str:
     from embedkit.dataset.info import (
         BATCH_INVARIANT,
         USELESS,
-        atlas_line,
         batch_invariant,
         health_findings,
         open_lines,
@@ -330,6 +340,7 @@ def _dataset_text(info: DatasetInfo) -> str:
         f"  model      {names.checkpoint}, {model.n_layers} layers, {model.width} wide, "
         f"{manifest.job.vectors.precision}",
         f"  input      {', '.join(names.inputs)}",
+        f"  columns    {_columns_text(manifest.job.input)}",
         f"  records    {records}",
         f"  duplicates {count_text(info.duplicate_texts, 'row')} with an earlier text",
         f"  tokens     {tokens_text(manifest)}",
@@ -356,7 +367,6 @@ def _dataset_text(info: DatasetInfo) -> str:
         ]
         lines += [table_text(rows), "open it:"]
         lines += [f"  {line}" for line in open_lines(info.path, manifest).values()]
-        lines += ["look at it:", f"  {atlas_line(info.path, manifest)}"]
     else:
         rest = len(findings) - 2
         lines += [f"  views      {line}" for line in findings[:2]]
@@ -422,7 +432,6 @@ def _weights_text(names: Sequence[str]) -> str:
     option(
         "--recompute",
         type=POSITIVE,
-        default=None,
         help="Encode so many random texts of a dataset again, and compare their vectors.",
     ),
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),

@@ -320,6 +320,8 @@ def _show_text(
     predictor: Predictor, text: str, second: str | None = None, *, as_json: bool
 ) -> None:
     """Print the prediction for a text or a pair, or a line for each word of a text."""
+    if not text.strip() or (second is not None and not second.strip()):
+        raise UsageError("the text is empty.")  # as that of a record, or of a query
     predictor.check_pairs(second is not None, option="text_pair")
     shown: list[tuple[dict[str, Any], Prediction]]
     if not predictor.labels_words:

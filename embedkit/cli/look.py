@@ -55,6 +55,7 @@ _SHOWN = 100
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
     option(
         "--duplicates",
+        "threshold",
         type=float,
         metavar="COSINE",
         help="Find the pairs of texts of the dataset that are so near, and their groups.",
@@ -67,7 +68,7 @@ def search(
     k: int,
     like: tuple[int, ...],
     kind: str | None,
-    duplicates: float | None,
+    threshold: float | None,
     out: Path | None,
     progress: ProgressCallback,
     **settings: Any,
@@ -78,10 +79,10 @@ def search(
     is answered as it comes, by one process. Search is exact unless --index is given. Duplicate
     texts are returned once. With --duplicates there is no query: every two texts are compared.
     """
-    if [query is not None, duplicates is not None, bool(like)].count(True) > 1:
-        raise UsageError("give a QUERY, or --like ROW, or --duplicates COSINE.")
-    if duplicates is not None:
-        return _duplicates(dataset, duplicates, out, kind, progress, **settings)
+    if [query is not None, threshold is not None, bool(like)].count(True) > 1:
+        raise UsageError("QUERY, --like ROW and --duplicates COSINE exclude each other; give one.")
+    if threshold is not None:
+        return _duplicates(dataset, threshold, out, kind, progress, **settings)
     if out is not None:
         raise UsageError("--out is for the pairs of --duplicates; redirect answers with >.")
     from embedkit.search.exact import Searcher
@@ -341,8 +342,10 @@ def _words_text(report: WordReport) -> str:
     else:
         shown = report.uses if everything else report.uses[:_FEW]
         lines += [f"  {_snippet(use)}  (row {use.row})" for use in shown]
+    left = len(report.uses) - _FEW
     if not everything:
-        return "\n".join([*lines, "layers: --all"])
+        more = f"{count_text(left, 'more use')}, " if left > 0 else ""
+        return "\n".join([*lines, f"{more}layers: --all"])
     rows = [
         {"layer": layer.layer, "mean cosine": number_text(layer.cosine)}
         | ({} if math.isnan(layer.others) else {"any two words": number_text(layer.others)})
@@ -469,9 +472,10 @@ def _diff_text(result: Diff) -> str:
             f"{result.equal:,} have the same bits"
         )
         facts["cosine"] = ", ".join(f"{number_text(value)} ({name})" for name, value in cosines)
-    facts["neighbours"] = (
-        f"{result.kept:.1f} of ten are kept; linear CKA {result.cka:.4f} (of {together})"
-    )
+    if math.isfinite(result.kept):
+        facts["neighbours"] = (
+            f"{result.kept:.1f} of ten are kept; linear CKA {result.cka:.4f} (of {together})"
+        )
     if gap is not None:
         first, second = (per_cent(value, unit=True) for value in result.accuracies)
         facts["decisions"] = (
@@ -509,6 +513,8 @@ def _diff_finding(result: Diff) -> str:
             "(relative L2)"
         )
     finding = f"{result.kept:.1f} of ten nearest neighbours are kept"
+    if math.isnan(result.kept):
+        finding = "fewer than 12 texts, of which neighbours are not compared"
     if result.difference is not None:
         finding += f", {metric_text(result.decisions, 'accuracy', unit=True)} of decisions change"
     return finding + "; no setting that was tried explains it" * bool(result.explanations)

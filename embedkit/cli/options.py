@@ -93,7 +93,7 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("--id", "Column of the id. [inferred from the header; else row numbers]", {}),
     ("--label", "Column of the label. [inferred from the header]", {}),
     ("--word-label", "Column of the labels of words: with spaces between, or upos of CoNLL-U.", {}),
-    ("--format", "Format; auto: by the name of the file.", choice(["auto", *FORMATS], "auto")),
+    ("--format", "Format; auto: by name and first bytes.", choice(["auto", *FORMATS], "auto")),
     ("--encoding", "Character encoding of text files.", {"default": "utf-8"}),
     ("--quoting", "Quoting of fields: {QUOTINGS}.", choice(QUOTINGS, "auto")),
     ("--delimiter", "What separates cells, or tab. [what divides the first lines alike]", {}),

@@ -65,14 +65,18 @@ def terminal_width() -> int:
 
 
 _COMMAND = re.compile(r"(?P<before>(?:[a-z ]+: )? *)(?P<command>embedkit [a-z]+ .*)")
+_PYTHON = re.compile(r"(?:open it: | *)(?:import |from \w+ import |\w+ = )")
 _WORDS = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")
 _BREAK = re.compile(rf" (?!%|(?:to )?[\d.{MINUS}]+\))")  # units and intervals stay whole
 
 
 def fitted(line: str) -> list[str]:
-    """Divide a line at words, commands by backslashes, to fit the terminal."""
+    """Divide a line at words, commands by backslashes, to fit the terminal.
+
+    Tab-separated values, which are for programs, and Python, which no space may divide, stay whole.
+    """
     width = terminal_width()
-    if columns(line) <= width or "\t" in line:  # tab-separated values are for programs
+    if columns(line) <= width or "\t" in line or _PYTHON.match(line):
         return [line]
     command = _COMMAND.fullmatch(line)
     indent = " " * (len(line) - len(line.lstrip()) + 2)
@@ -84,7 +88,7 @@ def fitted(line: str) -> list[str]:
     lines = [words[0]]
     for word in words[1:]:
         if columns(f"{lines[-1]} {word}{end}") > width and lines[-1].strip():
-            lines[-1] += end
+            lines[-1] = lines[-1].rstrip() + end
             lines.append(indent + word)
         else:
             lines[-1] += f" {word}"

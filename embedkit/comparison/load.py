@@ -243,7 +243,7 @@ def _predicted(
         number = {label: i for i, label in enumerate(classes)}
         if unknown := [label for label in cells["y_pred"] if label not in number]:
             raise UsageError(
-                f"{path} predicts {len(unknown):,} labels that the runs do not have, such as "
+                f"{path} predicts {count_text(len(unknown), 'label')} unknown to the runs, such as "
                 f"{unknown[0]!r}; expected {', '.join(classes[:10])}."
             )
         y_pred = np.array([number[str(label)] for label in cells["y_pred"]], np.int64)

@@ -85,16 +85,18 @@ def recommend(compared: Compared) -> Recommendation:
         reason = f"{first.name} is the best, {best} {metric_name(compared.metric)}; "
         reason += f"{_majority_text(compared)} has {guess}."
     decisions = tuple(_decisions(compared, methods))
+    training, other_views = _training(compared, chosen)
+    commands = [training, *(decision.command for decision in decisions)]
     return Recommendation(
         chosen,
         title,
-        reason + _failed(compared),
+        reason + _failed(compared) + other_views,
         against,
         gain,
         compared.judge(gain),
         selection.useful,
         decisions,
-        _next(compared, chosen, decisions),
+        next(filter(None, commands), "") or _use(compared, chosen),
     )
 
 
@@ -369,25 +371,39 @@ def model_text(model: str) -> str:
     return portable(model) if Path(model).is_absolute() else model
 
 
-def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str:
+def _training(compared: Compared, chosen: Row) -> tuple[str, str]:
+    """The command that trains on what a probe has chosen, and a sentence if it is on other views.
+
+    A probe keeps no model, so that its views have to be trained on, side by side.
+    """
     content = None if chosen.kind == "blend" else _run(compared, chosen.name).content
-    commands = [decision.command for decision in decisions]
-    if isinstance(content, ProbeRun):
-        # a probe keeps no model: to use its views they have to be trained on, side by side. A sum
-        # or a mixture is not stored: then the best single view
-        views = content.choice.split(" + ")
-        if not {view.name for view in content.view_scores}.issuperset(views):
-            views = [content.chosen.name]
-        commands.insert(0, _command(compared, "train", "--view", ",".join(views)))
-    if command := next(filter(None, commands), ""):
-        return command
-    if content is None:
+    if not isinstance(content, ProbeRun):
+        return "", ""
+    views, sentence = content.choice.split(" + "), ""
+    # a sum or a mixture of layers, which the probe has made itself
+    if not {view.name for view in content.view_scores}.issuperset(views):
+        views = [content.chosen.name]
+        sentence = (
+            f" The dataset does not store the {view_text(content.choice)}: the next command trains "
+            f"on the single view that most folds put first, {view_text(views[0])}."
+        )
+    options = ["--view", ",".join(views)]
+    if content.estimator not in ("logreg", "ridge"):  # which train takes by default
+        options += ["--estimator", content.estimator]
+    command = _command(compared, "train", *options)
+    return command, sentence if command else ""
+
+
+def _use(compared: Compared, chosen: Row) -> str:
+    """The command that predicts with the method, or writes the predictions of a blend."""
+    if chosen.kind == "blend":
         runs = [portable(run.path) for run in compared.models]
         end = ["--write-blend", portable(_free(Path("blend.tsv")))]
         end += ["--prefer", "score"]
         return shlex.join(["embedkit", "compare", *runs, *end])
     path = portable(_run(compared, compared.selection.with_model).path)
-    pair = ["--text-pair", "another text"] if content.dataset.pairs else []
+    pairs = _run(compared, chosen.name).content.dataset.pairs
+    pair = ["--text-pair", "another text"] if pairs else []
     return shlex.join(["embedkit", "predict", path, "--text", "a new text", *pair])
 
 

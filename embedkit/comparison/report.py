@@ -163,6 +163,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "p": p_text,
     "bytes": bytes_text,
     "breaks": _breaks,
+    "counted": count_text,
     "metric": metric_name,
     "duration": lambda seconds: duration_text(seconds) or "–",
     "count": lambda n: f"{n:,}" if n < 1e6 else f"{n / 1e6:.4g} million",

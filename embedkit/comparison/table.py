@@ -535,7 +535,10 @@ def _costs(
             predict = predict / len(run.predictions.out_of_fold) * 1_000
         encode = encode_seconds.get(content.dataset.fingerprint) if content.views else None
         if isinstance(content, FinetuneRun):
-            predict, encode = predict and 0.0, predict  # the head takes none
+            # the head takes none. A held-out record was read by the models of its fold, one for
+            # each seed, and a new one is read by the models of all folds (_models)
+            seeds = content.settings.get("seeds", 1)
+            predict, encode = predict and 0.0, predict and predict / seeds
         predicting[run.name] = predict
         if encode is not None:
             # noise of a clock only adds time, so that the least is nearest to the truth

@@ -61,15 +61,6 @@ LEFT_OUT = b"embedkit.left_out"
 """In the metadata of a field: its type, if its values cannot be read and are left out."""
 
 
-_LISTS = (
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-    pa.types.is_list_view,
-    pa.types.is_large_list_view,
-)
-
-
 # the last two are raised for column names that are not UTF-8 and dates beyond Python's
 _ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
 
@@ -115,20 +106,19 @@ class _ColumnarTable(Table):
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
-        # a column may have two roles, such as the label that is kept too; it is converted once
-        unique = list(dict.fromkeys(names))
         try:
-            places = {name: self._fields[name][0] for name in unique}
+            # a column may have two roles, such as the label that is kept too; it is converted once
+            places = {name: self._fields[name][0] for name in names}
             # fields of one struct share its column, which is read once
             for whole in self._batches(list(dict.fromkeys(top for top, *_ in places.values()))):
                 batch = whole.slice(min(self._skipped, whole.num_rows))
                 self._skipped -= whole.num_rows - batch.num_rows
-                columns = {name: _cells(_column(batch, *places[name])) for name in unique}
+                columns = {name: _cells(_column(batch, *place)) for name, place in places.items()}
                 for values in zip(*(columns[name] for name in names), strict=True):
                     self._done += 1
                     yield _row(values)
         except _ERRORS as error:
-            advice = "Fetch it again."
+            advice = "Fetch it again; a date after the year 9999 has to be a text."
             raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
     def check_column(self, name: str, *, role: str) -> None:
@@ -265,7 +255,7 @@ def _fits_memory(path: Path, sheet: str, *_state: int) -> bool:
 
 
 class SheetTable(Table):
-    """One sheet of a workbook, which is in memory; its first row names the columns."""
+    """One sheet of a workbook, which is in memory; its first row names the columns, if any."""
 
     def __init__(self, path: Path, dialect: Dialect) -> None:
         try:
@@ -288,7 +278,7 @@ class SheetTable(Table):
                 self._sheet = book.get_sheet_by_name(name)
         except (python_calamine.CalamineError, OSError) as error:
             # a web page or another text with the suffix of a workbook is named as what it is
-            check_kind(path)
+            check_kind(path, text=False)
             problem = f"is no workbook: {error}. If it is text: {Option('format', 'tsv')} or 'csv'"
             raise CorpusError(f"{path} {problem}.") from error
         rows = enumerate(self._sheet.iter_rows())
@@ -297,9 +287,12 @@ class SheetTable(Table):
         if not filled:
             raise CorpusError(f"{path}: its sheet {name!r} is empty.{self._advice}")
         # from 0, as all numbers of the library; rows are counted from 1, as the workbook shows them
-        self._first = filled[0][0]
+        self._first = filled[0][0] + dialect.header
         self.columns, *below = [_sheet_names(row) for _, row in filled]
-        check_title(path, [len(cells) for cells in (self.columns, *below)])
+        if dialect.header:
+            check_title(path, [len(cells) for cells in (self.columns, *below)])
+        else:
+            self.columns = list(map(str, range(len(filled[0][1]))))
         check_names(self.columns, path)
 
     def _sheet_of(self, names: Sequence[str], name: str) -> str:
@@ -325,8 +318,8 @@ class SheetTable(Table):
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
         places = [self.columns.index(name) for name in names]
-        below = islice(self._sheet.iter_rows(), self._first + 1, None)
-        for number, values in enumerate(below, self._first + 2):
+        below = islice(self._sheet.iter_rows(), self._first, None)
+        for number, values in enumerate(below, self._first + 1):
             self._done = number
             cells = [_sheet_cell(cell) for cell in values]
             if not any(cells):
@@ -419,7 +412,8 @@ def has_bytes(kind: pa.DataType) -> bool:
 
 def is_list(kind: pa.DataType) -> bool:
     """True if values of the type are lists."""
-    return any(is_kind(kind) for is_kind in _LISTS)
+    is_view = isinstance(kind, pa.ListViewType | pa.LargeListViewType)
+    return is_view or isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
 def inner_type(kind: pa.DataType) -> pa.DataType:

@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
 from embedkit.corpus.sources import (
@@ -35,7 +35,6 @@ from embedkit.errors import CorpusError, Option
 # of CoNLL-U; the numbers below are places in a line of them
 _COLUMNS = 10
 _OF_WORDS = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
-_MISC = 9
 _OF_SENTENCES = ("text", "id", "doc")
 # the longer name stands first, of which the shorter one is a beginning
 _COMMENT = re.compile(r"#\s*(text|sent_id|newdoc id|newdoc)\s*(?:=(.*))?")
@@ -152,29 +151,32 @@ class ConlluTable(TextTable):
 
 
 _NAMES = {2: ("form", "label"), 3: ("form", "pos", "label"), 4: ("form", "pos", "chunk", "ner")}
-_DOCUMENT = "-DOCSTART-"
+# `#` may be a word, and `#tag` is one of tweets; what is said of a sentence has a name, or a space
+# in what would be the word
+_ABOUT = re.compile(r"#+ +(id|sent_id|text)\b|#[^\t]* [^\t]*\t")
 
 
 class ConllTable(ConlluTable):
     """Words with labels, a word on a line, sentences between blank lines, as of CoNLL-2003.
 
-    Columns are separated by tabs, else by other white space; they are ``form pos chunk ner`` if
-    there are four, ``form pos label`` or ``form label`` if there are less, else numbered. Lines of
-    another number of columns that begin with ``#`` are comments, and ``-DOCSTART-`` is no word.
+    Columns are separated by tabs, else by spaces; they are ``form pos chunk ner`` if there are
+    four, ``form pos label`` or ``form label`` if there are less, else numbered. A first column that
+    numbers the words of each sentence is left out. Lines of another number of columns that begin
+    with ``#`` are comments, and ``-DOCSTART-`` is no word.
     """
 
     def _cells(self, lines: _Numbered) -> tuple[dict[str, Cell], tuple[Span, ...]]:
-        words = [(number, _columns(line)) for number, line in lines]
+        words = [(number, _columns(line)) for number, line in lines if not _ABOUT.match(line)]
         # `#` is also a word of tweets: a line of the right width is one
         words = [w for w in words if len(w[1]) == self._width or w[1][0][:1] != "#"]
-        if not words or words[0][1][0] == _DOCUMENT:
+        if not words or words[0][1][0] == "-DOCSTART-":
             return {}, ()
         for number, columns in words:
             if len(columns) != self._width:
                 detail = f"expected {self._width} columns, got {len(columns)}"
                 raise BadRecordError("wrong_columns", f"line {number}: {detail}")
         # lines of words become columns: the forms first, then the labels
-        values = list(zip(*(columns for _, columns in words), strict=True))
+        values = list(zip(*(columns[self._numbered :] for _, columns in words), strict=True))
         text, spans = joined(values[0])
         lists = dict(zip(self.word_columns, map(text_of, values), strict=True))
         return lists | {"text": text}, spans
@@ -184,18 +186,27 @@ class ConllTable(ConlluTable):
         self._lines.back(peeked)
         # the most frequent width is the right one: single lines may be damaged or comments. Blank
         # ones, of which there may be as many as words, have none
-        texts = (line.data.decode(self._encoding, "replace") for line in peeked)
-        widths = Counter(len(_columns(text)) for text in texts if text.strip())
+        texts = [line.data.decode(self._encoding, "replace") for line in peeked]
+        words = [_columns(text) for text in texts if text.strip() and not _ABOUT.match(text)]
+        widths = Counter(map(len, words))
         self._width = widths.most_common(1)[0][0] if widths else 0
         if peeked and self._width < 2:
             raise CorpusError(f"{self.path} has no columns of words. Set {Option('format')}.")
-        self.word_columns = _NAMES.get(self._width) or tuple(map(str, range(self._width)))
+        # numbers from 1 in each sentence are no forms, as those of CoNLL-X and GermEval
+        firsts = [columns[0] for columns in words if len(columns) == self._width > 2]
+        self._numbered = firsts[:1] == ["1"] and all(
+            second == "1" or (first.isdecimal() and second == str(int(first) + 1))
+            for first, second in pairwise(firsts)
+        )
+        names = tuple(map(str, range(self._width)))[self._numbered :]
+        self.word_columns = _NAMES.get(len(names), names)
         # the columns of words are no columns of records: `word_label` finds them
         return ["text"]
 
 
 def _columns(line: str) -> list[str]:
-    return line.split("\t") if "\t" in line else line.split()
+    # other white space, such as a no-break space, may stand in a word
+    return line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
 
 
 def joined(words: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
@@ -259,7 +270,7 @@ def _tokens(lines: _Numbered) -> list[_Token]:
             raise BadRecordError("empty_form", f"line {number}: the form is empty")
         if not inside:
             # told of the token, not of the words in it
-            space = "" if "SpaceAfter=No" in columns[_MISC].split("|") else " "
+            space = "" if "SpaceAfter=No" in columns[-1].split("|") else " "
             tokens.append(_Token(number, columns[1], int(match[2] or match[1]), space))
         # a line with a range is a token only; its words follow on lines of their own
         if not match[2]:

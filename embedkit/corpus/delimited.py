@@ -94,8 +94,8 @@ class DelimitedTable(TextTable):
         for parsed in self._records():
             if isinstance(parsed, BadRow):
                 raise CorpusError(f"{self.path}: the first line cannot be read: {parsed.detail}.")
-            # blank lines above the header are skipped as they are below it
-            if parsed is not None:
+            # blank lines above the header are skipped as those below it, and rows of empty cells
+            if parsed is not None and (any(parsed[1]) or not self._dialect.header):
                 break
             self.blank += 1 + self._lines.skip_blank()
         else:

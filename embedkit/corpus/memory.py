@@ -85,7 +85,7 @@ class InputFile:
         """Describe an existing file; a :class:`CorpusError` for folders, pipes and devices."""
         try:
             status = path.stat()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # of a list of paths, in which there may be a NUL
             if not path.parent.is_dir():
                 near = f" The folder {path.parent} does not exist."
             else:
@@ -166,7 +166,7 @@ def _spool(corpus: Any, folder: Path) -> Path:
         corpus = corpus.to_pylist()
     # they can be iterated too, over their keys, numbers or lines, which nobody means
     if (
-        isinstance(corpus, Mapping | bytes | io.IOBase)
+        isinstance(corpus, Mapping | set | frozenset | bytes | io.IOBase)  # a set has no order
         or not (isinstance(corpus, Iterable) or hasattr(corpus, "__arrow_c_stream__"))
         or getattr(corpus, "ndim", 1) == 0
     ):
@@ -245,8 +245,8 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
         return table.schema, iter(table.to_batches())
     # an IterableDataset has no number of rows, and yields dicts like any other iterator.
     # A dataset that was selected from or shuffled has Arrow tables of other rows, so
-    # they are asked for through its iterator
-    if library == "datasets" and hasattr(corpus, "num_rows"):
+    # they are asked for through its iterator. A transform of the user yields dicts, too
+    if library == "datasets" and hasattr(corpus, "num_rows") and corpus.format["type"] != "custom":
         tables = corpus.with_format("arrow").iter(_ROW_GROUP)
         batches = (batch for table in tables for batch in table.to_batches())
         return corpus.features.arrow_schema, batches
@@ -316,8 +316,8 @@ def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Ta
 def _plain_type(kind: pa.DataType) -> pa.DataType | None:
     """The type in which a column is written; ``None`` if it is left out."""
     kind = inner_type(kind)
-    # images and audio of a Hugging Face Dataset are not copied; Parquet has no unions
-    if has_bytes(kind) or pa.types.is_union(kind):
+    # images and audio of a Hugging Face Dataset are not copied; Parquet has no unions, no months
+    if has_bytes(kind) or pa.types.is_union(kind) or pa.types.is_interval(kind):
         return None
     if is_list(kind):
         inner = _plain_type(kind.value_type)

@@ -18,6 +18,7 @@ import dataclasses
 import logging
 import os
 import re
+import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
@@ -63,6 +64,9 @@ _WORD_NAMES = ("tokens", "words")
 _DELIMITERS = {"tab": "\t", "\\t": "\t"}
 SENTENCES, SPANS = ("sentences",), ("spans",)
 _LABEL_NAMES = ("label", "labels", "target", "class", "category", "y")
+# tags, marks of a merge, places, separators that no format has, as in the one "column" of what is
+# no table
+_NO_NAME = re.compile(r"[<>{}\x00-\x1f，；｜]|/.*/")
 # ends of names such as msg_id and ImageID; such a column may as well hold authors, whose ids
 # repeat, so that it is proposed and not taken
 _LIKE_ID, _LIKE_LABEL = re.compile(r"(_id|[a-z]Id|ID)$"), "_label"
@@ -201,8 +205,7 @@ def _settled_encoding(encoding: str) -> str:
             return encoding
     except (LookupError, ValueError):  # also of a name with NUL, or an encoding of errors alone
         pass
-    usual = "usual ones are utf-8, cp949, euc-kr, shift_jis, utf-16"
-    raise UsageError(f"not an encoding that can be read; {usual}.", encoding=encoding)
+    raise UsageError("expected one such as utf-8, cp949, cp932 or utf-16.", encoding=encoding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,11 +378,13 @@ class _Guess:
         self._tables = tables
 
     def named_column(self, option: str, name: str | None) -> str | None:
-        """The named column, which must exist; spaces around its name are ignored."""
+        """The named column, which must exist; spaces around names and Unicode forms are ignored."""
         if name is None or name in self._columns:
             return name
-        if name.strip() in self._columns:
-            return name.strip()
+        # reversed: of names that are alike the first column stays
+        alike = {_plain(column): column for column in reversed(self._columns)}
+        if _plain(name) in alike:
+            return alike[_plain(name)]
         if name in self._word_columns:
             problem = f"in {self._file} each word has a value; use {Option('word_label', name)}"
             raise CorpusError(f"{problem}.", **{option: name})
@@ -406,7 +411,7 @@ class _Guess:
         if name is not None:
             return self.named_column(option, name)
         # reversed: of names that differ by case only, the first column stays
-        by_lower = {column.lower(): column for column in reversed(self._columns)}
+        by_lower = {_plain(column).lower(): column for column in reversed(self._columns)}
         if option == "label":  # whose fields are not meant together
             for name in self._columns:
                 by_lower.pop(name.rpartition(".")[0].lower(), None)
@@ -443,7 +448,7 @@ class _Guess:
 
     def text(self, name: str | None) -> str:
         """The text column: named, the only one, or with a usual name."""
-        if name is None and len(self._columns) == 1:
+        if name is None and len(self._columns) == 1 and not _NO_NAME.search(self._columns[0]):
             (only,) = self._columns
             # 0 is the name that a column without a header has
             if only.lower() not in (*_TEXT_NAMES, "0"):
@@ -458,9 +463,14 @@ class _Guess:
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
                 f"one with {Option('text')}, and the second text of a pair with "
-                f"{Option('text_pair')}."
+                f"{Option('text_pair')}{Option('header', False, before='; without a header: ')}."
             )
         return column
+
+
+def _plain(name: str) -> str:
+    """A name without outer spaces, in NFC: macOS writes the parts of Hangul one by one."""
+    return unicodedata.normalize("NFC", name.strip())
 
 
 def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Message]]:
@@ -468,10 +478,11 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
     name, encoding, header = options.format, options.encoding, options.header
     if name == "auto":
         name = format_of_name(file.path)
-    # CoNLL is often called .txt or .tsv, and would be read as a table
-    if not name or (name == "tsv" and format_of_content(file.path, encoding) == "conll"):
-        name = format_of_content(file.path, encoding)
-        notices.append(guessed(f"format: {name}", "format", "recognised by its first bytes"))
+        # JSON and CoNLL are often called .txt, .tsv or .csv, and would be read as a table
+        content = format_of_content(file.path, encoding) if name in ("", "tsv", "csv") else ""
+        if content and (not name or content not in ("tsv", "lines")):
+            name = content
+            notices.append(guessed(f"format: {name}", "format", "recognised by its first bytes"))
     kind = READERS[name]
     if options.sheet is not None and name != "sheet":
         raise UsageError(f"for workbooks; {file.name} is read as {name}.", sheet=options.sheet)
@@ -480,7 +491,9 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
         if name != "sheet" and compression_of(file.path):
             raise CorpusError(f"{file.name}: unpack a compressed {name.capitalize()} file first.")
         # the name of the sheet takes the place of the delimiter, which a workbook has not
-        return Dialect(name, delimiter=options.sheet or "\t"), notices
+        # columns of other kinds have names always
+        mark, header = options.sheet or "\t", header or name != "sheet"
+        return Dialect(name, delimiter=mark, header=header), notices
     if not kind.quoting:
         return Dialect(name, encoding), notices
     with closing(Source(file.path, encoding=encoding)) as source:
@@ -493,21 +506,22 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
     first, quoting = texts[0] if texts else "", options.quoting
     # where neither the user nor a tab says that this is a table
     guessing = options.format == "auto" and not options.delimiter and "\t" not in first
-    if guessing and suffix_of(file.path) == ".txt" and header:
+    # a .tsv that in truth has commas, or any text whose first line names columns; judged with the
+    # quotes of CSV, within which commas do not count
+    mark = _agreed(texts, READERS["csv"].delimiters, quoting="csv") if guessing else ""
+    suffix = suffix_of(file.path)
+    named = {cell.strip(' "').lower() for cell in first.split(mark or None)} & {*_TEXT_NAMES}
+    is_table = name == "tsv" and (suffix != ".txt" or not header)
+    is_table |= bool(named) and name in ("tsv", "lines") and first[0] != "|"  # as of Markdown
+    if mark and is_table:
+        name, kind = "csv", READERS["csv"]
+        notices = [guessed("format: csv", "format", f"each line has as many {mark!r}")]
+    elif guessing and suffix == ".txt" and header:
         # a first line such as `text` is a header, any other is a text
         name, header = "lines", first.strip().lower() in _TEXT_NAMES
         notices.append(guessed("one text per line", "format", "the first line has no tab"))
     elif not kind.header:
         header = False
-    # a .tsv or a nameless table that in truth has commas; judged with the quotes
-    # of CSV, within which commas do not count
-    elif (
-        guessing
-        and name == "tsv"
-        and (mark := _agreed(texts, READERS["csv"].delimiters, quoting="csv"))
-    ):
-        name, kind = "csv", READERS["csv"]
-        notices.append(guessed("format: csv", "format", f"each line has as many {mark!r}"))
     quoting = kind.quoting if quoting == "auto" else quoting
     usual = kind.delimiters[0] if kind.delimiters else "\t"
     # a mark that the first line lacks does not divide it

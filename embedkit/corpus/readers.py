@@ -39,6 +39,7 @@ from embedkit.errors import CorpusError
 # bytes are the most that is held meanwhile
 _PEEK = 1_000
 _PEEK_BYTES = 16 << 20
+_JSON = re.compile(rb'\{\s*["}]|\[\s*\{')
 # [ before anything else but { or ] may begin a line of JSON, a list, but no array of records
 _ARRAY = re.compile(rb"\s*\[\s*[{\]]")
 
@@ -124,7 +125,7 @@ class JsonTable(TextTable):
         self.open_ended = len(peeked) == _PEEK or held > _PEEK_BYTES
         filled = [line for line in peeked if line.data.strip()]
         self._kinds: dict[str, Any] = {}  # the first value of each key that is not null
-        objects = undecodable = 0
+        objects, undecodable, problem = 0, 0, ""
         for line in filled:
             try:
                 record = self._parse(line)
@@ -135,12 +136,14 @@ class JsonTable(TextTable):
                         self._kinds[name] = value
             except (RecursionError, BadRecordError) as error:
                 undecodable += getattr(error, "reason", "") == "invalid_encoding"
+                problem = problem or f"line {line.number}: {error}"
         check_encoding(self.path, self._encoding, undecodable, len(filled))
         # a lone { opens an object over several lines: a document, not records
         if filled and (not objects or filled[0].data.strip() == b"{"):
             raise CorpusError(
-                f"{self.path} holds neither JSON objects, one per line, nor an array of them. Pass "
-                "records in a document in Python: embedkit.extract(json.load(file)['data'], …)."
+                f"{self.path} holds neither JSON objects, one per line, nor an array of them "
+                f"({problem}). Objects over several lines: jq -c . old > new. Records inside of a "
+                "document are passed in Python: embedkit.extract(json.load(file)['data'], …)."
             )
         if objects == len(filled) == 1 and _is_frame(record):
             raise CorpusError(
@@ -209,7 +212,7 @@ class Format(NamedTuple):
 
     open: Callable[[Path, Dialect], Table]  # a CorpusError if the file is not of the format
     suffixes: tuple[str, ...] = ()
-    magic: tuple[bytes, ...] = ()  # first bytes, for files of other suffixes
+    magic: re.Pattern[bytes] | None = None  # of the first bytes, whatever the name of a text is
     text: bool = True  # in some encoding, plain or compressed
     delimiters: tuple[str, ...] = ()  # the usual one first
     quoting: str = ""  # meaning of "auto"; empty if the format has no quotes and no header
@@ -236,16 +239,16 @@ READERS: Mapping[str, Format] = {
     # without suffixes: .txt is tsv until its first line shows no tab
     "lines": Format(open=LinesTable, quoting="none"),
     "jsonl": Format(
-        open=JsonTable, suffixes=(".jsonl", ".ndjson", ".json"), magic=(b"{",), same_columns=False
+        open=JsonTable, suffixes=(".jsonl", ".ndjson", ".json"), magic=_JSON, same_columns=False
     ),
     "parquet": Format(
-        open=ParquetTable, suffixes=(".parquet", ".pq"), magic=(b"PAR1",), text=False
+        open=ParquetTable, suffixes=(".parquet", ".pq"), magic=re.compile(b"PAR1"), text=False
     ),
     "arrow": Format(
         open=ArrowTable,
         suffixes=(".arrow", ".feather", ".ipc"),
         # of a file, and of a stream, which begins with the marker of a message
-        magic=(b"ARROW1", b"\xff\xff\xff\xff"),
+        magic=re.compile(b"ARROW1|\xff{4}"),
         text=False,
     ),
     # without magic bytes: workbooks are zip or OLE files like many others
@@ -255,13 +258,14 @@ READERS: Mapping[str, Format] = {
     "conllu": Format(
         open=ConlluTable,
         suffixes=(".conllu",),
-        magic=(b"# sent_id", b"# newdoc", b"# text =", b"# global.columns"),
+        magic=re.compile(b"# (sent_id|newdoc|text =|global.columns)"),
         marks_words=True,
     ),
     "conll": Format(
         open=ConllTable,
         suffixes=(".conll", ".bio", ".iob", ".iob2"),
-        magic=(b"-DOCSTART-",),
+        # of CoNLL-2003, of KLUE, and where two lines end in tags of words
+        magic=re.compile(rb"-DOCSTART-|## klue-ner|(([^\s]+[\t ]+)+(O|[BIES]-[^\s]+) *[\r\n]+){2}"),
         marks_words=True,
     ),
 }
@@ -294,5 +298,5 @@ def format_of_content(path: Path, encoding: str) -> str:
 
 
 def _by_magic(head: bytes, *, text: bool) -> str:
-    kinds = ((name, kind) for name, kind in READERS.items() if kind.text is text)
-    return next((name for name, kind in kinds if head.startswith(kind.magic)), "")
+    kinds = ((name, kind.magic) for name, kind in READERS.items() if kind.text is text)
+    return next((name for name, magic in kinds if magic and magic.match(head)), "")

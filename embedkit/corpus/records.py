@@ -39,7 +39,7 @@ from embedkit.corpus.sources import (
     check_encoding,
     has_surrogate,
 )
-from embedkit.corpus.values import NotText, list_of
+from embedkit.corpus.values import NotText, list_of, number_text
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, Message, Option
 from embedkit.types import Progress, ProgressCallback
@@ -122,17 +122,14 @@ class ReadCounts:
                 f'look CSV-quoted ("like this"). The quotes were kept{remedy}'
             )
         if self.repeated_ids:
-            verb = "repeats" if self.repeated_ids == 1 else "repeat"
             repeated = count_text(self.repeated_ids, "record")
-            notices.append(f"ids are not unique: {repeated} {verb} an earlier id")
+            notices.append(f"ids are not unique: {repeated} with an earlier id")
         if self.missing_ids:
             missing = count_text(self.missing_ids, "record")
             notices.append(f"{missing} without an id: the id is the row, such as 'row 7'")
         if self.repeated_headers:
             equal = count_text(self.repeated_headers, "record")
-            notices.append(
-                f"{equal} equal to the header: were files joined with theirs? It is kept"
-            )
+            notices.append(f"{equal} equal to the header, and kept: were files joined?")
         return list(map(Message, notices))
 
 
@@ -260,7 +257,8 @@ class CorpusReader:
             listed: Any = list_of(cells[0])  # None is not iterable
             # two columns are the start and the end of one span
             pairs: Any = [cells] if len(cells) == 2 else [list_of(str(pair)) for pair in listed]
-            spans = tuple((int(str(start)), int(str(end))) for start, end in pairs)
+            # 3.0 too, as a column with missing values is written
+            spans = tuple((int(number_text(str(a))), int(number_text(str(b)))) for a, b in pairs)
         except (TypeError, ValueError):
             detail = f"{' to '.join(cells)[:_EXCERPT]} is neither a span nor a list of them"
             raise BadRecordError("bad_span", detail) from None
@@ -397,7 +395,7 @@ def _span_lists(file: InputFile) -> dict[str, str]:
             for row in table.rows(("id", "start", "end")):
                 cells = row.cells if isinstance(row, Row) else row.detail
                 name, start, end = map(str, cells)
-                lists.setdefault(name, []).append((int(start), int(end)))
+                lists.setdefault(name, []).append((int(number_text(start)), int(number_text(end))))
         except (LookupError, ValueError):
             lists.clear()
         if not lists:

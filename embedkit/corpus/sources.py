@@ -41,59 +41,47 @@ _EXCERPT = 200
 _MARK, _IN_STRING = re.compile(rb'["{}\[\],]'), re.compile(rb'\\.|"', re.DOTALL)
 # bytes that are read at once, and by which the kind of a file is judged
 _HEAD = 1 << 16
-RIGHT_ENCODING = f"Save it as UTF-8{Option('encoding', before=', or pass its ')}."
-_MAGIC = {
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"BZh": "bz2",
-    b"\xfd7zXZ\x00": "xz",
-    b"PK\x03\x04": "zip",
-}
+_OWN = Option("encoding", before=", or pass its ", after=": cp949 if Korean, cp932 if Japanese")
+RIGHT_ENCODING = f"Save it as UTF-8{_OWN}."
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
+# xz, LZ4, 7z, RAR, and gzip within what was unpacked already
+_PACKED = b"\xfd7zXZ\0", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x1f\x8b"
 _KIND, _FETCH = f"Name its kind with {Option('format')}", "Fetch the file itself"
-_FOREIGN: Sequence[tuple[str, int | None, bytes, str]] = (
+_UNPACK = "Unpack it; gzip, zstd and bzip2 are read"
+_ZIP = f"{_UNPACK}; if it is a workbook, read it with {Option('format', 'sheet')}"
+_COLUMNS = r"Make columns of it: sed 's/^__label__\([^ ]*\) /\1\t/' old > new.tsv; it has no header"
+_FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a PDF", 0, b"%PDF-", "Extract its text first"),
-    ("a PNG image", 0, b"\x89PNG\r\n", _FETCH),
-    ("a JPEG image", 0, b"\xff\xd8\xff", _FETCH),
-    ("a SQLite database", 0, b"SQLite format 3\x00", "Export a table of it as CSV"),
+    ("an image", 0, (b"\x89PNG\r\n", b"\xff\xd8\xff"), _FETCH),
+    ("a database", 0, (b"SQLite format 3\x00", b"\x89HDF\r\n"), "Export a table of it as CSV"),
     ("a tar archive", 257, b"ustar", "Unpack it"),
-    ("a 7z archive", 0, b"7z\xbc\xaf\x27\x1c", "Unpack it"),
-    ("a RAR archive", 0, b"Rar!\x1a\x07", "Unpack it"),
-    ("an old Office document", 0, b"\xd0\xcf\x11\xe0\xa1\xb1", _KIND),
-    ("an HDF5 file", 0, b"\x89HDF\r\n", "Export a table of it as CSV"),
-    ("a pickle", 0, b"\x80\x04\x95", "Load it, and pass the object in Python"),
-    ("a pickle", 0, b"\x80\x05\x95", "Load it, and pass the object in Python"),
+    ("a packed file, maybe within another one", 0, _PACKED, _UNPACK),
+    ("a zip file", 0, b"PK\x03\x04", _ZIP),
+    ("an old Office document, or a locked one", 0, b"\xd0\xcf\x11\xe0\xa1\xb1", _KIND),
+    ("a pickle", 0, (b"\x80\x04\x95", b"\x80\x05\x95"), "Load it, and pass the object in Python"),
     ("a NumPy array", 0, b"\x93NUMPY", "Load it, and pass the list of its texts in Python"),
-    ("a file of Stata", 0, b"<stata_dta>", "Export it as CSV"),
-    ("a file of SPSS", 0, b"$FL2@(#)", "Export it as CSV"),
-    ("a Parquet file", 0, b"PAR1", _KIND),
-    ("an Arrow file", 0, b"ARROW1", _KIND),
+    ("a file of Stata or SPSS", 0, (b"<stata_dta>", b"$FL2@(#)"), "Export it as CSV"),
+    ("a Parquet or Arrow file", 0, (b"PAR1", b"ARROW1"), _KIND),
     ("a pointer of Git LFS, not the file", None, b"version https://git-lfs", "Run git lfs pull"),
-    ("a web page", None, b"<!doctype html", _FETCH),
-    ("a web page", None, b"<html", _FETCH),
+    ("a pointer of git-annex, not the file", None, b"/annex/objects/", "Run git annex get"),
+    ("a web page", None, (b"<!doctype html", b"<html", b"<head"), _FETCH),
     ("a web page or a table of one", None, b"<table", "Save it as CSV"),
-    ("an XML document, maybe an error of a server", None, b"<?xml", f"{_FETCH}, or convert it"),
-    ("an error of a server", None, b"404: not found", _FETCH),
-    (
-        "a file of fastText, whose lines begin with their labels",
-        None,
-        b"__label__",
-        "Make two columns of it, label and text: "
-        "(printf 'label\\ttext\\n'; sed 's/^__label__\\([^ ]*\\) /\\1\\t/' FILE) > FILE.tsv",
-    ),
+    ("an XML document or an error of a server", None, (b"<?xml", b"<error>", b"404: not"), _FETCH),
+    ("a file of fastText", None, b"__label__", _COLUMNS),
     ("an RTF document", None, b"{\\rtf", "Save it as plain text"),
 )
-"""What is no corpus, whatever its name: kind, position and bytes of its signature, and what to do.
+"""What is no corpus, whatever its name: kind, position and bytes of its signatures, and what to do.
 
 Without a position the signature stands at the beginning of the text, in any case, after a byte
 order mark and white space.
 """
 # UTF-32 stands first: its little-endian mark begins with that of UTF-16
-_WIDE_BOMS = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
+_WIDE_BOMS = dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32")
+_WIDE_BOMS |= dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16")
+
+
+_ISO_2022 = re.compile(rb"\x1b\$(?:[@B]|(\)C))")
+"""Where Japanese or Korean begins in it."""
 
 
 class Line(NamedTuple):
@@ -117,21 +105,15 @@ def guessed(what: str, option: str, why: str = "") -> Message:
 
 
 def first_bytes(path: Path) -> bytes:
-    """The first eight bytes of a file on disk, which tell its compression."""
+    """The first bytes of a file on disk, which tell its compression."""
     with _opened(path) as stream:
-        return stream.read(8) or b""
+        return stream.read(_EXCERPT) or b""
 
 
 def compression_of(path: Path) -> str | None:
     """Name of the compression by the first bytes, ``None`` for plain files."""
     head = first_bytes(path)
-    kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
-    # a zip may hold many files, and pyarrow has no xz
-    if kind in ("zip", "xz"):
-        workbook = f"; if it is a workbook, read it with {Option('format', 'sheet')}"
-        read = f"gzip, zstd and bzip2 are read{workbook if kind == 'zip' else ''}"
-        raise CorpusError(f"{path} is a {kind} file; unpack it. {read}.")
-    return kind
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
 
 
 def check_kind(path: Path, head: bytes = b"", *, text: bool = True) -> None:
@@ -139,9 +121,7 @@ def check_kind(path: Path, head: bytes = b"", *, text: bool = True) -> None:
 
     Of a file that is not ``text`` only signatures of text are looked for.
     """
-    if not head:
-        with _opened(path) as stream:
-            head = stream.read(_EXCERPT) or b""
+    head = head or first_bytes(path)
     # in lower case, as tags of HTML are written either way
     start = head[:_HEAD].replace(codecs.BOM_UTF8, b"").lstrip()[:_EXCERPT].lower()
     for kind, at, mark, advice in _FOREIGN:
@@ -341,6 +321,10 @@ class Source:
         if wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
             use = Option("encoding", wide, before=", or use ")
             raise CorpusError(f"{self.path} looks like {wide.upper()}. Save it as UTF-8{use}.")
+        # letters of ISO 2022 are ASCII, between escape sequences: nothing else would show it
+        if "2022" not in self._encoding and (match := _ISO_2022.search(head)):
+            use = Option("encoding", "iso2022_kr" if match[1] else "iso2022_jp", before=", or use ")
+            raise CorpusError(f"{self.path} looks like ISO 2022. Save it as UTF-8{use}.")
         # in UTF-16 of Latin letters it is half of the bytes; a
         # stray NUL in a text is none of its kind
         if head.count(0) > len(head) / 100:
@@ -350,8 +334,13 @@ class Source:
 
 
 def is_wide(encoding: str) -> bool:
-    """True if a line feed takes several bytes, so that lines cannot be found in the bytes."""
-    return codecs.lookup(encoding).name.replace("_", "-").startswith(("utf-16", "utf-32"))
+    """True if lines are not to be read one by one.
+
+    A line feed takes several bytes, or what a byte means is said in an earlier line.
+    """
+    # of iso2022_kr it is the first line of the file that says so
+    kinds = "utf-16", "utf-32", "utf-7", "iso2022-kr", "hz"
+    return codecs.lookup(encoding).name.replace("_", "-").startswith(kinds)
 
 
 def _opened(path: Path) -> io.FileIO:
@@ -534,10 +523,8 @@ def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
     """Raise a :class:`CorpusError` if most of the first records are in another encoding."""
     # half of them: a few bad rows are rejects, most of them a wrong option
     if bad * 2 > seen:
-        raise CorpusError(
-            f"{path}: {bad} of the first {seen} records are not {encoding}. {RIGHT_ENCODING} "
-            "Korean files may be in cp949, Japanese ones in shift_jis."
-        )
+        problem = f"{bad} of the first {seen} records are not {encoding}"
+        raise CorpusError(f"{path}: {problem}. {RIGHT_ENCODING}")
 
 
 def has_surrogate(text: str) -> bool:
@@ -553,11 +540,11 @@ def has_surrogate(text: str) -> bool:
 
 
 def check_names(names: Sequence[str], path: Path) -> None:
-    """``CorpusError`` if a column has no name or two have the same."""
+    """``CorpusError`` if two columns have the same name; any number may have none."""
     # first position of each name, as the last one to be put in stays; linear,
     # as files may have thousands of columns
     first = dict(zip(names[::-1], range(len(names), 0, -1), strict=True))
     for position, name in enumerate(names, 1):
-        if first[name] < position:
+        if name and first[name] < position:
             problem = f"columns {first[name]} and {position} are both named {name[:100]!r}"
             raise CorpusError(f"{path}: {problem}. Rename one.")

@@ -152,7 +152,7 @@ def _scalar(value: Any) -> str:
     if isinstance(value, timedelta | np.timedelta64):
         value = np.timedelta64(value, "us").item()  # of Python, as that of pandas has days always
     if isinstance(value, float | np.floating):
-        return str(value).removesuffix(".0")
+        return str(value + 0.0).removesuffix(".0")  # zero has no sign, as in a column of integers
     return str(value)
 
 

@@ -172,13 +172,15 @@ def encode_as(
     device: str = "auto",
     model: str | None = None,
     precision: str | None = None,
+    forward: str = "auto",
 ) -> DatasetEncoder:
     """Load the checkpoint of a dataset, to encode new texts as its own were encoded.
 
     ``recipe`` is the manifest of the dataset, or what a run knows of it; ``views`` are as for
     :class:`DatasetEncoder`; messages name the ``owner`` of the vectors. ``model`` is the hub id or
     folder of the checkpoint, if it is not under the name it had; another checkpoint is a
-    :class:`MismatchError`. Another ``precision`` gives vectors that are near to its own.
+    :class:`MismatchError`. Another ``precision`` or way ``forward`` gives vectors that are near to
+    its own.
     """
     settings, name = recipe.vector_settings, model or recipe.names.model
     # another place of the checkpoint has other revisions; its files are compared below
@@ -192,6 +194,7 @@ def encode_as(
             precision=precision or settings.precision,
             max_length=settings.max_length,
             batch_tokens=settings.batch_tokens,
+            forward=forward,
         )
     except ModelError as error:
         if model is not None:

@@ -19,7 +19,7 @@ from embedkit import storage
 from embedkit.choices import POOLINGS, Pooling
 from embedkit.corpus.readers import format_of_name
 from embedkit.dataset.settings import JobSettings, VectorIdentity
-from embedkit.encoding.views import split_view
+from embedkit.encoding.views import layer_rank, split_view
 from embedkit.errors import DamagedError, Option, UsageError, did_you_mean
 from embedkit.records import Count, from_json, read_json
 from embedkit.remote import address_of, cache_folder, spelled, store_of
@@ -188,7 +188,7 @@ class Manifest:
         if table == "sentences":
             return self.views
         layers = self.job.vectors.token_layers
-        return {f"layer_{name}": layers[name] for name in sorted(layers, key=_layer_order)}
+        return {f"layer_{name}": layers[name] for name in sorted(layers, key=layer_rank)}
 
     def default_view(self, table: str) -> str:
         """The last vector column that is a mean, else the last one."""
@@ -209,18 +209,11 @@ class Manifest:
 def in_column_order(views: Mapping[str, int]) -> dict[str, int]:
     """Layers ascending, within one the poolings as they are listed, those without a layer last."""
 
-    def order(name: str) -> tuple[bool, tuple[int, int, str], int]:
+    def order(name: str) -> tuple[tuple[float, int, str], int]:
         pooling, layer = split_view(name)
-        return not Pooling(pooling).has_layer, _layer_order(layer), POOLINGS.index(Pooling(pooling))
+        return layer_rank(layer), POOLINGS.index(Pooling(pooling))
 
     return {name: views[name] for name in sorted(views, key=order)}
-
-
-def _layer_order(name: str) -> tuple[int, int, str]:
-    """Layers by their number, combinations after the last of their layers."""
-    numbers = [int(x) for x in re.findall(r"\d+", name)]
-    # a single layer (one number) stands before the combinations (two or more) that end with it
-    return max(numbers, default=0), len(numbers), name
 
 
 def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> Path:

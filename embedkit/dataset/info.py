@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,10 +130,6 @@ def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
         "datasets": (
             f"from datasets import load_dataset; ds = load_dataset({folder}, split='train')"
         ),
-        "numpy": (
-            f"import numpy as np, pandas as pd; "
-            f"X = np.stack(pd.read_parquet({sentences!r}, columns=[{view!r}])[{view!r}])"
-        ),
         "embedkit": f"import embedkit; data = embedkit.load({where!r}, view={view!r}); X = data.X",
     }
 
@@ -204,14 +199,6 @@ def batch_invariant(manifest: Manifest) -> bool:
     environments = [entry.environment for entry in manifest.environments]
     packed = all((e["device"], e["forward"]) == ("cpu", "packed") for e in environments)
     return packed and manifest.job.vectors.precision in ("fp32", "int8")
-
-
-def atlas_line(path: Path, manifest: Manifest) -> str:
-    """Return the command that opens a dataset in Embedding Atlas, which takes files only."""
-    text = " --text text" if manifest.job.storage.text else ""
-    where = shlex.quote(f"{path}/sentences")
-    view = manifest.default_view("sentences")
-    return f"embedding-atlas {where}/*.parquet{text} --vector {view}"
 
 
 def _health(name: str, width: int, vectors: Float32) -> ViewHealth:

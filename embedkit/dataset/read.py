@@ -55,16 +55,6 @@ def has_label(label: str | None) -> bool:
     return label is not None and bool(label.strip())
 
 
-def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") -> None:
-    """Raise a :class:`UsageError` that names the rows without a label."""
-    missing = [i for i, label in enumerate(labels) if not has_label(label)]
-    if missing:
-        shown = ", ".join(str(row[i]) for i in missing[:5]) + ", …" * (len(missing) > 5)
-        raise UsageError(
-            f"{name}{': ' * bool(name)}{len(missing)} records have no label (rows {shown})."
-        )
-
-
 def by_record(words: Int64, rows: Int64, values: NDArray[Any]) -> list[NDArray[Any]]:
     """Divide values of words, whose records have the numbers ``words``, among records ``rows``."""
     # the words are in the order of the records, so that each record has a slice; without rows[0],
@@ -191,7 +181,9 @@ class VectorData(Shown):
         self, path: Path, manifest: Manifest, views: tuple[str, ...], level: str = "sentence"
     ) -> None:
         self.path, self.manifest, self.views, self.level = path, manifest, views, level
-        self.reader = TableReader(path, manifest, _TABLE_OF[level], views)
+        # columns are read when they are used, maybe in another current folder
+        self._folder = path.absolute()
+        self.reader = TableReader(self._folder, manifest, _TABLE_OF[level], views)
 
     @classmethod
     def of(
@@ -430,7 +422,7 @@ class VectorData(Shown):
         """The records that the words or tokens belong to, with the view that is the default."""
         if self.level == "sentence":
             return self
-        return VectorData(self.path, self.manifest, (self.manifest.default_view("sentences"),))
+        return VectorData(self._folder, self.manifest, (self.manifest.default_view("sentences"),))
 
     def _of_record(self, values: NDArray[np.str_]) -> NDArray[np.str_]:
         """Values of all records as values of all words or tokens."""

@@ -291,7 +291,8 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     # mostly one and the same; a dict keeps the order and drops the double
     places = dict.fromkeys((folder, transformer))
     side = [p for place in places for p in sorted(place.iterdir()) if p.suffix in _SIDE_FILES]
-    units = sorted(p for p in folder.glob("[0-9]*_*/*") if p.name in _MODULE_FILES)
+    # modules stand wherever modules.json says: 2_Dense is only what the library calls them
+    units = [folder / module["path"] / file for module in modules for file in _MODULE_FILES]
     hashes = {}
     for path in filter(Path.is_file, (*side, *tensors, *units)):
         # size, time and inode stand for the content: gigabytes are hashed once per process

@@ -46,11 +46,10 @@ class _GeneralConfig(TypedDict, total=False):
 
 
 class _SentenceConfig(TypedDict, total=False):
-    """``config.json`` of a module of sentence-transformers, as far as it is read here."""
+    """Settings of a module of sentence-transformers, as far as they are read here."""
 
-    pooling_mode: str | list[str] | None
-    module_input_name: str | None
-    activation_function: str
+    max_seq_length: int | None
+    pooling_mode: str | list[str]
 
 
 _POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}
@@ -113,7 +112,7 @@ def inner_module(modules: list[Module]) -> str:
 
 def sentence_settings(transformer: Path) -> tuple[str, dict[str, Any]]:
     """File of settings of the transformer for sentence-transformers, and its content."""
-    pairs = ((file, read_data(transformer / file)) for file in inventory.SENTENCE_FILES)
+    pairs = ((f, read_data(transformer / f, _SentenceConfig)) for f in inventory.SENTENCE_FILES)
     return next((pair for pair in pairs if pair[1]), (inventory.SENTENCE_FILES[0], {}))
 
 
@@ -155,7 +154,7 @@ def defined_by(
             problem = f"{path}/config.json, which is missing"
         elif kind == "Pooling" and not problem:
             modes = [key for key, value in content.items() if value and "pooling_mode_" in key]
-            mode = content.get("pooling_mode") or modes or "mean"
+            mode = content.get("pooling_mode", modes or "mean")
             # one string in newer files, a list where several are concatenated
             names = [mode] if isinstance(mode, str) else mode
             names = [name.removeprefix("pooling_mode_") for name in names]
@@ -168,6 +167,9 @@ def defined_by(
         elif kind in ("Dense", "Normalize") and not problem:
             modules.append(SentenceModule(kind, path, content))
         problems += [problem] if problem else []
+    default = general.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        statements.append(Statement(root, "default_prompt_name", default, inventory.REFUSED))
     # keys that no table knows count as refused
     problems += [str(s) for s in statements if s.effect == inventory.REFUSED]
     # a model with a vector for every token, as for late interaction
@@ -183,7 +185,7 @@ def defined_by(
             similarity=general.get("similarity_fn_name") or "cosine",
             problem=", ".join(problems),
         ),
-        prompts.get(str(general.get("default_prompt_name")), ""),
+        prompts.get(str(default), ""),
         statements,
     )
 

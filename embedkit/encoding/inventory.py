@@ -237,6 +237,9 @@ def options_of(sentence: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in options.items() if _TOKENIZER.get(key) == APPLIED}
 
 
+_BUFFERS = ("position_ids", "token_type_ids", "inv_freq", "masked_bias")
+
+
 def unread_weights(names: Iterable[str], parts: list[str], base: str, depth: int) -> list[str]:
     """Weights of the encoder among those that its class does not use, heads left out.
 
@@ -252,12 +255,7 @@ def unread_weights(names: Iterable[str], parts: list[str], base: str, depth: int
         inside = path != name or any(first == p or first.startswith(f"{p}_") for p in parts)
         # the first number in a name is that of the layer
         above = int(next(filter(str.isdecimal, inner), "0")[:9]) >= depth
-        buffer = inner and inner[-1] in (
-            "position_ids",
-            "token_type_ids",
-            "inv_freq",
-            "masked_bias",
-        )
+        buffer = inner and inner[-1] in _BUFFERS
         if inside and not (above or buffer or first.startswith("pooler")):
             unread.append(name)
     return unread

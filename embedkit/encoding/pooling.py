@@ -21,7 +21,7 @@ from torch.nn.functional import embedding_bag
 
 from embedkit.choices import Pooling
 from embedkit.encoding.checkpoint import Checkpoint, check_pickle
-from embedkit.errors import DamagedModelError, first_line
+from embedkit.errors import DamagedModelError
 from embedkit.types import Float32, Int64
 
 
@@ -206,11 +206,16 @@ class SentencePooler(Pooler):
                 # the last part of a name such as torch.nn.modules.activation.Tanh; inventory lets
                 # torch.nn alone pass
                 activation = config.get("activation_function", "Tanh").rpartition(".")[2]
-                self._steps += [linear.float(), getattr(nn, activation)()]
+                # eval, since dropout and others draw random numbers in training
+                self._steps += [linear.float(), getattr(nn, activation)().eval()]
                 self.width = linear.out_features
+                if not all(weight.isfinite().all() for weight in linear.parameters()):
+                    raise ValueError("its weights hold NaN or infinity")
             except Exception as error:  # of the readers of both formats
+                # PyTorch says on further lines which weights are meant
+                problem = " ".join(str(error).split()).rstrip(".")
                 raise DamagedModelError(
-                    f"{checkpoint.name}: {folder} cannot be used ({first_line(error)})."
+                    f"{checkpoint.name}: {folder} cannot be used ({problem})."
                 ) from error
 
         if dims := checkpoint.definition.dims:

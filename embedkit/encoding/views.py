@@ -9,6 +9,7 @@ layer, ``concat:-4..-1`` ends with it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -154,9 +155,17 @@ def view_text(name: str) -> str:
     return text if poolings[0] == "layer" else f"{text}, {poolings[0]}"
 
 
-def layer_rank(layer: str) -> tuple[bool, int]:
-    """Sort key of layers: single layers by number, then combinations."""
-    return (not layer.isdecimal(), int(layer) if layer.isdecimal() else 0)
+def layer_rank(layer: str) -> tuple[float, int, str]:
+    """Sort key of layers: by depth, combinations behind the last of their layers.
+
+    What has no layer, as a pooler and a mixture of all, is last.
+
+    >>> sorted(["", "6", "sum_3to4", "10", "4"], key=layer_rank)
+    ['4', 'sum_3to4', '6', '10', '']
+    """
+    numbers = [int(x) for x in re.findall(r"\d+", layer)]
+    # a single layer has one number, and stands before combinations, which have two or more
+    return max(numbers, default=math.inf), len(numbers), layer
 
 
 def view_ranges(views: Sequence[str]) -> str:

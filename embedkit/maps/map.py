@@ -428,7 +428,7 @@ def _drawn(
 
 
 def _views(data: VectorData, layers: str) -> list[str]:
-    """Stored views of the pooling of the chosen one, single layers first."""
+    """Stored views of the pooling of the chosen one, by depth."""
     stored = list(data.manifest.columns_of("sentences"))
     pooling = split_view(data.views[0])[0]
     mine = [name for name in stored if split_view(name)[0] == pooling]

@@ -333,7 +333,7 @@ def without_labels(probe: ProbeRun) -> Scene:
             for view, numbers in probe.geometry.items()
             if name in numbers
         }
-    return shaded_table("Layers without labels", list(probe.geometry), columns)
+    return shaded_table("Layers without labels", list(probe.ordered_geometry), columns)
 
 
 def _three_digits(value: float) -> str:

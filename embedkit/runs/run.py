@@ -363,12 +363,18 @@ class ProbeRun(PredictionRun):
         """Names of the numbers without labels; curvature only where tokens are stored."""
         return [name for name in METRICS if any(name in view for view in self.geometry.values())]
 
+    @property
+    def ordered_geometry(self) -> dict[str, dict[str, float]]:
+        """The numbers without labels in the order of the views: a file sorts 10 before 2."""
+        names = [view.name for view in self.view_scores]
+        return {name: self.geometry[name] for name in names if name in self.geometry}
+
     def geometry_rows(self) -> list[dict[str, str]]:
         """The numbers of views without labels as rows of a table."""
         heads = {name: METRICS[name] for name in self.geometry_names}
         return [
             {"view": view} | {head: metric_text(row.get(n), "rmse") for n, head in heads.items()}
-            for view, row in self.geometry.items()
+            for view, row in self.ordered_geometry.items()
         ]
 
     @property

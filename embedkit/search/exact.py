@@ -46,7 +46,10 @@ _MOST_PAIRS = 1_000_000  # near-duplicates: nobody reads more, and each takes ha
 
 
 def chosen_records(data: VectorData, condition: str) -> Bool:
-    """Records ``(n,)`` for which an SQL condition is true; reads only the columns in it."""
+    """Records ``(n,)`` for which an SQL condition is true, one at least.
+
+    Only the columns in it are read.
+    """
     import duckdb
 
     columns = data.columns
@@ -70,6 +73,8 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
                     where=condition,
                 ) from error
             chosen[np.asarray(matches[_INDEX], np.int64)] = True
+    if not chosen.any():
+        raise UsageError(f"no record of {data.path} matches.", where=condition)
     return chosen
 
 
@@ -359,8 +364,6 @@ class Searcher:
             raise UsageError(f"{dataset} has no records, so there is nothing to find.")
         self._prefix, self._model, self._device = prefix, model, device
         self._chosen = None if where is None else chosen_records(self.data, where)
-        if self._chosen is not None and not self._chosen.any():
-            raise UsageError(f"no record of {dataset} matches.", where=where)
         # only exact search can be asked for any number of records
         self._is_exact = finder is None
         held = warm and 4 * len(self.data) * self.data.width <= _HELD
@@ -594,7 +597,7 @@ def near_duplicates(
         (12, 0)
     """
     if not 0 < threshold <= 1:
-        raise UsageError(f"near-duplicates of a cosine of {threshold}: expected one in (0, 1].")
+        raise UsageError("expected a cosine above 0, 1 at most.", threshold=threshold)
     data = load(dataset, view)
     chosen = np.arange(len(data))
     if where is not None:

@@ -50,7 +50,12 @@
     const everything = Array.from(data.rows, (_, i) => i);
     let searched = null;
     const label = (number) => (isClasses ? data.labels[number] : String(number));
-    const named = (tag, style, text) => speak(make(tag, style, shown(text)), text);
+    const named = (tag, style, text) => {
+      const element = make(tag, style);
+      // a line may end after the marks inside a name, rather than inside its words
+      for (const part of shown(text).split(/(?<=\p{L}[_/])(?=\p{L})/u)) element.append(part, make("wbr"));
+      return speak(element, text);
+    };
     const textOf = (i) => shown(data.texts[i] ?? `record ${data.rows[i]}`);
 
     // a view of a probe: the number of the probe and its name

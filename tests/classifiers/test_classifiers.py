@@ -127,6 +127,16 @@ def test_a_class_that_inner_folds_lack_has_no_probability_there() -> None:
     assert (found.inner.argmax(1) == y).mean() > 0.8
 
 
+def test_two_training_records_have_no_inner_folds() -> None:
+    X, y = np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1])
+    target, made = Target(y, ("a", "b")), split_of(y, folds=2)
+    for name in TABLE["classification"]:
+        assert run(X, target, name, split=made)[0].inner is None
+    assert np.isfinite(run(X, Target(X[:, 0], ()), "lightgbm", split=made)[0].proba).all()
+    with pytest.raises(UsageError, match="one of them lacks a class"):
+        run(X, target, LINEAR_SVC, split=made)
+
+
 def test_words_have_their_slope_around_the_mean_text() -> None:
     """TF-IDF is not centred: a slope must not move the log-odds of a mean record."""
     random = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from benchmarks.simulate import claims_of_layers, probed
 from embedkit.classifiers import probe as probing
 from embedkit.classifiers import tuning
 from embedkit.classifiers.estimators import EstimatorSettings
-from embedkit.classifiers.mixture import LayerMixture, unit_layers
-from embedkit.classifiers.probe import Candidate, Candidates, combinations_of
+from embedkit.classifiers.layers import Candidate, LayerMixture, combinations_of, unit_layers
+from embedkit.classifiers.probe import Candidates
 from embedkit.geometry import effective_rank
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import as_json
@@ -88,7 +89,7 @@ def test_candidates_are_what_extract_and_train_take(data: Path) -> None:
     """Views side by side are those of load; a sum is the one that extract stores."""
     names = ["mean_0", "mean_1", "mean_2"]
     settings = EstimatorSettings()
-    combinations = combinations_of(names, settings)
+    combinations = combinations_of(names, mixtures=True)
     assert [c.name for c in combinations] == ["mean_sum_0to1", "mean_sum_1to2", "mean_mixture"]
     vectors = {name: embedkit.load(data, name).X for name in [*names, "mean_sum_0to1"]}
     target = Target(np.zeros(60, np.int64), ("a",))
@@ -101,17 +102,17 @@ def test_candidates_are_what_extract_and_train_take(data: Path) -> None:
 
 
 def test_combinations_are_of_neighbours_of_one_linear_pooling() -> None:
-    settings = EstimatorSettings()
     names = ["max_0", "max_1", "mean_5", "mean_0", "cls_1", "pooler", "mean_sum_0to5"]
-    assert [c.name for c in combinations_of(names, settings)] == ["max_mixture", "mean_mixture"]
+    made = combinations_of(names, mixtures=True)
+    assert [c.name for c in made] == ["max_mixture", "mean_mixture"]
     four = [f"mean_{layer}" for layer in range(9, 13)]
-    made = [(c.name, c.views) for c in combinations_of(four, settings)]
-    assert ("mean_sum_9to12", tuple(four)) in made
-    large = [c.name for c in combinations_of(four, settings, view_bytes=1 << 29)]
+    spans = [(c.name, c.views) for c in combinations_of(four, mixtures=True)]
+    assert ("mean_sum_9to12", tuple(four)) in spans
+    large = [c.name for c in combinations_of(four, mixtures=True, view_bytes=1 << 29)]
     assert "mean_mixture" not in large
-    assert "mean_sum_9to12" not in [c.name for c in combinations_of([*four, large[-1]], settings)]
-    ridge = EstimatorSettings("ridge", task="regression")
-    assert {c.combination for c in combinations_of(four, ridge)} == {"sum"}
+    stored = combinations_of([*four, large[-1]], mixtures=False)
+    assert "mean_sum_9to12" not in [c.name for c in stored]
+    assert {c.combination for c in stored} == {"sum"}
 
 
 def test_layers_that_complete_each_other_are_put_side_by_side() -> None:
@@ -167,6 +168,9 @@ def test_numbers_without_labels_of_a_dataset(data: Path, tmp_path: Path) -> None
     X = embedkit.load(data, "mean_0").X
     texts = np.unique(np.array(embedkit.load(data).text), return_index=True)[1]
     assert numbers["mean_0"]["effective_rank"] == pytest.approx(effective_rank(X[texts]), rel=1e-9)
+    # as a file has them, whose keys are sorted
+    turned = replace(result.content, geometry=dict(reversed(numbers.items())))
+    assert [row["view"] for row in turned.geometry_rows()] == ["mean_0", "mean_2"]
     frame = result.to_frame()
     assert list(frame.index) == ["mean_0", "mean_2", "mean_mixture"]
     assert frame.loc["mean_0", "curvature"] == numbers["mean_0"]["curvature"] > 0

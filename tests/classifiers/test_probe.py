@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.metrics import fbeta_score
 
 import embedkit
 from embedkit.classifiers import probe as probing
@@ -98,6 +100,18 @@ def test_the_majority_is_that_of_the_training_records(data: Path, tmp_path: Path
     expected = [y[folds == f] == (y[folds != f].mean() > 0.5) for f in (0, 1)]
     assert content.nested.majority == pytest.approx(np.mean(np.concatenate(expected)))
     assert content.nested.majority < 0.4
+
+
+def test_an_f_score_is_at_the_thresholds_of_inner_folds(data: Path, tmp_path: Path) -> None:
+    """Of a rare class: at 0.5 it would hardly be predicted, whatever the views are worth."""
+    label = np.where(np.arange(90) % 6, "no", "yes")
+    content = probe(data, out=tmp_path / "p", label=label, metric="f2", folds=3).content
+    table = pd.read_parquet(tmp_path / "p/predictions.parquet")
+    y, predicted = ((table[name] == "yes").to_numpy() for name in ("y_true", "y_pred"))
+    assert predicted.sum() > (table["proba_yes"] > 0.5).sum()
+    assert content.nested.value == pytest.approx(fbeta_score(y, predicted, beta=2))
+    assert content.nested.majority == pytest.approx(fbeta_score(y, np.ones(90), beta=2))
+    assert content.threshold_metric == "f2"
 
 
 def test_few_records_of_a_curve_are_of_all_classes() -> None:

@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from embedkit import display
 from embedkit.cli.main import cli
 from embedkit.dataset.extract import estimate, run_plan
 from embedkit.dataset.planning import plan_extract
@@ -106,7 +107,9 @@ def test_a_closed_pipe_is_no_error(here: Path) -> None:
 def test_quiet_prints_only_results_and_errors(embedkit_: Call) -> None:
     done = embedkit_(*extract("--out", "out", "-q"))
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
-    assert embedkit_("info", "out", "-q").stdout != ""
+    assert (
+        "  columns    id id, text document, label label\n" in embedkit_("info", "out", "-q").stdout
+    )
     assert message_of(embedkit_(*extract("--out", "clean.tsv", "-q")))
 
 
@@ -166,7 +169,9 @@ def test_the_examples_of_the_help_are_read_by_the_parser(here: Path, name: str) 
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_the_help_shows_examples_first_and_every_option_once(name: str) -> None:
     command = cli.commands[name]
-    text = CliRunner().invoke(cli, [name, "--help"]).stdout.partition("Examples:")[2]
+    text = CliRunner().invoke(cli, [name, "--help"], env={"COLUMNS": "80"}).stdout
+    assert max(map(display.columns, text.splitlines())) <= 80
+    text = text.partition("Examples:")[2]
     assert "Running and printing:" in text
     for param in command.params:
         if isinstance(param, click.Option):

@@ -423,7 +423,7 @@ def test_the_answer_has_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     paths, _, _ = random_runs(tmp_path, [f"run{i}" for i in range(12)], n=60, test=10)
     assert len(invoke("compare", *paths).output.splitlines()) <= 15
-    every = invoke("compare", *paths, "--all").output
+    every = invoke("compare", *paths, "--all", "-q").output
     assert all(f"  {path.name} " in every for path in paths)
 
 

@@ -14,6 +14,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix
 
 import embedkit
+from embedkit.comparison import recommendation
 from embedkit.comparison.cases import (
     MOST_SUSPICIONS,
     cases_of,
@@ -306,6 +307,18 @@ def test_decisions_name_what_was_not_tried(compared: Compared, tmp_path: Path) -
     paths = predicting(tmp_path, {"one": 0.7})
     with_probe = recommend(compare([*paths, probed(tmp_path / "probe", 0.6)]))
     assert with_probe.decisions[0].why == "chosen in 4 of 5 folds"
+
+
+def test_the_next_command_trains_on_what_a_probe_chose_or_says_on_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recommendation, "_command", lambda _, *words: " ".join(words))
+    path = probed(tmp_path / "probe", 0.9)
+    for choice, views in {"mean_0 + mean_1": "mean_0,mean_1", "mean_sum_0to1": "mean_1"}.items():
+        edit_run(path, choices=[choice] * 5, estimator="knn")
+        advice = recommend(compare([path]))
+        assert advice.next == f"train --view {views} --estimator knn"
+        assert ("not store the sum of layers 0 to 1, mean" in advice.reason) == ("sum" in choice)
 
 
 # what to look at

@@ -24,6 +24,7 @@ from embedkit.contexts.uses import (
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
+from embedkit.search.exact import unit_rows
 from tests.processes import invoke
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
@@ -185,18 +186,15 @@ def test_words_that_are_not_there(folder: Path) -> None:
 # what is said about them
 
 
-def uses_of(groups: list[list[float]], copies: int) -> UseVectors:
-    random = np.random.default_rng(0)
-    vectors = np.repeat(np.array(groups, np.float32), copies, axis=0)
-    vectors += 0.02 * random.normal(size=vectors.shape).astype(np.float32)
-    uses = tuple(Use(i, str(i), f"text {i}", 0, 4) for i in range(len(vectors)))
+def uses_of(count: int) -> UseVectors:
+    vectors = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
+    uses = tuple(Use(i, str(i), f"text {i}", 0, 4) for i in range(count))
     return UseVectors(uses, {"1": np.ones_like(vectors), "2": vectors}, 0)
 
 
 def test_uses_are_compared_layer_by_layer() -> None:
-    report = describe_uses(uses_of([[1, 0, 0], [0, 1, 0]], 5), "text")
-    unit = uses_of([[1, 0, 0], [0, 1, 0]], 5).vectors["2"]
-    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    report = describe_uses(uses_of(10), "text")
+    unit = unit_rows(uses_of(10).vectors["2"])
     pairs = (unit @ unit.T)[~np.eye(10, dtype=bool)]
     first, last = report.layers
     assert (first.layer, last.layer) == ("1", "2")
@@ -208,13 +206,8 @@ def test_uses_are_compared_layer_by_layer() -> None:
 def test_any_two_words_are_of_the_whole_table(tmp_path: Path) -> None:
     """The mean over all pairs of words, of records that are in different files."""
     rows = [(str(i), TEXTS[i % 6] if i < 6 else "home home home", "0") for i in range(12)]
-    made = extract_tiny(
-        write_tsv(tmp_path / "c.tsv", rows),
-        tmp_path / "d",
-        words="mean",
-        layers="0,2",
-        shard_rows=3,
-    )
+    corpus, options = write_tsv(tmp_path / "c.tsv", rows), {"words": "mean", "layers": "0,2"}
+    made = extract_tiny(corpus, tmp_path / "d", shard_rows=3, **options)
     report = describe_uses(uses_in_dataset(made.out, "배"), "배")
     for layer in report.layers:
         parts = sorted((tmp_path / "d/words").glob("*.parquet"))
@@ -228,10 +221,10 @@ def test_any_two_words_are_of_the_whole_table(tmp_path: Path) -> None:
 
 
 def test_a_single_use_has_no_cosine() -> None:
-    report = describe_uses(uses_of([[1, 0, 0]], 1), "text")
+    report = describe_uses(uses_of(1), "text")
     assert np.isnan(report.layers[0].cosine)
     with pytest.raises(UsageError, match="layer='7': expected one of 1, 2"):
-        describe_uses(uses_of([[1, 0, 0]], 1), "text", layer=LayerSpec((7,)))
+        describe_uses(uses_of(1), "text", layer=LayerSpec((7,)))
 
 
 @pytest.mark.parametrize("layer", ["sum:0..2", "mean:1..2", "concat:0..1"])
@@ -259,6 +252,7 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     texts = ("bus", "--text", "the bus home", "--text", "a bus !", *model)
     said = invoke("words", *texts)
     assert re.search(r"2 uses of bus: their cosine is [\d.−]+ at layer 2", said.output)
+    assert "1 more use" in invoke("words", "bus", *("--text", "a bus") * 5, *model).output
     found = json.loads(invoke("words", *texts, "--json").stdout)
     assert np.shape(found["cosines"]) == (2, 2)
 

@@ -108,18 +108,8 @@ def test_multiword_tokens_are_divided_where_their_words_are_in_them(folder: Fold
 
 
 def test_empty_nodes_and_comments_are_no_words(folder: Folder) -> None:
-    found = read(
-        folder,
-        "# x",
-        "# newdoc id = d",
-        row("0.1", "zero"),
-        row(1, "a b"),
-        "# y",
-        row("1.1", "none"),
-        row(2, "c", "SpaceAfter=No"),
-        end="",
-        keep=("doc",),
-    )
+    lines = ["# x", "# newdoc id = d", row("0.1", "zero"), row(1, "a b"), "# y", row("1.1", "none")]
+    found = read(folder, *lines, row(2, "c", "SpaceAfter=No"), end="", keep=("doc",))
     assert words(found) == ["a b", "c"]
     assert (found.records[0].text, found.records[0].kept) == ("a b c", ("d",))
 

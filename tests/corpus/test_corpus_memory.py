@@ -60,6 +60,7 @@ TABLES: dict[str, Callable[[], Any]] = {
 OBJECTS: dict[str, Callable[[], Any]] = {
     "list": lambda: RECORDS,
     "generator": lambda: (record for record in RECORDS),
+    "transformed": lambda: _dataset().with_transform(dict),
     "missing as NaN": lambda: [
         {**RECORDS[3], "document": float("nan"), "label": np.nan}
         if record["document"] is None
@@ -141,7 +142,6 @@ def test_texts(tmp_path: Path, make: Callable[[Any], Any], monkeypatch: pytest.M
         (TABLES["Table"], TABLES["RecordBatchReader"], lambda: _table().slice(1)),
         (TABLES["DataFrame"], TABLES["filtered DataFrame"], lambda: FRAME.iloc[::-1]),
     ],
-    ids=["records", "batches of other sizes", "frame"],
 )
 def test_an_interrupted_job_is_resumed_by_equal_content(
     tmp_path: Path, first: Callable[[], Any], again: Callable[[], Any], other: Callable[[], Any]
@@ -217,6 +217,8 @@ def test_every_command_reads_addresses_alike(
         (pd.DataFrame({"text": ["a"], "n": pd.arrays.SparseArray([1])}), "Sparse.*str, or drop"),
         (pd.DataFrame({"text": ["a"], "n": [2**70]}), "DataFrame.*str, or drop"),
         (b"a text", "bytes"),
+        ({"a text"}, "corpus is a set"),
+        (pa.table({"text": pa.nulls(1, pa.month_day_nano_interval())}), "column 'text' is month"),
         (np.array("a text"), "ndarray"),
         (["a", 7], "record 1"),
         ([{"text": "a", "x": b"b"}], "record 0"),
@@ -224,7 +226,6 @@ def test_every_command_reads_addresses_alike(
         (pd.DataFrame({"text": ["a", 7]}), "DataFrame"),
         (pa.table({"text": pa.array([b"a"])}), "text='text'"),
     ],
-    ids=str,
 )
 def test_what_is_no_corpus(tmp_path: Path, corpus: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):

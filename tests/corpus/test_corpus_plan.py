@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import unicodedata
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from tests.corpus_fixtures import Folder, plan_files, read_files
         ("nowhere/corpus.tsv", r"The folder .*nowhere does not exist\."),
         ("", "is a folder"),
         ("pipe", "is a pipe"),
+        ("a\0b", "null byte"),
     ],
 )
 def test_what_is_no_file(folder: Folder, name: str, message: str) -> None:
@@ -100,8 +102,10 @@ def test_columns_are_guessed_and_said(
 
 
 def test_spaces_around_a_name_count_only_where_the_column_has_them(folder: Folder) -> None:
-    plan = folder.plan("id, text,text,x\n1,a,b,c\n", "c.csv", text=" text", keep=["id", " x"])
-    assert (plan.text, plan.keep) == (" text", ("id", "x"))
+    header = unicodedata.normalize("NFD", "id, text,text,x, 라벨")
+    plan = folder.plan(f"{header}\n", "c.csv", text=" text", keep=["id", " x"], label="라벨")
+    assert (plan.text, plan.keep, plan.columns[4]) == (" text", ("id", "x"), plan.label)
+    assert folder.plan("ID, Text\n", "c.csv").text == " Text"
 
 
 def _parquet() -> bytes:
@@ -116,6 +120,7 @@ def _parquet() -> bytes:
         (b"a, b\n\tc\n", "lines", ["a, b", "\tc"]),
         (b"\n\nid\ttext\n1\ta\n", "tsv", ["a"]),
         (b'\n {"text": "a"}\n', "jsonl", ["a"]),
+        (b'[\n  {"text": "a"}]\n', "jsonl", ["a"]),
         (_parquet(), "parquet", ["a"]),
         (b"", "lines", []),
     ],
@@ -136,10 +141,11 @@ def test_an_unknown_name_is_told_by_its_bytes(
         ("Document\na\n", ["a"], [2]),
         ("\n\na\n\nb", ["a", "b"], [3, 5]),
         ("\nid\ttext\n1\ta\n", ["a"], [3]),
+        ("id, text\n1,a\n2,b\n", ["a", "b"], [2, 3]),
+        ('{"text": "a, b"}\n', ["a, b"], [1]),
     ],
-    ids=["lines", "header", "blank lines", "blank, tabs"],
 )
-def test_txt_is_one_text_per_line_unless_it_has_tabs(
+def test_txt_is_one_text_per_line_unless_it_is_a_table(
     folder: Folder, data: str, texts: list[str], lines: list[int]
 ) -> None:
     got = folder.read(data, "corpus.txt")
@@ -175,6 +181,7 @@ FOREIGN = {
     "\ufeff\n<!DOCTYPE html>\n<html><head>": "web page",
     '<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>': "error of a server",
     "404: Not Found": "error of a server",
+    "/annex/objects/MD5E-s1--a.csv": "git annex get",
     "{\\rtf1\\ansi hello}": "RTF",
     "__label__good a film\n__label__bad another\n": "fastText",
 }
@@ -195,6 +202,7 @@ def test_what_is_no_corpus_is_named(folder: Folder, data: str, name: str) -> Non
         ("sep=;\nid;text\n1;a, b\n", ["a, b"]),
         ('id,text\r\r\n1,"a\r\nb"\r\r\n2,c\r\r\n', ["a\r\nb", "c"]),
         ("\ufeff\ufeffid,text\n1,a\n", ["a"]),
+        (",,,\nid,text,,\n1,a,,\n", ["a"]),
     ],
 )
 def test_the_separator_is_what_the_lines_agree_on(
@@ -217,6 +225,9 @@ def test_a_separator_is_given(folder: Folder) -> None:
         folder.plan(data, "c.csv", delimiter="ab")
     with pytest.raises(CorpusError, match="first line has one cell, and the next have 2"):
         folder.plan("# made on Monday\nid,text\n1,a\n2,b\n", "c.csv")
+    for name in ("<!-- saved -->", "<<<<<<< HEAD", "id，text", "id\x01text"):
+        with pytest.raises(CorpusError, match="which column is the text"):
+            folder.plan(f"{name}\na\n", "c.csv")
 
 
 def test_each_file_has_its_own_format(folder: Folder) -> None:

@@ -25,7 +25,6 @@ TAKE = {
     "polars": "ids, texts, X = df['id'], df['text'], df['mean_2'].to_numpy()",
     "duckdb": "df = df.df(); ids, texts, X = df['id'], df['text'], np.stack(df['mean_2'])",
     "datasets": "ids, texts, X = ds['id'], ds['text'], np.array(ds['mean_2'])",
-    "numpy": "ids, texts = '', ''",
     "embedkit": "ids, texts = data.ids, data.text",
     "Arrow to polars": "ids, texts, X = df['id'], df['text'], df['mean_2'].to_numpy()",
     "Arrow to pandas": "ids, texts, X = df['id'], df['text'], np.stack(df['mean_2'])",

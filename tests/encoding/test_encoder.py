@@ -295,7 +295,6 @@ def test_pooler_only_where_there_is_one(family: str, has: bool, encoder_of: Enco
 @pytest.mark.parametrize(
     "name",
     ["encoder.layer.1.attention.self.key.weight", "encoder.layer.0.output.dense.bias", "weights"],
-    ids=["missing", "of another shape", "cut off"],
 )
 def test_damaged_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_bert, tmp_path / "m"))

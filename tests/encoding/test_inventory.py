@@ -94,7 +94,7 @@ def is_refused(folder: Path, name: str) -> Encoder:
     return encoder
 
 
-S = SENTENCE_FILES[0]
+S, ROOT = SENTENCE_FILES[0], "config_sentence_transformers.json"
 APPLIED: list[tuple[str, dict[str, Any]]] = [
     (S, {"max_seq_length": 9}),
     (S, {"tokenizer_args": {"model_max_length": 9}}),
@@ -107,11 +107,12 @@ APPLIED: list[tuple[str, dict[str, Any]]] = [
     (S, {"config_args": {"hidden_act": "relu"}}),
     (S, {"config_kwargs": {"num_hidden_layers": 2}}),
     (S, {"model_args": {"attn_implementation": "eager"}, "unpad_inputs": False}),
-    ("config_sentence_transformers.json", {"truncate_dim": 7}),
-    ("config_sentence_transformers.json", {"prompts": {"a": None, "b": ""}}),
-    ("config_sentence_transformers.json", {"prompts": {"a": "x "}, "default_prompt_name": "a"}),
-    ("config_sentence_transformers.json", {"requirements": {"transformers": ">=5"}}),
+    (ROOT, {"truncate_dim": 7}),
+    (ROOT, {"prompts": {"a": None, "b": ""}}),
+    (ROOT, {"prompts": {"a": "x "}, "default_prompt_name": "a"}),
+    (ROOT, {"requirements": {"transformers": ">=5"}}),
     ("1_Pooling/config.json", {"include_prompt": False}),
+    ("2_Dense/config.json", {"activation_function": "torch.nn.modules.dropout.Dropout"}),
     ("config.json", {"return_dict": False}),
     ("config.json", {"output_hidden_states": True}),
     ("config.json", {"position_embedding_type": "absolute", "auto_map": {"AutoConfig": "a.B"}}),
@@ -128,14 +129,11 @@ NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
     (S, {"query_length": 8}, "query_length"),
     (S, {"query_expansion": {"length": 8}}, "query_expansion"),
     (S, {"new_key": 1}, "new_key"),
-    ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "model_type"),
-    ("config_sentence_transformers.json", {"similarity_fn_name": "maxsim"}, "similarity_fn_name"),
-    (
-        "config_sentence_transformers.json",
-        {"requirements": {"transformers": ">99"}},
-        "requirements",
-    ),
-    ("config_sentence_transformers.json", {"new_key": 1}, "new_key"),
+    (ROOT, {"model_type": "CrossEncoder"}, "model_type"),
+    (ROOT, {"similarity_fn_name": "maxsim"}, "similarity_fn_name"),
+    (ROOT, {"requirements": {"transformers": ">99"}}, "requirements"),
+    (ROOT, {"new_key": 1}, "new_key"),
+    (ROOT, {"default_prompt_name": "q"}, "default_prompt_name"),
     ("1_Pooling/config.json", {"new_key": 1}, "new_key"),
     ("2_Dense/config.json", {"use_residual": True}, "use_residual"),
     ("2_Dense/config.json", {"module_output_name": "other"}, "module_output_name"),
@@ -172,6 +170,7 @@ def test_or_refused_by_its_name(
         ("modules.json", {"type": "own.Own"}, "Own"),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "weightedmean"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "cls and mean"),
+        ("1_Pooling/config.json", {"pooling_mode": []}, "1_Pooling (Pooling) by"),
     ],
 )
 def test_a_module_that_is_not_known(

@@ -130,12 +130,18 @@ def test_earlier_names_of_poolings(tiny: Tiny, tmp_path: Path) -> None:
 
 def test_damaged_weights_of_a_module(tiny: Tiny, tmp_path: Path) -> None:
     made("dense", tiny, tmp_path / "model")
-    file = tmp_path / "model/2_Dense/model.safetensors"
-    before = find_checkpoint(tmp_path / "model").sha256
-    file.write_bytes(file.read_bytes()[:-8])
-    assert find_checkpoint(tmp_path / "model").sha256 != before
-    with pytest.raises(ModelError, match="2_Dense"):
-        Encoder(tmp_path / "model")
+    # a module is hashed under whatever name modules.json has for its folder
+    modules = tmp_path / "model/modules.json"
+    modules.write_text(modules.read_text().replace("2_Dense", "Projection"))
+    (tmp_path / "model/2_Dense").rename(modules.with_name("Projection"))
+    file, before = modules.with_name("Projection") / "model.safetensors", set[str]()
+    whole = file.read_bytes()
+    for damaged in (whole[:-8], whole[:-4] + b"\0\0\xc0\x7f"):  # cut off, and with a NaN
+        before.add(str(find_checkpoint(tmp_path / "model").sha256))
+        file.write_bytes(damaged)
+        assert str(find_checkpoint(tmp_path / "model").sha256) not in before
+        with pytest.raises(ModelError, match="Projection cannot be used"):
+            Encoder(tmp_path / "model")
 
 
 def test_fewer_dimensions(tiny: Tiny, tmp_path: Path, notes: list[str]) -> None:

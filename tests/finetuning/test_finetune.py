@@ -125,7 +125,6 @@ def test_a_corpus_and_the_dataset_of_it_give_the_same_run(shared: Path, tmp_path
         {"head": "lstm", "gradient_checkpointing": True},
         {"head": "cls", "freeze_layers": "1", "validation": 0, "precision": "bf16"},
     ],
-    ids=lambda settings: settings["head"],
 )
 def test_settings_make_runs_that_predict(
     shared: Path, tmp_path: Path, settings: dict[str, Any]

@@ -97,7 +97,6 @@ def by_transformers(folder: Path, dtype: torch.dtype = torch.float32) -> np.ndar
         *((family, PROBLEMS[0]) for family in PLAIN[1:]),
         *slow(*((family, problem) for family in PLAIN[1:] for problem in PROBLEMS[1:])),
     ],
-    ids=lambda value: value if isinstance(value, str) else value["problem"],
 )
 def test_transformers_reads_the_head_and_gives_the_same(
     tiny: Tiny, tmp_path: Path, family: str, settings: dict[str, Any]

@@ -60,6 +60,10 @@ def test_the_spread_is_that_of_runs_with_one_seed_each(common: Path, given: dict
     assert run_info_text(common / "both", content).split("\n")[1].startswith("  2 seeds alone: ")
     found = compare([common / "both", common / "first"], metric="log_loss")
     assert found.as_json()["seeds"] == {"both": content.seed_scores["log_loss"]}
+    cost, seconds = compare([common / "both"]).row("both").cost, content.cost.predict_seconds or 0
+    assert cost is not None
+    # of the six models that read a new text, two have read each record of their fold
+    assert cost.milliseconds == pytest.approx(3_000 * seconds / content.records["folds"])
     low, high = sorted(singles)
     assert f"both, 2 seeds alone: log-loss {low:.3f} to {high:.3f}" in comparison_text(found)
 

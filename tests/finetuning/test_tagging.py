@@ -272,7 +272,7 @@ def test_lists_of_spans_are_means_of_their_tokens(tmp_path: Path, on_long: str) 
     ],
 )
 def test_what_is_no_list_of_spans_is_rejected(tmp_path: Path, spans: str, detail: str) -> None:
-    frame = pd.DataFrame({"text": ["the movie", "a bus"], "at": [spans, "[[0, 1]]"]})
+    frame = pd.DataFrame({"text": ["the movie", "a bus"], "at": [spans, '[["0.0", 1]]']})
     data = extract_tiny(frame, tmp_path / "v", spans=["at"])
     assert data.manifest.totals.rejected_by_reason == {"bad_span": 1}
     assert detail in (data.out / "_embedkit" / "rejects.jsonl").read_text("utf-8")

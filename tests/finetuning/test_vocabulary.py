@@ -112,7 +112,6 @@ def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) ->
         ("bert", {"freeze_layers": "1"}),
         ("bert", {"lora": 2}),
     ],
-    ids=str,
 )
 def test_every_weight_is_that_of_training_all_rows(
     tiny: Tiny,

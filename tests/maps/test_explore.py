@@ -15,8 +15,6 @@ from sklearn.manifold import TSNE
 from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances
 
 import embedkit
-from embedkit.dataset.format import read_manifest
-from embedkit.dataset.info import atlas_line
 from embedkit.drawing import SHAPES
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps import map as layout
@@ -317,9 +315,6 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     content = json_block(tmp_path / "m.html", "content")
     assert f"{N} records, 2 views" in result.stdout
     assert f"keeps {100 * content['views'][1]['kept']:.0f} of 100 nearest" in result.stdout
-    line = atlas_line(data, read_manifest(data))
-    assert line.endswith("/sentences/*.parquet --text text --vector mean_2")
-    assert line in invoke("info", data, "--all").output
 
 
 # in a browser

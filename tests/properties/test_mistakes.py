@@ -59,7 +59,7 @@ def folder(common: Path) -> Path:
         ("extract array.json --label labels.label --dry-run", 0, "would write"),
         ("similarity array.json --text text --text-pair text --score zzz", 2, "--score zzz"),
         ("extract header.tsv", 2, "header.tsv has no records"),
-        ("extract same.tsv --out same", 0, "39 records repeat an earlier id"),
+        ("extract same.tsv --out same", 0, "39 records with an earlier id"),
         ("train rare --out m --folds 2 --task multilabel", 0, "by --label-separator |"),
         ("extract rare.tsv --pooling avg", 2, "Did you mean 'mean'?"),
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
@@ -83,6 +83,8 @@ def folder(common: Path) -> Path:
         ("train corpus.tsv --split-column part", 2, "--split-column part: corpus.tsv has no"),
         ("search sms x --index hnsw --metric dot", 2, "in Python with metric='dot'"),
         ("predict spam - --text x", 2, "--text is for"),
+        ("predict spam --text ' '", 2, "the text is empty."),
+        ("export sms --format npy", 2, "No such option '--format'. See embedkit export"),
     ],
 )
 def test_what_is_told(

@@ -41,9 +41,12 @@ def test_a_run_is_called_as_its_corpus(source: str) -> None:
 
 
 def test_content_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Also a threshold that no record reaches, one of which has the probability 1."""
+    y, positive = np.array([0, 0, 0, 0, 1]), np.array([1, 0.2, 0.2, 0.2, 0.2])
     (path,), _, _ = random_runs(tmp_path, ["a"], n=20)
-    content = read_run(path)
-    assert isinstance(content, TrainRun)
+    edit_run(path, threshold=best_threshold(y, positive))
+    content: Any = read_run(path)
+    assert content.threshold > 1
     assert as_json(content) == json.loads((path / "run.json").read_text("utf-8"))
 
 
@@ -73,18 +76,6 @@ def test_damage_is_named_by_file_and_field(
     edit_run(path, **changes)
     with pytest.raises(DamagedError, match=f"run.json.*{message}"):
         read_run(path)
-
-
-def test_a_threshold_that_nobody_reaches_is_read(tmp_path: Path) -> None:
-    """It is best to predict the first class for all, one of which has the probability 1."""
-    y, positive = np.array([0, 0, 0, 0, 1]), np.array([1, 0.2, 0.2, 0.2, 0.2])
-    cut = best_threshold(y, positive)
-    assert cut > 1
-    (path,), _, _ = random_runs(tmp_path, ["a"], n=20)
-    edit_run(path, threshold=cut)
-    content = read_run(path)
-    assert isinstance(content, TrainRun)
-    assert content.threshold == cut
 
 
 @pytest.mark.parametrize("changes", [{"format_version": 2}, {"kind": "ensemble"}])

@@ -233,11 +233,8 @@ def test_the_key_is_what_the_format_says(tmp_path: Path, store_text: bool) -> No
 
 def test_pairs_share_a_key_if_both_texts_do(tmp_path: Path) -> None:
     rows = [("a", "b"), ("A", " b"), ("a", "c"), ("b", "a")]
-    corpus = tmp_path / "c.tsv"
-    corpus.write_text("first\tsecond\n" + "".join(f"{a}\t{b}\n" for a, b in rows), "utf-8")
-    data = embedkit.load(
-        run(corpus, tmp_path / "out", text="first", text_pair="second", store_text=False).out
-    )
-    keys = data.column("text_key")
+    corpus = [{"text": first, "text_pair": second} for first, second in rows]
+    out = run(corpus, tmp_path / "out", text_pair="text_pair", store_text=False).out
+    keys = embedkit.load(out).column("text_key")
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3

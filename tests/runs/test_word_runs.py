@@ -151,10 +151,7 @@ def test_only_common_words_are_compared(made: Path, tmp_path: Path) -> None:
 
 
 def test_levels_are_not_mixed(made: Path, tmp_path: Path) -> None:
-    corpus = tmp_path / "c.tsv"
-    rows = "".join(f"a bus {i}\t{i % 2}\n" for i in range(12))
-    corpus.write_text(f"text\tlabel\n{rows}", "utf-8")
-    run(corpus, tmp_path / "v")
+    run([{"text": f"a bus {i}", "label": str(i % 2)} for i in range(12)], tmp_path / "v")
     train(tmp_path / "v", folds=2, out=tmp_path / "texts")
     with pytest.raises(MismatchError, match=r"texts .*tags"):
         embedkit.compare([made / "tags", tmp_path / "texts"])

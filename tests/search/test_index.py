@@ -14,7 +14,7 @@ import embedkit
 from embedkit.choices import INDEX_KINDS
 from embedkit.dataset.format import Layout
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError
-from embedkit.search.exact import nearest
+from embedkit.search.exact import Neighbours, nearest
 from embedkit.search.index import KINDS, build_index, open_index
 from embedkit.storage import seal
 from embedkit.verification import verify
@@ -44,6 +44,12 @@ def index_folder(dataset: Path, name: str) -> Path:
     return Layout(dataset).private / "index" / name
 
 
+def shared(found: Neighbours, truth: Neighbours) -> float:
+    """How many neighbours of a query are in both, on average."""
+    pairs = zip(found.indices, truth.indices, strict=True)
+    return float(np.mean([len(set(a) & set(b)) for a, b in pairs]))
+
+
 @pytest.mark.parametrize("kind", INDEX_KINDS)
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclid"])
 def test_an_index_is_near_the_truth(copy: Path, kind: str, metric: str) -> None:
@@ -52,10 +58,7 @@ def test_an_index_is_near_the_truth(copy: Path, kind: str, metric: str) -> None:
     assert (info.records, info.width, info.view) == (N, 16, "mean_2")
     found = open_index(data, kind=kind, metric=metric)(data.X[:50], 10)
     truth = nearest(data, data.X[:50], k=10, metric=metric)
-    shared = np.mean(
-        [len(set(a) & set(b)) for a, b in zip(found.indices, truth.indices, strict=True)]
-    )
-    assert shared >= (2 if kind == "ivfpq" else 8.5)  # four bytes a vector
+    assert shared(found, truth) >= (2 if kind == "ivfpq" else 8.5)  # four bytes a vector
     if kind != "ivfpq":
         both = found.indices[:, 0] == truth.indices[:, 0]
         assert both.mean() > 0.9
@@ -87,12 +90,9 @@ def test_recall_is_of_records_left_out(copy: Path) -> None:
         data = embedkit.load(copy)
         found = open_index(data, kind="ivf")(data.X[:500], 11)
         truth = nearest(data, data.X[:500], k=11)
-        both = [
-            len(set(a) & set(b)) / 11 for a, b in zip(found.indices, truth.indices, strict=True)
-        ]
     assert info.recall is not None
     assert info.recall < whole.recall
-    assert info.recall == pytest.approx(np.mean(both), abs=0.25)
+    assert info.recall == pytest.approx(shared(found, truth) / 11, abs=0.25)
 
 
 def test_the_dataset_stays_whole(copy: Path) -> None:

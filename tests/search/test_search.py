@@ -252,12 +252,15 @@ def test_a_warm_searcher_reads_nothing_more(dataset: Path, calls_of: Any) -> Non
 
 
 def test_lines_of_standard_input_are_queries(dataset: Path, tmp_path: Path) -> None:
-    options = ("search", dataset, "-k", "2")
+    options = ("search", dataset, "-k", "2", "--json")
     done = command(*options, cwd=tmp_path, stdin=b"the movie was good\n\nbus home")
     assert done.returncode == 0, done.stderr
     assert "the query is empty" in done.stderr
-    answers = [command(*options, text, cwd=tmp_path) for text in ("the movie was good", "bus home")]
-    assert done.stdout == "".join(answer.stdout for answer in answers)
+    texts = ("the movie was good", "bus home")
+    answers = [json.loads(command(*options, text, cwd=tmp_path).stdout)[0] for text in texts]
+    # a line for each, also for the one that has no answer
+    answers.insert(1, {"error": "the query is empty."})
+    assert list(map(json.loads, done.stdout.splitlines())) == answers
 
 
 def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
@@ -349,7 +352,8 @@ def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
         (("good", "--index", "hnsw"), "hnsw"),
         (("good", "--out", "pairs.csv"), "--duplicates"),
         (("--duplicates", "0.9", "--index", "hnsw"), "--index hnsw"),
-        (("--duplicates", "1.5"), "1.5"),
+        (("--duplicates", "1.5"), "--duplicates 1.5: expected"),
+        (("--duplicates", "0.9", "--where", "row < 0"), "no record of"),
     ],
 )
 def test_options_that_cannot_be_used(dataset: Path, arguments: Any, message: str) -> None:

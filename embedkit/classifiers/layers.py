@@ -1,12 +1,15 @@
-"""A learnt mixture of layers: softmax weights that are fitted together with the classifier.
+"""Combinations of layers as the input of a fit: views side by side, sums, learnt mixtures.
 
-    X (n, layers · width) ──► rows of each layer at length 1 ──► Σ softmax(a)_l · x_l ──► classifier
-                              (unit_layers)                     (n, width)
+    side by side   (n, Σ width)           what one layer knows beside another
+    sum            (n, width)             of neighbouring layers
+    mixture        (n, layers · width) ──► rows of each layer at length 1 (unit_layers)
+                                       ──► Σ softmax(a)_l · x_l (n, width) ──► classifier
 
-The scalar mix of ELMo (Peters et al. 2018, "Deep Contextualized Word Representations") and of layer
-probing (Tenney et al. 2019, "BERT Rediscovers the Classical NLP Pipeline"). They multiply the
-mixture by a learnt scale, which a penalty on the coefficients would otherwise have to stand in for.
-Here the scale is the slope that tuning chooses in the inner folds: fitted on the training records
+The mixture is the scalar mix of ELMo (Peters et al. 2018, "Deep Contextualized Word
+Representations") and of layer probing (Tenney et al. 2019, "BERT Rediscovers the Classical NLP
+Pipeline"): softmax weights that are fitted together with the classifier. They multiply the mixture
+by a learnt scale, which a penalty on the coefficients would otherwise have to stand in for. Here
+the scale is the slope that tuning chooses in the inner folds: fitted on the training records
 themselves it would only undo the penalty.
 
 Unlike a concatenation, a mixture has as few coefficients as a single layer. It can only find what
@@ -15,16 +18,68 @@ layers say in the same directions, as those of a residual network do.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import normalize
 
+from embedkit.encoding.views import split_view
 from embedkit.types import Float64
 
+MOST_BYTES = 1 << 30
+"""Of vectors in memory: of views that are read once, and of a mixture."""
+
+_NOT_LINEAR = ("max", "pooler", "sentence")
+"""Poolings whose vectors for a sum of layers are not the sum of their vectors."""
+
 _ITERATIONS = 1_000  # as for logreg
+
+
+class Candidate(NamedTuple):
+    """One or more stored views as the input of a fit."""
+
+    name: str
+    views: tuple[str, ...]
+    combination: str = "side by side"  # or sum, mixture
+
+
+def combinations_of(
+    names: Sequence[str], *, mixtures: bool, view_bytes: int = 0
+) -> list[Candidate]:
+    """Return sums of two neighbouring layers and of the last four, and a mixture of all.
+
+    Each is of one pooling, in the order of the layers. Sums are called as ``extract`` calls them:
+    ``mean_sum_3to4``; a mixture ``mean_mixture``. There are ``mixtures`` for an estimator that can
+    learn one, and none where the layers, each of ``view_bytes``, are too large to be in memory
+    together.
+    """
+    combinations = []
+    # each pooling once, in the order of the views
+    for pooling in dict.fromkeys(split_view(name)[0] for name in names):
+        layers = [n for n in names if split_view(n)[0] == pooling and layer_of(n) >= 0]
+        layers.sort(key=layer_of)
+        spans: list[Sequence[str]] = [*pairwise(layers)]
+        spans += [layers[-4:]] if len(layers) > 3 else []
+        for span in spans if pooling not in _NOT_LINEAR else ():
+            first, last = layer_of(span[0]), layer_of(span[-1])
+            name = f"{pooling}_sum_{first}to{last}"
+            # none is missing in between, and it is not stored
+            if last - first + 1 == len(span) and name not in names:
+                combinations.append(Candidate(name, tuple(span), "sum"))
+        # a mixture is fitted on all layers side by side, in one array
+        if mixtures and len(layers) > 1 and view_bytes * len(layers) <= MOST_BYTES:
+            combinations.append(Candidate(f"{pooling}_mixture", tuple(layers), "mixture"))
+    return combinations
+
+
+def layer_of(view: str) -> int:
+    """The layer of a view; -1 of a combination, and of what has none."""
+    layer = split_view(view)[1]
+    return int(layer) if layer.isdigit() else -1
 
 
 def unit_layers(X: NDArray[Any], *, layers: int) -> NDArray[Any]:
