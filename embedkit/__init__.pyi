@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from embedkit import errors as errors
 from embedkit.choices import ClassWeight
+from embedkit.choices import Control
 from embedkit.choices import Engine
 from embedkit.choices import Features
 from embedkit.choices import Format
@@ -267,7 +268,7 @@ def probe(
     split: str | Path | Split | None = ...,
     folds: Positive = ...,
     metric: str | None = ...,
-    control: str | None = ...,
+    control: Control | None = ...,
     learning_curve: bool = ...,
     seed: Seed = ...,
     overwrite: bool = ...,

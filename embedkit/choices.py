@@ -93,6 +93,7 @@ OBJECTIVES = {
     "vectors",
 }
 BLENDS = ("mean", "stacked")
+CONTROLS = ("random-weights",)
 FIGURE_FORMATS = ("pdf", "svg", "png")
 PREFERENCES = {
     "cost": "the cheapest that is not worse by what matters",
@@ -174,6 +175,7 @@ Engine = Annotated[str, one_of(ENGINES)]
 Task = Annotated[str, one_of(TASKS)]
 Objective = Annotated[str, one_of(OBJECTIVES)]
 Features = Annotated[str, one_of(FEATURES)]
+Control = Annotated[str, one_of(CONTROLS)]
 ClassWeight = Annotated[str, one_of(CLASS_WEIGHTS)]
 Level = Annotated[str, one_of(LEVELS)]
 Export = Annotated[str, one_of(EXPORTS)]

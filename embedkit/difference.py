@@ -192,11 +192,10 @@ def diff(
     random = np.random.default_rng(seed)
     # samples are drawn in a fixed order, so that a seed gives the same result
     sample = pair.distinct(random)
-    queries, kept = np.sort(random.permutation(len(sample))[:_QUERIES]), np.zeros(0)
     # of eleven texts all others are the neighbours of each, whatever the vectors are
-    if len(sample) <= NEIGHBOURS + 1:
-        queries = queries[:0]
-    else:
+    most = _QUERIES if len(sample) > NEIGHBOURS + 1 else 0
+    queries, kept = np.sort(random.permutation(len(sample))[:most]), np.zeros(0)
+    if most:
         # a number of neighbours, not a fraction
         near_x, near_y = (nearest_rows(v[sample], rows=queries) for v in (pair.x, pair.y))
         kept = NEIGHBOURS * shared_neighbours(near_x, near_y)

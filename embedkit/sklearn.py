@@ -24,6 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from embedkit import storage
 from embedkit.choices import DEFAULT_MODEL, documented
+from embedkit.corpus.values import is_missing
 from embedkit.dataset.read import VectorData, load
 from embedkit.errors import DamagedError, StorageError, UsageError
 from embedkit.types import Float32
@@ -31,8 +32,6 @@ from embedkit.types import Float32
 __all__ = ["StoredVectors", "TextEncoder"]
 
 _MOST_IN_MEMORY = 200_000
-_MISSING = ("None", "nan", "<NA>", "NaT")
-"""Missing values of lists, NumPy and pandas, as text."""
 
 
 class _Vectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -298,7 +297,7 @@ def _row(value: Any) -> int:
 
 
 def _text(value: Any, i: int) -> str:
-    if isinstance(value, bytes) or (not isinstance(value, str) and str(value) in _MISSING):
+    if isinstance(value, bytes) or is_missing(value):
         raise ValueError(f"X[{i}] is {value!r}, not a text; fill in or leave out such rows")
     return str(value)
 

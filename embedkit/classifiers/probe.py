@@ -33,7 +33,7 @@ from sklearn.preprocessing import normalize
 
 from embedkit import geometry
 from embedkit.arguments import accepts
-from embedkit.choices import RunLevel, Task, check_choice
+from embedkit.choices import Control, RunLevel, Task
 from embedkit.classifiers.estimators import CommonScaler, EstimatorSettings
 from embedkit.classifiers.layers import MOST_BYTES, Candidate, combinations_of, layer_of
 from embedkit.classifiers.train import side_by_side
@@ -81,7 +81,7 @@ def probe(
     split: str | Path | Split | None = None,
     folds: Positive = 5,
     metric: str | None = None,
-    control: str | None = None,
+    control: Control | None = None,
     learning_curve: bool = False,
     seed: Seed = 0,
     overwrite: bool = False,
@@ -132,8 +132,6 @@ def probe(
     """
     # names are checked, and the folder is, before a corpus is encoded
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
-    if control is not None:
-        check_choice(("random-weights",), control=control)
     out = free_out(out, dataset, "probe", overwrite=overwrite)
     data = load_or_extract(dataset, extraction, label=label, level=level, progress=progress)
     if control is not None:

@@ -232,21 +232,25 @@ def _test_set(
     units, target, split, _ = problem
     split.check_test(test)
     vectors = settings.features == "vectors"
+    column = units.reading["word_label" if units.level == "word" else "label"]
     folder = dataset_folder(test)
     if folder is not None:
         test_data, name = VectorData.of(folder, list(data.views), level=data.level), str(test)
         check_alike(test_data, dataset_content(data), name=name, vectors=vectors)
-        column = units.reading["label"]
-        # a kept column is taken there too; None stands for the label that the other dataset has
-        further = Units.of_dataset(test_data, label=column if column in test_data.columns else None)
+        further, stored = Units.of_dataset(test_data), data.manifest.job.input.label
+        # the labels that a dataset stores are taken of both, whatever they are called; others are
+        # a kept column, or values, which the other dataset does not have
+        if units.level == "sentence" and (column is None or column != stored):
+            further = replace(further, label=None)
+            if column in test_data.columns:
+                further = Units.of_dataset(test_data, label=column)
     else:
         further = units.further(test, keep=settings.columns)
-        if further.label is None:
-            column = units.reading["word_label" if units.level == "word" else "label"]
-            lacking = f"column {column!r}" if column else "column that is named as the label"
-            logger.warning(f"{further.name} has no {lacking}: it is predicted, not scored")
         if vectors:
             further = further.encoded(encode_as(data.manifest, data.views, owner=str(data.path)))
+    if further.label is None:
+        lacking = f"column {column!r}" if column else "column that is named as the label"
+        logger.warning(f"{further.name} has no {lacking}: it is predicted, not scored")
     further = _read_by(settings, further)
     return TestSet.further(further, units, target)
 
@@ -304,7 +308,8 @@ def train(
         level: ``sentence``: records are labelled, or ``word``: the words of records, which stay
             together in folds, inner folds, intervals and tests.
         label: column of the labels, if it is not the one of the dataset: a kept one, or the values
-            themselves, one for each row of the input (``label=frame["stars"]``).
+            themselves, one for each row of the input (``label=frame["stars"]``). A test set
+            without a column of that name is predicted, not scored.
         estimator: ``logreg``, ``knn`` or ``lightgbm``, for regression ``ridge``, ``knn`` or
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
             as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.

@@ -286,13 +286,13 @@ def info(what: str) -> Result:
     """
     from embedkit.dataset.info import DatasetInfo
     from embedkit.runs.folder import info as describe
-    from embedkit.runs.run import Run, as_json
+    from embedkit.runs.run import Run
 
     path, details = Path(what), describe(what)
     if isinstance(details, Run):
         from embedkit.cli.run_text import run_info_text
 
-        return Result(as_json(details), lambda: run_info_text(path, details), asked_for=True)
+        return Result(details, lambda: run_info_text(path, details), asked_for=True)
     if isinstance(details, DatasetInfo):
         data = {
             "path": str(path),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import EXPORTS, FEATURES, HEADS, OBJECTIVES, PRECISIONS
+from embedkit.choices import CONTROLS, EXPORTS, FEATURES, HEADS, OBJECTIVES, PRECISIONS
 from embedkit.cli.command import Result, answer_lines, command
 from embedkit.cli.options import (
     FILE,
@@ -134,9 +134,7 @@ def train(
         "[accuracy or r2 is shown, log_loss or rmse is tuned for]",
     ),
     option(
-        "--control",
-        help="Also encode the texts with three untrained encoders.",
-        **choice(["random-weights"]),
+        "--control", help="Also encode the texts with three untrained encoders.", **choice(CONTROLS)
     ),
     option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
     "--text --label --overwrite",

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +25,7 @@ from embedkit.runs.metrics import (
     metric_text,
     score_text,
 )
-from embedkit.runs.run import (
-    UNTRAINED,
-    FinetuneRun,
-    PredictionRun,
-    ProbeRun,
-    Run,
-    SimilarityRun,
-    as_json,
-)
+from embedkit.runs.run import UNTRAINED, FinetuneRun, PredictionRun, ProbeRun, Run, SimilarityRun
 from embedkit.runs.scores import headline_metric
 
 if TYPE_CHECKING:
@@ -49,7 +42,7 @@ _CLASSES = 6
 
 def result_of(result: RunResult[Any]) -> Result:
     """Return what a command prints of a new run."""
-    data = {"out": str(result.out), **as_json(result.content)}
+    data = {"out": str(result.out), **asdict(result.content)}
     return Result(data, lambda: run_text(result), code=EXIT_REJECTS if result.rejected else 0)
 
 

@@ -137,6 +137,9 @@ class Model:
     pads: bool
     one_thread = False
     """Whether a batch runs on one thread, where several would change its bits."""
+    short_on_two = False
+    """Whether two threads change no bit of a batch that fills one step of rows: a short text alone,
+    as a process has it that answers requests."""
 
     def __init__(self, module: Any, pooler: nn.Module | None, checkpoint: Checkpoint) -> None:
         # one device and one dtype hold for all weights, so that any of them tells

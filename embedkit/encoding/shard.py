@@ -179,7 +179,10 @@ class _Shard:
                 # a thread takes the number that was set last, unless it has set one
                 # pushed first, hence called last: after the threads have ended
                 stack.callback(torch.set_num_threads, threads)
-                each = 1 if model.one_thread else threads // workers
+                each = threads // workers
+                if model.one_thread:
+                    short = len(batches) == 1 and self._begins[-1] <= ROWS
+                    each = min(threads, 2) if short and model.short_on_two else 1
                 share = partial(torch.set_num_threads, each)
                 run = stack.enter_context(ThreadPoolExecutor(workers, initializer=share)).map
             # map is lazy and the pool is not; both give results in the order of batches

@@ -13,8 +13,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import init_empty_weights
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
@@ -23,7 +25,8 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from embedkit.encoding.model import PlainModel
 from embedkit.errors import UsageError, first_line
-from embedkit.finetuning.options import CONTRASTIVE, WORDS, own_head
+from embedkit.finetuning.options import CONTRASTIVE, WORDS, TrainingOptions, own_head
+from embedkit.units.target import Target
 
 _FILTERS = 100  # of each width, as in Kim (2014)
 
@@ -295,6 +298,34 @@ HEADS: dict[str, Callable[[HeadConfig, int], Any]] = {
     WORDS: _Cls,
     CONTRASTIVE: _Contrastive,
 }
+
+
+def head_settings(options: TrainingOptions, target: Target, y: NDArray[Any]) -> dict[str, Any]:
+    """Return fields of :class:`HeadConfig`; class weights, mean and scale are those of ``y``.
+
+    ``y`` are the labels of the training records, which alone a head may know.
+    """
+    settings: dict[str, Any] = {
+        "head": options.head_name,
+        "cnn_widths": list(options.cnn_widths),
+        "label_smoothing": options.label_smoothing,
+    }
+    if options.dropout is not None:
+        settings["dropout"] = options.dropout
+    if not target.classes:
+        # the head learns values with mean 0 and variance 1, for which its learning rate is meant;
+        # 1.0 where all values are the same
+        scale = {"target_mean": float(y.mean()), "target_scale": float(y.std()) or 1.0}
+        return {**settings, "problem": "value", "n_outputs": 1, **scale}
+    if options.class_weight is not None:
+        # as scikit-learn's "balanced"; at least 1, since a rare label of words may be in no
+        # training record
+        counts = np.bincount(y, minlength=len(target.classes))
+        settings["class_weights"] = (len(y) / (len(counts) * np.maximum(counts, 1))).tolist()
+    if options.one_logit:
+        return {**settings, "problem": "one_logit", "n_outputs": 1}
+    problem = "classes" if target.separator is None else "sets"
+    return {**settings, "problem": problem, "n_outputs": len(target.classes)}
 
 
 def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWithHead:

@@ -38,7 +38,7 @@ from embedkit.encoding.tokenizer import (
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import DamagedError, Message, MismatchError, Option, UsageError
 from embedkit.finetuning.contrastive import train_contrastive
-from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
+from embedkit.finetuning.heads import EncoderWithHead, build_model, head_settings, pooler_layer
 from embedkit.finetuning.model import predict_logits, read_to_train, tokenized, write_model
 from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions
 from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
@@ -388,7 +388,7 @@ class FineTuned:
         for fold in folds:
             result = _read_result(self.folder, fold)
             if result is None:
-                settings = _head_settings(fold)
+                settings = head_settings(fold.options, fold.target, fold.target.y[fold.train])
                 if self.earlier is None:
                     encoder = load_model(self.checkpoint, pad_id=self.tokenizer.pad_id, **about)
                     lacking = self.options.head == "pooler" and pooler_layer(encoder) is None
@@ -570,32 +570,6 @@ def _predict(
         result.test_proba = proba(problem.split.test)
     elif test is not None:  # of another corpus, of which all words have a label or none has one
         result.test_proba = outputs(test.units.inputs(test.everything)).tolist()
-
-
-def _head_settings(fold: Fold) -> dict[str, Any]:
-    """Fields of the head's configuration; class weights, mean and scale are of training records."""
-    options, target, y = fold.options, fold.target, fold.target.y[fold.train]
-    settings: dict[str, Any] = {
-        "head": options.head_name,
-        "cnn_widths": list(options.cnn_widths),
-        "label_smoothing": options.label_smoothing,
-    }
-    if options.dropout is not None:
-        settings["dropout"] = options.dropout
-    if not target.classes:
-        # the head learns values with mean 0 and variance 1, for which its learning rate is meant;
-        # 1.0 where all values are the same
-        scale = {"target_mean": float(y.mean()), "target_scale": float(y.std()) or 1.0}
-        return {**settings, "problem": "value", "n_outputs": 1, **scale}
-    if options.class_weight is not None:
-        # as scikit-learn's "balanced"; at least 1, since a rare label of words may be in no
-        # training record
-        counts = np.bincount(y, minlength=len(target.classes))
-        settings["class_weights"] = (len(y) / (len(counts) * np.maximum(counts, 1))).tolist()
-    if options.one_logit:
-        return {**settings, "problem": "one_logit", "n_outputs": 1}
-    problem = "classes" if target.separator is None else "sets"
-    return {**settings, "problem": problem, "n_outputs": len(target.classes)}
 
 
 def history_of(log: Sequence[dict[str, Any]], done: float) -> tuple[dict[str, float], ...]:

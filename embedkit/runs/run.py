@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from embedkit.choices import FEATURES, RunLevel, Storage, Task, one_of
 from embedkit.dataset.format import Names
 from embedkit.dataset.settings import ModelRecord, VectorIdentity, VectorSettings
-from embedkit.display import Shown, without_nan
+from embedkit.display import Shown
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import DamagedError
 from embedkit.geometry import METRICS
@@ -418,9 +418,3 @@ KINDS: Mapping[str, type[Run]] = {
     "probe": ProbeRun,
     "similarity": SimilarityRun,
 }
-
-
-def as_json(content: Run) -> dict[str, Any]:
-    """Return the content as JSON holds it; NaN becomes ``None``."""
-    result: dict[str, Any] = without_nan(asdict(content))
-    return result

@@ -444,7 +444,8 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
             f"input of {data.path}.",
             label=...,
         )
-    return getattr(label, "name", None) or stored, [labels[row] for row in data.row.tolist()]
+    # values without a name are of no column: that of the dataset has other labels
+    return getattr(label, "name", None), [labels[row] for row in data.row.tolist()]
 
 
 def _columns_of(columns: Any) -> dict[str, list[Any]]:

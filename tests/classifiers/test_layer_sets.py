@@ -20,8 +20,8 @@ from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.layers import Candidate, LayerMixture, combinations_of, unit_layers
 from embedkit.classifiers.probe import Candidates
 from embedkit.geometry import effective_rank
+from embedkit.records import to_json
 from embedkit.runs.folder import read_run
-from embedkit.runs.run import as_json
 from embedkit.types import Float32, Float64, Int64
 from embedkit.units.target import Target
 from tests.comparison.test_report import corpus_of
@@ -156,7 +156,7 @@ def test_every_fit_of_a_combination_is_on_training_records(
     assert not frozenset.intersection(*set(fitted))
     assert len(content.choices) == 2
     assert len(fitted) >= 2 * 6 + 2  # views, combinations, the start of each growth
-    assert as_json(read_run(tmp_path / "p")) == as_json(content)
+    assert to_json(read_run(tmp_path / "p")) == to_json(content)
 
 
 def test_numbers_without_labels_of_a_dataset(data: Path, tmp_path: Path) -> None:

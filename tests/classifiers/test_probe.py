@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ import embedkit
 from embedkit.classifiers import probe as probing
 from embedkit.classifiers.probe import probe
 from embedkit.drawing import Shape
+from embedkit.records import to_json
 from embedkit.runs.figures import learning
 from embedkit.runs.folder import read_run
-from embedkit.runs.run import ProbeRun, as_json
+from embedkit.runs.run import ProbeRun
 from embedkit.runs.split import split_for, write_split
 from embedkit.units.target import Target, growing_order
 from embedkit.units.units import Units
@@ -83,10 +85,10 @@ def test_a_curve_ends_at_the_score_of_the_view(probed: Path, tmp_path: Path) -> 
             assert point.low <= point.value <= point.high
     marks = [item for item in learning(content).items if isinstance(item, Shape) and item.radius]
     assert len(marks) == len(content.view_scores[0].curve)  # the name beside the last has none
-    scores = as_json(content)["view_scores"]
+    scores = json.loads(to_json(content))["view_scores"]
     scores[0]["curve"][0][1]["value"] = None  # as of a correlation with a constant
     edit_run(run, view_scores=scores)
-    assert as_json(read_run(run))["view_scores"] == scores
+    assert json.loads(to_json(read_run(run)))["view_scores"] == scores
 
 
 def test_the_majority_is_that_of_the_training_records(data: Path, tmp_path: Path) -> None:

@@ -228,6 +228,9 @@ def test_a_test_part_from_elsewhere(shared: Path, tmp_path: Path) -> None:
         runs[name] = train(shared / "data", out=tmp_path / name, test=test).content
         table = predictions(tmp_path / name)
         found[name] = table[table["fold"] == "test"].reset_index(drop=True)
+        # labels by value are not those of any column
+        values = train(shared / "data", out=tmp_path / f"v{name}", test=test, label=["a", "b"] * 60)
+        assert set(values.content.scores) == {"cross_validation"}
     assert len(found["file"]) == runs["file"].records["test"] == N
     proba = [found[name]["proba_1"] for name in runs]
     assert np.allclose(proba[0], proba[1], atol=1e-5)

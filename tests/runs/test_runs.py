@@ -15,10 +15,11 @@ from embedkit.classifiers.estimators import TABLE
 from embedkit.cli.run_text import run_info_text, run_text
 from embedkit.comparison.blend import _BLENDS
 from embedkit.errors import DamagedError, UsageError
+from embedkit.records import to_json
 from embedkit.runs.folder import RunResult, free_out, read_run
 from embedkit.runs.metrics import best_threshold
 from embedkit.runs.predictions import Predictions, read_predictions, write_predictions
-from embedkit.runs.run import TrainRun, as_json
+from embedkit.runs.run import TrainRun
 from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.runs.split import TEST
 from embedkit.search import index
@@ -47,7 +48,7 @@ def test_content_is_read_as_it_was_written(tmp_path: Path) -> None:
     edit_run(path, threshold=best_threshold(y, positive))
     content: Any = read_run(path)
     assert content.threshold > 1
-    assert as_json(content) == json.loads((path / "run.json").read_text("utf-8"))
+    assert json.loads(to_json(content)) == json.loads((path / "run.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize(
