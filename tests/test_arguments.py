@@ -113,7 +113,6 @@ def test_lists_may_be_arrays_and_ranges() -> None:
     assert checked_value("layers", [np.int64(1), "sum:1"], list[int | str]) == [1, "sum:1"]
     with pytest.raises(UsageError, match=r"runs='a.*b': a path has no NUL"):
         checked_value("runs", ["a\0b"], Sequence[AnyPath])
-    assert checked_value("reuse", Path("a"), AnyPath | Sequence[AnyPath]) == Path("a")
 
 
 def test_misspelt_keywords_are_told() -> None:
