@@ -41,7 +41,7 @@ from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings, ends_of
 from embedkit.errors import DamagedError, Option, UsageError, first_line
 from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig
 from embedkit.finetuning.options import WORDS, TrainingOptions
-from embedkit.records import from_json, read_json
+from embedkit.records import canonical_json, from_json, read_json
 from embedkit.storage import unreadable
 from embedkit.types import Int64
 from embedkit.units.units import Units
@@ -510,5 +510,4 @@ def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-    file.write_text(text, "utf-8")
+    file.write_bytes(canonical_json(content) + b"\n")

@@ -42,7 +42,7 @@ from embedkit.errors import (
     UsageError,
 )
 from embedkit.machine import __version__
-from embedkit.records import from_json, read_json, to_json
+from embedkit.records import canonical_json, from_json, read_json, to_json
 from embedkit.runs.cross_validation import Problem
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions, write_predictions
@@ -149,8 +149,7 @@ def resumable_run(
                 )
             storage.empty_folder(work)
         storage.make_folder(job.parent)
-        content = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
-        storage.write_durably(job, content.encode(), scratch=job.parent)
+        storage.write_durably(job, canonical_json(settings), scratch=job.parent)
 
     with storage.new_folder(out, free=lambda: free_out(out, overwrite=overwrite), begin=write_job):
         try:
