@@ -272,9 +272,8 @@ class SheetTable(Table):
                 status = path.stat()
                 state = status.st_size, status.st_mtime_ns, status.st_ino
                 if not _fits_memory(path, name, *state):
-                    limit = f"{_SHEET_BYTES >> 30} GB of memory"
-                    problem = f"its sheet {name!r} takes more than {limit}. Save it as CSV (UTF-8)"
-                    raise CorpusError(f"{path}: {problem}.")
+                    problem = f"its sheet {name!r} takes over {_SHEET_BYTES >> 30} GB of memory"
+                    raise CorpusError(f"{path}: {problem}. Save it as CSV (UTF-8).")
                 self._sheet = book.get_sheet_by_name(name)
         except (python_calamine.CalamineError, OSError) as error:
             # a web page or another text with the suffix of a workbook is named as what it is

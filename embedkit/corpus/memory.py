@@ -35,7 +35,7 @@ from embedkit.corpus.columnar import (
 from embedkit.corpus.readers import format_of_name
 from embedkit.corpus.values import is_missing, plain
 from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
-from embedkit.remote import address_of, store_of
+from embedkit.remote import address_of, spelled, store_of
 from embedkit.storage import storage_errors, unreadable, without_secrets
 
 logger = logging.getLogger(__name__)
@@ -142,6 +142,8 @@ def _described(path: Path, folder: Path) -> InputFile:
         return InputFile.of(path)
     # the name is kept, by whose suffix the format is recognised, without the query of a URL
     copy = folder / (PurePosixPath(name.partition("?")[0]).name or "stdin")
+    # messages of readers show what was given, not this place
+    spelled[str(copy)] = shown = without_secrets(name) or "-"
     # one for each input: two addresses may end in the same name
     folder.mkdir()
     # a copy on disk, since a corpus is read several times: for its
@@ -150,10 +152,10 @@ def _described(path: Path, folder: Path) -> InputFile:
         if not name:
             shutil.copyfileobj(sys.stdin.buffer, target)
         else:
-            logger.info(f"fetching {without_secrets(name)}")
+            logger.info(f"fetching {shown}")
             with store_of(name, error=CorpusError) as (store, file), store.open(file) as source:
                 shutil.copyfileobj(source, target)
-    return InputFile.of(copy, name=without_secrets(name) or "-")
+    return InputFile.of(copy, name=shown)
 
 
 def _spool(corpus: Any, folder: Path) -> Path:

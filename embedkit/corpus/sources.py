@@ -523,8 +523,7 @@ def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
     """Raise a :class:`CorpusError` if most of the first records are in another encoding."""
     # half of them: a few bad rows are rejects, most of them a wrong option
     if bad * 2 > seen:
-        problem = f"{bad} of the first {seen} records are not {encoding}"
-        raise CorpusError(f"{path}: {problem}. {RIGHT_ENCODING}")
+        raise CorpusError(f"{path}: {bad} of {seen} records are not {encoding}. {RIGHT_ENCODING}")
 
 
 def has_surrogate(text: str) -> bool:

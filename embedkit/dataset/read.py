@@ -181,9 +181,7 @@ class VectorData(Shown):
         self, path: Path, manifest: Manifest, views: tuple[str, ...], level: str = "sentence"
     ) -> None:
         self.path, self.manifest, self.views, self.level = path, manifest, views, level
-        # columns are read when they are used, maybe in another current folder
-        self._folder = path.absolute()
-        self.reader = TableReader(self._folder, manifest, _TABLE_OF[level], views)
+        self.reader = TableReader(path, manifest, _TABLE_OF[level], views)
 
     @classmethod
     def of(
@@ -422,7 +420,8 @@ class VectorData(Shown):
         """The records that the words or tokens belong to, with the view that is the default."""
         if self.level == "sentence":
             return self
-        return VectorData(self._folder, self.manifest, (self.manifest.default_view("sentences"),))
+        view = self.manifest.default_view("sentences")
+        return VectorData(self.reader.folder, self.manifest, (view,))
 
     def _of_record(self, values: NDArray[np.str_]) -> NDArray[np.str_]:
         """Values of all records as values of all words or tokens."""

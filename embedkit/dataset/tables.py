@@ -147,6 +147,9 @@ class TableReader:
 
     def __init__(self, path: Path, manifest: Manifest, table: str, views: tuple[str, ...]) -> None:
         self._path, self._manifest, self._table = path, manifest, table
+        # columns are read when they are used, maybe in another current folder; messages name the
+        # folder as it was given
+        self.folder = path.absolute()
         self._stored, self._views = manifest.columns_of(table), views
         self._edges = np.cumsum([0, *(self._stored[name] for name in views)]).tolist()
         self.width: int = self._edges[-1]
@@ -297,7 +300,7 @@ class TableReader:
         """
         part, entry = self._part(number), self._entry(number)
         try:
-            with part.open("rb", buffering=0) as file:
+            with (self.folder / self._table / part.name).open("rb", buffering=0) as file:
                 if (size := os.fstat(file.fileno()).st_size) != entry.bytes:
                     raise ValueError(f"it has {size:,} bytes, expected {entry.bytes:,}")
                 if footer_sha256(file.fileno()) != entry.footer:
@@ -322,11 +325,11 @@ class TableReader:
 
     def _check_same(self) -> None:
         """Raise a :class:`LockedError` if the dataset is no longer the one that was opened."""
-        root = self._path
+        problem = "was replaced while it was read. Run this command again."
         # a manifest that is damaged itself decides nothing: the error of the shard is reported
         with suppress(DamagedError):
-            if not is_dataset(root) or read_manifest(root) != self._manifest:
-                raise LockedError(f"{root} was replaced while it was read. Run this command again.")
+            if not is_dataset(self.folder) or read_manifest(self.folder) != self._manifest:
+                raise LockedError(f"{self._path} {problem}")
 
     def _metadata(self, number: int, file: FileIO) -> pq.FileMetaData:
         metadata, rows = pq.read_metadata(file), self._entry(number).rows
