@@ -257,7 +257,8 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     chosen = [f"{view_text(name)} in {count_text(count, 'fold')}" for name, count in counts]
     if len(chosen) > 3 and not asked_for_all():
         chosen = [*chosen[:3], "…"]
-    yield f"chosen: {'; '.join(chosen)}"
+    # the column of the table counts single views and combinations each among their kind
+    yield f"chosen{' of them all' * asked_for_all()}: {'; '.join(chosen)}"
 
 
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
