@@ -137,7 +137,8 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     if any(kind.holds(settled) for kind in kinds):
         _check_limits(name, settled, hint)
         # a list of texts may hold NUL: where a text is one of a corpus, it is no path
-        several = any(kind.name == "a list, each a text or a path" for kind in kinds)
+        of_paths = any(kind.name == "a list, each a text or a path" for kind in kinds)
+        several = of_paths and isinstance(settled, list | tuple)
         for path in settled if several else [settled] * (_PATH in kinds):
             if isinstance(path, str | os.PathLike) and "\0" in os.fspath(path):
                 raise UsageError("a path has no NUL.", **{name: path})

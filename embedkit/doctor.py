@@ -22,7 +22,7 @@ from embedkit.machine import __version__, usable_cores
 # scripts that tokenizers treat differently, one text of a single token, and a long one,
 # so that batches have texts of many lengths
 _TEXTS = (
-    "The film was good.",
+    "The film was good, but the book that it follows was better.",
     "배를 타고 여행을 간다.",
     "吾輩は猫である。",
     "a",

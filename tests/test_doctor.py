@@ -23,7 +23,7 @@ def test_it_works_here(tmp_path: Path) -> None:
     done = command("doctor", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)
     assert (done.returncode, found["works"], found["problems"]) == (0, True, [])
-    assert found["devices"]["cpu"]["records"] == 10
+    assert "poor vectors" not in done.stderr  # of a machine that is as it should be
     assert found["devices"]["cpu"]["same_bits"] | {"on one thread": 10} == dict.fromkeys(
         ("alone", "in another order", "on one thread"), 10
     )

@@ -435,8 +435,8 @@ _TRIED, _MOVED, _EQUAL = 2, 3, 1e-3
 @options(
     option(
         "--view",
-        help="Stored view of both, or two with a comma between; of a file the column of vectors. "
-        "[mean of the last layer]",
+        help="Stored view of both, or two with a comma between: mean_6,mean_5; of a file its "
+        "column of vectors: mean_6,vector. [mean of the last layer]",
     )
 )
 def diff(dataset: Path, other: Path, view: str | None, progress: ProgressCallback) -> Result:

@@ -257,7 +257,8 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     chosen = [f"{view_text(name)} in {count_text(count, 'fold')}" for name, count in counts]
     if len(chosen) > 3 and not asked_for_all():
         chosen = [*chosen[:3], "…"]
-    yield f"chosen: {'; '.join(chosen)}"
+    # the column of the table counts single views and combinations each among their kind
+    yield f"chosen{' of them all' * asked_for_all()}: {'; '.join(chosen)}"
 
 
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
@@ -285,10 +286,10 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
             if content.dataset.fingerprint != manifest.fingerprint:
                 now = f"{manifest.totals.accepted:,} records"
                 yield "dataset", f"another one has its place now, of {now}"
+        yield "cost", _cost(content)
     if isinstance(content, SimilarityRun):
         yield "model", content.model
         yield "records", "{pairs:,} pairs, {rejected:,} rejected".format(**content.records)
-    yield "cost", _cost(content)
     if asked_for_all():
         yield "on disk", bytes_text(storage.tree_bytes(path))
         yield "versions", ", ".join(f"{name} {v}" for name, v in content.versions.items())
@@ -309,7 +310,7 @@ _KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Iterator[str]]]] =
 }
 
 
-def _cost(content: Run) -> str:
+def _cost(content: PredictionRun) -> str:
     cost = content.cost
     parts = []
     if cost.fit_seconds is not None:

@@ -86,9 +86,8 @@ class InputFile:
         try:
             status = path.stat()
         except (OSError, ValueError) as error:  # of a list of paths, in which there may be a NUL
-            if not path.parent.is_dir():
-                near = f" The folder {path.parent} does not exist."
-            else:
+            near = f" The folder {path.parent} does not exist."
+            if path.parent.is_dir():
                 near = did_you_mean(path.name, (p.name for p in path.parent.iterdir()))
             raise unreadable(path, error, error=CorpusError, advice=near.strip()) from error
         if stat.S_ISDIR(status.st_mode):

@@ -510,10 +510,10 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
     # quotes of CSV, within which commas do not count
     mark = _agreed(texts, READERS["csv"].delimiters, quoting="csv") if guessing else ""
     suffix = suffix_of(file.path)
-    named = {cell.strip(' "').lower() for cell in first.split(mark or None)} & {*_TEXT_NAMES}
-    is_table = name == "tsv" and (suffix != ".txt" or not header)
-    is_table |= bool(named) and name in ("tsv", "lines") and first[0] != "|"  # as of Markdown
-    if mark and is_table:
+    cells = {cell.strip(' "').lower() for cell in first.split(mark or None)}
+    # a line of Markdown's tables begins with a mark
+    named = not cells.isdisjoint(_TEXT_NAMES) and first[0] != "|" and name in ("tsv", "lines")
+    if mark and (named or (name == "tsv" and (suffix != ".txt" or not header))):
         name, kind = "csv", READERS["csv"]
         notices = [guessed("format: csv", "format", f"each line has as many {mark!r}")]
     elif guessing and suffix == ".txt" and header:

@@ -333,7 +333,7 @@ class ProbeRun(PredictionRun):
             }
             if self.random_weights:
                 values = self.random_weights.get(view.name, ())  # none of a pooler
-                summary = (fmean(values), stdev(values)) if values else (None, 0.0)
+                summary = (fmean(values), stdev(values)) if values else (None,)
                 row["never trained"] = " ±".join(metric_text(value, metric) for value in summary)
             rows.append(row)
         return rows
@@ -342,7 +342,8 @@ class ProbeRun(PredictionRun):
         """Return views and combinations as a pandas table of numbers.
 
         Its columns are ``value``, ``low`` and ``high`` of the score, ``control``, ``selectivity``,
-        ``chosen`` (folds), and the numbers without labels.
+        ``chosen`` (folds that put it first of the single views, or of the combinations), and the
+        numbers without labels.
         """
         import pandas as pd
 

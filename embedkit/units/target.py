@@ -31,6 +31,8 @@ SEPARATOR = "|"
 """Between the classes of a record, unless told otherwise."""
 
 _MANY_CLASSES = 20
+# joiners and other marks without width, and those that choose the variant of a character
+_UNSEEN = dict.fromkeys([*range(0x200B, 0x2010), 0x2060, 0xFEFF, *range(0xFE00, 0xFE10)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,13 @@ class Target:
         if sets and max(map(len, each)) == 1:
             by = Option("label_separator", separator)
             logger.warning(Message(f"{name}: no record has two classes by {by}"))
-        # a list of several classes: as a name it would be one more class, which few records have
-        parts = [] if sets else [(label, list_of(str(label))) for label in present]
-        if lists := [label for label, listed in parts if listed is not None and len(listed) != 1]:
+        # 0 or 1 for each class: the names of both are no classes, which all records would have
+        lengths = set(map(len, each))
+        if sets and len(lengths) == 1 and max(lengths) > 1 and {*names} <= {"0", "1"}:
+            problem = f"the label {present[0]!s:.60} is 0 or 1 for each class"
+            raise UsageError(f"{name}: {problem}. Give each record the list of its classes.")
+        # a list of classes: as a name it would be one more class, which few records have
+        if lists := [label for label in present if not sets and list_of(str(label)) is not None]:
             problem = f"the label {lists[0]:.60} is a list of classes"
             raise UsageError(f"{name}: {problem}. Pass {Option('task', 'multilabel')}.")
         classes = tuple(names.tolist()) if sets else ()
@@ -150,12 +156,10 @@ def _warn_of_twins(names: NDArray[np.str_], name: str) -> None:
     seen: dict[str, str] = {}
     for label in names.tolist():
         # they stay two classes: nothing here may change a label, and the difference may be meant
-        twin = seen.setdefault(unicodedata.normalize("NFKC", label).strip().casefold(), label)
-        if twin != label:
-            logger.warning(
-                f"{name}: the labels {twin!r} and {label!r} look alike, and are two classes; they "
-                "differ in spaces, in case or in Unicode forms (NFC, NFKC)"
-            )
+        looks = unicodedata.normalize("NFKC", label).translate(_UNSEEN).strip().casefold()
+        if (twin := seen.setdefault(looks, label)) != label:
+            problem = "look alike, and are two classes; spaces, case or Unicode forms differ"
+            logger.warning(f"{name}: the labels {twin!r} and {label!r} {problem}")
             return
 
 

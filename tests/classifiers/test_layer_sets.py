@@ -169,8 +169,10 @@ def test_numbers_without_labels_of_a_dataset(data: Path, tmp_path: Path) -> None
     texts = np.unique(np.array(embedkit.load(data).text), return_index=True)[1]
     assert numbers["mean_0"]["effective_rank"] == pytest.approx(effective_rank(X[texts]), rel=1e-9)
     # as a file has them, whose keys are sorted
-    turned = replace(result.content, geometry=dict(reversed(numbers.items())))
+    order = dict(reversed(numbers.items()))
+    turned = replace(result.content, geometry=order, random_weights={"mean_0": (0.4, 0.5)})
     assert [row["view"] for row in turned.geometry_rows()] == ["mean_0", "mean_2"]
+    assert turned.as_rows()[-1]["never trained"] == "–"
     frame = result.to_frame()
     assert list(frame.index) == ["mean_0", "mean_2", "mean_mixture"]
     assert frame.loc["mean_0", "curvature"] == numbers["mean_0"]["curvature"] > 0

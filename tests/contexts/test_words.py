@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -250,8 +249,7 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     assert invoke("words", folder / "both", "배", "--layer", "-1").output == shown
     assert "nan" not in invoke("words", "bus", "--text", "the bus home", *model).output
     texts = ("bus", "--text", "the bus home", "--text", "a bus !", *model)
-    said = invoke("words", *texts)
-    assert re.search(r"2 uses of bus: their cosine is [\d.−]+ at layer 2", said.output)
+    assert "2 uses of bus: their cosine is" in invoke("words", *texts).output
     assert "1 more use" in invoke("words", "bus", *("--text", "a bus") * 5, *model).output
     found = json.loads(invoke("words", *texts, "--json").stdout)
     assert np.shape(found["cosines"]) == (2, 2)

@@ -311,8 +311,7 @@ def test_arrow_offsets_out_of_bounds_stop(folder: Folder, name: str, kind: str) 
     column = texts.dictionary_encode() if kind == "dictionary" else texts.cast(kind)
     WRITERS[name](pa.table({"text": column}), path)
     width = 8 if kind == "large_string" else 4
-    old = (9).to_bytes(width, "little")
-    new = (1 << 30).to_bytes(width, "little")
+    old, new = (number.to_bytes(width, "little") for number in (9, 1 << 30))
     data = path.read_bytes()
     if kind != "dictionary":
         old, new = old + (18).to_bytes(width, "little"), new + (18).to_bytes(width, "little")
@@ -329,9 +328,9 @@ def test_arrow_offsets_out_of_bounds_stop(folder: Folder, name: str, kind: str) 
 
 def test_a_damaged_parquet_page_stops(folder: Folder) -> None:
     path = folder.path / "corpus.parquet"
-    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-    table = pa.table({"text": ["some text " * 9] * 50})
-    pq.write_table(table, path, write_page_checksum=True, **plain)
+    plain: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    plain |= {"write_statistics": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"text": ["some text " * 9] * 50}), path, **plain)
     data = path.read_bytes()
     path.write_bytes(data.replace(b"some text", b"some test", 1))
     with pytest.raises(CorpusError, match=r"corpus\.parquet.*checksum"):

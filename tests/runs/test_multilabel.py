@@ -33,7 +33,7 @@ from embedkit.runs.predictions import read_predictions
 from embedkit.runs.run import TrainRun
 from embedkit.runs.scores import reported_scores
 from embedkit.runs.split import UNUSED, split
-from embedkit.units.target import parts_of
+from embedkit.units.target import Target, parts_of
 from tests.models import check_near
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model
@@ -143,6 +143,8 @@ def test_no_class_and_no_label_are_not_the_same(tmp_path: Path) -> None:
     assert np.setdiff1d(np.arange(40), p.row).tolist() == unknown
     assert (p.y.sum(1) == 0).sum() == 5
     assert parts_of(" a | b||", "|") == ["a", "b"]
+    with pytest.raises(UsageError, match=r"the label \[1, 0, 1\] is 0 or 1 for each class"):
+        Target.of(["[1, 0, 1]", "[0, 1, 0]"], rows=np.arange(2), name="c.tsv", task="multilabel")
 
 
 @pytest.mark.parametrize("options", [{"features": "tfidf"}, {"estimator": "knn"}, {}])

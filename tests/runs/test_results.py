@@ -465,7 +465,7 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
     cases = {
         "missing": ([""] * N, "no labelled records"),
         "values": ([f"{i % 50 / 10}" for i in range(N)], "task='regression'"),
-        "lists": (["[]", "b"] * (N // 2), "is a list of classes. Pass task='multilabel'"),
+        "lists": (['["b"]', "b"] * (N // 2), "is a list of classes. Pass task='multilabel'"),
     }
     for name, (labels, message) in cases.items():
         data = extract_tiny(corpus_of(tmp_path / f"{name}.tsv", labels), tmp_path / name)

@@ -140,7 +140,7 @@ def test_the_baseline_knows_the_training_labels_alone() -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("긍정", "\u1100\u1173\u11bc정"), ("pos", " pos"), ("False", "FALSE"), ("１", "1")],
+    [("긍정", "\u1100\u1173\u11bc정"), ("❤\ufe0f", " ❤"), ("a\u200b", "A"), ("１", "1")],
 )
 def test_classes_that_look_alike_are_named(
     one: str, other: str, caplog: pytest.LogCaptureFixture
