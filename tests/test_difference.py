@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Floats], object], type[Exception], str]
         "2 ids of .* occur more than once",
     ),
     "short.npy": (lambda path, X: np.save(path, X[1:]), MismatchError, f"{len(IDS) - 1} vectors"),
-    "nan.npy": (lambda path, X: np.save(path, X * np.nan), UsageError, f"{len(IDS)} vectors hold"),
+    "nan.npy": (lambda path, X: np.save(path, X * np.nan), UsageError, f"in {len(IDS)} vectors"),
     "text.npy": (lambda path, _: path.write_text("no"), UsageError, "cannot be read"),
     "ragged.jsonl": (
         lambda path, X: (
