@@ -20,6 +20,13 @@ import torch
 from embedkit.machine import maxrss_bytes
 
 ROUNDS = 5
+AVX2 = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "CT2_FORCE_CPU_ISA": "AVX2",
+}
+"""Forces an older processor's instructions, as far as engines can be told so by variables."""
 PACKAGES = (
     "torch",
     "transformers",

@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.measure import PACKAGES, describe, in_turn, layer_flops, product_rate, table
+from benchmarks.measure import AVX2, PACKAGES, describe, in_turn, layer_flops, product_rate, table
 from benchmarks.texts import CORPORA, count, mixed_lengths, similar_pairs, texts_of
 from embedkit.encoding.encoder import Encoder
 
@@ -56,13 +56,6 @@ TABLES = {
     "base": ("base", "mixed", os.cpu_count() or 1),
 }
 """Model, kind of texts and threads of each table."""
-AVX2 = {
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "CT2_FORCE_CPU_ISA": "AVX2",
-}
-"""Forces an older processor's instructions, as far as engines can be told; see :func:`limit`."""
 ASK_THEMSELVES = ("onnxruntime", "openvino")
 """Packages whose products (MLAS) have no such setting."""
 _ASKS_REGISTERS = re.compile(rb"(\x31\xc9|\x89\xd5)\x0f\x01\xd0")

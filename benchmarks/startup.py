@@ -28,7 +28,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.measure import PACKAGES, describe, table
+from benchmarks.measure import AVX2, PACKAGES, describe, table
 
 TORCH = "import torch"
 GOALS = {
@@ -86,7 +86,7 @@ def main() -> None:
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users have compiled modules
     if options.avx2:
-        environment |= {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+        environment |= AVX2
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         corpus = Path(__file__).parents[1] / "data" / "requests_en.tsv"
