@@ -108,8 +108,8 @@ def doctor() -> Result:
     """Check the installation and the machine.
 
     A few texts are extracted and verified on every device, and encoded again alone, in another
-    order and on one thread, in about ten seconds. With --json all versions are printed too: include
-    them in bug reports.
+    order and on one thread, in about five seconds. With --json all versions are printed too:
+    include them in bug reports.
     """
     from embedkit.doctor import diagnose
 
