@@ -264,8 +264,9 @@ READERS: Mapping[str, Format] = {
     "conll": Format(
         open=ConllTable,
         suffixes=(".conll", ".bio", ".iob", ".iob2"),
-        # of CoNLL-2003, of KLUE, and where two lines end in tags of words
-        magic=re.compile(rb"-DOCSTART-|## klue-ner|(([^\s]+[\t ]+)+(O|[BIES]-[^\s]+) *[\r\n]+){2}"),
+        # of CoNLL-2003, of KLUE, and where two lines end in tags of words. Between columns stand
+        # tabs, or spaces: a text with its label O behind a tab has both
+        magic=re.compile(rb"-DOCSTART-|## klue-ner|(((\S+\t)+|(\S+ +)+)(O|[BIES]-\S+)\s*\n){2}"),
         marks_words=True,
     ),
 }

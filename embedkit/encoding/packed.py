@@ -405,16 +405,16 @@ def fastest(plain: PlainModel) -> Model:
                 packed.one_thread = BY_MKL or _bits_differ(
                     packed, batch, 1, torch.get_num_threads()
                 )
-                # MKL divides so few rows by the columns of the weights, which leaves the sums of
-                # most widths as they were
-                short = _random(plain, [min(plain.checkpoint.positions, ROWS)])
-                packed.short_on_two = packed.one_thread and not _bits_differ(packed, short, 1, 2)
                 if packed.one_thread and _bits_differ(packed, batch, 1):
                     logger.info(
                         "here the last bits of a vector would depend on the texts beside it; "
                         "attention runs sequence by sequence, which is slower"
                     )
                     packed.together, packed.name = False, "packed, sequence by sequence"
+                # MKL divides so few rows by the columns of the weights, which leaves the sums of
+                # most widths as they were
+                short = _random(plain, [min(plain.checkpoint.positions, ROWS)])
+                packed.short_on_two = packed.one_thread and not _bits_differ(packed, short, 1, 2)
                 return packed
             reason = f"differs from the plain one by {worst:.1e} on this machine"
         if kind != "runs":

@@ -273,6 +273,8 @@ one word\n"""
     for lines in ("EU B-ORG\n\nUK B-LOC\n\n\n", "1\tEU\tB-ORG\n2\tor\tO\n\n1\tUK\tB-LOC\n"):
         single = folder.read(lines, "c.txt", word_label="label")
         assert [text[:2] for text in single.texts] == ["EU", "UK"]
+    texts = folder.read("A fine day\tO\nRain again\tO\n", "c.tsv", header=False, text="0").texts
+    assert texts == ["A fine day", "Rain again"]
     with pytest.raises(CorpusError, match=r"c\.conll has no columns of words"):
         folder.plan("EU\nrejects\n", "c.conll")
 
