@@ -48,7 +48,7 @@ from embedkit.records import Positive, Seed
 from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validate
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
-from embedkit.runs.intervals import Metric, Score, difference_interval, influences, scored
+from embedkit.runs.intervals import Metric, Score, influences, paired_test, scored
 from embedkit.runs.metrics import best_threshold, beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
@@ -530,8 +530,8 @@ class Scorer:
         metrics = {"chosen": chosen, "last": last_layer}
         moved = np.stack([*influences(metrics, group, seed=seed).values()], axis=1)
         values = np.array([metric.value(len(y)) for metric in metrics.values()])
-        ends = difference_interval(values, moved, chosen.scale, chosen.units(group))
-        return Score(float(values[0] - values[1]), *ends)
+        test = paired_test(values, moved, chosen.scale, chosen.units(group))
+        return Score(float(values[0] - values[1]), test.low, test.high)
 
     def content(self) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, its candidates and their scores."""

@@ -364,24 +364,18 @@ def explore(
         "count": len(indices),
         "start": start,
         "shapes": list(SHAPES.values()),
-        "listed": ordered[0].near.shape[1],
+        "listed": min(_LISTED if len(indices) <= _MANY else _LISTED_OF_MANY, len(indices) - 1),
         "chance": chance,
         "first": color or (columns[0].name if columns else ""),
     }
     html = _page(data, indices, content, columns, ordered).encode()
     write_files({file: html}, overwrite=overwrite)
-    layouts, counts = tuple(picture.layout for picture in ordered), (len(indices), len(data))
+    layouts, counts = tuple(layout for layout, *_ in ordered), (len(indices), len(data))
     return Explored(file, method, views[start], layouts, chance, *counts, len(html))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Drawn:
-    """A view with its layout and the neighbours that the page lists."""
-
-    layout: ViewLayout
-    points: Float32
-    near: Int64
-    cosines: Float32
+Drawn = tuple[ViewLayout, Float32, Near]
+"""A view: what is said of it, its points ``(n, 2)``, and their nearest ones in full width."""
 
 
 def _drawn(
@@ -393,7 +387,7 @@ def _drawn(
     label: Column | None,
     seed: int,
     progress: ProgressCallback,
-) -> list[_Drawn]:
+) -> list[Drawn]:
     """The layouts of all views, from the one that is shown first upwards and downwards.
 
     Each begins where its neighbour ended, so that points move no further than the layers do.
@@ -402,7 +396,7 @@ def _drawn(
     rounds = (_EARLY + _FIRST + _NEXT * (len(views) - 1)) // _ROUND
     total = rounds if method == "tsne" and len(indices) > ATTRACTING + 1 else len(views)
     steps = count(1)
-    drawn: dict[int, _Drawn] = {}
+    drawn: dict[int, Drawn] = {}
     # a view begins from its neighbour on the side of the first one, which is laid out already
     earlier = [(i, i + 1) for i in range(start - 1, -1, -1)]
     later = [(i, i - 1) for i in range(start + 1, len(views))]
@@ -414,15 +408,13 @@ def _drawn(
             unit,
             near,
             method=method,
-            before=None if previous is None else drawn[previous].points,
+            before=None if previous is None else drawn[previous][1],
             seed=seed,
             after=lambda: progress(Progress("laying out", next(steps), total, "steps")),
         )
         kept = kept_neighbours(near, points, k=_KEPT_OF)
         same, title = _same_label(near, label, views[number])
-        layout = ViewLayout(views[number], kept, same, near.recall, title)
-        listed = _LISTED if len(unit) <= _MANY else _LISTED_OF_MANY
-        drawn[number] = _Drawn(layout, points, near.indices[:, :listed], near.cosines[:, :listed])
+        drawn[number] = ViewLayout(views[number], kept, same, near.recall, title), points, near
     return [drawn[i] for i in range(len(views))]
 
 
@@ -599,32 +591,34 @@ def _page(
     indices: Int64,
     content: dict[str, Any],
     columns: Sequence[Column],
-    drawn: Sequence[_Drawn],
+    drawn: Sequence[Drawn],
 ) -> str:
     """The page; points stand in it in the order of a curve through the first layout."""
-    order = curve_order(drawn[content["start"]].points)
+    order = curve_order(drawn[content["start"]][1])
     # the inverse of `order`: where a record stands on the page
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     blocks = {}
-    squares = [in_square(picture.points[order]) for picture in drawn]
+    squares = [in_square(laid_out[order]) for _, laid_out, _ in drawn]
     # common to all views, so that the picture does not jump while the slider moves
     content["bounds"] = [v for end in (np.min, np.max) for v in end(squares, (0, 1)).tolist()]
     content["views"] = []
-    for number, (picture, points) in enumerate(zip(drawn, squares, strict=True)):
+    for number, ((view, _, near), points) in enumerate(zip(drawn, squares, strict=True)):
         # 16 bits are finer than any screen; all x first, then all y
         cells = np.rint(points * 65_535).astype(np.uint16)
         blocks[f"points-{number}"] = packed(byte_planes(cells.ravel(order="F"), 2))
         # how far on the curve a neighbour is; with the sign in the lowest bit (zigzag) small
         # differences have small numbers, whose upper bytes are zeros
-        apart = place[picture.near[order]] - np.arange(len(order))[:, None]
+        listed, cosines = (
+            part[order, : content["listed"]] for part in (near.indices, near.cosines)
+        )
+        apart = place[listed] - np.arange(len(order))[:, None]
         blocks[f"near-{number}"] = packed(byte_planes((apart << 1) ^ (apart >> 63), 3))
-        least, most = float(picture.cosines.min()), float(picture.cosines.max())
+        least, most = float(cosines.min()), float(cosines.max())
         # one byte for each cosine, between the least and the most of the view
         step = max(most - least, 1e-9) / 255
-        steps = np.rint((picture.cosines[order] - least) / step).astype(np.uint8)
+        steps = np.rint((cosines - least) / step).astype(np.uint8)
         blocks[f"cosines-{number}"] = packed(steps.tobytes())
-        view = picture.layout
         about: dict[str, Any] = {"name": view.view, "layer": split_view(view.view)[1] or view.view}
         about |= {"kept": view.kept, "same": view.same_label, "recall": view.recall}
         about["title"] = view.title

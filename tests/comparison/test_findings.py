@@ -24,11 +24,11 @@ from embedkit.comparison.cases import (
 )
 from embedkit.comparison.recommendation import Recommendation, notices, recommend
 from embedkit.comparison.report import charts_of
-from embedkit.comparison.table import Compared, Difference, compare, records_to_decide
+from embedkit.comparison.table import Compared, compare, records_to_decide
 from embedkit.drawing import Scene, Shape, Text, text_width
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.figures import _three_digits, confusion, heat_map, reliability_bins, shaded_table
-from embedkit.runs.intervals import Score
+from embedkit.runs.intervals import Difference, Score
 from embedkit.runs.predictions import Predictions
 from embedkit.storage import seal
 from tests.processes import invoke
