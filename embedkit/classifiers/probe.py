@@ -106,7 +106,8 @@ def probe(
         estimator: fitted on each view, as in :func:`~embedkit.classifiers.train.train`.
         task: {TASKS}.
         label_separator: between the classes of a record of several.
-        split: result or file of ``embedkit split``.
+        split: result or file of ``embedkit split``, or a column that names the folds (``test``:
+            the test set).
         folds: number of folds where no split is given.
         metric: score that is shown, tuned for and chosen by: ``accuracy``, ``macro_f1``,
             ``log_loss``, ``brier``, ``roc_auc``, ``average_precision``, ``f2`` …, ``rmse``,
@@ -133,7 +134,8 @@ def probe(
     # names are checked, and the folder is, before a corpus is encoded
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     out = free_out(out, dataset, "probe", overwrite=overwrite)
-    data = load_or_extract(dataset, extraction, label=label, level=level, progress=progress)
+    what: dict[str, Any] = {"label": label, "level": level, "split": split}
+    data = load_or_extract(dataset, extraction, progress=progress, **what)
     if control is not None:
         check_encodable(data)
     names, units = _names(data, view), Units.of_dataset(data, label=label)

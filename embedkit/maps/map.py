@@ -21,7 +21,7 @@ from embedkit.choices import LayoutMethod
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown, count_text, shorten
 from embedkit.drawing import SHAPES
-from embedkit.encoding.views import layer_rank, parse_layers, split_view
+from embedkit.encoding.views import layer_rank, split_view
 from embedkit.encoding.words import typical_parts
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.geometry import shared_neighbours
@@ -313,8 +313,7 @@ def explore(
     dataset: str | os.PathLike[str],
     *,
     out: str | Path | None = None,
-    view: str | None = None,
-    layers: str = "all",
+    view: str | Sequence[str] | None = None,
     method: LayoutMethod = "tsne",
     color: str | None = None,
     label_names: Mapping[str, str] | None = None,
@@ -325,19 +324,19 @@ def explore(
 ) -> Explored:
     """Write a page that shows the records of a dataset as points, layer by layer.
 
-    ``view`` is shown first; the slider has the stored ``layers`` of the same pooling. ``color`` is
-    the column of the first colours: one of the dataset, or ``clusters``, of texts that are near
-    each other in that view, named by their typical words. By default that is the label, and
-    without one the clusters. ``label_names`` are shown beside the labels. Of more than ``limit``
-    records a random sample is shown. The page is by default ``DATASET.explore.html`` in
-    the current folder.
+    The slider has the views in ``view``, all of one pooling, of which the first is shown first; by
+    default all layers that are stored in the pooling of the checkpoint. ``color`` is the column of
+    the first colours: one of the dataset, or ``clusters``, of texts that are near each other in
+    that view, named by their typical words. By default that is the label, and without one the
+    clusters. ``label_names`` are shown beside the labels. Of more than ``limit`` records a random
+    sample is shown. The page is by default ``DATASET.explore.html`` in the current folder.
 
     >>> embedkit.explore("vectors", method="pca", out="map.html").page.name
     'map.html'
     """
     file = page_file(out or f"{Path(dataset).resolve().name}.explore.html", overwrite=overwrite)
     data = load(dataset, view)
-    views = _views(data, layers)
+    views = _views(data, chosen=view is not None)
     indices = np.arange(len(data))
     if len(data) > limit:
         logger.info("the page shows a random sample of %d of %d records", limit, len(data))
@@ -419,23 +418,15 @@ def _drawn(
     return [drawn[i] for i in range(len(views))]
 
 
-def _views(data: VectorData, layers: str) -> list[str]:
-    """Stored views of the pooling of the chosen one, by depth."""
-    stored = list(data.manifest.columns_of("sentences"))
+def _views(data: VectorData, *, chosen: bool) -> list[str]:
+    """The chosen views, or all that are stored of the pooling of the default one, by depth."""
     pooling = split_view(data.views[0])[0]
-    mine = [name for name in stored if split_view(name)[0] == pooling]
+    views = data.views if chosen else data.manifest.columns_of("sentences")
+    mine = [name for name in views if split_view(name)[0] == pooling]
+    if chosen and len(mine) < len(views):
+        raise UsageError("expected views of one pooling.", view=",".join(views))
     # the slider moves by depth
-    mine.sort(key=lambda name: layer_rank(split_view(name)[1]))
-    if layers == "all":
-        return mine
-    names = [
-        f"{pooling}_{layer.name}"
-        for layer in parse_layers(layers, n_layers=data.manifest.job.model.n_layers)
-    ]
-    if unknown := [name for name in names if name not in mine]:
-        problem = f"{data.path} has no view {unknown[0]}; it has {', '.join(mine)}."
-        raise UsageError(problem, layers=layers)
-    return [name for name in mine if name in names or name == data.views[0]]
+    return sorted(mine, key=lambda name: layer_rank(split_view(name)[1]))
 
 
 def _columns(
