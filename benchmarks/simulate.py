@@ -22,14 +22,7 @@ from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.layers import combinations_of
 from embedkit.classifiers.probe import Candidates, Scorer, control_task
 from embedkit.runs.cross_validation import Fits, Problem, cross_validate
-from embedkit.runs.intervals import (
-    Metric,
-    Score,
-    difference_interval,
-    influences,
-    interval,
-    paired_tests,
-)
+from embedkit.runs.intervals import Metric, Score, holm, influences, interval, paired_test
 from embedkit.runs.metrics import LOWER_IS_BETTER, metrics_for
 from embedkit.types import Float32, Float64, Int64
 from embedkit.units.units import Units
@@ -158,27 +151,34 @@ def rates(world: World, *, repetitions: int, seed: int = 0) -> dict[str, dict[st
             low, high = interval(value[0], influence[:, 0], methods[0][name], unit)
             metric = methods[0][name]
             scale, count = metric.scale, metric.units(unit)
-            ends = difference_interval(value[[-1, 0]], influence[:, [-1, 0]], scale, count)
+            tests = {
+                pair: paired_test(value[[*pair]], influence[:, pair], scale, count)
+                for pair in (*pairs, (0, EQUAL), (EQUAL, 0))
+            }
+            gap = tests[EQUAL, 0]
             truly = true_better[name] - true[name]
             lower = name in LOWER_IS_BETTER
-            single, _ = paired_tests(value, influence, [(0, 1), (0, EQUAL)], scale, count)
-            _, corrected = paired_tests(value, influence, pairs, scale, count)
+            corrected = holm([tests[pair].p for pair in pairs])
             best = int(np.argmax(-value[:-1] if name in LOWER_IS_BETTER else value[:-1]))
             of_best = [p for p, pair in zip(corrected, pairs, strict=True) if best in pair]
             outcomes[name].append(
                 (
-                    single[0] < 0.05,
-                    min(of_best) < 0.05,
+                    _is_proven(tests[0, 1].p),
+                    any(map(_is_proven, of_best)),
                     low <= true[name] <= high,
-                    ends[0] <= truly <= ends[1],
-                    ends[0] > truly if lower else ends[1] < truly,
-                    single[1] < 0.05,
+                    gap.low <= truly <= gap.high,
+                    gap.low > truly if lower else gap.high < truly,
+                    _is_proven(tests[0, EQUAL].p),
                 )
             )
     return {
         name: dict(zip(RATES, np.mean(found, axis=0).tolist(), strict=True))
         for name, found in outcomes.items()
     }
+
+
+def _is_proven(p: float | None) -> bool:
+    return p is not None and p < 0.05
 
 
 def bootstrap_rates(world: World, *, repetitions: int) -> dict[str, tuple[float, float]]:
@@ -234,8 +234,8 @@ def fitted_rates(count: int, *, repetitions: int) -> dict[str, float]:
         for name in FITTED:
             value = np.array([metrics[name].value(count) for metrics in methods])
             influence = np.stack([moved[name] for moved in by_method], axis=1)
-            p, _ = paired_tests(value, influence, [(0, 1)], methods[0][name].scale)
-            different[name].append(bool(p[0] < 0.05))
+            test = paired_test(value, influence, methods[0][name].scale)
+            different[name].append(_is_proven(test.p))
     return {name: float(np.mean(found)) for name, found in different.items()}
 
 

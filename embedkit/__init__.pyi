@@ -84,8 +84,7 @@ def explore(
     dataset: str | os.PathLike[str],
     *,
     out: str | Path | None = ...,
-    view: str | None = ...,
-    layers: str = ...,
+    view: str | Sequence[str] | None = ...,
     method: LayoutMethod = ...,
     color: str | None = ...,
     label_names: Mapping[str, str] | None = ...,
@@ -155,8 +154,7 @@ def extract(
     engine: Engine = ...,
     address: str | None = ...,
     gpus_per_worker: float = ...,
-    shard_index: int | None = ...,
-    num_shards: int | None = ...,
+    part: tuple[int, int] | None = ...,
 ) -> ExtractResult: ...
 
 def finetune(
@@ -313,8 +311,7 @@ def probe(
     engine: Engine = ...,
     address: str | None = ...,
     gpus_per_worker: float = ...,
-    shard_index: int | None = ...,
-    num_shards: int | None = ...,
+    part: tuple[int, int] | None = ...,
 ) -> RunResult[ProbeRun]: ...
 
 def similarity(
@@ -374,7 +371,6 @@ def train(
     task: Task = ...,
     label_separator: str = ...,
     split: str | Path | Split | None = ...,
-    split_column: str | None = ...,
     folds: Positive = ...,
     test: CorpusLike | None = ...,
     threshold: str | float | None = ...,
@@ -423,8 +419,7 @@ def train(
     engine: Engine = ...,
     address: str | None = ...,
     gpus_per_worker: float = ...,
-    shard_index: int | None = ...,
-    num_shards: int | None = ...,
+    part: tuple[int, int] | None = ...,
 ) -> RunResult[TrainRun]: ...
 
 def verify(

@@ -38,7 +38,7 @@ from embedkit.arguments import accepts, matrix_of
 from embedkit.choices import Pooling
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.train import Frozen
-from embedkit.comparison.table import Difference, scores_and_differences
+from embedkit.comparison.table import scores_and_differences
 from embedkit.corpus.values import text_of
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import is_dataset, local_dataset
@@ -49,6 +49,7 @@ from embedkit.errors import EmbedkitError, Message, MismatchError, UsageError, f
 from embedkit.geometry import NEIGHBOURS, linear_cka, nearest_rows, shared_neighbours, unit_vectors
 from embedkit.records import Seed
 from embedkit.runs.cross_validation import Problem, cross_validate
+from embedkit.runs.intervals import Difference
 from embedkit.storage import unreadable
 from embedkit.types import AnyPath, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.units import Units

@@ -48,7 +48,7 @@ from embedkit.records import Positive, Seed
 from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validate
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
-from embedkit.runs.intervals import Metric, Score, difference_interval, influences, scored
+from embedkit.runs.intervals import Metric, Score, influences, paired_test, scored
 from embedkit.runs.metrics import best_threshold, beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
@@ -106,7 +106,8 @@ def probe(
         estimator: fitted on each view, as in :func:`~embedkit.classifiers.train.train`.
         task: {TASKS}.
         label_separator: between the classes of a record of several.
-        split: result or file of ``embedkit split``.
+        split: result or file of ``embedkit split``, or a column that names the folds (``test``:
+            the test set).
         folds: number of folds where no split is given.
         metric: score that is shown, tuned for and chosen by: ``accuracy``, ``macro_f1``,
             ``log_loss``, ``brier``, ``roc_auc``, ``average_precision``, ``f2`` …, ``rmse``,
@@ -133,7 +134,8 @@ def probe(
     # names are checked, and the folder is, before a corpus is encoded
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     out = free_out(out, dataset, "probe", overwrite=overwrite)
-    data = load_or_extract(dataset, extraction, label=label, level=level, progress=progress)
+    what: dict[str, Any] = {"label": label, "level": level, "split": split}
+    data = load_or_extract(dataset, extraction, progress=progress, **what)
     if control is not None:
         check_encodable(data)
     names, units = _names(data, view), Units.of_dataset(data, label=label)
@@ -528,8 +530,8 @@ class Scorer:
         metrics = {"chosen": chosen, "last": last_layer}
         moved = np.stack([*influences(metrics, group, seed=seed).values()], axis=1)
         values = np.array([metric.value(len(y)) for metric in metrics.values()])
-        ends = difference_interval(values, moved, chosen.scale, chosen.units(group))
-        return Score(float(values[0] - values[1]), *ends)
+        test = paired_test(values, moved, chosen.scale, chosen.units(group))
+        return Score(float(values[0] - values[1]), test.low, test.high)
 
     def content(self) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, its candidates and their scores."""

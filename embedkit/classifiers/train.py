@@ -286,7 +286,6 @@ def train(
     task: Task = "classification",
     label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
-    split_column: str | None = None,
     folds: Positive = 5,
     test: CorpusLike | None = None,
     threshold: str | float | None = None,
@@ -322,8 +321,8 @@ def train(
             whose probability reaches 0.5; folds are not stratified.
         label_separator: between the classes of a record. An empty label has no class; a record
             without a label (null) is left out.
-        split: result or file of ``embedkit split``; without one a split is made.
-        split_column: kept column that names the folds (``test``: the test set) instead.
+        split: result or file of ``embedkit split``, or a column that names the folds (``test``:
+            the test set); without one a split is made.
         folds: number of folds where no split is given.
         test: test set: a dataset made with the same settings, or a corpus.
         threshold: of two classes, the probability from which the second one is predicted: a
@@ -356,10 +355,9 @@ def train(
     method = Frozen.of(estimator, tune=tune, level=level, **options)
     out = free_out(out, dataset, method.settings.method, *views, *names, overwrite=overwrite)
     keep = dict.fromkeys(names, "columns")
-    keep |= {} if split_column is None else {split_column: "split_column"}
-    what: dict[str, Any] = {"view": view, "level": level, "label": label, "keep": keep}
-    data = load_or_extract(dataset, extraction, progress=progress, **what)
-    assigned = {"split": split, "column": split_column, "folds": folds, "seed": seed}
+    what: dict[str, Any] = {"view": view, "level": level, "label": label, "split": split}
+    data = load_or_extract(dataset, extraction, keep=keep, progress=progress, **what)
+    assigned = {"split": split, "folds": folds, "seed": seed}
     problem = _problem(method, data, test, label=label, separator=label_separator, **assigned)
     with new_run(out, overwrite=overwrite) as folder:
         predictions, fits = cross_validate(method, problem, progress=progress)

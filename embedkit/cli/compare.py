@@ -26,8 +26,8 @@ from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, scor
 
 if TYPE_CHECKING:
     from embedkit.comparison.recommendation import Recommendation
-    from embedkit.comparison.table import Compared, Difference, MethodCost
-    from embedkit.runs.intervals import Score
+    from embedkit.comparison.table import Compared, MethodCost
+    from embedkit.runs.intervals import Difference, Score
     from embedkit.types import ProgressCallback
 
 _HEAD = 9  # columns of the longest name of a baseline that the head of the table has room for

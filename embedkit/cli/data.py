@@ -117,8 +117,13 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--no-text", **FLAG, help="Do not store the texts."),
     option("--workers", type=int, help="Processes that make shards. [one for each --device]"),
     option("--engine", help="Where workers run: {ENGINES}.", **choice(ENGINES, "local")),
-    option("--shard-index", type=int, help="Make this one of --num-shards parts only, from 0."),
-    option("--num-shards", type=int, help="Number of parts; afterwards run without both."),
+    option(
+        "--part",
+        type=int,
+        nargs=2,
+        metavar="I N",
+        help="Make part I of N only, from 0; afterwards run without it.",
+    ),
 )
 def extract(
     corpus: tuple[str, ...],
@@ -158,13 +163,13 @@ def extract(
             data = {**asdict(cost), "output": output}
             return Result(data, lambda: _estimate_text(plan, cost, output), asked_for=True)
         result = run_plan(plan, overwrite=overwrite, reuse=reuse, progress=progress)
-    if chosen.num_shards is not None and not result.was_complete:
+    if chosen.part is not None and not result.was_complete:
         missing = count_text(result.missing_shards, "shard")
         return Result(
             {"out": str(result.out), "missing_shards": result.missing_shards},
             lambda: (
                 f"this part of {result.out} is done; {missing} of other parts missing. Run the "
-                "same command without --shard-index and --num-shards when all parts have ended."
+                "same command without --part when all parts have ended."
             ),
         )
     totals = result.manifest.totals

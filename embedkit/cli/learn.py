@@ -97,7 +97,6 @@ def split(
     option("--features", help="{FEATURES}.", **choice(FEATURES, "vectors")),
     option("--columns", help="Numeric columns to read beside the vectors, with commas: price,age."),
     "--task --label-separator --split",
-    option("--split-column", help="Stored column with names of folds; test is the test set."),
     "--folds --test --threshold --class-weight --text --label --id --seed --overwrite",
 )
 def train(
@@ -174,7 +173,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         help="{OBJECTIVES}. [contrastive up to 160 training texts]",
         **choice(OBJECTIVES),
     ),
-    "--label-separator --split --folds --test --test-sample",
+    "--label-separator --split --folds --test",
     option(
         "--epochs", type=int, help="Maximum number of epochs. [200 steps, at least 3, at most 20]"
     ),

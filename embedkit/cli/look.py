@@ -378,21 +378,17 @@ def _snippet(use: Use) -> str:
 @command(
     "embedkit explore reviews.vectors",
     "embedkit explore reviews.vectors --view cls_6 --color n_tokens --out reviews.html",
-    "embedkit explore reviews.vectors --layers -1 --method pca",
+    "embedkit explore reviews.vectors --view mean_12,mean_6 --method pca",
 )
 @click.argument("dataset", type=FILE)
 @options(
-    "--view",
-    option("--layers", default="all", help="Stored layers for the slider: all, -1 or 0,6,12."),
+    option("--view", help="Views of the slider: mean_6,mean_0. [all of a pooling]"),
     option("--method", help="Layout in two dimensions.", **choice(LAYOUT_METHODS, "tsne")),
     option("--color", help="Column for the first colours, or clusters. [label, else clusters]"),
-    "--label-names",
     option("--out", type=FILE, help="The page. [DATASET.explore.html]"),
     "--overwrite",
 )
-def explore(
-    dataset: Path, label_names: str | None, progress: ProgressCallback, **settings: Any
-) -> Result:
+def explore(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
     """Write a page that shows texts as points, layer by layer.
 
     The page is one HTML file with search, colours, selections and nearest neighbours. It states the
@@ -400,10 +396,8 @@ def explore(
     that finds them. Layouts are openTSNE's; each begins where that of the next layer ended.
     """
     from embedkit.maps.map import explore as write
-    from embedkit.predict import parse_label_names
 
-    names = parse_label_names(label_names)
-    picture = write(dataset, label_names=names, progress=progress, **settings)
+    picture = write(dataset, view=names_of(view) or None, progress=progress, **settings)
     return Result(picture, lambda: _text(picture))
 
 

@@ -134,9 +134,8 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
         "What is labelled: {RUN_LEVELS}; extract words with --words --word-label.",
         choice(RUN_LEVELS, "sentence"),
     ),
-    ("--split", "Split file written by embedkit split.", {"type": FILE}),
+    ("--split", "File of embedkit split, or a column that names folds (test: the test set).", {}),
     ("--test", "Test set: a corpus or a dataset, with labels or without.", {"type": FILE}),
-    ("--test-sample", "Use only N randomly chosen records of the file given with --test.", _COUNT),
     (
         "--folds",
         "Number of folds, if there is no --split; 1: a single training, a fifth of the "

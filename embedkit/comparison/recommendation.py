@@ -25,9 +25,10 @@ import numpy as np
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases
 from embedkit.comparison.load import FOREIGN, LoadedRun
-from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, price, records_to_decide
+from embedkit.comparison.table import MAJORITY, Compared, Row, price, records_to_decide
 from embedkit.display import count_text, duration_text, typing_folder
 from embedkit.encoding.views import split_view, view_ranges, view_text
+from embedkit.runs.intervals import Difference
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.run import UNTRAINED, FinetuneRun, ProbeRun, ViewScore
 

@@ -30,7 +30,7 @@ from embedkit.comparison.load import (
 )
 from embedkit.display import Shown
 from embedkit.errors import Option, UsageError, did_you_mean
-from embedkit.runs.intervals import Score, difference_interval, influences, paired_tests, scored
+from embedkit.runs.intervals import Difference, Score, holm, influences, paired_test, scored
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,
     Threshold,
@@ -48,17 +48,6 @@ MAJORITY = "majority"
 """Name of the baseline that predicts by class frequencies alone."""
 
 _PERCENT = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Difference(Score):
-    """One method's score less another's on the same records, with its 95 % interval.
-
-    ``p_corrected`` is corrected for all pairs of methods; ``None`` where a score is undefined.
-    """
-
-    p: float | None = None
-    p_corrected: float | None = None
 
 
 def judge(difference: Difference, metric: str, margin: float) -> str:
@@ -441,19 +430,17 @@ def scores_and_differences(
     # always the class frequencies: right on average by construction, so that 0 would be no merit
     if metric != "calibration_error" and "calibration_error" in scores.get(MAJORITY, {}):
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
-    pairs = list(combinations(range(len(scores)), 2))
     # both are the same for all methods
     units, scale = shown[metric].units(records.group), shown[metric].scale
-    together = np.stack(influence, axis=1)
-    tests = paired_tests(values, together, pairs, scale, units)
-    names = list(scores)
+    together, names = np.stack(influence, axis=1), list(scores)
+    pairs = [[*pair] for pair in combinations(range(len(names)), 2)]
+    tests = [paired_test(values[pair], together[:, pair], scale, units) for pair in pairs]
     differences: dict[tuple[str, str], Difference] = {}
-    for pair, *p_values in zip(pairs, *tests, strict=True):
-        p, corrected = (None if np.isnan(value) else float(value) for value in p_values)
-        for a, b in (pair, pair[::-1]):
-            gap = float(values[a] - values[b])
-            ends = difference_interval(values[[a, b]], together[:, [a, b]], scale, units)
-            differences[names[a], names[b]] = Difference(gap, *ends, p, corrected)
+    for (a, b), test, p in zip(pairs, tests, holm([test.p for test in tests]), strict=True):
+        differences[names[a], names[b]] = replace(test, p_corrected=p)
+        # the other way round the ends change places; 0 - x, for there is no -0
+        turned = Difference(0 - test.value, 0 - test.high, 0 - test.low, test.p, p)
+        differences[names[b], names[a]] = turned
     return scores, differences
 
 

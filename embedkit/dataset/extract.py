@@ -76,7 +76,7 @@ class ExtractResult(ShownFolder):
     tokens_fresh: int  # that this run encoded
     resumed_shards: int  # that an earlier run had finished
     was_complete: bool = False  # nothing was done
-    missing_shards: int = 0  # of other parts, see shard_index
+    missing_shards: int = 0  # of other parts
 
     def __repr__(self) -> str:
         if not self.out.exists():
@@ -190,7 +190,7 @@ def _make(
         plan.job,
         overwrite=overwrite,
         allow_env_change=plan.any_environment,
-        shared=options.num_shards is not None,
+        shared=options.part is not None,
         repair=repair,
     ) as folder:
         # the plan is read or made, and what earlier attempts finished is subtracted
@@ -199,8 +199,9 @@ def _make(
         receipts = folder.receipts()
         done = {receipt.shard for receipt in receipts}
         todo = [shard for shard in ranges if shard.number not in done]
-        if options.num_shards is not None:
-            todo = [s for s in todo if s.number % options.num_shards == options.shard_index]
+        if options.part is not None:
+            index, count = options.part
+            todo = [shard for shard in todo if shard.number % count == index]
         # on the first shard only, so that a corpus is warned of once, not by every part and attempt
         if todo and todo[0].number == 0:
             texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
@@ -224,8 +225,8 @@ def _make(
             file.check_unchanged()
         seconds = time.monotonic() - started
         _log(folder.layout, "finished", seconds, len(done), meter.fresh)
-        # parts leave the folder as it is: the call without num_shards finds their receipts
-        if options.num_shards is None:
+        # parts leave the folder as it is: the call without part finds their receipts
+        if options.part is None:
             totals = totals_of(counts, receipts)
             _warn(counts, totals)
             inputs = (file.name for file in plan.corpus.files)

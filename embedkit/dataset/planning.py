@@ -99,7 +99,7 @@ def plan_extract(
     if reading.word_label is not None and settings.words is None:
         raise UsageError(f"pass {Option('words', 'mean')} too.", word_label=reading.word_label)
     address = "" if out is None else address_of(out)
-    if address and (settings.num_shards is not None or settings.engine != "local"):
+    if address and (settings.part is not None or settings.engine != "local"):
         shown = storage.without_secrets(address)
         raise UsageError("several machines need a folder that all of them see.", out=shown)
     if address:

@@ -91,9 +91,8 @@ class ExtractOptions(VectorOptions):
             cluster; corpus and ``out`` must be on a file system that all of them see.
         address: of the Ray cluster; by default the one that ``ray`` finds, or a new one here.
         gpus_per_worker: GPUs that Ray gives to a worker, such as ``0.5``.
-        shard_index: make only this one of ``num_shards`` parts of the shards, from 0, beside other
-            processes and machines. The same call without it makes the rest and the dataset.
-        num_shards: number of parts.
+        part: ``(i, n)``, to make only part ``i`` of ``n``, from 0, beside other processes and
+            machines. The same call without it makes the rest and the dataset.
 
     Raises:
         UsageError: a value cannot be used.
@@ -120,15 +119,12 @@ class ExtractOptions(VectorOptions):
     engine: Engine = "local"
     address: str | None = None
     gpus_per_worker: float = 0.0
-    shard_index: int | None = None
-    num_shards: int | None = None
+    part: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        index, count = self.shard_index, self.num_shards
-        # both or neither; count or 0: an index without a count is refused too
-        if (index, count) != (None, None) and (index is None or not 0 <= index < (count or 0)):
-            raise UsageError("expected one below the number.", shard_index=index, num_shards=count)
+        if self.part is not None and not (len(self.part) == 2 and 0 <= self.part[0] < self.part[1]):
+            raise UsageError("expected two numbers, the first of them smaller.", part=self.part)
 
     @property
     def devices(self) -> list[str]:

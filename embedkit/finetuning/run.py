@@ -85,7 +85,8 @@ def finetune(
         revision: branch, tag or commit of a hub checkpoint.
         offline: never ask the hub.
         device: ``auto``, ``cpu`` or ``cuda``.
-        split: result or file of ``embedkit split``; without one ``folds`` folds are made.
+        split: result or file of ``embedkit split``, or a column that names the folds (``test``:
+            the test set); without one ``folds`` folds are made.
         folds: number of folds where no split is given.
         test: a further corpus file or dataset as test set, with labels or without.
         test_sample: number of records of the test file to predict, sampled with the same seed.
@@ -117,7 +118,7 @@ def finetune(
     reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
     # texts, labels and split are checked before the first step of training, which may be hours from
     # its end
-    data = Units.of_corpus(corpus, reading, level=options.level)
+    data = Units.of_corpus(corpus, reading, level=options.level, split=split)
     data.check_labelled()
     chosen: dict[str, Any] = {"sample": test_sample, "min_chars": test_min_chars}
     further = None if test is None else data.further(test, **chosen, seed=options.seed)

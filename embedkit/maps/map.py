@@ -21,7 +21,7 @@ from embedkit.choices import LayoutMethod
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown, count_text, shorten
 from embedkit.drawing import SHAPES
-from embedkit.encoding.views import layer_rank, parse_layers, split_view
+from embedkit.encoding.views import layer_rank, split_view
 from embedkit.encoding.words import typical_parts
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.geometry import shared_neighbours
@@ -313,8 +313,7 @@ def explore(
     dataset: str | os.PathLike[str],
     *,
     out: str | Path | None = None,
-    view: str | None = None,
-    layers: str = "all",
+    view: str | Sequence[str] | None = None,
     method: LayoutMethod = "tsne",
     color: str | None = None,
     label_names: Mapping[str, str] | None = None,
@@ -325,19 +324,19 @@ def explore(
 ) -> Explored:
     """Write a page that shows the records of a dataset as points, layer by layer.
 
-    ``view`` is shown first; the slider has the stored ``layers`` of the same pooling. ``color`` is
-    the column of the first colours: one of the dataset, or ``clusters``, of texts that are near
-    each other in that view, named by their typical words. By default that is the label, and
-    without one the clusters. ``label_names`` are shown beside the labels. Of more than ``limit``
-    records a random sample is shown. The page is by default ``DATASET.explore.html`` in
-    the current folder.
+    The slider has the views in ``view``, all of one pooling, of which the first is shown first; by
+    default all layers that are stored in the pooling of the checkpoint. ``color`` is the column of
+    the first colours: one of the dataset, or ``clusters``, of texts that are near each other in
+    that view, named by their typical words. By default that is the label, and without one the
+    clusters. ``label_names`` are shown beside the labels. Of more than ``limit`` records a random
+    sample is shown. The page is by default ``DATASET.explore.html`` in the current folder.
 
     >>> embedkit.explore("vectors", method="pca", out="map.html").page.name
     'map.html'
     """
     file = page_file(out or f"{Path(dataset).resolve().name}.explore.html", overwrite=overwrite)
     data = load(dataset, view)
-    views = _views(data, layers)
+    views = _views(data, chosen=view is not None)
     indices = np.arange(len(data))
     if len(data) > limit:
         logger.info("the page shows a random sample of %d of %d records", limit, len(data))
@@ -365,24 +364,18 @@ def explore(
         "count": len(indices),
         "start": start,
         "shapes": list(SHAPES.values()),
-        "listed": ordered[0].near.shape[1],
+        "listed": min(_LISTED if len(indices) <= _MANY else _LISTED_OF_MANY, len(indices) - 1),
         "chance": chance,
         "first": color or (columns[0].name if columns else ""),
     }
     html = _page(data, indices, content, columns, ordered).encode()
     write_files({file: html}, overwrite=overwrite)
-    layouts, counts = tuple(picture.layout for picture in ordered), (len(indices), len(data))
+    layouts, counts = tuple(layout for layout, *_ in ordered), (len(indices), len(data))
     return Explored(file, method, views[start], layouts, chance, *counts, len(html))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Drawn:
-    """A view with its layout and the neighbours that the page lists."""
-
-    layout: ViewLayout
-    points: Float32
-    near: Int64
-    cosines: Float32
+Drawn = tuple[ViewLayout, Float32, Near]
+"""A view: what is said of it, its points ``(n, 2)``, and their nearest ones in full width."""
 
 
 def _drawn(
@@ -394,7 +387,7 @@ def _drawn(
     label: Column | None,
     seed: int,
     progress: ProgressCallback,
-) -> list[_Drawn]:
+) -> list[Drawn]:
     """The layouts of all views, from the one that is shown first upwards and downwards.
 
     Each begins where its neighbour ended, so that points move no further than the layers do.
@@ -403,7 +396,7 @@ def _drawn(
     rounds = (_EARLY + _FIRST + _NEXT * (len(views) - 1)) // _ROUND
     total = rounds if method == "tsne" and len(indices) > ATTRACTING + 1 else len(views)
     steps = count(1)
-    drawn: dict[int, _Drawn] = {}
+    drawn: dict[int, Drawn] = {}
     # a view begins from its neighbour on the side of the first one, which is laid out already
     earlier = [(i, i + 1) for i in range(start - 1, -1, -1)]
     later = [(i, i - 1) for i in range(start + 1, len(views))]
@@ -415,35 +408,25 @@ def _drawn(
             unit,
             near,
             method=method,
-            before=None if previous is None else drawn[previous].points,
+            before=None if previous is None else drawn[previous][1],
             seed=seed,
             after=lambda: progress(Progress("laying out", next(steps), total, "steps")),
         )
         kept = kept_neighbours(near, points, k=_KEPT_OF)
         same, title = _same_label(near, label, views[number])
-        layout = ViewLayout(views[number], kept, same, near.recall, title)
-        listed = _LISTED if len(unit) <= _MANY else _LISTED_OF_MANY
-        drawn[number] = _Drawn(layout, points, near.indices[:, :listed], near.cosines[:, :listed])
+        drawn[number] = ViewLayout(views[number], kept, same, near.recall, title), points, near
     return [drawn[i] for i in range(len(views))]
 
 
-def _views(data: VectorData, layers: str) -> list[str]:
-    """Stored views of the pooling of the chosen one, by depth."""
-    stored = list(data.manifest.columns_of("sentences"))
+def _views(data: VectorData, *, chosen: bool) -> list[str]:
+    """The chosen views, or all that are stored of the pooling of the default one, by depth."""
     pooling = split_view(data.views[0])[0]
-    mine = [name for name in stored if split_view(name)[0] == pooling]
+    views = data.views if chosen else data.manifest.columns_of("sentences")
+    mine = [name for name in views if split_view(name)[0] == pooling]
+    if chosen and len(mine) < len(views):
+        raise UsageError("expected views of one pooling.", view=",".join(views))
     # the slider moves by depth
-    mine.sort(key=lambda name: layer_rank(split_view(name)[1]))
-    if layers == "all":
-        return mine
-    names = [
-        f"{pooling}_{layer.name}"
-        for layer in parse_layers(layers, n_layers=data.manifest.job.model.n_layers)
-    ]
-    if unknown := [name for name in names if name not in mine]:
-        problem = f"{data.path} has no view {unknown[0]}; it has {', '.join(mine)}."
-        raise UsageError(problem, layers=layers)
-    return [name for name in mine if name in names or name == data.views[0]]
+    return sorted(mine, key=lambda name: layer_rank(split_view(name)[1]))
 
 
 def _columns(
@@ -608,32 +591,34 @@ def _page(
     indices: Int64,
     content: dict[str, Any],
     columns: Sequence[Column],
-    drawn: Sequence[_Drawn],
+    drawn: Sequence[Drawn],
 ) -> str:
     """The page; points stand in it in the order of a curve through the first layout."""
-    order = curve_order(drawn[content["start"]].points)
+    order = curve_order(drawn[content["start"]][1])
     # the inverse of `order`: where a record stands on the page
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     blocks = {}
-    squares = [in_square(picture.points[order]) for picture in drawn]
+    squares = [in_square(laid_out[order]) for _, laid_out, _ in drawn]
     # common to all views, so that the picture does not jump while the slider moves
     content["bounds"] = [v for end in (np.min, np.max) for v in end(squares, (0, 1)).tolist()]
     content["views"] = []
-    for number, (picture, points) in enumerate(zip(drawn, squares, strict=True)):
+    for number, ((view, _, near), points) in enumerate(zip(drawn, squares, strict=True)):
         # 16 bits are finer than any screen; all x first, then all y
         cells = np.rint(points * 65_535).astype(np.uint16)
         blocks[f"points-{number}"] = packed(byte_planes(cells.ravel(order="F"), 2))
         # how far on the curve a neighbour is; with the sign in the lowest bit (zigzag) small
         # differences have small numbers, whose upper bytes are zeros
-        apart = place[picture.near[order]] - np.arange(len(order))[:, None]
+        listed, cosines = (
+            part[order, : content["listed"]] for part in (near.indices, near.cosines)
+        )
+        apart = place[listed] - np.arange(len(order))[:, None]
         blocks[f"near-{number}"] = packed(byte_planes((apart << 1) ^ (apart >> 63), 3))
-        least, most = float(picture.cosines.min()), float(picture.cosines.max())
+        least, most = float(cosines.min()), float(cosines.max())
         # one byte for each cosine, between the least and the most of the view
         step = max(most - least, 1e-9) / 255
-        steps = np.rint((picture.cosines[order] - least) / step).astype(np.uint8)
+        steps = np.rint((cosines - least) / step).astype(np.uint8)
         blocks[f"cosines-{number}"] = packed(steps.tobytes())
-        view = picture.layout
         about: dict[str, Any] = {"name": view.view, "layer": split_view(view.view)[1] or view.view}
         about |= {"kept": view.kept, "same": view.same_label, "recall": view.recall}
         about["title"] = view.title

@@ -63,7 +63,6 @@ class Problem(NamedTuple):
         task: str = "classification",
         separator: str = SEPARATOR,
         split: str | Path | Split | None = None,
-        column: str | None = None,
         folds: int = 5,
         seed: int = 0,
     ) -> Self:
@@ -76,8 +75,7 @@ class Problem(NamedTuple):
             UsageError: the labels, or the folds, cannot be learnt from.
         """
         target = units.target(task, separator)
-        sets = target.of_sets
-        assignment = split_for(units, split, column=column, folds=folds, seed=seed, sets=sets)
+        assignment = split_for(units, split, folds=folds, seed=seed, sets=target.of_sets)
         # words without a label are in no fold
         assignment = assignment.labelled(target)
         # here, before a test set is encoded and models are fitted, which may take hours

@@ -20,7 +20,6 @@ import numpy as np
 from embedkit.types import Bool, Float64, Int64
 
 Key = TypeVar("Key", bound=Hashable)
-Pairs = Sequence[tuple[int, int]]
 
 BLOCKS = 200
 """More units than these are put together at random, so that the time does not grow with them."""
@@ -36,6 +35,17 @@ class Score:
     value: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference(Score):
+    """One method's score less another's on the same records, with its 95 % interval.
+
+    ``p_corrected`` is corrected for all pairs of methods; ``None`` where a score is undefined.
+    """
+
+    p: float | None = None
+    p_corrected: float | None = None
 
 
 class Metric(NamedTuple):
@@ -205,12 +215,12 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
 _SCALES = {"correlation": _fisher, "error": _power, "explained": _explained}
 
 
-def difference_interval(
+def paired_test(
     values: Float64, influence: Float64, scale: str = "fraction", units: float = np.inf
-) -> tuple[float, float]:
-    """Return the 95 % interval of the difference of two values of a metric.
+) -> Difference:
+    """Return the difference of two values of a metric with its interval, and p by Student's t.
 
-    It leaves out 0 exactly if p of :func:`paired_tests` is below 0.05. Of areas the test is made
+    The interval leaves out 0 exactly if p is below 0.05. Of areas the test is made
     on another scale than that of the metric, and says where the end towards 0 is; the other end is
     made of the intervals of both.
 
@@ -224,9 +234,9 @@ def difference_interval(
     steady, moved = _steadied(values, influence, scale)
     apart = float(steady[0] - steady[1])
     error, freedom = _error(apart, moved[:, 0] - moved[:, 1], units)
-    near = _quantile(freedom) * error
+    p, near = _p_of(apart, error, freedom, steady, moved), _quantile(freedom) * error
     if scale != "area":
-        return value - near, value + near
+        return Difference(value, value - near, value + near, p)
     # in units of the metric: as many times the difference as it is there
     near *= value / apart if apart else 0.0
     # what the intervals of both say, which depend on each other as the influences do (G. Y. Zou,
@@ -250,7 +260,7 @@ def difference_interval(
         above = near
     else:
         below, above = max(below, near), max(above, near)
-    return value - below, value + above
+    return Difference(value, value - below, value + above, p)
 
 
 def _steadied(values: Float64, influence: Float64, scale: str) -> tuple[Float64, Float64]:
@@ -270,51 +280,34 @@ def _steadied(values: Float64, influence: Float64, scale: str) -> tuple[Float64,
     return np.arcsin(np.sqrt(values)), influence * slope
 
 
-def paired_tests(
-    values: Float64, moved: Float64, pairs: Pairs, scale: str = "fraction", units: float = np.inf
-) -> tuple[Float64, Float64]:
-    """Return p of every pair by Student's t, and corrected by Holm for all of them.
-
-    The errors are those of :func:`difference_interval`. NaN where a value is undefined.
-    ``values`` ``(methods,)`` are of all records, ``moved`` ``(blocks, methods)`` the influences;
-    ``pairs`` are all pairs where the best is chosen by the same records, ``scale`` and ``units``
-    those of the metric.
-    """
+def _p_of(
+    value: float, error: float, freedom: float, values: Float64, influence: Float64
+) -> float | None:
+    """The p of a difference of two values with its error; None where one of them is undefined."""
     from scipy.special import stdtr
 
-    values, moved = _steadied(values, moved, scale)
-
-    p = np.full(len(pairs), np.nan)
-    # standard errors of the single scores, the yardstick for what is rounding
-    size = np.sqrt((moved**2).sum(0))
-    for number, (a, b) in enumerate(pairs):
-        value = values[a] - values[b]
-        error, freedom = _error(value, moved[:, a] - moved[:, b], units)
-        if np.isnan(value) or np.isnan(error):
-            continue
-        # the same predictions by two methods differ by rounding alone, which is no difference
-        same = error <= 1e-9 * max(size[a], size[b]) and abs(value) <= 1e-9 * max(
-            abs(values[a]), abs(values[b])
-        )
-        # without a difference the error may be 0 as well, and t would be 0 / 0
-        p[number] = 1.0 if same or value == 0 else 2 * stdtr(freedom, -abs(value) / error)
-    # undefined differences are not tests, and do not make the others stricter
-    corrected, defined = np.full(len(pairs), np.nan), np.isfinite(p)
-    corrected[defined] = holm(p[defined].tolist())
-    return p, corrected
+    if np.isnan(value) or np.isnan(error):
+        return None
+    # the same predictions by two methods differ by rounding alone, which is no difference; the
+    # yardstick are the values and the standard errors of both
+    largest_error = np.sqrt((influence**2).sum(0)).max()
+    same = error <= 1e-9 * largest_error and abs(value) <= 1e-9 * np.abs(values).max()
+    # without a difference the error may be 0 as well, and t would be 0 / 0
+    return 1.0 if same or value == 0 else float(2 * stdtr(freedom, -abs(value) / error))
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Return p values by Holm's correction for all of them.
+def holm(p: Sequence[float | None]) -> list[float | None]:
+    """Return p values by Holm's correction for all of them; ``None``, which is no test, stays.
 
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
+    >>> holm([0.01, 0.04, 0.03, None])
+    [0.03, 0.06, 0.06, None]
     """
+    tests = sorted((value, index) for index, value in enumerate(p) if value is not None)
+    corrected: list[float | None] = [None] * len(p)
     # the running maximum keeps the order: a larger p is never corrected to a smaller one
-    corrected = [0.0] * len(p)
     highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        highest = max(highest, min(1.0, (len(p) - rank) * p[index]))
+    for rank, (value, index) in enumerate(tests):
+        highest = max(highest, min(1.0, (len(tests) - rank) * value))
         corrected[index] = highest
     return corrected
 

@@ -36,7 +36,7 @@ from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, Us
 from embedkit.records import Count, Positive, Seed, from_json, parse_json, to_json
 from embedkit.types import Int64
 from embedkit.units.target import Target
-from embedkit.units.units import Units, match
+from embedkit.units.units import Units, match, split_column
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +227,6 @@ def split_for(
     units: Units,
     split: str | Path | Split | None = None,
     *,
-    column: str | None = None,
     folds: int,
     seed: int,
     sets: bool = False,
@@ -240,9 +239,8 @@ def split_for(
     a kept column, or a new one, which is not stratified if labels name ``sets`` of classes.
     """
     records, run, name = units.records, units.run, units.name
+    column = next(iter(split_column(split)), None)
     if column is not None:
-        if split is not None:
-            raise UsageError(f"pass {Option('split')} or {Option('split_column')}, not both.")
         result = split_by_column(records, column=column, folds=folds, seed=seed, sets=sets)
     elif split is None and run is None:
         result = make_split(records, folds=folds, seed=seed, sets=sets)
@@ -388,13 +386,13 @@ def split_by_column(
     marks = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
     if (marks == "").any():
         row = records.row[int(np.argmax(marks == ""))]
-        raise UsageError(f"row {row} has no value there.", split_column=column)
+        raise UsageError(f"row {row} has no value there.", split=column)
     in_test = marks == "test"
     # records marked test may have no label: they are predicted, not scored
     used = ~in_test & records.labelled(sets=sets)
     names = np.unique(marks[used])
     if not len(names):
-        raise UsageError("every record is marked test.", split_column=column)
+        raise UsageError("every record is marked test.", split=column)
     groups = same_text_groups(records.key, None, len(records))
     result = np.where(in_test, TEST, UNUSED)
     shuffled = len(names) == 1

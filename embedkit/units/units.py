@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -136,17 +137,25 @@ class Units:
 
     @classmethod
     def of_corpus(
-        cls, source: CorpusLike, reading: CorpusOptions | None = None, *, level: str = "sentence"
+        cls,
+        source: CorpusLike,
+        reading: CorpusOptions | None = None,
+        *,
+        level: str = "sentence",
+        split: object = None,
     ) -> Units:
         """Read the records or words of a corpus, or those of a dataset that stores its texts.
 
         Their inputs are texts. Records of a dataset are settled: options for reading are refused.
+        Of a corpus also the column is read that ``split`` is named by.
         """
         reading = reading or CorpusOptions()
         stored = cls._stored(source, reading, level=level)
         if stored is not None:
             return stored
-        with planned_corpus(source, reading) as plan:
+        keep = split_column(split)
+        reading = replace(reading, keep=[*reading.keep, *keep])
+        with _naming(keep), planned_corpus(source, reading) as plan:
             return cls._planned(plan, level=level)
 
     def further(
@@ -554,6 +563,26 @@ def reading_of(settings: Any) -> dict[str, Any]:
     }
 
 
+def split_column(split: object) -> dict[str, str]:
+    """Return the column that a split is named by, and the option that names it, if it is one.
+
+    That is a text that is no file. Who reads a corpus keeps this column; a dataset has stored it.
+    """
+    if not isinstance(split, str) or split.endswith(".parquet") or Path(split).exists():
+        return {}
+    return {split: "split"}
+
+
+@contextmanager
+def _naming(keep: Mapping[str, str]) -> Iterator[None]:
+    """Name the caller's option for a column where a message names it by that of ``extract``."""
+    try:
+        yield
+    except UsageError as error:
+        names = (o for n, o in keep.items() if Option("keep", n) in error.message.parts)
+        raise type(error)(error.message.renamed(keep=next(names, "keep"))) from error
+
+
 def load_or_extract(
     source: CorpusLike,
     options: dict[str, Any],
@@ -562,13 +591,15 @@ def load_or_extract(
     view: str | Sequence[str] | None = None,
     level: str = "sentence",
     keep: Mapping[str, str] | None = None,
+    split: object = None,
     progress: ProgressCallback = no_progress,
 ) -> VectorData:
     """Open a dataset; a corpus is extracted first, with the options and the column ``label``.
 
-    The dataset then also has the columns ``keep``, beside those that the options keep; their values
-    are the caller's options that name them.
+    The dataset then also has the columns ``keep``, whose values are the caller's options that name
+    them, and the one that ``split`` is named by, beside those that the options keep.
     """
+    keep = {**(keep or {}), **split_column(split)}
     options = {name: value for name, value in options.items() if value is not None}
     folder = dataset_folder(source, options)
     if folder is not None:
@@ -579,14 +610,10 @@ def load_or_extract(
     # an option that is given has the last word
     words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
     words |= {"label": label} if isinstance(label, str) else {}
-    if keep:
-        options["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
+    options["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
     try:
-        out = extract(source, progress=progress, **{**words, **options}).out
-    except UsageError as error:
-        # the caller's option for a column, where the message names it by that of extract
-        names = (o for n, o in (keep or {}).items() if Option("keep", n) in error.message.parts)
-        raise type(error)(error.message.renamed(keep=next(names, "keep"))) from error
+        with _naming(keep):
+            out = extract(source, progress=progress, **{**words, **options}).out
     except OutputExistsError as error:
         advice = "These are options of extract: extract the corpus first, and give its dataset."
         raise OutputExistsError(f"{format(error.message)}\n{advice}") from error

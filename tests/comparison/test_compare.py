@@ -17,8 +17,9 @@ from embedkit.comparison import blend as blending
 from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.load import read_runs
 from embedkit.comparison.report import write_report
-from embedkit.comparison.table import Compared, Difference, compare, judge
+from embedkit.comparison.table import Compared, compare, judge
 from embedkit.errors import MismatchError, UsageError
+from embedkit.runs.intervals import Difference
 from embedkit.runs.metrics import Threshold, best_threshold
 from embedkit.storage import seal
 from tests.processes import invoke

@@ -155,7 +155,7 @@ def test_another_split_is_refused(shared: Path, tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "parts.tsv", f"{head}\tpart", *body)
     parts = vectors(corpus, tmp_path / "parts", shared / "run", keep=["part"])
     with pytest.raises(MismatchError, match="column 'part'"):
-        train(parts, out=tmp_path / "no", split_column="part")
+        train(parts, out=tmp_path / "no", split="part")
     moved = Path(shutil.copytree(shared / "data", tmp_path / "data"))
     manifest = moved / "_embedkit/manifest.json"
     manifest.write_text(manifest.read_text().replace(str(shared / "run"), "gone"))

@@ -254,20 +254,20 @@ def test_parts_in_any_order_and_repeated(golden: Path, tmp_path: Path) -> None:
         with pytest.raises(LockedError) as caught:
             made(golden, out)
         refused.append(caught.value)
-        made(golden, out, shard_index=1, num_shards=4)
+        made(golden, out, part=(1, 4))
 
     for index in (3, 1, 1, 0):
         progress = meanwhile if index == 0 else no_progress
-        part = made(golden, out, shard_index=index, num_shards=4, progress=progress)
+        part = made(golden, out, part=(index, 4), progress=progress)
         with pytest.raises(UsageError, match="unfinished"):
             _ = part.manifest
     assert refused
     assert part.missing_shards == 1
     assert made(golden, out).resumed_shards == 3
     assert tree(out) == tree(golden)
-    assert made(golden, out, shard_index=2, num_shards=4).was_complete
-    with pytest.raises(UsageError, match="num_shards"):
-        made(golden, out, shard_index=2, num_shards=2)
+    assert made(golden, out, part=(2, 4)).was_complete
+    with pytest.raises(UsageError, match="part="):
+        made(golden, out, part=(2, 2))
 
 
 # Object stores; without the local copy it is as on another machine
@@ -316,7 +316,7 @@ def test_an_object_store_holds_the_same_bytes(golden: Path, tmp_path: Path, stor
     with pytest.raises(OutputExistsError, match=r"c\.vectors"):
         run(corpus, OUT, layers="0")
     with pytest.raises(UsageError, match="out='s3"):
-        run(corpus, OUT, shard_index=0, num_shards=2)
+        run(corpus, OUT, part=(0, 2))
 
 
 def test_an_interrupted_upload_is_continued(

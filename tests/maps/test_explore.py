@@ -61,9 +61,8 @@ def folder(common: Path) -> Path:
         for i, text in enumerate(texts)
     ]
     (common / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    extract_tiny(
-        common / "c.tsv", common / "data", layers="all", keep=["price", "day"], shard_rows=25
-    )
+    settings: dict[str, Any] = {"layers": "all", "pooling": "mean,cls", "keep": ["price", "day"]}
+    extract_tiny(common / "c.tsv", common / "data", shard_rows=25, **settings)
     explore(common / "data", out=common / "page.html")
     return common
 
@@ -293,7 +292,7 @@ def test_the_same_page_twice(folder: Path, tmp_path: Path) -> None:
         ({"method": "trimap"}, "method='trimap'"),
         ({"limit": 0}, "limit=0"),
         ({"color": "shape"}, "color='shape'"),
-        ({"layers": "mean:0..1"}, "layers='mean:0..1'"),
+        ({"view": ["mean_1", "cls_1"]}, "view='mean_1,cls_1': expected views"),
         ({"out": "m.png"}, "m.png"),
         ({"label_names": {"z": "good"}}, "label_names"),
     ],
@@ -309,9 +308,7 @@ def test_pages_that_cannot_be_made(
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     data = folder / "data"
-    given = ("--layers", "0,-1", "--label-names", "x=good")
-    result = invoke("explore", data, "--out", tmp_path / "m.html", *given)
-    assert "x good" in json_block(tmp_path / "m.html", "names")[0][0]
+    result = invoke("explore", data, "--out", tmp_path / "m.html", "--view", "mean_2,mean_0")
     content = json_block(tmp_path / "m.html", "content")
     assert f"{N} records, 2 views" in result.stdout
     assert f"keeps {100 * content['views'][1]['kept']:.0f} of 100 nearest" in result.stdout

@@ -27,7 +27,7 @@ BUDGET = {
     "functions of more than 80 code lines": 0,
     "functions that use more than 25 names of the package": 0,
     "dataclasses": 125,
-    "options of all commands": 225,
+    "options of all commands": 220,
     "code lines of tests/": 18_800,
 }
 """Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is

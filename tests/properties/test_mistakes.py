@@ -80,7 +80,7 @@ def folder(common: Path) -> Path:
         ("export spam --view mean_2", 2, "--view mean_2: it is for a dataset"),
         ("split corpus.tsv --out s.csv", 2, "--out s.csv: expected a name ending in .parquet"),
         ("verify spam --recompute 2", 2, "spam is no dataset"),
-        ("train corpus.tsv --split-column part", 2, "--split-column part: corpus.tsv has no"),
+        ("train corpus.tsv --split part", 2, "--split part: corpus.tsv has no"),
         ("search sms x --index hnsw --metric dot", 2, "in Python with metric='dot'"),
         ("predict spam - --text x", 2, "--text is for"),
         ("predict spam --text ' '", 2, "the text is empty."),
@@ -189,13 +189,14 @@ def test_records_without_a_label_are_left_out(
     assert same.fingerprint == made.fingerprint
     train(partly, out=tmp_path / "a", split=tmp_path / "s.parquet")
     assert "10 of 40 records have no label" in " ".join(notes)
-    train(partly, out=tmp_path / "b", split_column="part", folds=3)
+    train(partly, out=tmp_path / "b", split="part", folds=3)
     tuned(partly.with_suffix(".csv"), tmp_path / "c", split=tmp_path / "s.parquet", epochs=1)
-    for name in "abc":
+    tuned(partly.with_suffix(".csv"), tmp_path / "d", split="part", folds=3, epochs=1)
+    for name in "abcd":
         found = pd.read_parquet(tmp_path / name / "predictions.parquet")
         tested = found["fold"] == "test"
         assert sorted(found["row"][~tested]) == known
-        assert found["row"][tested].tolist() == (unknown if name == "b" else [])
+        assert found["row"][tested].tolist() == (unknown if name in "bd" else [])
         assert found["y_true"][tested].isna().all()
     again = embedkit.extract(
         partly.with_suffix(".csv"), out=tmp_path / "again", model=str(tmp_path / "c")

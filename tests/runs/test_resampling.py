@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from embedkit.runs.intervals import (
-    BLOCKS,
-    Metric,
-    difference_interval,
-    influences,
-    interval,
-    paired_tests,
-)
+from embedkit.runs.intervals import BLOCKS, Metric, holm, influences, interval, paired_test
 from embedkit.runs.metrics import METRICS, metrics_for
 from tests.run_fixtures import scores_of
 
@@ -193,13 +188,16 @@ def differing(gap: float, n: int = 400, seed: int = 0) -> tuple[np.ndarray, ...]
 def p_of(name: str, y: np.ndarray, *outputs: np.ndarray) -> float:
     values, influence = compared(name, y, *outputs)
     scale = METRICS[name].scale if name in METRICS else "fraction"
-    return float(paired_tests(values, influence, [(0, 1)], scale)[0][0])
+    p = paired_test(values, influence, scale).p
+    assert p is not None
+    return p
 
 
 def interval_of(value: float, influence: np.ndarray) -> tuple[float, float]:
     """The interval of a difference from 0, on which nothing has an influence."""
     both = np.stack([influence, np.zeros_like(influence)], axis=1)
-    return difference_interval(np.array([value, 0.0]), both)
+    _, low, high, *_ = astuple(paired_test(np.array([value, 0.0]), both))
+    return low, high
 
 
 def compared(name: str, y: np.ndarray, *outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -230,12 +228,13 @@ def test_the_test_cannot_contradict_the_interval(name: str, gap: float, seed: in
     """
     values, influence = compared(name, *differing(gap, n=60, seed=seed))
     scale = METRICS[name].scale if name in METRICS else "fraction"
-    low, high = difference_interval(values, influence, scale=scale)
-    p, _ = paired_tests(values, influence, [(0, 1)], scale)
-    assert (p[0] < 0.05) == (low > 0 or high < 0)
-    assert low <= values[0] - values[1] <= high
-    turned = difference_interval(values[::-1], influence[:, ::-1], scale=scale)
-    assert turned == pytest.approx((-high, -low), abs=1e-12)
+    test = paired_test(values, influence, scale)
+    assert test.p is not None
+    assert (test.p < 0.05) == (test.low > 0 or test.high < 0)
+    assert test.low <= test.value <= test.high
+    turned = paired_test(values[::-1], influence[:, ::-1], scale)
+    expected = -test.value, -test.high, -test.low, test.p
+    assert astuple(turned)[:4] == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_difference_of_areas_reaches_as_far_as_the_lower_one_may_lie() -> None:
@@ -248,18 +247,18 @@ def test_a_difference_of_areas_reaches_as_far_as_the_lower_one_may_lie() -> None
     worse[4:9:4] = worse[4:9:4][::-1]
     values, influence = compared("roc_auc", y, perfect, worse)
     assert values[0] == 1 > values[1]
-    low, high = difference_interval(values, influence, scale="area")
+    gap = paired_test(values, influence, "area")
     metric = metrics_for(y, worse, worse.argmax(1))["roc_auc"]
     ends = interval(values[1], influence[:, 1], metric, np.arange(len(y)))
-    assert high == pytest.approx(1 - ends[0], rel=1e-9)
-    assert low < values[0] - values[1]
+    assert gap.high == pytest.approx(1 - ends[0], rel=1e-9)
+    assert gap.low < gap.value
 
 
 @pytest.mark.parametrize("count", [4, 8, 20, 40])
 def test_a_difference_that_every_unit_has_is_that_of_a_sign_test(count: int) -> None:
     """One method is right and the other wrong on every record: no influence, but a difference."""
     values, none = np.array([1.0, 0.0]), np.zeros((count, 2))
-    p = paired_tests(values, none, [(0, 1)])[0][0]
+    p = paired_test(values, none).p
     assert 1 < p / stats.binomtest(count, count).pvalue < 4
 
 
@@ -267,12 +266,11 @@ def test_undefined_scores_are_not_tested() -> None:
     values = np.array([0.4, np.nan, 0.5])
     tail = np.linspace(-0.02, 0.02, 99)
     influence = np.stack([tail, np.full(99, np.nan), np.zeros(99)], axis=1)
-    p, corrected = paired_tests(values, influence, [(0, 1), (0, 2)])
-    assert np.isnan(p[0])
-    assert np.isnan(corrected[0])
-    assert 0 < p[1] == corrected[1] < 1
-    assert all(np.isnan(one).all() for one in paired_tests(values, influence, [(0, 1)]))
-    assert all(len(one) == 0 for one in paired_tests(values, influence, []))
+    undefined, p = (paired_test(values[[0, k]], influence[:, [0, k]]).p for k in (1, 2))
+    assert undefined is None
+    assert p is not None
+    assert 0 < p < 1
+    assert holm([undefined, p]) == [None, p]
 
 
 def test_every_metric_has_a_complete_row() -> None:

@@ -308,7 +308,7 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
         corpus.write_text("".join(f"{line}\t{mark}\n" for line, mark in rows), "utf-8")
         extract_tiny(corpus, tmp_path / name, keep=["part"])
         run = tmp_path / f"run-{name}"
-        train(tmp_path / name, out=run, split_column="part", folds=4)
+        train(tmp_path / name, out=run, split="part", folds=4)
         found = predictions(run).set_index("row").sort_index()
         assert ((found["fold"] == "test") == (np.arange(N) % 3 == 2)).all()
         inside = found["fold"][found["fold"] != "test"]
@@ -316,19 +316,17 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
         if name == "named":
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
     units = Units.of_dataset(embedkit.load(tmp_path / "dealt"))
-    dealt = split_for(units, column="part", folds=1, seed=0)
+    dealt = split_for(units, "part", folds=1, seed=0)
     assert (dealt.folds == 0).sum() == N * 2 // 15  # a fifth of those for training
     notes.clear()
-    train(tmp_path / "named", out=tmp_path / "told", split_column="part")
+    train(tmp_path / "named", out=tmp_path / "told", split="part")
     parts = pd.Series(np.arange(N) % 3)
     texts = pd.Series([text_key(line.split("\t")[0]) for line in lines[1:]])
     shared_texts = parts.groupby(texts).transform("nunique") > 1
     assert [message.split()[0] for message in notes] == [str(shared_texts.sum())]
     corpus.write_text(corpus.read_text("utf-8").replace("\ttest\n", "\t\n"), "utf-8")
-    with pytest.raises(UsageError, match="split_column='part': row 2 "):
-        train(extract_tiny(corpus, tmp_path / "gaps", keep=["part"]), split_column="part")
-    with pytest.raises(UsageError, match="split_column="):
-        train(tmp_path / "named", split_column="part", split=shared / "split.parquet")
+    with pytest.raises(UsageError, match="split='part': row 2 "):
+        train(extract_tiny(corpus, tmp_path / "gaps", keep=["part"]), split="part")
 
 
 # predictions of new texts
