@@ -175,7 +175,7 @@ def exact(folder: Path, asked: Any) -> None:
     flat = faiss.IndexFlatIP(data.width)
     flat.add(data.X)
     ours, theirs = nearest(data, queries, k=K, metric="dot"), flat.search(queries, K)
-    same = np.mean([len(set(a) & set(b)) / K for a, b in zip(ours.indices, theirs[1], strict=True)])
+    same = np.mean([len(set(a) & set(b)) / K for a, b in zip(ours[1], theirs[1], strict=True)])
     print(f"\n{len(data):,} × {data.width}, k {K}; {same:.4f} of the results are the same")
     rows = []
     for threads in dict.fromkeys((1, usable_cores())):
@@ -282,9 +282,7 @@ def index(folder: Path, asked: Any) -> None:
     print(f"\nhnsw built in {info.seconds:.0f} s, {info.nbytes / 1e9:.2f} GB, recall {info.recall}")
     ann = open_index(data, kind="hnsw")
     truth, found = nearest(data, queries, k=K), ann(queries, K)
-    recall = np.mean(
-        [len(set(a) & set(b)) / K for a, b in zip(truth.indices, found.indices, strict=True)]
-    )
+    recall = np.mean([len(set(a) & set(b)) / K for a, b in zip(truth[1], found[1], strict=True)])
     seconds = in_turn(
         {
             "exact, one": lambda: nearest(data, queries[:1], k=K),

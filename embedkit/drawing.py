@@ -12,8 +12,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -62,32 +61,10 @@ SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
 Anchor = Literal["start", "middle", "end"]
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A line (``width`` above 0), a filled polygon, or a circle around its only point."""
+Point = tuple[float, float]
 
-    points: tuple[tuple[float, float], ...]
-    colour: str
-    opacity: float = 1
-    width: float = 0
-    dashed: bool = False
-    radius: float = 0
-    outline: str | None = None
-    name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Words at a point of their base line; ``turned`` reads upwards."""
-
-    x: float
-    y: float
-    text: str
-    colour: str
-    size: float
-    anchor: Anchor
-    bold: bool
-    turned: bool
+Element = tuple[str, dict[str, str], str]
+"""Tag, attributes and text of an element of SVG; ``fill`` and ``stroke`` are names of colours."""
 
 
 class Scene:
@@ -99,22 +76,27 @@ class Scene:
     def __init__(self, width: float, height: float, *, title: str, description: str = "") -> None:
         self.width, self.height = width, height
         self.title, self.description = title, description
-        self.items: list[Shape | Text] = []
+        self.items: list[Element] = []
 
     def line(
         self,
-        *points: tuple[float, float],
+        *points: Point,
         colour: str = "line",
         width: float = 1,
         dashed: bool = False,
         opacity: float = 1,
     ) -> None:
         """Draw a line through points."""
-        self.items.append(Shape(points, colour, opacity, width, dashed))
+        values = {"points": _points(points), "fill": "none", "stroke": colour}
+        values["stroke-width"] = f"{width:g}"
+        if dashed:
+            values["stroke-dasharray"] = "4 4"
+        self.items.append(("polyline", values | _opacity("stroke", opacity), ""))
 
-    def area(self, *points: tuple[float, float], colour: str, opacity: float) -> None:
-        """Fill a polygon."""
-        self.items.append(Shape(points, colour, opacity))
+    def area(self, *points: Point, colour: str, opacity: float, **further: str) -> None:
+        """Fill a polygon, which may have ``further`` attributes."""
+        values = {"points": _points(points), "fill": colour} | _opacity("fill", opacity)
+        self.items.append(("polygon", values | further, ""))
 
     def box(
         self,
@@ -125,12 +107,11 @@ class Scene:
         *,
         colour: str,
         opacity: float = 1,
-        outline: str | None = None,
-        name: str | None = None,
+        **further: str,
     ) -> None:
-        """Fill a rectangle; a page finds it by its ``name`` (``data-name``)."""
+        """Fill a rectangle, which may have ``further`` attributes, such as a ``stroke``."""
         corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height))
-        self.items.append(Shape(corners, colour, opacity, outline=outline, name=name))
+        self.area(*corners, colour=colour, opacity=opacity, **further)
 
     def mark(
         self, x: float, y: float, style: int, *, radius: float = 5.5, opacity: float = 1
@@ -138,7 +119,8 @@ class Scene:
         """Draw the mark of a method."""
         colour, corners = colour_of(style), SHAPES[shape_of(style)]
         if not corners:
-            self.items.append(Shape(((x, y),), colour, opacity, radius=radius))
+            values = {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": f"{radius:g}", "fill": colour}
+            self.items.append(("circle", values | _opacity("fill", opacity), ""))
             return
         points = ((x + radius * dx, y + radius * dy) for dx, dy in corners)
         self.area(*points, colour=colour, opacity=opacity)
@@ -156,11 +138,27 @@ class Scene:
         turned: bool = False,
     ) -> None:
         """Write text; ``y`` is its base line."""
-        self.items.append(Text(x, y, visible(text), colour, size, anchor, bold, turned))
+        values = {"x": f"{x:.1f}", "y": f"{y:.1f}", "font-size": f"{size:g}", "fill": colour}
+        if anchor != "start":
+            values["text-anchor"] = anchor
+        if bold:
+            values["font-weight"] = "600"
+        if turned:
+            values["transform"] = f"rotate(-90 {x:.1f} {y:.1f})"
+        self.items.append(("text", values, visible(text)))
 
     def note(self, x: float, y: float, text: str, *, anchor: Anchor = "middle") -> None:
         """Write small grey text, such as the numbers and the name of an axis."""
         self.text(x, y, text, colour="soft", size=12, anchor=anchor)
+
+
+def _points(points: Sequence[Point]) -> str:
+    # a tenth of a pixel is not seen, and digits would fill the page
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _opacity(of: str, value: float) -> dict[str, str]:
+    return {} if value == 1 else {f"{of}-opacity": f"{value:g}"}
 
 
 class Plot(Scene):
@@ -304,49 +302,21 @@ def as_svg(scene: Scene, *, name: str, page: bool = True) -> Markup:
     ).format(scene.width, scene.height, ids, kind, name, scene.title, described)
     if not page:  # else dark letters would stand on whatever a viewer has behind them
         head += Markup('<rect width="100%" height="100%" fill="#fff"/>')
-    return head + Markup("").join(_element(item, page) for item in scene.items) + Markup("</svg>")
+    return head + Markup("").join(_element(*item, page) for item in scene.items) + Markup("</svg>")
 
 
-def _element(item: Shape | Text, page: bool) -> Markup:
-    values: dict[str, Any] = {}
-    if isinstance(item, Text):
-        paint = {"fill": item.colour}
-        # a tenth of a pixel is not seen, and digits would fill the page
-        values |= {"x": f"{item.x:.1f}", "y": f"{item.y:.1f}", "font-size": f"{item.size:g}"}
-        if item.anchor != "start":
-            values["text-anchor"] = item.anchor
-        if item.bold:
-            values["font-weight"] = "600"
-        if item.turned:
-            values["transform"] = f"rotate(-90 {item.x:.1f} {item.y:.1f})"
-        tag, end = "text", Markup(">{}</text>").format(item.text)
-    else:
-        line = item.width > 0
-        paint = {"stroke": item.colour} if line else {"fill": item.colour}
-        end = Markup("/>")
-        if item.radius:
-            (x, y), tag = item.points[0], "circle"
-            values |= {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": f"{item.radius:g}"}
-        else:
-            tag = "polyline" if line else "polygon"
-            values["points"] = " ".join(f"{x:.1f},{y:.1f}" for x, y in item.points)
-        if line:
-            values |= {"fill": "none", "stroke-width": f"{item.width:g}"}
-        if item.dashed:
-            values["stroke-dasharray"] = "4 4"
-        if item.opacity != 1:
-            values["stroke-opacity" if line else "fill-opacity"] = f"{item.opacity:g}"
-        if item.outline:
-            paint["stroke"] = item.outline
-            values["stroke-width"] = "2"
-        if item.name and page:
-            values["data-name"] = item.name
+def _element(tag: str, values: Mapping[str, str], text: str, page: bool) -> Markup:
+    paint = {key: values[key] for key in ("fill", "stroke") if values.get(key, "none") != "none"}
+    # a page finds elements by their names, of which a file says nothing
+    left_out = paint.keys() if page else paint.keys() | {"data-name"}
+    attributes = {key: value for key, value in values.items() if key not in left_out}
     # variables, so that one drawing has the colours of light and of dark pages
     if page:
-        values["style"] = ";".join(f"{key}:var(--{colour})" for key, colour in paint.items())
+        attributes["style"] = ";".join(f"{key}:var(--{colour})" for key, colour in paint.items())
     else:
-        values |= {key: _colours()[colour] for key, colour in paint.items()}
-    listed = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in values.items())
+        attributes |= {key: _colours()[colour] for key, colour in paint.items()}
+    listed = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in attributes.items())
+    end = Markup(">{}</text>").format(text) if tag == "text" else Markup("/>")
     return Markup("<{}{}").format(Markup(tag), listed) + end
 
 
@@ -374,7 +344,7 @@ def as_file(scene: Scene, form: str) -> bytes:
         axis = figure.add_axes((0, 0, 1, 1), xlim=(0, scene.width), ylim=(scene.height, 0))
         axis.set_axis_off()
         for item in scene.items:
-            _draw(axis, item)
+            _draw(axis, *item)
         # left out: date and versions would change the bytes of equal drawings
         named = ("CreationDate", "Creator", "Producer") if form == "pdf" else ("Software",)
         title = {"Title": scene.title} if form == "pdf" else {}
@@ -382,46 +352,44 @@ def as_file(scene: Scene, form: str) -> bytes:
     return content.getvalue()
 
 
-def _draw(axis: Any, item: Shape | Text) -> None:
+def _draw(axis: Any, tag: str, values: Mapping[str, str], text: str) -> None:
+    """Draw an element of SVG by matplotlib."""
     from matplotlib.patches import Circle, Polygon
 
-    colours, points = _colours(), 72 / 96  # of a pixel
-    colour = colours[item.colour]
-    if isinstance(item, Text):
+    pixel, sides = 72 / 96, {"middle": "center", "end": "right"}  # in points
+    numbers = {key: float(values[key]) for key in ("x", "y", "cx", "cy", "r") if key in values}
+    fill, stroke = (_colours().get(values.get(key, "")) for key in ("fill", "stroke"))
+    width = float(values.get("stroke-width", 0)) * pixel
+    opacity = float(values.get("fill-opacity", values.get("stroke-opacity", 1)))
+    corners = [[*map(float, pair.split(","))] for pair in values.get("points", "").split()]
+    if tag == "text":
         axis.text(
-            item.x,
-            item.y,
-            item.text,
-            color=colour,
-            fontsize=item.size * points,
-            ha={"start": "left", "middle": "center", "end": "right"}[item.anchor],
+            numbers["x"],
+            numbers["y"],
+            text,
+            color=fill,
+            fontsize=float(values["font-size"]) * pixel,
+            ha=sides.get(values.get("text-anchor", ""), "left"),
             va="baseline",
-            weight="bold" if item.bold else "normal",
-            rotation=90 if item.turned else 0,
+            weight="bold" if "font-weight" in values else "normal",
+            rotation=90 if "transform" in values else 0,
             rotation_mode="anchor",
         )
-    elif item.radius:
-        axis.add_patch(
-            Circle(item.points[0], item.radius, color=colour, alpha=item.opacity, linewidth=0)
-        )
-    elif item.width:
+    elif tag == "circle":
+        middle = numbers["cx"], numbers["cy"]
+        axis.add_patch(Circle(middle, numbers["r"], color=fill, alpha=opacity, linewidth=0))
+    elif tag == "polyline":
         axis.plot(
-            *zip(*item.points, strict=True),
-            color=colour,
-            linewidth=item.width * points,
-            linestyle=(0, (4, 4)) if item.dashed else "-",
-            alpha=item.opacity,
+            *zip(*corners, strict=True),
+            color=stroke,
+            linewidth=width,
+            linestyle=(0, (4, 4)) if "stroke-dasharray" in values else "-",
+            alpha=opacity,
             solid_capstyle="butt",
         )
     else:
-        axis.add_patch(
-            Polygon(
-                item.points,
-                facecolor=(colour, item.opacity),
-                linewidth=1.5,
-                edgecolor=colours[item.outline] if item.outline else "none",
-            )
-        )
+        edge: dict[str, Any] = {"linewidth": width, "edgecolor": stroke or "none"}
+        axis.add_patch(Polygon(corners, facecolor=(fill, opacity), **edge))
 
 
 def text_width(text: str, size: float = 13) -> float:

@@ -134,7 +134,7 @@ def similarity(
         cosines=cosines,
         gold=gold,
         agreement=agreement,
-        rejected=reader.counts.rejected.total(),
+        rejected=sum(reader.counts.rejected.values()),
         truncated=truncated,
         model=encoder.checkpoint.name,
     )

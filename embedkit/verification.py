@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embedkit.arguments import accepts
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
@@ -23,10 +21,11 @@ from embedkit.dataset.format import (
     read_manifest,
 )
 from embedkit.dataset.job import difference
-from embedkit.dataset.parquet import matrix_of, read_table
-from embedkit.dataset.read import by_record
+from embedkit.dataset.parquet import read_table
+from embedkit.dataset.read import VectorData
 from embedkit.dataset.tables import TableReader
 from embedkit.display import Shown, count_text
+from embedkit.encoding.windows import ranges
 from embedkit.errors import DamagedError, StorageError, UsageError
 from embedkit.records import Count, Seed
 from embedkit.remote import address_of, store_of, stored_sha256
@@ -192,8 +191,8 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
     tables = [name for name in TABLES if layout.content(name)]
     try:
         # no views: only the scalar column is read, its page checksums compared
-        columns = (TableReader(folder, manifest, name, ()).column("row") for name in tables)
-        accepted, *other_rows = (column.to_numpy() for column in columns)
+        readers = (TableReader(folder, manifest, name, ()) for name in tables)
+        accepted, *other_rows = (reader.rows for reader in readers)
         with layout.rejects.open(encoding="utf-8") as lines:
             rejected = np.array([int(json.loads(line)["row"]) for line in lines], np.int64)
     except DamagedError as error:
@@ -237,45 +236,50 @@ def _recompute(
     allowed = _TOLERANCE[encoder.settings.precision]
     if encoder.settings.storage != "float32":  # half a unit of float16, twice; one of int8
         allowed = max(allowed, 5e-2 if encoder.settings.storage == "int8" else 2e-3)
-    layout, options = Layout(folder), {"page_checksum_verification": True}
-    parts = layout.shard_files("sentences")
-    starts = np.cumsum([0, *(manifest.files[f"sentences/{part.name}"].rows for part in parts)])
-    total = int(starts[-1])
+    data, words = VectorData.of(folder, list(manifest.views)), None
+    if encoder.settings.words is not None:
+        words = VectorData.of(folder, list(manifest.columns_of("words")), level="word").reader
+    names = [name for name in ("row", "text", "text_pair") if name in data.columns]
     # by random numbers over all rows, then shard by shard, so that each file is read once
-    chosen = np.random.default_rng(seed).choice(total, min(count, total), replace=False)
-    shard_of = np.searchsorted(starts, chosen := np.sort(chosen), side="right") - 1
+    random = np.random.default_rng(seed)
+    chosen = np.sort(random.choice(len(data), min(count, len(data)), replace=False))
+    ends = [block.stop for block in data.reader.blocks]
+    shard_of = np.array([block.shard for block in data.reader.blocks], np.int64)[
+        np.searchsorted(ends, chosen, side="right")
+    ]
     result.recomputed_shards = np.unique(shard_of).tolist()
     for done, number in enumerate(result.recomputed_shards):
         progress(Progress("recomputing", done, len(result.recomputed_shards), "shards"))
-        positions = chosen[shard_of == number] - starts[number]
-        table, worst = pq.read_table(parts[number], **options).take(positions), 0.0
-        result.recomputed_texts += len(table)
-        pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
-        texts = table["text"].to_pylist()
+        places, worst = chosen[shard_of == number], 0.0
+        columns = data.reader.pick(places, names)
+        texts, pairs = columns["text"], columns.get("text_pair")
+        result.recomputed_texts += len(texts)
         # the texts of a shard are encoded together, words included where the dataset has them
-        if encoder.settings.words is None:
+        if words is None:
             views = encoder.views(texts, pairs)
         else:
-            words = pq.read_table(layout.shard_file("words", number), **options)
-            rows, spans = table["row"].to_numpy(), None
-            words = words.filter(pa.array(np.isin(words["row"].to_numpy(), rows)))
-            record, start, end = (words[name].to_numpy() for name in ("row", "start", "end"))
+            begins, counts = words.extent(np.array(columns["row"]))
+            lines, spans = ranges(begins, counts), None
+            start, end = words.table_at(lines, ["start", "end"]).to_pydict().values()
             # spans that were marked in the corpus cannot be found again in the text; of pairs there
             # are none
             if pairs is None:
-                spans = by_record(record, rows, np.stack([start, end], axis=1))
+                spans = np.split(np.stack([start, end], axis=1), np.cumsum(counts)[:-1])
             views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
             # infinite: words at other places cannot be compared, and that is a difference beyond
             # any limit
-            place, worst = np.stack([np.searchsorted(rows, record), start, end]), np.inf
+            place, worst = np.stack([np.repeat(np.arange(len(texts)), counts), start, end]), np.inf
             if np.array_equal(np.stack([fresh.row, fresh.start, fresh.end]), place):
+                stored = words.divided(words.vectors_at(lines))
                 layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
-                worst = _compare(words, layers, result)
-        worst = max(worst, _compare(table, views, result))
+                worst = _compare(stored, layers, result)
+        stored = data.reader.divided(data.reader.vectors_at(places))
+        worst = max(worst, _compare(stored, views, result))
         if worst > allowed:
+            part = Layout(folder).shard_file("sentences", number).name
             result.problems.append(
-                f"{parts[number].name}: recomputed vectors differ by {worst:.1e} (relative L2), "
-                f"more than {allowed:.0e}"
+                f"{part}: recomputed vectors differ by {worst:.1e} (relative L2), more than "
+                f"{allowed:.0e}"
             )
     if result.identical_rows < result.recomputed_rows:
         from embedkit.dataset.shards import environment_of  # which loads torch
@@ -286,19 +290,20 @@ def _recompute(
         result.elsewhere = next(filter(None, differences), "")
 
 
-def _compare(table: pa.Table, fresh: Mapping[str, Float32], result: Verification) -> float:
-    """Compare a table with fresh vectors; the largest distance."""
-    identical, worst = np.ones(len(table), bool), 0.0
+def _compare(
+    stored: Mapping[str, Float32], fresh: Mapping[str, Float32], result: Verification
+) -> float:
+    """Compare stored vectors with fresh ones; the largest distance."""
+    # a row is identical if all of its views are
+    identical = np.logical_and.reduce([(stored[n] == fresh[n]).all(axis=1) for n in stored])
+    worst = 0.0
     for name, vectors in fresh.items():
-        stored = matrix_of(table, name).astype(np.float32)
-        # a row is identical if all of its views are
-        identical &= (stored == vectors).all(axis=1)
         # relative to the length of the vector; 1e-12 keeps a vector of zeros from dividing by 0
         scale = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
-        distances = np.linalg.norm(stored - vectors, axis=1) / scale
+        distances = np.linalg.norm(stored[name] - vectors, axis=1) / scale
         worst = max(worst, float(distances.max(initial=0.0)))
     result.worst = max(result.worst, worst)
-    result.recomputed_rows += len(table)
+    result.recomputed_rows += len(identical)
     result.identical_rows += int(identical.sum())
     return worst
 

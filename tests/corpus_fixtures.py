@@ -8,7 +8,8 @@ from typing import Any
 
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
-from embedkit.corpus.records import CorpusReader, Record, Reject
+from embedkit.corpus.records import CorpusReader, Record
+from embedkit.corpus.sources import Reject
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ def read_files(*paths: Path, **options: Any) -> Outcome:
     records = [item for item in items if isinstance(item, Record)]
     rejects = [item for item in items if isinstance(item, Reject)]
     counts = reader.counts
-    assert (counts.accepted, counts.rejected.total()) == (len(records), len(rejects))
-    assert counts.accepted + counts.rejected.total() + counts.left_out.total() == counts.records
+    assert (counts.accepted, sum(counts.rejected.values())) == (len(records), len(rejects))
+    assert len(items) + sum(counts.left_out.values()) == counts.records
     rows = [item.row for item in items]
     assert rows == sorted(set(rows))
     assert reader.fraction == 1.0

@@ -221,7 +221,7 @@ def _nearest(
     # place here cannot be linked to
     near = nearest(data, data.X[queries], k=_NEAREST + 1, chosen=place >= 0)
     of = {}
-    for query, around, scores in zip(queries, near.indices, near.scores, strict=True):
+    for query, scores, around in zip(queries, *near, strict=True):
         pairs = zip(around, scores, strict=True)
         neighbours = [(int(place[i]), float(s)) for i, s in pairs if i >= 0 and i != query]
         of[int(place[query])] = neighbours[:_NEAREST]

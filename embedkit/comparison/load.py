@@ -25,7 +25,7 @@ from embedkit.corpus.plan import open_table
 from embedkit.corpus.sources import Row
 from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
 from embedkit.display import count_text
-from embedkit.errors import MismatchError, UsageError, did_you_mean
+from embedkit.errors import CorpusError, MismatchError, UsageError, did_you_mean
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import (
     ROUNDING,
@@ -197,7 +197,8 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
             )
         keep = [column for column in schema if column in columns]
         for name in ("id", *keep):
-            table.check_column(name, role="")
+            if problem := table.problem_of(name):
+                raise CorpusError(problem)
         rows = list(table.rows(["id", *keep]))
     cells = [row.cells for row in rows if isinstance(row, Row) and row.cells[0]]
     if bad := len(rows) - len(cells):

@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL, MATCHES, check_choice
-from embedkit.dataset.format import Layout
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
 from embedkit.encoding.views import LayerSpec, parse_layers
@@ -166,7 +165,8 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
     """Find the uses of a word in a dataset with word or token vectors; of many uses a sample."""
     data = load(dataset)
     # tokens first: words of a dataset may be joined with particles, or be sentences
-    kind = next((k for k in ("tokens", "words") if Layout(data.path).shard_files(k)), None)
+    stored = data.manifest.job.vectors
+    kind = next((name for name in ("tokens", "words") if getattr(stored, name)), None)
     if kind is None:
         raise UsageError(
             f"{dataset} has no word vectors. Use sentences, or extract it again with "
@@ -264,10 +264,7 @@ def _means(
 
 def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[Lines]:
     """Read ``words`` or ``tokens`` by row groups, without special tokens and second texts."""
-    widths = data.manifest.columns_of(kind)
-    # the layers of a table stand side by side in one matrix, which is divided at these columns
-    names, edges = list(widths), np.cumsum([*widths.values()])[:-1]
-    table = load(data.path, names, level=kind.removesuffix("s"))
+    table = load(data.path, list(data.manifest.columns_of(kind)), level=kind.removesuffix("s"))
     scalars = [n for n in ("row", "start", "end", "segment", "special") if n in table.columns]
     for block in table.reader.blocks:
         columns = table.reader.scalars_of(block, scalars)
@@ -280,10 +277,10 @@ def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[Lines]
         if not chosen.any():
             continue
         columns = columns.filter(pa.array(chosen))
-        parts = np.split(table.reader.vectors_of(block)[chosen], edges, axis=1)
+        layers = table.reader.divided(table.reader.vectors_of(block)[chosen])
         spans = [columns.column(name).cast(pa.int64()).to_numpy() for name in ("start", "end")]
-        layers = {n.removeprefix("layer_"): part for n, part in zip(names, parts, strict=True)}
-        yield columns.column("row").to_numpy(), np.stack(spans, axis=1), layers
+        by_name = {name.removeprefix("layer_"): part for name, part in layers.items()}
+        yield columns.column("row").to_numpy(), np.stack(spans, axis=1), by_name
 
 
 _SAMPLED_WORDS = 10_000
@@ -324,8 +321,8 @@ def describe_uses(uses: UseVectors, word: str, *, layer: LayerSpec | None = None
         raise UsageError(f"expected one of {', '.join(vectors)}.", layer=chosen)
     vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
     # any two words can be compared where the words were stored; tokens are no words
-    data = uses.data if uses.data and Layout(uses.data.path).shard_files("words") else None
-    any_two = {} if data is None else _mean_cosines(data)
+    data = uses.data
+    any_two = _mean_cosines(data) if data and data.manifest.job.vectors.words else {}
     # a use and itself have cosine 1, which says nothing
     different = ~np.eye(len(uses.uses), dtype=bool)
     cosines = {name: (unit := unit_rows(values)) @ unit.T for name, values in vectors.items()}

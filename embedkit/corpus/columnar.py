@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedkit.corpus.sources import (
-    BadRow,
     Cell,
     Dialect,
+    Reject,
     Row,
     ShardRange,
     Table,
@@ -104,7 +104,7 @@ class _ColumnarTable(Table):
         self._done = self._skipped = place.file_row
         return True
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
         try:
             # a column may have two roles, such as the label that is kept too; it is converted once
@@ -121,7 +121,11 @@ class _ColumnarTable(Table):
             advice = "Fetch it again; a date after the year 9999 has to be a text."
             raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
-    def check_column(self, name: str, *, role: str) -> None:
+    def problem_of(self, name: str, *, role: str = "") -> str:
+        """As in :class:`~embedkit.corpus.sources.Table`."""
+        # a key that only some of the files have is missing in the others
+        if name not in self._fields:
+            return ""
         _, field = self._fields[name]
         # of a column that was left out the field is null, and
         # its metadata tell the type that it had
@@ -132,7 +136,8 @@ class _ColumnarTable(Table):
         expected = "a string" if role else "a string, a number, a date or a list"
         is_text = is_string(inner) or pa.types.is_null(inner) or (role == "text" and is_list(inner))
         if (role and not is_text) or has_bytes(inner) or kind != str(field.type):
-            raise CorpusError(f"column {name!r} is {kind}; {expected} is needed. Convert it.")
+            return f"column {name!r} is {kind}; {expected} is needed. Convert it."
+        return ""
 
     def class_names(self, name: str) -> list[str]:
         """As in :class:`~embedkit.corpus.sources.Table`, of a ``ClassLabel`` of Hugging Face."""
@@ -314,7 +319,7 @@ class SheetTable(Table):
         # the last row of the sheet, which may be unknown
         return self._done / max((self._sheet.end or (0, 0))[0] + 1, self._done, 1)
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
         places = [self.columns.index(name) for name in names]
         below = islice(self._sheet.iter_rows(), self._first, None)
@@ -374,14 +379,14 @@ def _cells(column: pa.Array) -> list[bytes | str | None]:
     return list(map(text_of, values))
 
 
-def _row(values: tuple[bytes | str | None, ...]) -> Row | BadRow:
+def _row(values: tuple[bytes | str | None, ...]) -> Row | Reject:
     try:
         # bytes are texts as yet undecoded; all other values are NotText
         cells = tuple(v.decode("utf-8") if isinstance(v, bytes) else v for v in values)
     except UnicodeDecodeError as error:
         detail, raw = f"utf-8: {error.reason}", error.object[:200]
         # a columnar file has neither lines nor offsets
-        return BadRow(None, None, 0, "invalid_encoding", detail, raw)
+        return Reject(None, None, 0, "invalid_encoding", detail, raw)
     return Row(None, None, 0, cells)
 
 

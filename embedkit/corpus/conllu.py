@@ -15,16 +15,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
     BadRecordError,
-    BadRow,
     Cell,
     Line,
+    Reject,
     Row,
     ShardRange,
     TextTable,
@@ -52,15 +51,8 @@ _Numbered = Sequence[tuple[int, str]]
 """Lines of a sentence, with their numbers in the file."""
 
 
-@dataclass(slots=True)
-class _Token:
-    """A word, or a multiword token with its words."""
-
-    line: int
-    form: str
-    last: int
-    space: str
-    words: list[list[str]] = field(default_factory=list)
+_Token = tuple[int, str, str, list[list[str]]]
+"""A word, or a multiword token: its line, its form, the space after it, and its words."""
 
 
 class ConlluTable(TextTable):
@@ -77,21 +69,21 @@ class ConlluTable(TextTable):
         """The name of a document stands before its first sentence."""
         return False
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
         """Yield the chosen columns of every sentence."""
         self._doc: str | None = None  # that the sentences are of
         for lines in self._sentences():
             # the limit is one of records, of which each line may be short
             if sum(line.length for line in lines) > MAX_RECORD_BYTES:
-                yield BadRow.too_long(lines)
+                yield Reject.too_long(lines)
                 continue
             try:
                 decoded = [(line.number, line.data.decode(self._encoding)) for line in lines]
                 cells, spans = self._cells(decoded)
             except UnicodeDecodeError as error:
-                yield BadRow.of(lines, "invalid_encoding", f"{self._encoding}: {error.reason}")
+                yield Reject.of(lines, "invalid_encoding", f"{self._encoding}: {error.reason}")
             except BadRecordError as error:
-                yield BadRow.of(lines, error.reason, error.detail)
+                yield Reject.of(lines, error.reason, error.detail)
             else:
                 if cells:
                     yield Row.of(lines, tuple(cells[name] for name in names), spans)
@@ -220,25 +212,24 @@ def _sentence(lines: _Numbered, text: str | None) -> tuple[str, tuple[Span, ...]
     tokens = _tokens([(n, line) for n, line in lines if not line.startswith("#")])
     # without the comment, or with an empty one, the tokens tell the text; the last space is of none
     if not text:
-        text = "".join(token.form + token.space for token in tokens).rstrip(" ")
+        text = "".join(form + space for _, form, space, _ in tokens).rstrip(" ")
     spans: list[Span] = []
     words: list[list[str]] = []
     # words are looked for in the order of the text, each from the end of the one before, so that a
     # form that occurs twice finds its own place
     place = 0
-    for token in tokens:
+    for number, form, _, parts in tokens:
         # the text decides about spaces, of any kind and number, not SpaceAfter
         while text[place : place + 1].isspace():
             place += 1
-        if not text.startswith(token.form, place):
-            detail = f"the form {token.form[:60]!r} is not at character {place} of the text"
-            raise BadRecordError("form_not_in_text", f"line {token.line}: {detail}")
-        parts = token.words
+        if not text.startswith(form, place):
+            detail = f"the form {form[:60]!r} is not at character {place} of the text"
+            raise BadRecordError("form_not_in_text", f"line {number}: {detail}")
         # words that are not parts of the token (`du`: `de`, `le`) have no spans of their own
-        if len(parts) > 1 and "".join(word[1] for word in parts) != token.form:
+        if len(parts) > 1 and "".join(word[1] for word in parts) != form:
             parts = [["+".join(values) for values in zip(*parts, strict=True)]]
             # the span is that of the form, which the joined forms are not
-            parts[0][1] = token.form
+            parts[0][1] = form
         # the parts of a token follow each other without spaces
         for word in parts:
             spans.append((place, place + len(word[1])))
@@ -251,7 +242,7 @@ def _sentence(lines: _Numbered, text: str | None) -> tuple[str, tuple[Span, ...]
 
 def _tokens(lines: _Numbered) -> list[_Token]:
     tokens: list[_Token] = []
-    count = 0
+    count = last = 0  # words so far, and the last one that belongs to the token
     for number, line in lines:
         columns = line.split("\t")
         if len(columns) != _COLUMNS:
@@ -261,7 +252,7 @@ def _tokens(lines: _Numbered) -> list[_Token]:
             continue
         match = _ID.fullmatch(columns[0])
         # words of a multiword token are numbered on, up to the last one that it announced
-        inside = bool(tokens) and count < tokens[-1].last
+        inside = count < last
         # a number left out or given twice is a damaged sentence; a token within a token is none
         if match is None or int(match[1]) != count + 1 or (match[2] and inside):
             detail = f"expected the number {count + 1}, got {columns[0][:60]!r}"
@@ -271,16 +262,17 @@ def _tokens(lines: _Numbered) -> list[_Token]:
         if not inside:
             # told of the token, not of the words in it
             space = "" if "SpaceAfter=No" in columns[-1].split("|") else " "
-            tokens.append(_Token(number, columns[1], int(match[2] or match[1]), space))
+            tokens.append((number, columns[1], space, []))
+            last = int(match[2] or match[1])
         # a line with a range is a token only; its words follow on lines of their own
         if not match[2]:
-            tokens[-1].words.append(columns)
+            tokens[-1][-1].append(columns)
             count += 1
     if not count:
         raise BadRecordError("no_words", "the sentence has no words")
     # the sentence ended within a token
-    if count < tokens[-1].last:
-        detail = f"line {tokens[-1].line}: words of the token are missing"
+    if count < last:
+        detail = f"line {tokens[-1][0]}: words of the token are missing"
         raise BadRecordError("wrong_word_number", detail)
     return tokens
 

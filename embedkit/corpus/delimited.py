@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
     RIGHT_ENCODING,
-    BadRow,
     Line,
+    Reject,
     Row,
     Source,
     TextTable,
@@ -38,22 +38,22 @@ _SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?')
 """What Excel writes above a table to name the separator."""
 
 
-_Parsed = tuple[Sequence[Line], Sequence[bytes | str]]  # physical lines, and the cells in them
+_Parsed = tuple[Sequence[Line], Sequence[str]]  # physical lines, and the cells in them
 
 
-_Records = Iterator[_Parsed | BadRow | None]  # None stands for a blank line
+_Records = Iterator[_Parsed | Reject | None]  # None stands for a blank line
 
 
 class DelimitedTable(TextTable):
     """TSV or CSV: records of cells."""
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
         indexes = [self.columns.index(name) for name in names]
         for parsed in self._records():
             if parsed is None:
                 self.blank += 1 + self._lines.skip_blank()
-            elif isinstance(parsed, BadRow):
+            elif isinstance(parsed, Reject):
                 yield parsed
             else:
                 yield self._row(parsed, indexes)
@@ -61,29 +61,21 @@ class DelimitedTable(TextTable):
     def _records(self) -> _Records:
         if self._dialect.quoting == "csv":
             return _csv_records(self._lines, self._dialect.delimiter)
-        mark, encoding = self._dialect.delimiter, self._lines.encoding
-        # splitting bytes and decoding chosen cells only is faster, and an undecodable
-        # cell that nobody wants costs nothing
-        if mark == "\t":  # its byte is part of no other character in any encoding
-            return _plain_records(self._lines, lambda data: data.split(b"\t"))
-        # other marks may be the second byte of a character, such as | of Shift JIS: decoded first
-        return _plain_records(
-            self._lines, lambda data: data.decode(encoding, "surrogateescape").split(mark)
-        )
+        return _plain_records(self._lines, self._dialect.delimiter)
 
-    def _row(self, parsed: _Parsed, indexes: list[int]) -> Row | BadRow:
+    def _row(self, parsed: _Parsed, indexes: list[int]) -> Row | Reject:
         (lines, cells), width = parsed, len(self.columns)
         # never padded or cut: one mark too many would shift labels into texts
         if len(cells) != width:
             reason = "too_few_cells" if len(cells) < width else "too_many_cells"
-            return BadRow.of(lines, reason, f"expected {width} cells, got {len(cells)}")
+            return Reject.of(lines, reason, f"expected {width} cells, got {len(cells)}")
         try:
             chosen = tuple(_decoded(cells[i], self._encoding) for i in indexes)
         # a cell is encoded again to find its bad byte, which a
         # codec that is not symmetrical refuses
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
-            return BadRow.of(lines, "invalid_encoding", detail)
+            return Reject.of(lines, "invalid_encoding", detail)
         return Row.of(lines, chosen)
 
     def _read_columns(self) -> list[str]:
@@ -92,7 +84,7 @@ class DelimitedTable(TextTable):
         if line is not None and separator_named_by(line.data) != self._dialect.delimiter:
             self._lines.back([line])
         for parsed in self._records():
-            if isinstance(parsed, BadRow):
+            if isinstance(parsed, Reject):
                 raise CorpusError(f"{self.path}: the first line cannot be read: {parsed.detail}.")
             # blank lines above the header are skipped as those below it, and rows of empty cells
             if parsed is not None and (any(parsed[1]) or not self._dialect.header):
@@ -124,7 +116,7 @@ class LinesTable(DelimitedTable):
     """One text per line, in the column ``text``."""
 
     def _records(self) -> _Records:
-        return _plain_records(self._lines, lambda data: [data])
+        return _plain_records(self._lines)
 
     def _names(self, _count: int) -> list[str]:
         return ["text"]
@@ -136,19 +128,22 @@ def separator_named_by(line: bytes) -> str:
     return match[1].decode("latin-1") if match else ""
 
 
-def _plain_records(lines: Source, split: Callable[[bytes], Sequence[bytes | str]]) -> _Records:
+def _plain_records(lines: Source, mark: str = "") -> _Records:
+    """Lines divided at a mark, or whole ones without it."""
     for line in lines:
         if line.too_long:
-            yield BadRow.too_long([line])
+            yield Reject.too_long([line])
         elif not line.data:
             yield None
         else:
             try:
-                cells = split(line.data)
+                # decoded before it is divided: a mark such as | may be the second byte of a
+                # character of Shift JIS
+                text = line.data.decode(lines.encoding, "surrogateescape")
             except UnicodeDecodeError as error:
-                yield BadRow.of([line], "invalid_encoding", f"{error.encoding}: {error.reason}")
+                yield Reject.of([line], "invalid_encoding", f"{error.encoding}: {error.reason}")
             else:
-                yield [line], cells
+                yield [line], text.split(mark) if mark else [text]
 
 
 def _csv_records(lines: Source, delimiter: str) -> _Records:
@@ -181,7 +176,7 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
         else:
             # it was fed as an empty line, since its text was dropped
             if record[0].too_long:
-                yield BadRow.too_long(record[:1])
+                yield Reject.too_long(record[:1])
             elif not cells:
                 yield None
             else:
@@ -189,7 +184,7 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
             continue
         # all lines but the first are records of their own until shown otherwise
         lines.back(record[1:])
-        yield BadRow.of(record[:1], *problem)
+        yield Reject.of(record[:1], *problem)
 
 
 def _fed(lines: Source, record: list[Line]) -> Iterator[str]:
@@ -213,9 +208,7 @@ class _RunawayError(Exception):
     """A quoted field runs over the record limit."""
 
 
-def _decoded(cell: bytes | str, encoding: str) -> str:
-    if isinstance(cell, bytes):
-        return cell.decode(encoding)
+def _decoded(cell: str, encoding: str) -> str:
     # the frequent case; no need to encode it
     if not has_surrogate(cell):
         return cell

@@ -319,7 +319,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
     for file, table in zip(files, tables, strict=False):  # a table of spans has no such columns
         for name in plan.cell_columns:
             option = options_of.get(name, "keep")
-            if problem := _problem_of(table, name, option if option in _TEXTS else ""):
+            if problem := table.problem_of(name, role=option if option in _TEXTS else ""):
                 raise CorpusError(f"{file.name}: {Option(option, name)}: {problem}")
     return plan
 
@@ -340,16 +340,6 @@ def open_table(file: InputFile) -> Table:
     """Open a file whose cells are no corpus; its format and dialect are guessed as of one."""
     dialect, _ = _dialect(file, CorpusOptions())
     return READERS[dialect.format].open(file.path, dialect)
-
-
-def _problem_of(table: Table, name: str, role: str = "") -> str:
-    """Why a column cannot be read; empty if it can."""
-    try:
-        if name in table.columns:
-            table.check_column(name, role=role)
-    except CorpusError as error:
-        return str(error)
-    return ""
 
 
 def _filled(source: Source) -> Iterator[bytes]:
@@ -428,7 +418,7 @@ class _Guess:
             return None
         # a guess may not stop a command: a column of bytes called id is left
         # alone. Labels of any type have a text
-        problems = [_problem_of(table, column) for table in self._tables if option == "id"]
+        problems = [table.problem_of(column) for table in self._tables if option == "id"]
         if problem := next(filter(None, problems), ""):
             self._notices.append(Message(f"{option} column: none, as {problem.rstrip('.')}"))
             return None

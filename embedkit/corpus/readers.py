@@ -20,10 +20,10 @@ from embedkit.corpus.delimited import DelimitedTable, LinesTable
 from embedkit.corpus.sources import (
     PACKED_SUFFIXES,
     BadRecordError,
-    BadRow,
     Cell,
     Dialect,
     Line,
+    Reject,
     Row,
     ShardRange,
     Source,
@@ -59,18 +59,18 @@ class JsonTable(TextTable):
         self._items = chain(self._lines)
         return True
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
         for line in self._items:
             if line.too_long:
-                yield BadRow.too_long([line])
+                yield Reject.too_long([line])
             elif not line.data.strip() and not self._is_array:  # there it is a missing element
                 self.blank += 1 + self._lines.skip_blank()
             else:
                 try:
                     cells = self._cells(line, names)
                 except BadRecordError as error:
-                    yield BadRow.of([line], error.reason, error.detail)
+                    yield Reject.of([line], error.reason, error.detail)
                 else:
                     yield Row.of([line], cells)
 

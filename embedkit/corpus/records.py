@@ -2,7 +2,7 @@
 
     Row ─ list of words joined ─ empty or null? ─ spans, word labels ─ min_chars, sample ─► Record
             │                      │                │
-    BadRow ─┴──────────────────────┴────────────────┴─► Reject
+    Reject ─┴──────────────────────┴────────────────┴─► Reject
 
 The order is part of what a dataset promises: a record that is bad is counted as bad, however short
 it is and whether or not the sample has it, and the sample is drawn from those that remain. So the
@@ -12,15 +12,13 @@ number of its records.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from array import array
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -32,7 +30,7 @@ from embedkit.corpus.plan import CorpusPlan, open_table
 from embedkit.corpus.readers import READERS
 from embedkit.corpus.sources import (
     BadRecordError,
-    BadRow,
+    Reject,
     Row,
     ShardRange,
     Table,
@@ -81,30 +79,15 @@ class Record(NamedTuple):
     words: Words | None = None  # that the corpus marks or labels
 
 
-@dataclass(frozen=True, slots=True)
-class Reject(BadRow):
-    """A record that is not embedded, with the reason."""
-
-    row: int
-    file: str
-
-    def to_json(self) -> str:
-        """One line for ``rejects.jsonl``; the excerpt is base64, since it may not be text."""
-        names = ("file", "row", "line", "offset", "length", "reason", "detail")
-        content = {name: getattr(self, name) for name in names}
-        content["excerpt_b64"] = b64encode(self.excerpt).decode("ascii")
-        return json.dumps(content, ensure_ascii=False)
-
-
-@dataclass(slots=True)
+@dataclass
 class ReadCounts:
     """Counts of a pass over the corpus; ``accepted + rejected + left_out == records``."""
 
     records: int = 0
     accepted: int = 0
     blank_lines: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    left_out: Counter[str] = field(default_factory=Counter)
+    rejected: dict[str, int] = field(default_factory=Counter)
+    left_out: dict[str, int] = field(default_factory=Counter)
     fields_with_quotes: int = 0
     fields_csv_quoted: int = 0
     repeated_ids: int = 0
@@ -209,7 +192,7 @@ class CorpusReader:
                     if self._lists and isinstance(raw, Row):
                         raw = self._with_list(raw, row)
                     in_file += 1
-                    undecodable += isinstance(raw, BadRow) and raw.reason == "invalid_encoding"
+                    undecodable += isinstance(raw, Reject) and raw.reason == "invalid_encoding"
                     # once, in the midst of a file; below of a file that has fewer records
                     if in_file == _TRIAL and kind.text:
                         check_encoding(file.path, encoding, undecodable, in_file)
@@ -274,32 +257,30 @@ class CorpusReader:
             last = end
         return raw._replace(spans=spans)
 
-    def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
-        # first, as it may reject, and all that follows is about a text
-        if isinstance(raw, Row) and self.plan.divided:
-            raw = _joined(raw)
+    def _judge(self, raw: Row | Reject, row: int, number: int) -> Record | Reject | None:
         if isinstance(raw, Row):
-            self._count_quotes(raw.cells)
-            self._count_headers(raw.cells)
-            # rejected before it is left out: a bad record is counted as bad, however short it is
-            problem = _problem(raw.cells, paired=self.plan.text_pair is not None)
-            if problem is None:
+            words, labelled = None, self.plan.word_label is not None
+            try:
+                # first, as it may reject, and all that follows is about a text
+                raw = _joined(raw) if self.plan.divided else raw
+                self._count_quotes(raw.cells)
+                self._count_headers(raw.cells)
+                # rejected before it is left out: a bad record is counted as bad, however short it
+                # is
+                _check(raw.cells, paired=self.plan.text_pair is not None)
                 text = str(raw.cells[0])
-                words, labelled = None, self.plan.word_label is not None
                 if labelled or raw.spans is not None or self.plan.spans:
                     # the kept columns stand after that of the word labels
                     cell = raw.cells[-len(self.plan.keep) - 1] if labelled else None
-                    try:
-                        words = words_of(self._with_spans(raw, text), cell, text, labelled=labelled)
-                    except BadRecordError as error:
-                        problem = error.reason, error.detail
-            if problem is not None:
+                    words = words_of(self._with_spans(raw, text), cell, text, labelled=labelled)
+            except BadRecordError as error:
                 # half of a surrogate pair may be what is wrong with it
                 excerpt = (raw.cells[0] or "").encode("utf-8", "surrogatepass")[:_EXCERPT]
-                raw = BadRow(raw.line, raw.offset, raw.length, *problem, excerpt)
-        if isinstance(raw, BadRow):
+                place = raw.line, raw.offset, raw.length
+                raw = Reject(*place, error.reason, error.detail, excerpt)
+        if isinstance(raw, Reject):
             self.counts.rejected[raw.reason] += 1
-            return Reject(**asdict(raw), row=row, file=self.plan.files[number].name)
+            return replace(raw, row=row, file=self.plan.files[number].name)
         # before the sample, which is drawn from the texts that are long enough
         if self.plan.min_chars > len(text):
             self.counts.left_out["min_chars"] += 1
@@ -354,7 +335,7 @@ class CorpusReader:
                     self.counts.fields_csv_quoted += csv_quoted
 
 
-def _joined(raw: Row) -> Row | BadRow:
+def _joined(raw: Row) -> Row:
     """A row whose text is a list of words: these with a space between, and their spans."""
     first = raw.cells[0]
     # a text in such a column is words with spaces; null stays for the check of all texts
@@ -363,26 +344,26 @@ def _joined(raw: Row) -> Row | BadRow:
         return raw
     if not words or not all(word and word.strip() for word in words):
         detail = "the text has no words" if not words else "one of the words is null or blank"
-        excerpt = str(first).encode("utf-8", "surrogatepass")[:_EXCERPT]
-        return BadRow(raw.line, raw.offset, raw.length, "empty_text", detail, excerpt)
+        raise BadRecordError("empty_text", detail)
     text, spans = joined([str(word) for word in words])
     return raw._replace(cells=(text, *raw.cells[1:]), spans=spans)
 
 
-def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | None:
+def _check(cells: Sequence[str | None], *, paired: bool) -> None:
+    """Raise a :class:`BadRecordError` if a text, or the second one of a pair, is none."""
     # of any other column null is a value
     for name, cell in zip(("text", "text_pair"), cells[: 2 if paired else 1], strict=False):
         if cell is None:
-            return f"null_{name}", f"the {name} is null or absent"
+            raise BadRecordError(f"null_{name}", f"the {name} is null or absent")
         if isinstance(cell, NotText):
-            return f"{name}_not_string", f"the {name} is a number or a list, not a string"
+            problem = f"the {name} is a number or a list, not a string"
+            raise BadRecordError(f"{name}_not_string", problem)
         if not cell.strip():
-            return f"empty_{name}", f"the {name} is empty" + (" space" if cell else "")
-    for cell in cells:
-        # in no column: Parquet stores UTF-8, which has no halves
-        if cell is not None and has_surrogate(cell):
-            return "lone_surrogate", "half of a surrogate pair cannot be stored as text"
-    return None
+            raise BadRecordError(f"empty_{name}", f"the {name} is empty" + " space" * bool(cell))
+    # in no column: Parquet stores UTF-8, which has no halves
+    if any(cell is not None and has_surrogate(cell) for cell in cells):
+        detail = "half of a surrogate pair cannot be stored as text"
+        raise BadRecordError("lone_surrogate", detail)
 
 
 @lru_cache(maxsize=1)  # for readers of single shards

@@ -1,10 +1,10 @@
 r"""Open input files and their physical lines; tables of rows, which all readers are.
 
-    bytes ─ decompressed, UTF-16 transcoded ─► Source ─► Line ─► Table.rows ─► Row or BadRow
+    bytes ─ decompressed, UTF-16 transcoded ─► Source ─► Line ─► Table.rows ─► Row or Reject
 
     Line(number=3, offset=41, length=9, data=b"7\tgood")      where it stands, and what is there
     Row(line=3, offset=41, length=9, cells=("good", "7"))     the cells that were asked for
-    BadRow(line=3, …, reason="too_many_cells", detail=…)      never a guess, never a lost row
+    Reject(line=3, …, reason="too_many_cells", detail=…)      never a guess, never a lost row
 
 A line knows its number and its byte, so that a reject can be found with any editor and a reader
 that is interrupted goes on in the middle of a file (:meth:`Source.seek`). Memory is bounded,
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
 import re
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -398,8 +400,12 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
-    """An unreadable record: reason in one word, detail for people, first bytes."""
+class Reject:
+    """A record that is not embedded: reason in one word, detail for people, first bytes.
+
+    A reader knows where it stands; its number in the whole input, and the name of its file, are
+    added by who reads all files.
+    """
 
     line: int | None
     offset: int | None
@@ -407,19 +413,28 @@ class BadRow:
     reason: str
     detail: str
     excerpt: bytes
+    row: int = -1
+    file: str = ""
 
     @classmethod
-    def of(cls, lines: Sequence[Line], reason: str, detail: str) -> BadRow:
+    def of(cls, lines: Sequence[Line], reason: str, detail: str) -> Reject:
         """The reject for a record of these physical lines."""
         first, length = lines[0], sum(line.length for line in lines)
-        return BadRow(first.number, first.offset, length, reason, detail, first.data[:_EXCERPT])
+        return Reject(first.number, first.offset, length, reason, detail, first.data[:_EXCERPT])
 
     @classmethod
-    def too_long(cls, lines: Sequence[Line]) -> BadRow:
+    def too_long(cls, lines: Sequence[Line]) -> Reject:
         """The reject for a record over the limit."""
         length = sum(line.length for line in lines)
         detail = f"{length} bytes, at most {MAX_RECORD_BYTES} are read"
         return cls.of(lines, "record_too_long", detail)
+
+    def to_json(self) -> str:
+        """One line for ``rejects.jsonl``; the excerpt is base64, since it may not be text."""
+        names = ("file", "row", "line", "offset", "length", "reason", "detail")
+        content = {name: getattr(self, name) for name in names}
+        content["excerpt_b64"] = b64encode(self.excerpt).decode("ascii")
+        return json.dumps(content, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,15 +482,16 @@ class Table(ABC):
         """Close the file."""
 
     @abstractmethod
-    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
         """Yield the chosen columns of every record; cells keep their literal form (``007``)."""
 
     def seek(self, place: ShardRange) -> bool:
         """Continue with the record at a place; ``False`` if only a whole file can be read."""
         return False
 
-    def check_column(self, name: str, *, role: str) -> None:  # noqa: B027 - a default
-        """Raise a :class:`CorpusError` if the type of a column does not suit its role."""
+    def problem_of(self, name: str, *, role: str = "") -> str:
+        """Why the type of a column does not suit its role; empty if it does."""
+        return ""
 
     def class_names(self, name: str) -> list[str]:
         """Names that the file has for the numbers in a column; none where it has no such list."""

@@ -31,7 +31,7 @@ from embedkit import storage
 from embedkit.arguments import accepts, divided
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
-from embedkit.corpus.records import CorpusReader, Record
+from embedkit.corpus.records import CorpusReader, ReadCounts, Record
 from embedkit.corpus.sources import ShardRange
 from embedkit.dataset.format import (
     MANIFEST,
@@ -42,7 +42,7 @@ from embedkit.dataset.format import (
     Totals,
     read_manifest,
 )
-from embedkit.dataset.job import Repair, ShardPlan, ShardReader, existing_dataset, open_job
+from embedkit.dataset.job import Repair, ShardReader, existing_dataset, open_job, totals_of
 from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.reuse import OpenSource, reused_texts, source_of
 from embedkit.dataset.settings import ExtractOptions
@@ -194,11 +194,11 @@ def _make(
         repair=repair,
     ) as folder:
         # the plan is read or made, and what earlier attempts finished is subtracted
-        shards = folder.plan(plan.corpus, progress)
+        ranges, counts = folder.plan(plan.corpus, progress)
         _log(folder.layout, "started")
         receipts = folder.receipts()
         done = {receipt.shard for receipt in receipts}
-        todo = [shard for shard in shards.ranges if shard.number not in done]
+        todo = [shard for shard in ranges if shard.number not in done]
         if options.part is not None:
             index, count = options.part
             todo = [shard for shard in todo if shard.number % count == index]
@@ -206,7 +206,7 @@ def _make(
         if todo and todo[0].number == 0:
             texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
             note_if_spelled_out(plan.encoder.checkpoint, plan.encoder.tokenizer, texts)
-        meter = _Meter(shards, receipts, progress)
+        meter = _Meter(counts.accepted, receipts, progress)
         try:
             # one worker is this process: no second copy of the model
             if options.engine == "local" and options.n_workers == 1:
@@ -227,43 +227,42 @@ def _make(
         _log(folder.layout, "finished", seconds, len(done), meter.fresh)
         # parts leave the folder as it is: the call without part finds their receipts
         if options.part is None:
-            totals = shards.totals(receipts)
-            _warn(shards, totals)
+            totals = totals_of(counts, receipts)
+            _warn(counts, totals)
             inputs = (file.name for file in plan.corpus.files)
             names = Names.of(plan.encoder.checkpoint, inputs=inputs)
             # workers end in any order; the manifest does not tell which
             receipts.sort(key=lambda receipt: receipt.shard)
             folder.finish(receipts, totals=totals, names=names, overwrite=overwrite)
-    missing = len(shards.ranges) - len(receipts)
+    missing = len(ranges) - len(receipts)
     return ExtractResult(plan.out, seconds, meter.fresh, len(done), missing_shards=missing)
 
 
 def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) -> list[Receipt]:
     """Make shards in other processes; an error at the end if some of them killed their workers."""
-    options, ranges = plan.options, {shard.number: shard for shard in todo}
+    options = plan.options
     workers = [plan.of_worker(i) for i in range(options.n_workers)]
     if options.engine == "ray":
         results = run_on_ray(
             run_shard,
             workers[0],
-            ranges,
+            todo,
             workers=options.n_workers,
             threads=plan.threads,
             address=options.address,
             gpus=options.gpus_per_worker,
         )
     else:
-        results = run_locally(run_shard, workers, ranges, threads=plan.threads)
+        results = run_locally(run_shard, workers, todo, threads=plan.threads)
     receipts, lost, in_a_row = list[Receipt](), list[str](), 0
     # ends the workers if this loop is left early
     with closing(results):
-        for number, receipt in results:
+        for shard, receipt in results:
             # a bad shard is left out; several in a row suggest that none will fit into memory, and
             # each would cost all of its attempts
             in_a_row = in_a_row + 1 if receipt is None else 0
             if receipt is None:
-                shard = ranges[number]
-                lost.append(f"shard {number} (records {shard.row} to {shard.last_row})")
+                lost.append(f"shard {shard.number} (records {shard.row} to {shard.last_row})")
                 logger.warning(f"{lost[-1]} ended {ATTEMPTS} worker processes and is left out")
             else:
                 receipts.append(receipt)
@@ -284,9 +283,9 @@ class _Meter:
     """Progress in tokens; their total is extrapolated from the shards that were read."""
 
     def __init__(
-        self, shards: ShardPlan, finished: Sequence[Receipt], progress: ProgressCallback
+        self, accepted: int, finished: Sequence[Receipt], progress: ProgressCallback
     ) -> None:
-        self._accepted, self._progress = shards.counts.accepted, progress
+        self._accepted, self._progress = accepted, progress
         self._stage = "shard 1"
         self._done = self._seen = sum(r.ledger.get("tokens_kept", 0) for r in finished)
         self._rows = sum(r.ledger.get("records", 0) for r in finished)
@@ -336,11 +335,11 @@ def _log(layout: Layout, event: str, seconds: float = 0.0, kept: int = 0, tokens
         log.write(json.dumps(entry) + "\n")
 
 
-def _warn(shards: ShardPlan, totals: Totals) -> None:
+def _warn(counts: ReadCounts, totals: Totals) -> None:
     """Log what users should know of their corpus."""
     if totals.accepted == 0:
         logger.warning("no record was accepted: the dataset has no rows")
-    for notice in shards.counts.notices:
+    for notice in counts.notices:
         logger.warning(notice)
     if spelled := totals.ledger.get("records_spelling_special_tokens"):
         logger.warning(f"{spelled} texts spell out special tokens such as [SEP], which act as such")

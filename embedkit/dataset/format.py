@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -46,8 +45,6 @@ RESERVED = frozenset(
 
 MANIFEST = "_embedkit/manifest.json"
 _ADVICE = "Run the extract command that made it again."
-# eight digits, so that other readers, which sort names as text, keep the order of the shards
-_PART = re.compile(r"part-\d{8}\.parquet")
 
 
 class Layout:
@@ -68,6 +65,7 @@ class Layout:
 
     def shard_file(self, folder: str, number: int) -> Path:
         """A shard file, such as ``sentences/part-00000000.parquet``."""
+        # eight digits, so that other readers, which sort names as text, keep the order of shards
         return self.root / folder / f"part-{number:08d}.parquet"
 
     def content(self, folder: str) -> list[str]:
@@ -77,11 +75,6 @@ class Layout:
             return []
         # hidden files are left out as other readers leave them out
         return sorted(p.name for p in where.iterdir() if not p.name.startswith("."))
-
-    def shard_files(self, folder: str) -> list[Path]:
-        """The shard files of a folder in order."""
-        names = [name for name in self.content(folder) if _PART.fullmatch(name)]
-        return [self.root / folder / name for name in names]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from embedkit import storage
 from embedkit.corpus.plan import CorpusPlan
-from embedkit.corpus.records import CorpusReader, ReadCounts, Record, Reject
-from embedkit.corpus.sources import ShardRange
+from embedkit.corpus.records import CorpusReader, ReadCounts, Record
+from embedkit.corpus.sources import Reject, ShardRange
 from embedkit.dataset.format import (
     SCRATCH,
     TABLES,
@@ -79,7 +79,7 @@ def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
     # an attempt that ended before its first shard binds nobody: the job is begun anew
     elif not (layout.job.is_file() and not _holds_nothing(layout)):
         return ""
-    kept = len(layout.shard_files("sentences"))
+    kept = len(layout.content("sentences"))
     if difference(_stored(layout)[0], asdict(job.settings)):
         only = f"it is replaced only with {_OVERWRITE}"
         return f"{layout.root} has other settings; {only}"
@@ -140,36 +140,31 @@ def open_job(
         yield JobFolder(out, job, repair, seen)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPlan:
-    """All shards of a corpus in order, and the counts of the corpus."""
+ShardPlan = tuple[list[ShardRange], ReadCounts]
+"""All shards of a corpus in order, and the counts of the corpus."""
 
-    ranges: list[ShardRange]
-    counts: ReadCounts
 
-    def totals(self, receipts: Sequence[Receipt]) -> Totals:
-        """Counts of the corpus and of its finished shards."""
-        counts, ledger = self.counts, Counter[str]()
-        for receipt in receipts:
-            ledger.update(receipt.ledger)
-        same = ("records", "accepted", "blank_lines", "fields_with_quotes", "fields_csv_quoted")
-        return Totals(
-            **{name: getattr(counts, name) for name in same},
-            rejected=counts.rejected.total(),
-            rejected_by_reason=dict(sorted(counts.rejected.items())),
-            left_out=counts.left_out.total(),
-            left_out_by_reason=dict(sorted(counts.left_out.items())),
-            ledger=dict(ledger),
-        )
+def totals_of(counts: ReadCounts, receipts: Sequence[Receipt]) -> Totals:
+    """Counts of the corpus and of its finished shards."""
+    ledger = Counter[str]()
+    for receipt in receipts:
+        ledger.update(receipt.ledger)
+    same = ("records", "accepted", "blank_lines", "fields_with_quotes", "fields_csv_quoted")
+    return Totals(
+        **{name: getattr(counts, name) for name in same},
+        rejected=sum(counts.rejected.values()),
+        rejected_by_reason=dict(sorted(counts.rejected.items())),
+        left_out=sum(counts.left_out.values()),
+        left_out_by_reason=dict(sorted(counts.left_out.items())),
+        ledger=dict(ledger),
+    )
 
 
 def read_plan(layout: Layout) -> ShardPlan:
     """Read the plan of the shards; a :class:`DamagedError` if there is none."""
     table = read_table(layout.shards)
     counts = json.loads((table.schema.metadata or {})[_COUNTS])
-    # JSON has made plain dictionaries of the counters
-    typed: dict[str, Any] = {k: Counter(v) if isinstance(v, dict) else v for k, v in counts.items()}
-    return ShardPlan([ShardRange(**row) for row in table.to_pylist()], ReadCounts(**typed))
+    return [ShardRange(**row) for row in table.to_pylist()], ReadCounts(**counts)
 
 
 def plan_shards(
@@ -201,7 +196,7 @@ def plan_shards(
     storage.publish_file(partial, layout.rejects)
     # a corpus without accepted records has one shard without rows, which holds the schema
     ranges = ranges or [{"rejected": rejected}]
-    return ShardPlan([ShardRange(**shard) for shard in ranges], reader.counts)
+    return [ShardRange(**shard) for shard in ranges], reader.counts
 
 
 def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
@@ -291,16 +286,15 @@ class JobFolder:
             with suppress(DamagedError):
                 return read_plan(self.layout)
             rows = self.job.settings.storage.shard_rows
-            plan = plan_shards(self.layout, corpus, rows, progress)
+            ranges, counts = plan_shards(self.layout, corpus, rows, progress)
             # before the plan is written: else a kill in between would leave a plan, and the
             # undamaged shards of the old dataset would all be encoded again
             if self._repair is not None:
-                self._take_over(self._repair.damaged, plan.ranges)
-            table = pa.Table.from_pylist(list(map(asdict, plan.ranges)), _INDEX)
-            counts = {f.name: getattr(plan.counts, f.name) for f in fields(ReadCounts)}
-            table = table.replace_schema_metadata({_COUNTS: canonical_json(counts)})
+                self._take_over(self._repair.damaged, ranges)
+            table = pa.Table.from_pylist(list(map(asdict, ranges)), _INDEX)
+            table = table.replace_schema_metadata({_COUNTS: canonical_json(vars(counts))})
             write_parquet(self.layout.shards, table)
-            return plan
+            return ranges, counts
 
     def _take_over(self, damaged: Mapping[str, str], shards: Sequence[ShardRange]) -> None:
         """Link the undamaged shards of the dataset, if it still is one of this job."""

@@ -288,10 +288,10 @@ class VectorData(Shown):
             return self._of_record(self.records.ids)
         return _plain(self.reader.column("id"))
 
-    @cached_property
+    @property
     def row(self) -> Int64:
         """Record numbers in the input, ``(n,)`` int64, ascending; gaps are rejects."""
-        return self.reader.integers("row")
+        return self.reader.rows
 
     @cached_property
     def text(self) -> list[str]:

@@ -136,7 +136,6 @@ class OpenSource:
         columns |= {"words": layers} if vectors.words else {}
         columns |= {"tokens": layers} if vectors.tokens else {}
         self.tables = {n: TableReader(path, manifest, n, c) for n, c in columns.items()}
-        self._row = {name: table.integers("row") for name, table in self.tables.items()}
         keys = self.tables["sentences"].integers("text_key")
         # stable: of records with one key the first one is found
         self._order = np.argsort(keys, kind="stable")
@@ -149,11 +148,7 @@ class OpenSource:
 
     def extent(self, table: str, places: Int64) -> tuple[Int64, Int64]:
         """First row and number of rows of records in the table of words or tokens."""
-        rows, records = self._row[table], self._row["sentences"][places]
-        # rows of words and tokens are ascending by record, so that a record has one range, maybe an
-        # empty one
-        begins = np.searchsorted(rows, records)
-        return begins, np.searchsorted(rows, records, side="right") - begins
+        return self.tables[table].extent(self.tables["sentences"].rows[places])
 
     def find(self, records: Sequence[Record], texts: Int64, folds: Int64 | None) -> ReusedTexts:
         """Those of some ``texts``, numbers of records, that this dataset has."""

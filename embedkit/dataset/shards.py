@@ -27,14 +27,7 @@ from embedkit.corpus.records import Record
 from embedkit.corpus.sources import ShardRange
 from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
 from embedkit.dataset.format import Receipt
-from embedkit.dataset.job import (
-    Job,
-    JobFolder,
-    ShardPlan,
-    ShardReader,
-    check_environment,
-    read_plan,
-)
+from embedkit.dataset.job import Job, JobFolder, ShardReader, check_environment
 from embedkit.dataset.parquet import (
     Footer,
     cast_for_storage,
@@ -388,11 +381,11 @@ def _read_shard(
     return Shard(shard.number, records, new, texts, lengths, reused)
 
 
-_MAKERS: dict[tuple[Path, str], tuple[ShardMaker, ShardPlan]] = {}
+_MAKERS: dict[tuple[Path, str], ShardMaker] = {}
 """The maker of the job that this worker process has last worked for."""
 
 
-def run_shard(plan: ExtractPlan, number: int) -> Receipt:
+def run_shard(plan: ExtractPlan, shard_range: ShardRange) -> Receipt:
     """Make one shard of a job, in any process that sees the corpus and the folder of the job."""
     key = plan.out, plan.job.settings.fingerprint
     if key not in _MAKERS:
@@ -403,10 +396,9 @@ def run_shard(plan: ExtractPlan, number: int) -> Receipt:
         # the environment is looked at here again: on another machine it may be another one
         if not plan.any_environment:
             check_environment(plan.out, plan.job.environment, job.environment)
-        folder = JobFolder(plan.out, job)
-        _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), read_plan(folder.layout)
-    maker, shards = _MAKERS[key]
-    shard = maker.read(shards.ranges[number])
+        _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), JobFolder(plan.out, job))
+    maker = _MAKERS[key]
+    shard = maker.read(shard_range)
     return maker.write(shard, maker.start(shard))
 
 

@@ -236,6 +236,16 @@ class TableReader:
         return np.asarray(numbers(self.column(name)), np.int64)
 
     @cached_property
+    def rows(self) -> Int64:
+        """Number of the record of each row, ``(n,)`` int64, ascending."""
+        return self.integers("row")
+
+    def extent(self, records: Int64) -> tuple[Int64, Int64]:
+        """First row and number of rows of records by their numbers, maybe none."""
+        begins = np.searchsorted(self.rows, records)
+        return begins, np.searchsorted(self.rows, records, side="right") - begins
+
+    @cached_property
     def schema(self) -> pa.Schema:
         """Names and types of all stored columns."""
         with self._opened(0) as file:

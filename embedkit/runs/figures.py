@@ -278,9 +278,10 @@ def heat_map(
         score, chosen = scores[view], view in framed
         below = sign * (best.value - score.value)
         depth = max(0.0, 1 - below / margin) if margin > 0 else float(below <= 0)
-        shade: dict[str, Any] = {"outline": "ink" if chosen else None, "colour": "m0"}
-        shade["opacity"] = round(0.06 + 0.36 * depth, 3)
-        scene.box(x + 2, y + 2, width - 4, height - 4, name=view, **shade)
+        # a page finds the cell of a view by its name
+        further = {"stroke": "ink", "stroke-width": "2"} if chosen else {}
+        further["data-name"], shade = view, round(0.06 + 0.36 * depth, 3)
+        scene.box(x + 2, y + 2, width - 4, height - 4, colour="m0", opacity=shade, **further)
         for number, line in enumerate(lines[view]):
             at, bold = y + 18 + 15 * number, chosen and not number
             scene.text(

@@ -122,16 +122,12 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
     return Whitening(mean, matrix)
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """Nearest records of some queries, ``(queries, k)``, the nearest first.
+Neighbours = tuple[Float32, Int64]
+"""Scores and positions of the nearest records of some queries, ``(queries, k)``, nearest first.
 
-    Indices are positions in the dataset, -1 where it has fewer than ``k`` records; records with
-    equal scores are in ascending order.
-    """
-
-    scores: Float32
-    indices: Int64
+A position is -1 where a dataset has fewer than ``k`` records; records with equal scores are in
+ascending order.
+"""
 
 
 def nearest(
@@ -198,7 +194,7 @@ def nearest(
         scores = np.clip(scores, -1, 1)
     # fewer than k records: the heap's own filling would look like a score
     scores[heap.I < 0] = np.inf if metric == "euclid" else -np.inf
-    return Neighbours(scores, heap.I)
+    return scores, heap.I
 
 
 @cache
@@ -493,7 +489,7 @@ class Searcher:
         # times as many; all others are settled
         while waiting := [number for number in range(len(names)) if number not in kept]:
             near = self._find(queries[waiting], k=depth)
-            for number, scores, indices in zip(waiting, near.scores, near.indices, strict=True):
+            for number, scores, indices in zip(waiting, *near, strict=True):
                 distinct = self._distinct(scores.tolist(), indices.tolist(), excluded.get(number))
                 if len(distinct) >= k or depth >= limit:
                     kept[number] = dict(distinct[:k])

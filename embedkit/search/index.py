@@ -190,14 +190,14 @@ def _recall(
     """
     queries = data.reader.vectors_at(np.flatnonzero(~kept))
     depth = 4 * RECALL_K  # repeated texts are equally near
-    truth = nearest(data, queries, k=depth, metric=metric, whitening=whitening, chosen=kept)
+    scores, truth = nearest(data, queries, k=depth, metric=metric, whitening=whitening, chosen=kept)
     params = KINDS[kind].parameters(RECALL_K)
     indices = index.search(_prepared(queries, metric, whitening), RECALL_K, params=params)[1]
-    scores = -truth.scores if metric == "euclid" else truth.scores
+    scores = -scores if metric == "euclid" else scores
     # ties: any record as near as the tenth counts as found, up to the rounding of float32
     edge = scores[:, RECALL_K - 1] - 1e-6 * np.abs(scores[:, 0])  # as near as the tenth
     # -2 is the number of no record, and not the -1 of a missing one
-    right = np.where(scores >= edge[:, None], truth.indices, -2)
+    right = np.where(scores >= edge[:, None], truth, -2)
     return float(shared_neighbours(indices, right).mean())
 
 
@@ -323,7 +323,7 @@ def open_index(
         if metric == "euclid":
             # faiss gives squared distances, which rounding may take below zero
             scores = np.sqrt(np.maximum(scores, 0))
-        return Neighbours(scores, indices)
+        return scores, indices
 
     return find
 

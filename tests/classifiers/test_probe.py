@@ -16,7 +16,6 @@ from sklearn.metrics import fbeta_score
 import embedkit
 from embedkit.classifiers import probe as probing
 from embedkit.classifiers.probe import probe
-from embedkit.drawing import Shape
 from embedkit.records import to_json
 from embedkit.runs.figures import learning
 from embedkit.runs.folder import read_run
@@ -83,8 +82,10 @@ def test_a_curve_ends_at_the_score_of_the_view(probed: Path, tmp_path: Path) -> 
         )
         for point in few:
             assert point.low <= point.value <= point.high
-    marks = [item for item in learning(content).items if isinstance(item, Shape) and item.radius]
-    assert len(marks) == len(content.view_scores[0].curve)  # the name beside the last has none
+    tags = [tag for tag, *_ in learning(content).items]
+    assert tags.count("circle") == len(
+        content.view_scores[0].curve
+    )  # the name beside the last has none
     scores = json.loads(to_json(content))["view_scores"]
     scores[0]["curve"][0][1]["value"] = None  # as of a correlation with a constant
     edit_run(run, view_scores=scores)

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import embedkit
@@ -26,8 +25,8 @@ from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.sources import ShardRange
 from embedkit.dataset import extract, shards
 from embedkit.dataset.extract import ExtractResult
-from embedkit.dataset.format import Receipt
-from embedkit.dataset.job import JobFolder, ShardReader
+from embedkit.dataset.format import Layout, Receipt
+from embedkit.dataset.job import JobFolder, ShardReader, read_plan
 from embedkit.dataset.shards import ExtractPlan, run_shard
 from embedkit.errors import (
     DamagedError,
@@ -78,8 +77,7 @@ def test_shards_are_read_from_any_place(tmp_path: Path, name: str, options: dict
         FILES[name](file, ROWS)
     keep = ["doc"] if name.endswith("conllu") else []
     run(files, tmp_path / "out", shard_rows=8, keep=keep, **options)
-    table = pq.read_table(tmp_path / "out/_embedkit/shards.parquet")
-    ranges = [ShardRange(**row) for row in table.to_pylist()]
+    ranges, _ = read_plan(Layout(tmp_path / "out"))
     with input_files(files) as inputs:
         plan: CorpusPlan = plan_corpus(inputs, CorpusOptions(keep=keep, **options))
         expected = [item for item in CorpusReader(plan) if isinstance(item, Record)]
@@ -93,18 +91,18 @@ def test_shards_are_read_from_any_place(tmp_path: Path, name: str, options: dict
 # Other processes
 
 
-def killed_once(plan: ExtractPlan, number: int) -> Receipt:
+def killed_once(plan: ExtractPlan, shard: ShardRange) -> Receipt:
     """The second shard kills the first process that makes it, after its sentences are written."""
-    if number == 1 and not (mark := plan.out.with_name("mark")).exists():
+    if shard.number == 1 and not (mark := plan.out.with_name("mark")).exists():
         mark.touch()
         JobFolder.write_receipt = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
-    return run_shard(plan, number)
+    return run_shard(plan, shard)
 
 
-def killed_always(plan: ExtractPlan, number: int) -> Receipt:
-    if number == 2:
+def killed_always(plan: ExtractPlan, shard: ShardRange) -> Receipt:
+    if shard.number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    return run_shard(plan, number)
+    return run_shard(plan, shard)
 
 
 def killed_each_time(*_: Any) -> None:
@@ -120,10 +118,10 @@ def killed_once_reading(shared: Any, shard: Any) -> Any:
     return shards._read(shared, shard)
 
 
-def failing(plan: ExtractPlan, number: int) -> Receipt:
-    if number == 2:
+def failing(plan: ExtractPlan, shard: ShardRange) -> Receipt:
+    if shard.number == 2:
         raise EncodeError("planted")
-    return run_shard(plan, number)
+    return run_shard(plan, shard)
 
 
 @pytest.fixture(scope="module")

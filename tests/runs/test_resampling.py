@@ -196,8 +196,8 @@ def p_of(name: str, y: np.ndarray, *outputs: np.ndarray) -> float:
 def interval_of(value: float, influence: np.ndarray) -> tuple[float, float]:
     """The interval of a difference from 0, on which nothing has an influence."""
     both = np.stack([influence, np.zeros_like(influence)], axis=1)
-    gap = paired_test(np.array([value, 0.0]), both)
-    return gap.low, gap.high
+    _, low, high, *_ = astuple(paired_test(np.array([value, 0.0]), both))
+    return low, high
 
 
 def compared(name: str, y: np.ndarray, *outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -266,8 +266,7 @@ def test_undefined_scores_are_not_tested() -> None:
     values = np.array([0.4, np.nan, 0.5])
     tail = np.linspace(-0.02, 0.02, 99)
     influence = np.stack([tail, np.full(99, np.nan), np.zeros(99)], axis=1)
-    pairs = ([0, 1], [0, 2])
-    undefined, p = (paired_test(values[pair], influence[:, pair]).p for pair in pairs)
+    undefined, p = (paired_test(values[[0, k]], influence[:, [0, k]]).p for k in (1, 2))
     assert undefined is None
     assert p is not None
     assert 0 < p < 1

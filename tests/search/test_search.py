@@ -104,12 +104,12 @@ def search(dataset: Path, *queries: str, k: int = 10, **settings: Any) -> Any:
 def test_nearest_is_a_sort_of_all_scores(dataset: Path, metric: str, threads: int) -> None:
     data = embedkit.load(dataset, "cls_1")
     queries = np.random.default_rng(1).normal(size=(7, data.width)).astype(np.float32)
-    found = nearest(data, queries, k=12, metric=metric, threads=threads)
+    found, indices = nearest(data, queries, k=12, metric=metric, threads=threads)
     scores = plain(data.X, queries, metric)
     wanted = -np.sort(-scores, axis=1)[:, :12]
     sign = -1 if metric == "euclid" else 1
-    assert np.allclose(sign * found.scores, wanted, atol=2e-5)
-    assert np.allclose(np.take_along_axis(scores, found.indices, 1), wanted, atol=2e-5)
+    assert np.allclose(sign * found, wanted, atol=2e-5)
+    assert np.allclose(np.take_along_axis(scores, indices, 1), wanted, atol=2e-5)
 
 
 @example(rows=125, k=15, step=10, threads=1, seed=479, metric="euclid", filtered=False)
@@ -137,27 +137,27 @@ def test_equal_scores_are_in_the_order_of_the_records(
     vectors = random.integers(-1, 2, (rows, 16)).astype(np.float32)
     queries = random.integers(-1, 2, (4, 16)).astype(np.float32)
     chosen = random.random(rows) < 0.5 if filtered else None
-    found = nearest(
+    found, indices = nearest(
         Held(vectors, step), queries, k=k, metric=metric, chosen=chosen, threads=threads
     )
     among = np.arange(rows) if chosen is None else np.flatnonzero(chosen)
     for q, scores in enumerate(plain(vectors, queries, metric)):
         wanted = among[np.argsort(-scores[among], kind="stable")][:k]
-        assert found.indices[q][: len(wanted)].tolist() == wanted.tolist()
+        assert indices[q][: len(wanted)].tolist() == wanted.tolist()
         assert np.allclose(
-            found.scores[q][: len(wanted)],
+            found[q][: len(wanted)],
             np.abs(scores[wanted]) if metric == "euclid" else scores[wanted],
         )
-        assert (found.indices[q][len(wanted) :] == -1).all()
-        assert np.isinf(found.scores[q][len(wanted) :]).all()
+        assert (indices[q][len(wanted) :] == -1).all()
+        assert np.isinf(found[q][len(wanted) :]).all()
 
 
 def test_a_record_is_nearest_to_itself(dataset: Path) -> None:
     data = embedkit.load(dataset, "mean_2")
-    found = nearest(data, data.X, k=1, metric="euclid")
-    assert np.allclose(found.scores[:, 0], 0, atol=1e-5)
-    assert np.array_equal(data.X[found.indices[:, 0]], data.X)
-    cosines = nearest(data, np.concatenate([data.X, -data.X]), k=len(data)).scores
+    distances, indices = nearest(data, data.X, k=1, metric="euclid")
+    assert np.allclose(distances[:, 0], 0, atol=1e-5)
+    assert np.array_equal(data.X[indices[:, 0]], data.X)
+    cosines, _ = nearest(data, np.concatenate([data.X, -data.X]), k=len(data))
     assert np.abs(cosines).max() == 1
 
 
@@ -171,10 +171,10 @@ def test_distances_hold_far_from_the_origin(spread: float, step: int) -> None:
         (centre + spread * random.normal(size=(n, 16))).astype(np.float32) for n in (700, 30)
     )
     vectors[::50] = 0
-    found = nearest(Held(vectors, step), queries, k=9, metric="euclid", threads=2)
+    found, indices = nearest(Held(vectors, step), queries, k=9, metric="euclid", threads=2)
     scores = -plain(vectors, queries, "euclid")
-    assert np.allclose(found.scores, np.sort(scores, axis=1)[:, :9], rtol=1e-5)
-    assert np.allclose(np.take_along_axis(scores, found.indices, 1), found.scores, rtol=1e-5)
+    assert np.allclose(found, np.sort(scores, axis=1)[:, :9], rtol=1e-5)
+    assert np.allclose(np.take_along_axis(scores, indices, 1), found, rtol=1e-5)
 
 
 # centring and whitening
@@ -194,9 +194,9 @@ def test_centring_and_whitening_are_what_they_say(dataset: Path) -> None:
 
 def test_search_by_a_map_is_search_among_mapped_vectors(dataset: Path) -> None:
     data = embedkit.load(dataset, "mean_1")
-    found = nearest(data, data.X[:4], k=6, whitening=fit_whitening(data, "center"))
+    found, _ = nearest(data, data.X[:4], k=6, whitening=fit_whitening(data, "center"))
     X = data.X - data.X.mean(0)
-    assert np.allclose(found.scores, -np.sort(-plain(X, X[:4], "cosine"))[:, :6], atol=1e-4)
+    assert np.allclose(found, -np.sort(-plain(X, X[:4], "cosine"))[:, :6], atol=1e-4)
 
 
 # conditions
