@@ -4,6 +4,7 @@
                           _GeluProduct  bf16 on CUDA: the GELU behind a product is part of it
                           _Part         CUDA: query, key and value are one product of three parts
     _Product --calibrate-> _Int8Product int8: inputs and weights in 8 bits, sums in 32
+    nn.Linear ----------> LinearToTrain fine-tuning: the same products, and their gradients
 
 Two things are notable. First, a product over 31 rows may sum in another order than one over 32:
 libraries choose their kernel by the number of rows. All inputs are therefore filled with zeros to a
@@ -225,7 +226,8 @@ class LinearToTrain(nn.Linear):
     """A linear layer that is computed by oneDNN with its gradients, where that is used.
 
     torch's own products are MKL's, which knows no AVX-512 on processors of AMD: there these take
-    half the time. A layer gets this class in its place; it has the same weights and no state.
+    half the time (240 instead of 110 billion operations a second, one thread of a Zen 5). A layer
+    is given this class in place of its own, since it adds no state: names and weights stay.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -201,26 +201,17 @@ def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
     assert np.median(spread) < 8  # of 95 that batches at random would have
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_products_are_trained_as_those_of_torch(bias: bool) -> None:
+def test_products_are_trained_as_those_of_torch() -> None:
     """Result and gradients are as near to float64 as torch's own are."""
     torch.manual_seed(0)
-    plain, x = torch.nn.Linear(96, 192, bias=bias), torch.randn(5, 33, 96)
-    g = torch.randn(5, 33, 192)
+    plain, x, g = torch.nn.Linear(96, 192), torch.randn(5, 33, 96), torch.randn(5, 33, 192)
     ours, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
     ours.__class__ = LinearToTrain
-    found: list[list[torch.Tensor]] = []
+    found: list[list[Any]] = []
     for layer in (ours, plain, exact):
-        rows = x.detach().to(layer.weight.dtype).clone().requires_grad_()
+        rows = x.to(layer.weight.dtype).clone().requires_grad_()
         y = layer(rows)
         y.backward(g.to(y.dtype))
-        grads = [rows.grad, *(p.grad for p in layer.parameters())]
-        found.append([y.detach(), *(value for value in grads if value is not None)])
-    assert [len(values) for values in found] == [3 + bias] * 3
+        found.append([y.detach(), rows.grad, layer.weight.grad, layer.bias.grad])
     for mine, theirs, right in zip(*found, strict=True):
         assert (mine - right).norm() <= 1.5 * (theirs - right).norm()
-    ours.weight.requires_grad_(False)  # as of a frozen layer
-    ours.weight.grad = None
-    ours(x.requires_grad_()).sum().backward()
-    assert ours.weight.grad is None
-    assert x.grad is not None
