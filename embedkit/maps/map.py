@@ -40,7 +40,7 @@ from embedkit.pages import (
 from embedkit.records import Positive, Seed
 from embedkit.search.exact import unit_rows
 from embedkit.storage import write_files
-from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +56,15 @@ class Column:
 
     name: str
     kind: str  # ``label``, ``number`` or ``date``
-    names: tuple[str, ...]  # labels, the most frequent first
-    counts: tuple[int, ...]  # points with each
-    codes: Int64  # ``(n,)`` number of each point's label
-    values: Float64  # ``(n,)`` numbers, or days since 1970
+    values: Any  # ``(n,)`` numbers of the labels, or float64: numbers, or days since 1970
+    names: tuple[str, ...] = ()  # labels, the most frequent first
+    counts: tuple[int, ...] = ()  # points with each
     missing: int | None = None  # number of the label of points without one
 
     @property
     def known(self) -> Bool:
         """True for points that have a label ``(n,)``."""
-        return np.asarray(self.codes != (-1 if self.missing is None else self.missing))
+        return np.asarray(self.values != (-1 if self.missing is None else self.missing))
 
 
 def column_of(name: str, values: Sequence[Any]) -> Column:
@@ -89,12 +88,12 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
             numbers = pd.to_numeric(column).to_numpy(np.float64)
             # a scale of colours cannot end at infinity
             if not np.isinf(numbers).any():
-                return Column(name, "number", (), (), np.empty(0, np.int64), numbers)
+                return Column(name, "number", numbers)
         with suppress(TypeError, ValueError):
             # after the numbers, since a year alone is both
             dates = pd.to_datetime(column, format="ISO8601", utc=True)
             days = ((dates - _EPOCH) / _DAY).to_numpy(np.float64)
-            return Column(name, "date", (), (), np.empty(0, np.int64), days)
+            return Column(name, "date", days)
     texts = [_MISSING if v is None or v == "" else str(v) for v in values]
     # by name among equally frequent ones, so that the same dataset has the same colours
     counts = sorted(Counter(texts).items(), key=lambda pair: (-pair[1], pair[0]))
@@ -102,10 +101,9 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
     return Column(
         name,
         "label",
+        np.array([number[text] for text in texts], np.int64),
         tuple(number),
         tuple(n for _, n in counts),
-        np.array([number[text] for text in texts], np.int64),
-        np.empty(0),
         number[_MISSING] if len(entries) < len(texts) else None,
     )
 
@@ -530,7 +528,7 @@ def _clusters(data: VectorData, indices: Int64, seed: int) -> Column:
         texts = [text or "" for text in data.reader.pick(indices, ["text"])["text"]]
     codes, names = cluster_texts(unit_rows(data.reader.vectors_at(indices)), texts, seed=seed)
     counts = tuple(np.bincount(codes, minlength=len(names)).tolist())
-    return Column(CLUSTERS, "label", tuple(names), counts, codes, np.empty(0))
+    return Column(CLUSTERS, "label", codes, tuple(names), counts)
 
 
 def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str]:
@@ -546,12 +544,12 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
     pairs = label.known[mine] & label.known[theirs] if label else np.zeros(1, np.bool_)
     if label is None or not pairs.any():
         return math.nan, f"{title}: {len(near.indices):,} texts"
-    same = (label.codes[theirs] == label.codes[mine]) & pairs
+    same = (label.values[theirs] == label.values[mine]) & pairs
     total = sum(n for number, n in enumerate(label.counts) if number != label.missing)
     ways: dict[str, float] = {}
     for number, (name, n) in enumerate(zip(label.names, label.counts, strict=True)):
         # chance: how many of its neighbours would have the label if they were any points
-        rows, chance = label.codes[near.probed] == number, (n - 1) / max(total - 1, 1)
+        rows, chance = label.values[near.probed] == number, (n - 1) / max(total - 1, 1)
         if number != label.missing and pairs[rows].any() and chance < 1:
             ways[shorten(name, 24)] = (same[rows].sum() / pairs[rows].sum() - chance) / (1 - chance)
     return float(same[pairs].mean()), f"{title}: {_apart_text(ways)}"
@@ -625,9 +623,8 @@ def _page(
         content["views"].append(about | {"least": least, "step": step})
     content["columns"] = []
     for number, column in enumerate(columns):
-        is_label = column.kind == "label"
-        numbers = column.codes[order].astype("<u4") if is_label else column.values[order]
-        blocks[f"column-{number}"] = packed(np.ascontiguousarray(numbers).tobytes())
+        kind = "<u4" if column.kind == "label" else "<f8"
+        blocks[f"column-{number}"] = packed(column.values[order].astype(kind).tobytes())
         content["columns"].append({"name": column.name, "kind": column.kind})
     blocks["names"] = packed_json([[c.names, c.counts] for c in columns])
     names = ["row", *(name for name in ("id", "text", "text_pair") if name in data.columns)]
