@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -151,8 +151,7 @@ class Use:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class UseVectors:
+class UseVectors(NamedTuple):
     """Uses with their vectors, ``(uses, width)`` by layer name."""
 
     uses: tuple[Use, ...]

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -401,8 +401,7 @@ class JobFolder:
             storage.publish(layout.root, out, private=SCRATCH)
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(NamedTuple):
     """A dataset of the same job, by messages about its ``damaged`` files by their names."""
 
     damaged: Mapping[str, str]

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -152,8 +152,7 @@ class ExtractPlan:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """The records of a shard; ``reused`` are texts that datasets have.
 
     The others have the numbers ``new`` in the shard, and are tokenized in ``texts``.

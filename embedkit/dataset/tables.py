@@ -17,12 +17,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -65,9 +64,6 @@ def copy_vectors(
     ``ValueError``.
     """
     chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
-    # a damaged footer: one name for two columns would silently read the wrong one
-    if len(chunks) < group.num_columns:
-        raise ValueError("a column occurs twice in its footer")
     return all(
         _copy_column(descriptor, chunks.get(f"{name}.list.element"), matrix)
         for name, matrix in columns.items()
@@ -123,8 +119,7 @@ def _integer(encoded: bytes) -> int:
     return (value >> 1) ^ -(value & 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """A row group, number ``group`` of a shard; its rows begin at ``start`` of the table."""
 
     shard: int

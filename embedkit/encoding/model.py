@@ -25,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -208,26 +209,18 @@ class PlainModel(Model):
     def _states(self, batch: PackedBatch) -> tuple[tuple[Tensor, ...], Tensor]:
         """Hidden states ``(sequences, tokens, width)`` of all layers, and where tokens stand.
 
-        The places are numbers of rows of all sequences, made on the device: to select by a mask,
-        the host would have to wait for the number of tokens.
+        The places are numbers of rows of all sequences, made on the host, which knows the lengths:
+        to select by a mask, it would have to wait for the device to count the tokens.
         """
-        sequences, longest = len(batch.lengths), max(batch.lengths)
-        starts, lengths, tokens = batch.offsets[:-1], batch.offsets.diff(), len(batch.ids)
-        # rows of padding read some token of a neighbour, clamped to the last one, and are filled
-        # over
-        column = torch.arange(longest, device=self.device)
-        mask = column < lengths[:, None]
-        source = (starts[:, None] + column).clamp_(max=max(tokens - 1, 0))
-        # how far each sequence moves from its packed place to its padded one
-        moved = torch.arange(sequences, device=self.device) * longest - starts
-        places = torch.arange(tokens, device=self.device)
-        # output_size is known on the host; without it the device is asked, and the host waits
-        places += torch.repeat_interleave(moved, lengths, output_size=tokens)
+        mask = np.arange(max(batch.lengths)) < np.array(batch.lengths)[:, None]
+        places = torch.tensor(np.flatnonzero(mask)).to(self.device, non_blocking=True)
 
         def padded(values: Tensor, fill: int) -> Tensor:
-            return values[source].masked_fill_(~mask, fill)
+            rows = values.new_full((mask.size,), fill)
+            return rows.index_copy_(0, places, values).view(mask.shape)
 
-        inputs = {"input_ids": padded(batch.ids, self._pad_id), "attention_mask": mask.long()}
+        attended = padded(torch.ones_like(batch.ids), 0)
+        inputs = {"input_ids": padded(batch.ids, self._pad_id), "attention_mask": attended}
         if self._takes_types:
             inputs["token_type_ids"] = padded(batch.type_ids, 0)
         output = self.module(**inputs, output_hidden_states=True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,7 @@ INFO = "index.json"
 _HASHED_BYTES = 512 << 20  # a quarter of a second
 
 
-@dataclass(frozen=True, slots=True)
-class IndexKind:
+class IndexKind(NamedTuple):
     """A kind of index."""
 
     factory: str  # for ``faiss.index_factory``
