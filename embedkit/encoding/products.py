@@ -251,12 +251,12 @@ class _TrainedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rows, wanted = grad.flatten(0, -2), ctx.needs_input_grad
-        # frozen weights, and the first layer's input, need none
+        rows, needed = grad.flatten(0, -2), ctx.needs_input_grad
+        # frozen weights, and what enters the first layer that is trained, need no gradient
         return (
-            _by_onednn(grad, weight.t()) if wanted[0] else None,
-            _by_onednn(rows.t(), x.flatten(0, -2).t()) if wanted[1] else None,
-            rows.sum(0) if wanted[2] else None,
+            _by_onednn(grad, weight.t()) if needed[0] else None,
+            _by_onednn(rows.t(), x.flatten(0, -2).t()) if needed[1] else None,
+            rows.sum(0) if needed[2] else None,
         )
 
 
