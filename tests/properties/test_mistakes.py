@@ -74,6 +74,8 @@ def folder(common: Path) -> Path:
         ("export sms", 2, "sms is a dataset. Name the format: --to csv"),
         ("compare smz --report x.pdf", 2, "--report x.pdf: expected a name ending in .html"),
         ("explore sms --out train.csv/x.html", 6, "train.csv is a file. Name another place"),
+        ("train rare --out s3://b/run --folds 2", 6, "cannot write s3://b/run: only extract"),
+        ("split corpus.tsv --folds 2 --out s3://b/s.parquet", 6, "cannot write s3://b/s.parquet"),
         ("compare spam --metric -", 2, "--metric -: expected accuracy"),
         ("compare smz --write-blend x", 2, "--write-blend x: expected a name ending in .tsv"),
         ("export sms --to csv --fold 0", 2, "--fold 0: it is for a run"),
