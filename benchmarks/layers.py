@@ -23,7 +23,7 @@ import embedkit
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.layers import combinations_of
-from embedkit.classifiers.probe import Candidates, Scorer, best_of_folds, control_task, geometry_of
+from embedkit.classifiers.probe import Candidates, best_of_folds, control_task, geometry_of
 from embedkit.geometry import METRICS
 from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.units.units import Units
@@ -36,20 +36,18 @@ def measure(dataset: Path, *, folds: int) -> dict[str, Any]:
     vectors = {name: embedkit.load(dataset, name).X for name in names}
     units, settings = Units.of_dataset(data), EstimatorSettings()
     problem = Problem.of(units, folds=folds)
-    target = problem.target
-    random = control_task(target, problem.split, 0)
+    random = control_task(problem.target, problem.split, 0)
     combinations = combinations_of(names, mixtures=True)
     method = Candidates(names, combinations, vectors.__getitem__, settings, random)
-    predictions, fits = cross_validate(method, problem)
-    scorer = Scorer(method, problem, predictions, fits)
-    gain = scorer.over_last()
+    _, fits = cross_validate(method, problem)
+    gain = method.over_last(problem, fits)
     assert gain is not None
     single = best_of_folds(fits.final[name] for name in names)
-    scores = [scorer.value([fit.proba for fit in fits.final[name]], target) for name in names]
+    scores = [method.value(problem, [fit.proba for fit in fits.final[name]]) for name in names]
     numbers = geometry_of(data, units, method)
     return {
-        "chosen": scorer.value([fit.proba for fit in fits.folds], target),
-        "single": scorer.value([fit.proba for fit in single], target),
+        "chosen": method.value(problem, [fit.proba for fit in fits.folds]),
+        "single": method.value(problem, [fit.proba for fit in single]),
         "last": scores[-1],
         "highest": max(scores),
         "gain": gain,

@@ -20,7 +20,7 @@ from scipy import stats
 
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.layers import combinations_of
-from embedkit.classifiers.probe import Candidates, Scorer, control_task
+from embedkit.classifiers.probe import Candidates, control_task
 from embedkit.runs.cross_validation import Fits, Problem, cross_validate
 from embedkit.runs.intervals import Metric, Score, holm, influences, interval, paired_test
 from embedkit.runs.metrics import LOWER_IS_BETTER, metrics_for
@@ -257,8 +257,8 @@ def probed(
     random = control_task(problem.target, problem.split, seed)
     combinations = combinations_of(list(views), mixtures=True)
     method = Candidates(list(views), combinations, views.__getitem__, settings, random)
-    predictions, fits = cross_validate(method, problem)
-    gain = Scorer(method, problem, predictions, fits).over_last()
+    _, fits = cross_validate(method, problem)
+    gain = method.over_last(problem, fits)
     assert gain is not None
     return fits, gain
 

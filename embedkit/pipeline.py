@@ -16,12 +16,11 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, redirect_stdout, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException
 from importlib.machinery import all_suffixes
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
@@ -49,8 +48,7 @@ _PLACE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
 _HEADER = re.compile(r"^[ \t]*\[([\w.-]+)\]", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """One call of a command, in the folder of its recipe."""
 
     name: str
@@ -135,7 +133,7 @@ def read_recipe(
             fail(name, str(error))
         if needs and not trust:
             fail(name, f"{needs[0]}. If you trust the recipe, pass {errors.Option('trust', True)}.")
-        stages[-1] = replace(stages[-1], needs_trust=needs)
+        stages[-1] = stages[-1]._replace(needs_trust=needs)
     return stages
 
 

@@ -26,6 +26,7 @@ from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.dataset.read import load
 from embedkit.display import count_text
+from embedkit.encoding.windows import match
 from embedkit.encoding.words import Spans
 from embedkit.errors import CorpusError, DamagedError, Option, OutputExistsError, UsageError
 from embedkit.prediction_files import (
@@ -42,7 +43,7 @@ from embedkit.runs.folder import check_alike, read_run
 from embedkit.runs.predictions import decide
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, no_progress
-from embedkit.units.units import Units, beside_numbers, lacks_column, match, reading_of
+from embedkit.units.units import Units, beside_numbers, lacks_column, reading_of
 
 logger = logging.getLogger(__name__)
 

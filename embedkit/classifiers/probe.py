@@ -50,7 +50,7 @@ from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Metric, Score, influences, paired_test, scored
 from embedkit.runs.metrics import best_threshold, beta_of, check_metric, metrics_for
-from embedkit.runs.predictions import Predictions, decide, write_predictions
+from embedkit.runs.predictions import decide, write_predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, write_split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
@@ -159,16 +159,15 @@ def _write(
 ) -> ProbeRun:
     """Fit and score all candidates, and write the run; ``untrained`` asks for random weights."""
     predictions, fits = cross_validate(method, problem, progress=progress)
-    scorer = Scorer(method, problem, predictions, fits)
     content = ProbeRun(
         level=data.level,
         dataset=dataset_content(data, folder),
-        random_weights=_untrained(data, scorer, progress) if untrained else {},
+        random_weights=_untrained(data, method, problem, progress) if untrained else {},
         geometry=geometry_of(data, problem.units, method),
-        **scorer.content(),
+        **method.content(problem, fits),
     )
     # the predictions are those of the nested choice; what each view predicts stands beside them
-    write_predictions(folder, replace(predictions, views=scorer.decided()))
+    write_predictions(folder, replace(predictions, views=method.decided(problem, fits)))
     write_split(problem.split, folder / "split.parquet")
     draw_probe(folder, content)
     write_run(folder, content)
@@ -243,6 +242,7 @@ class _Probed(NamedTuple):
 class Candidates:
     """A method that fits every candidate, and keeps in each fold the one with the best inner score.
 
+    It also scores them, by their outputs for the held-out units, which are given fold after fold.
     In ``final`` are all fits by candidate, but those of views side by side, which each fold has its
     own of.
     """
@@ -442,6 +442,99 @@ class Candidates:
         X = CommonScaler().fit_transform(normalize(self.vectors(name)[train]))
         return float(np.linalg.norm(X.T @ errors))
 
+    def content(self, problem: Problem, fits: Fits) -> dict[str, Any]:
+        """Return what ``run.json`` says of the method, its candidates and their scores."""
+        target = problem.target
+        about = {name: getattr(self.settings, name) for name in ("class_weight", "seed")}
+        return {
+            "estimator": self.settings.estimator,
+            "task": self.settings.task,
+            "settings": about | target.settings,
+            "split": problem.split.record,
+            "features": "vectors",
+            "views": tuple(self.names),
+            "classes": target.classes,
+            "records": {"folds": len(problem.split.held_out), "test": 0},
+            "scores": {"cross_validation": {self.metric: self.nested(problem, fits)}},
+            "metric": self.metric,
+            "threshold_metric": self.metric if self.beta is not None else None,
+            "view_scores": tuple(self.of_view(n, problem, fits) for n in self.names),
+            "combinations": tuple(self.of_view(c.name, problem, fits) for c in self.combinations),
+            "choices": tuple(fold.model.name for fold in fits.folds),
+            "over_last": self.over_last(problem, fits),
+            "cost": fits.cost,
+            "versions": versions(),
+        }
+
+    def decided(self, problem: Problem, fits: Fits) -> dict[str, NDArray[Any]]:
+        """What each view predicts."""
+        outputs = {name: _ordered(problem, _outputs(fits.final[name])) for name in self.names}
+        return {n: decide(output, sets=problem.target.of_sets) for n, output in outputs.items()}
+
+    def score(self, problem: Problem, folds: Sequence[Float64]) -> Score:
+        """The score of outputs with its interval."""
+        unit = problem.split.group[np.sort(problem.split.held_out)]
+        return scored({"": self._metric(problem, folds)}, unit, seed=self.settings.seed)[""]
+
+    def value(self, problem: Problem, folds: Sequence[Float64]) -> float:
+        """The score alone."""
+        return self._metric(problem, folds).value(len(problem.split.held_out))
+
+    def _metric(self, problem: Problem, folds: Sequence[Float64]) -> Metric:
+        y = problem.target.y[np.sort(problem.split.held_out)]
+        return metrics_for(y, _ordered(problem, folds), beta=self.beta)[self.metric]
+
+    def nested(self, problem: Problem, fits: Fits) -> ReportedScore:
+        """The score of the views that inner folds choose, beside that of the majority."""
+        target, parts = problem.target, problem.split.subsets()
+        prior = [class_prior(target.y[a], target.classes, len(b)) for a, b in parts]
+        if self.beta is not None:
+            # as in other runs: the majority is mostly the first class, whose F score is 0
+            prior = [_decided(proba, 0.0) for proba in prior]
+        score = self.score(problem, _outputs(fits.folds))
+        return ReportedScore(**asdict(score), majority=self.value(problem, prior))
+
+    def over_last(self, problem: Problem, fits: Fits) -> Score | None:
+        """The nested score less that of the last layer, whose pooling the inner folds choose.
+
+        None where no other layer is stored.
+        """
+        highest = max(map(layer_of, self.names))
+        last = [name for name in self.names if layer_of(name) == highest]
+        if highest < 0 or len(last) == len(self.names):
+            return None
+        # the last layer has the same choice of pooling as all candidates have, or the gain would be
+        # too high
+        baseline = best_of_folds(fits.final[name] for name in last)
+        metrics = [self._metric(problem, _outputs(folds)) for folds in (fits.folds, baseline)]
+        # of both on the same units, so that the interval is that of a paired difference
+        unit = problem.split.group[np.sort(problem.split.held_out)]
+        moved = influences(dict(enumerate(metrics)), unit, seed=self.settings.seed)
+        values = np.array([metric.value(len(unit)) for metric in metrics])
+        scale, units = metrics[0].scale, metrics[0].units(unit)
+        test = paired_test(values, np.stack([*moved.values()], axis=1), scale, units)
+        return Score(test.value, test.low, test.high)
+
+    def of_view(self, name: str, problem: Problem, fits: Fits) -> ViewScore:
+        """The score of a candidate, beside that of the control task."""
+        folds, control = fits.final[name], problem._replace(target=self.control)
+        score = self.score(problem, _outputs(folds))
+        random = self.value(control, [fold.model.control for fold in folds])
+        size = np.mean([len(train) for train, _ in problem.split.subsets()])
+        curve = tuple(
+            (round(fraction * size), self.score(problem, [fold.model.curve[i] for fold in folds]))
+            for i, fraction in enumerate(self.curve if name in self.names else ())
+        )
+        # how often a view would be chosen among views, and a combination among combinations: among
+        # all of them single views might have none, though the table asks which layer is best
+        kind = self.names if name in self.names else [c.name for c in self.combinations]
+        first = best_of_folds(fits.final[other] for other in kind)
+        chosen = sum(fold.model.name == name for fold in first)
+        # (layers,) of a mixture; empty for other candidates
+        weights = np.mean([fold.model.weights for fold in folds], axis=0).tolist()
+        selectivity = score.value - random
+        return ViewScore(name, score, random, selectivity, chosen, curve, tuple(weights))
+
 
 def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
     """In each fold the fit with the highest inner score; of equal ones the first."""
@@ -460,134 +553,20 @@ def _outputs(folds: Sequence[FoldFit]) -> list[Float64]:
     return [_decided(fold.proba, fold.threshold) for fold in folds]
 
 
-@dataclass(frozen=True, slots=True)
-class Scorer:
-    """Scores of outputs for the held-out units, which are given fold after fold."""
-
-    method: Candidates
-    problem: Problem
-    predictions: Predictions  # of the held-out units, in the order of the input
-    fits: Fits
-
-    @property
-    def held_out(self) -> Int64:
-        """The held-out units, fold after fold."""
-        return np.concatenate([test for _, test in self.problem.split.subsets()])
-
-    def ordered(self, folds: Sequence[Float64]) -> Float64:
-        """Outputs in the order of the input."""
-        # held_out has each unit once, so that its ranks put fold after fold into input order
-        return np.concatenate(folds)[np.argsort(self.held_out)]
-
-    def decided(self) -> dict[str, NDArray[Any]]:
-        """What each view predicts."""
-        sets, final = self.predictions.of_sets, self.fits.final
-        outputs = {name: self.ordered(_outputs(final[name])) for name in self.method.names}
-        return {name: decide(output, sets=sets) for name, output in outputs.items()}
-
-    def score(self, folds: Sequence[Float64]) -> Score:
-        """The score with its interval."""
-        metric, group = self._metric(folds, self.predictions.y), self.predictions.group
-        return scored({"": metric}, group, seed=self.method.settings.seed)[""]
-
-    def value(self, folds: Sequence[Float64], target: Target) -> float:
-        """The score alone, by the labels of a target."""
-        y = target.y[np.sort(self.held_out)]
-        return self._metric(folds, y).value(len(y))
-
-    def _metric(self, folds: Sequence[Float64], y: NDArray[Any]) -> Metric:
-        name = self.method.metric
-        return metrics_for(y, self.ordered(folds), beta=beta_of(name))[name]
-
-    def nested(self) -> ReportedScore:
-        """The score of the views that inner folds choose, beside that of the majority."""
-        target, parts = self.problem.target, self.problem.split.subsets()
-        prior = [class_prior(target.y[a], target.classes, len(b)) for a, b in parts]
-        if self.method.beta is not None:
-            # as in other runs: the majority is mostly the first class, whose F score is 0
-            prior = [_decided(proba, 0.0) for proba in prior]
-        score = self.score(_outputs(self.fits.folds))
-        return ReportedScore(**asdict(score), majority=self.value(prior, target))
-
-    def over_last(self) -> Score | None:
-        """The nested score less that of the last layer, whose pooling the inner folds choose.
-
-        None where no other layer is stored.
-        """
-        names, seed = self.method.names, self.method.settings.seed
-        highest = max(map(layer_of, names))
-        last = [name for name in names if layer_of(name) == highest]
-        if highest < 0 or len(last) == len(names):
-            return None
-        # the last layer has the same choice of pooling as all candidates have, or the gain would be
-        # too high
-        baseline = best_of_folds(self.fits.final[name] for name in last)
-        y, group = self.predictions.y, self.predictions.group
-        chosen, last_layer = (
-            self._metric(_outputs(folds), y) for folds in (self.fits.folds, baseline)
-        )
-        # of both on the same units, so that the interval is that of a paired difference
-        metrics = {"chosen": chosen, "last": last_layer}
-        moved = np.stack([*influences(metrics, group, seed=seed).values()], axis=1)
-        values = np.array([metric.value(len(y)) for metric in metrics.values()])
-        test = paired_test(values, moved, chosen.scale, chosen.units(group))
-        return Score(float(values[0] - values[1]), test.low, test.high)
-
-    def content(self) -> dict[str, Any]:
-        """Return what ``run.json`` says of the method, its candidates and their scores."""
-        method, target = self.method, self.problem.target
-        about = {name: getattr(method.settings, name) for name in ("class_weight", "seed")}
-        single = tuple(map(self.of_view, method.names))
-        return {
-            "estimator": method.settings.estimator,
-            "task": method.settings.task,
-            "settings": about | target.settings,
-            "split": self.problem.split.record,
-            "features": "vectors",
-            "views": tuple(method.names),
-            "classes": target.classes,
-            "records": {"folds": len(self.predictions.row), "test": 0},
-            "scores": {"cross_validation": {method.metric: self.nested()}},
-            "metric": method.metric,
-            "threshold_metric": method.metric if method.beta is not None else None,
-            "view_scores": single,
-            "combinations": tuple(self.of_view(c.name) for c in method.combinations),
-            "choices": tuple(fold.model.name for fold in self.fits.folds),
-            "over_last": self.over_last(),
-            "cost": self.fits.cost,
-            "versions": versions(),
-        }
-
-    def of_view(self, name: str) -> ViewScore:
-        """The score of a candidate, beside that of the control task."""
-        method, folds = self.method, self.fits.final[name]
-        score = self.score(_outputs(folds))
-        random = self.value([fold.model.control for fold in folds], method.control)
-        size = np.mean([len(train) for train, _ in self.problem.split.subsets()])
-        curve = tuple(
-            (round(fraction * size), self.score([fold.model.curve[i] for fold in folds]))
-            for i, fraction in enumerate(method.curve if name in method.names else ())
-        )
-        # how often a view would be chosen among views, and a combination among combinations: among
-        # all of them single views might have none, though the table asks which layer is best
-        kind = method.names if name in method.names else [c.name for c in method.combinations]
-        first = best_of_folds(self.fits.final[other] for other in kind)
-        chosen = sum(fold.model.name == name for fold in first)
-        # (layers,) of a mixture; empty for other candidates
-        weights = np.mean([fold.model.weights for fold in folds], axis=0).tolist()
-        selectivity = score.value - random
-        return ViewScore(name, score, random, selectivity, chosen, curve, tuple(weights))
+def _ordered(problem: Problem, folds: Sequence[Float64]) -> Float64:
+    """Outputs, which are given fold after fold, in the order of the input."""
+    # each unit is held out once, so that its rank puts fold after fold into input order
+    return np.concatenate(folds)[np.argsort(problem.split.held_out)]
 
 
 def _untrained(
-    data: VectorData, scorer: Scorer, progress: ProgressCallback
+    data: VectorData, method: Candidates, problem: Problem, progress: ProgressCallback
 ) -> dict[str, tuple[float, ...]]:
     """Scores of the views by encoders of the same architecture, never trained."""
     from embedkit.encoding.model import PlainModel
 
     scores: dict[str, tuple[float, ...]] = {}
-    units, target, split, _ = scorer.problem
-    names, settings = scorer.method.names, scorer.method.settings
+    units, names, settings = problem.units, method.names, method.settings
     step = steps(progress, "never trained", len(names) * _UNTRAINED, "views")
     # a pooler has weights of its own, which are left out. The plain module of transformers: other
     # ways to run an encoder hold copies of its trained weights
@@ -600,10 +579,10 @@ def _untrained(
         randomize(encode.encoder.model.module, settings.seed + number)
         for name, X in _encoded(encode, units).items():
             # the same units, folds and tuning: the weights of the encoder alone differ
-            problem = scorer.problem._replace(units=replace(units, inputs=X.__getitem__))
-            fits = [partial(scorer.method.outputs_of, problem, *s) for s in split.subsets()]
+            problem = problem._replace(units=replace(units, inputs=X.__getitem__))
+            fits = [partial(method.outputs_of, problem, *s) for s in problem.split.subsets()]
             fitted = side_by_side(fits, threads=settings.threads)
-            scores[name] = (*scores.get(name, ()), scorer.value(fitted, target))
+            scores[name] = (*scores.get(name, ()), method.value(problem, fitted))
             step()
     return scores
 

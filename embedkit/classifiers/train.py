@@ -101,7 +101,7 @@ class Frozen:
         # the threshold of the model of all folds is chosen on out-of-fold predictions, which no
         # fold's own score uses: those have a threshold of their own inner folds
         if self.threshold is not None:
-            y = target.y[np.concatenate([held_out for _, held_out in subsets])]
+            y = target.y[problem.split.held_out]
             cut = self.threshold.choose(y, np.concatenate([fold.proba for fold in folds])[:, 1])
         if test is not None:
             proba = predict_proba(final.pipeline, test.units.inputs(test.everything), target)

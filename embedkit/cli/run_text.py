@@ -31,6 +31,7 @@ from embedkit.runs.scores import headline_metric
 if TYPE_CHECKING:
     from embedkit.runs.folder import RunResult
     from embedkit.runs.intervals import Score
+    from embedkit.runs.run import ReportedScore
 
 _FIRST = ("accuracy", "entity_f1", "micro_f1", "macro_f1", "log_loss", "r2", "rmse", "spearman")
 """Scores that are printed without ``--all``."""
@@ -84,7 +85,7 @@ def _prediction_finding(content: PredictionRun) -> str:
     if metric not in content.scores.get(subset, {}):
         return f"{count:,} {content.noun}s with one label only: there is no {metric}"
     score = content.scores[subset][metric]
-    baseline = _against(content, metric, score.majority, score)
+    baseline = _against(content, metric, score)
     return f"{_score(metric, score)}: {baseline}"
 
 
@@ -94,18 +95,13 @@ def agreement_finding(agreement: Mapping[str, Mapping[str, Score]]) -> str:
     scores = {view: score for view, score in scores.items() if math.isfinite(score.value)}
     if not scores:
         return "no human scores to compare the cosines with"
-    best, near = _best_and_near(scores, "spearman")
+    best = max(scores, key=lambda view: scores[view].value)
+    value = scores[best].value
+    # those with an interval that holds its score
+    near = [v for v, s in scores.items() if v != best and s.low <= value <= s.high]
     text = f"{best} agrees best with the scores: "
     text += f"Spearman {score_text(scores[best], 'spearman')}"
     return text + (f"; as high within their intervals: {view_ranges(near)}" if near else "")
-
-
-def _best_and_near(scores: Mapping[str, Score], metric: str) -> tuple[str, list[str]]:
-    """The best view, and those with an interval that holds its score."""
-    select = min if metric in LOWER_IS_BETTER else max
-    best = select(scores, key=lambda view: scores[view].value)
-    value = scores[best].value
-    return best, [v for v, s in scores.items() if v != best and s.low <= value <= s.high]
 
 
 def _probe_finding(content: ProbeRun) -> str:
@@ -118,7 +114,7 @@ def _probe_finding(content: ProbeRun) -> str:
         text += f", {gain} over the last layer ({ends})"
         if not content.is_better:
             text = f"nothing is proven better than the last layer; {text}"
-    baseline = _against(content, metric, nested.majority, nested)
+    baseline = _against(content, metric, nested)
     return f"{text}\nheld-out {metric_name(metric)}: {baseline}"
 
 
@@ -128,8 +124,9 @@ def _score(metric: str, score: Score) -> str:
     return f"{metric} {score_text(score, metric, unit=True)}"
 
 
-def _against(content: PredictionRun, metric: str, majority: float, score: Score) -> str:
+def _against(content: PredictionRun, metric: str, score: ReportedScore) -> str:
     """Comparison of a score with the baseline that knows only the labels."""
+    majority = score.majority
     names = {"regression": "the mean", "multilabel": "the best constant set"}
     name = names.get(content.task, "the majority class")
     baseline = f"{name} ({metric_text(majority, metric, unit=True)})"

@@ -21,6 +21,7 @@ from embedkit.corpus.plan import CorpusOptions, plan_corpus
 from embedkit.corpus.records import CorpusReader
 from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
+from embedkit.encoding.windows import match
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import in_context
 from embedkit.runs.predictions import Predictions
@@ -29,7 +30,7 @@ from embedkit.runs.scores import scores_by_class
 from embedkit.search.exact import nearest
 from embedkit.storage import file_sha256
 from embedkit.types import Bool, Float64, Int64
-from embedkit.units.units import Units, match, reading_of, unit_keys
+from embedkit.units.units import Units, reading_of, unit_keys
 
 _LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
 MOST_SUSPICIONS = 20

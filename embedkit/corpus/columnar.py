@@ -35,7 +35,7 @@ from embedkit.corpus.sources import (
 )
 from embedkit.corpus.values import text_of
 from embedkit.errors import CorpusError, Option, did_you_mean
-from embedkit.storage import unreadable
+from embedkit.storage import State, state_of, unreadable
 
 # rows that become Python objects at once: enough that calls of pyarrow cost little, few
 # enough that long texts do not fill the memory
@@ -246,7 +246,7 @@ python_calamine.load_workbook(open(sys.argv[1], "rb")).get_sheet_by_name(sys.arg
 
 
 @lru_cache  # a command opens the same workbook several times
-def _fits_memory(path: Path, sheet: str, *_state: int) -> bool:
+def _fits_memory(path: Path, sheet: str, _state: State) -> bool:
     """True unless a sheet of a workbook needs so much memory that a process ends of it.
 
     A sheet takes as many cells as the rectangle that holds all of them: one stray cell in the last
@@ -272,11 +272,9 @@ class SheetTable(Table):
         try:
             with path.open("rb") as file, python_calamine.load_workbook(file) as book:
                 name = self._sheet_of(book.sheet_names, dialect.delimiter)
-                # size, time and inode are part of the cache's key, so that a file
-                # that was saved again is tried again
-                status = path.stat()
-                state = status.st_size, status.st_mtime_ns, status.st_ino
-                if not _fits_memory(path, name, *state):
+                # its state is part of the cache's key, so that a file that was saved again is
+                # tried again
+                if not _fits_memory(path, name, state_of(path.resolve())):
                     problem = f"its sheet {name!r} takes over {_SHEET_BYTES >> 30} GB of memory"
                     raise CorpusError(f"{path}: {problem}. Save it as CSV (UTF-8).")
                 self._sheet = book.get_sheet_by_name(name)

@@ -26,6 +26,7 @@ from embedkit.corpus.records import Record
 from embedkit.dataset.format import text_key, whole_text
 from embedkit.dataset.parquet import check_columns, numbers, read_table, write_parquet
 from embedkit.dataset.settings import FoldRecord
+from embedkit.encoding.windows import match
 from embedkit.errors import Option, UsageError
 from embedkit.records import Count, Positive, from_json, parse_json, to_json
 from embedkit.types import Int64
@@ -104,9 +105,8 @@ class SeenRecords:
             return
         keys = keys_of(records)
         row = np.array([r.row for r in records], np.int64)
-        # rows behind the last one of the run would lead out of the array; the comparison drops them
-        index = np.minimum(np.searchsorted(self.row, row), len(self.row) - 1)
-        differs = (self.row[index] == row) & (self.text_key[index] != keys)
+        index = match(row, self.row)
+        differs = (index >= 0) & (self.text_key[index] != keys)
         # only some of the files, or in another order: row numbers are others then
         if tuple(source) != self.models.source or differs.any():
             raise UsageError(

@@ -55,13 +55,6 @@ def has_label(label: str | None) -> bool:
     return label is not None and bool(label.strip())
 
 
-def by_record(words: Int64, rows: Int64, values: NDArray[Any]) -> list[NDArray[Any]]:
-    """Divide values of words, whose records have the numbers ``words``, among records ``rows``."""
-    # the words are in the order of the records, so that each record has a slice; without rows[0],
-    # since the first part begins at 0
-    return np.split(values, np.searchsorted(words, rows[1:]))
-
-
 _BLOCKS_SHUFFLED = 4  # row groups whose rows are mixed
 
 _Batch = dict[str, NDArray[Any]]

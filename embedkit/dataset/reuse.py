@@ -21,10 +21,9 @@ stays: records are read and compared, and a file with another footer has another
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +35,7 @@ from embedkit.dataset.format import local_dataset, read_manifest
 from embedkit.dataset.job import Job, difference
 from embedkit.dataset.settings import JobSettings
 from embedkit.dataset.tables import TableReader
-from embedkit.encoding.windows import ranges
+from embedkit.encoding.windows import match, ranges
 from embedkit.errors import MismatchError, Option, UsageError
 from embedkit.types import AnyPath, Float32, Int64
 
@@ -89,8 +88,7 @@ def source_of(dataset: AnyPath, job: Job, *, any_environment: bool = False) -> S
     return path, manifest.fingerprint
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReusedTexts:
+class ReusedTexts(NamedTuple):
     """Texts of a shard that a dataset has: their numbers in the shard, and their places there."""
 
     texts: Int64
@@ -153,12 +151,8 @@ class OpenSource:
     def find(self, records: Sequence[Record], texts: Int64, folds: Int64 | None) -> ReusedTexts:
         """Those of some ``texts``, numbers of records, that this dataset has."""
         candidates = [records[i] for i in texts]
-        keys = keys_of(candidates)
-        # a key beyond the last one gets the place after the end: 0 is appended to be read there,
-        # and such places are dropped in the next line
-        at = np.searchsorted(self._keys, keys)
-        hits = np.flatnonzero(np.append(self._keys, 0)[at] == keys)
-        hits = hits[at[hits] < len(self._keys)]
+        at = match(keys_of(candidates), self._keys)
+        hits = np.flatnonzero(at >= 0)
         places = self._order[at[hits]]
         names = [*self._names, *["fold"] * (folds is not None)]
         stored = self.tables["sentences"].pick(places, names)

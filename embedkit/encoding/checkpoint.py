@@ -32,7 +32,7 @@ from embedkit.encoding.definition import (
 )
 from embedkit.encoding.inventory import Statement
 from embedkit.errors import DamagedModelError, ModelError, UsageError, did_you_mean, first_line
-from embedkit.storage import file_sha256
+from embedkit.storage import State, file_sha256, state_of
 
 GIVE_ANOTHER = f"Give a folder, or use {DEFAULT_MODEL}."
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
@@ -296,9 +296,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     hashes = {}
     for path in filter(Path.is_file, (*side, *tensors, *units)):
         # size, time and inode stand for the content: gigabytes are hashed once per process
-        status = path.stat()
-        digest = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
-        hashes[path.relative_to(folder).as_posix()] = digest
+        hashes[path.relative_to(folder).as_posix()] = _sha256(path, state_of(path.resolve()))
     definition, prefix, statements = defined_by(folder, modules, settings, config, statements)
     fields = (name, folder, source, revision, kind, n_layers, width, config, weights, hashes)
     return Checkpoint(*fields, prefix, definition, inner, sentence, adapter, tuple(statements))
@@ -346,7 +344,7 @@ def _adapter(transformer: Path, name: str) -> str:
 
 
 @lru_cache  # a command looks up the same checkpoint several times
-def _sha256(file: Path, *_identity: int) -> str:
+def _sha256(file: Path, _state: State) -> str:
     return file_sha256(file)
 
 

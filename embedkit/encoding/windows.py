@@ -111,6 +111,19 @@ def ranges(starts: Int64, counts: Int64) -> Int64:
     return np.asarray(np.arange(ends[-1]) + np.repeat(starts - ends[:-1], counts))
 
 
+def match(keys: Int64, among: Int64) -> Int64:
+    """Return the position of each key in ascending ones, -1 where it is not among them.
+
+    >>> match(np.array([3, 4, 9]), np.array([1, 3, 9]))
+    array([ 1, -1,  2])
+    """
+    if not len(among):
+        return np.full(len(keys), -1)
+    # a key above all others would be found behind the end
+    place = np.minimum(np.searchsorted(among, keys), len(among) - 1)
+    return np.where(among[place] == keys, place, -1)
+
+
 def window_starts(length: int, size: int, stride: int) -> list[int]:
     """Starts of the windows of ``size`` tokens over ``length`` tokens."""
     if stride >= size:

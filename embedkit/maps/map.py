@@ -8,11 +8,11 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,8 +50,7 @@ _MISSING = "(none)"
 _EPOCH, _DAY = datetime(1970, 1, 1, tzinfo=UTC), timedelta(days=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """Values of the points shown."""
 
     name: str
@@ -118,8 +117,7 @@ _TREE = 5_000  # points up to which openTSNE's tree is faster than its grid
 _EARLY, _FIRST, _NEXT, _ROUND = 250, 500, 250, 50  # iterations
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
+class Near(NamedTuple):
     """The nearest points of every point by cosine, without the point itself."""
 
     indices: Int64  # ``(n, k)``
@@ -451,7 +449,7 @@ def _columns(
     if label_names:
         labels = next((c for c in columns if c.name == "label"), None)
         shown = with_names(labels.names if labels else (), label_names)
-        columns = [replace(c, names=shown) if c is labels else c for c in columns]
+        columns = [c._replace(names=shown) if c is labels else c for c in columns]
     return columns
 
 

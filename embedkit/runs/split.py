@@ -32,11 +32,12 @@ from embedkit.dataset.format import dataset_folder
 from embedkit.dataset.parquet import check_columns, numbers, parquet_bytes, read_table
 from embedkit.dataset.read import VectorData
 from embedkit.display import Shown
+from embedkit.encoding.windows import match
 from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, UsageError
 from embedkit.records import Count, Positive, Seed, from_json, parse_json, to_json
 from embedkit.types import Int64
 from embedkit.units.target import Target
-from embedkit.units.units import Units, match, split_column
+from embedkit.units.units import Units, split_column
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +177,11 @@ class Split(Shown):
         """Raise a :class:`UsageError` if there is a test set beside ``test``."""
         if len(self.test):
             raise UsageError("the split has a test set already. Leave it out.", test=test)
+
+    @property
+    def held_out(self) -> Int64:
+        """Indices of the held-out units, fold after fold."""
+        return np.concatenate([held_out for _, held_out in self.subsets()])
 
     def subsets(self) -> list[tuple[Int64, Int64]]:
         """Return train and test indices of every fold."""

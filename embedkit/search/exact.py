@@ -25,7 +25,7 @@ from embedkit.dataset.parquet import places
 from embedkit.dataset.read import VectorData, load, text_keys
 from embedkit.dataset.tables import Block
 from embedkit.display import Shown, count_text
-from embedkit.encoding.windows import ends_of
+from embedkit.encoding.windows import ends_of, match
 from embedkit.errors import Message, Option, UsageError, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.records import Positive
@@ -78,8 +78,7 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
     return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class Whitening:
+class Whitening(NamedTuple):
     """A linear map that centers a view or, with a ``(width, width)`` matrix, whitens it."""
 
     mean: Float32
@@ -445,12 +444,9 @@ class Searcher:
         Raises:
             UsageError: there is no such row.
         """
-        # rows ascend with gaps where records were rejected; a row
-        # beyond the last one is compared with that
-        indices = np.searchsorted(self.data.row, rows)
-        indices = np.minimum(indices, len(self.data) - 1)
+        indices = match(np.asarray(rows, np.int64), self.data.row)
         for row, index in zip(rows, indices, strict=True):
-            if self.data.row[index] != row:
+            if index < 0:
                 raise UsageError(
                     f"{self.data.path} has no row {row}; rows go from {self.data.row[0]} to "
                     f"{self.data.row[-1]}, and rejects leave gaps."

@@ -42,7 +42,7 @@ from embedkit.corpus.values import is_missing, text_of
 from embedkit.dataset.fold_models import keys_of_texts
 from embedkit.dataset.format import SEPARATOR as BETWEEN_TEXTS
 from embedkit.dataset.format import dataset_folder, whole_text
-from embedkit.dataset.read import VectorData, by_record, has_label, text_keys
+from embedkit.dataset.read import VectorData, has_label, text_keys
 from embedkit.display import count_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
@@ -327,8 +327,9 @@ class Units:
         """Characters of the words of each record, ``(words, 2)``."""
         assert self.span is not None
         count = len(self.records)
-        # without any record np.split still gives one part
-        return by_record(self.place, np.arange(count), self.span)[:count]
+        # words are in the order of their records: each has a slice, without that of the first one,
+        # which begins at 0; without any record np.split still gives one part
+        return np.split(self.span, np.searchsorted(self.place, np.arange(1, count)))[:count]
 
     @property
     def keys(self) -> Int64:
@@ -540,19 +541,6 @@ def unit_keys(row: Int64, word: NDArray[Any] | None) -> Int64:
     """Return ``(n,)`` numbers that are equal for the same record, or word of a record."""
     # a record is its row with 0, and its words 1, 2 …: no key of a record is one of a word
     return np.asarray(row * _MOST_WORDS + (0 if word is None else word.astype(np.int64) + 1))
-
-
-def match(keys: Int64, among: Int64) -> Int64:
-    """Return the position of each key in ascending ones, -1 where it is not among them.
-
-    >>> match(np.array([3, 4, 9]), np.array([1, 3, 9]))
-    array([ 1, -1,  2])
-    """
-    if not len(among):
-        return np.full(len(keys), -1)
-    # a key above all others would be found behind the end
-    place = np.minimum(np.searchsorted(among, keys), len(among) - 1)
-    return np.where(among[place] == keys, place, -1)
 
 
 def reading_of(settings: Any) -> dict[str, Any]:
