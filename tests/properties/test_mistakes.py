@@ -73,6 +73,8 @@ def folder(common: Path) -> Path:
         ("export sms", 2, "sms is a dataset. Name the format: --to csv"),
         ("compare smz --report x.pdf", 2, "--report x.pdf: expected a name ending in .html"),
         ("explore sms --out train.csv/x.html", 6, "train.csv is a file. Name another place"),
+        ("train rare --out s3://b/run --folds 2", 6, "cannot write s3://b/run: only extract"),
+        ("split corpus.tsv --folds 2 --out s3://b/s.parquet", 6, "cannot write s3://b/s.parquet"),
         ("export spam --view mean_2", 2, "--view mean_2: it is for a dataset"),
         ("verify spam --recompute 2", 2, "spam is no dataset"),
         ("train corpus.tsv --split part", 2, "--split part: corpus.tsv has no"),
