@@ -283,9 +283,8 @@ class FakeHub:
 def hub(tiny_bert: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """A hub that has the tiny BERT, and beside it files that must not be fetched."""
     source = Path(shutil.copytree(tiny_bert, tmp_path / "source"))
-    library = "sentence_transformers.models"
-    modules = [{"path": "", "type": f"{library}.Transformer"}]
-    modules += [{"path": "mine", "type": f"{library}.Pooling"}]  # 1_Pooling is a habit
+    kinds = (("", "Transformer"), ("mine", "Pooling"))  # 1_Pooling is a habit
+    modules = [{"path": p, "type": f"sentence_transformers.models.{kind}"} for p, kind in kinds]
     (source / "modules.json").write_text(json.dumps(modules), "utf-8")
     others = "mine/config.json 1_Pooling/config.json README.md modeling_own.py pytorch_model.bin"
     others += " training_args.bin tf_model.h5 onnx/config.json openvino/model.safetensors"
