@@ -56,7 +56,7 @@ CARD = "README.md"
 """The text for people in a folder. It is listed as every file is, but whoever adds a licence to it,
 here or on a hub, damages nothing: its content is not compared."""
 
-_SECRETS = re.compile(  # a password may hold any sign; what follows a colon may be a port
+_ADDRESS = re.compile(  # a password may hold any sign; what follows a colon may be a port
     r"\b([A-Za-z][\w+.-]+:/+)(?:[^\s/?#@:]*(?::(?!\d+/)[^\s@]*)?@)?([^\s?#'\"]*)(?:[?#][^\s'\"]*)?"
 )
 # 64 digits, two blanks and the rest of the line, as sha256sum prints and reads it
@@ -326,6 +326,10 @@ def file_sha256(path: Path) -> str:
 
 def check_place(path: Path) -> None:
     """Raise a :class:`StorageError` if a path cannot be written; writes nothing."""
+    # of which pathlib would make folders here
+    if _ADDRESS.match(name := os.fspath(path)):
+        shown = without_secrets(name).replace(":/", "://", 1)
+        raise StorageError(f"cannot write {shown}: only extract writes to an address.")
     # the nearest folder that exists decides, since those below it are still to be made
     folder = next(place for place in path.absolute().parents if place.exists())
     if not folder.is_dir():
@@ -515,6 +519,7 @@ def new_folder(
     the folder ``_unfinished`` in it has none, and is deleted at the end.
     """
     work = incomplete(out)
+    check_place(out)
     make_folder(work)
     with exclusive(work):  # before anything is deleted: another process may be writing
         # only now is it certain that no other command is about to finish this output
@@ -560,6 +565,7 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
     ``free`` is called as by :func:`new_folder`. After an error nothing is left of the file.
     """
     work = incomplete(out)
+    check_place(out)
     make_folder(out.parent)
     with storage_errors(work):
         # to append, which makes a missing file and leaves one as it is that another command is
@@ -630,7 +636,7 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("https://me:pw@host/c.tsv?X-Amz-Signature=1f cannot be reached")
     'https://host/c.tsv cannot be reached'
     """
-    return _SECRETS.sub(r"\1\2", text)
+    return _ADDRESS.sub(r"\1\2", text)
 
 
 def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) -> None:

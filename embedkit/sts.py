@@ -139,27 +139,19 @@ def similarity(
         model=encoder.checkpoint.name,
     )
     if out is not None:
-        content = _content(pairs, reader, encoder, prefix)
+        settings = {"prefix": prefix, "special_tokens": True, "max_length": encoder.max_length}
+        content = SimilarityRun(
+            corpus=tuple(f.sha256 for f in reader.plan.files),
+            model=pairs.model,
+            model_sha256=encoder.checkpoint.sha256,
+            settings=settings | {"precision": encoder.precision},
+            records={"pairs": len(records), "rejected": pairs.rejected, "truncated": truncated},
+            agreement=agreement,
+            cost=Cost(),
+            versions=versions(),
+        )
         _write(Path(out), pairs, content, overwrite=overwrite)
     return pairs
-
-
-def _content(
-    pairs: PairSimilarity, reader: CorpusReader, encoder: Encoder, prefix: str
-) -> SimilarityRun:
-    """What ``run.json`` holds."""
-    settings = {"prefix": prefix, "special_tokens": True, "max_length": encoder.max_length}
-    counts = {"pairs": len(pairs.records), "rejected": pairs.rejected}
-    return SimilarityRun(
-        corpus=tuple(f.sha256 for f in reader.plan.files),
-        model=pairs.model,
-        model_sha256=encoder.checkpoint.sha256,
-        settings=settings | {"precision": encoder.precision},
-        records=counts | {"truncated": pairs.truncated},
-        agreement=pairs.agreement,
-        cost=Cost(),
-        versions=versions(),
-    )
 
 
 def _read_pairs(corpus: CorpusLike, reading: CorpusOptions) -> tuple[CorpusReader, list[Record]]:

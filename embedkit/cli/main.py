@@ -31,6 +31,10 @@ def main() -> NoReturn:
     set_wait_policy()  # before the libraries that read it are loaded
     # as an exception, so that locks are released and unfinished files removed on the way out
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    for name in ("stdin", "stdout", "stderr"):
+        # closed by the caller: the next file that is opened would take its number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r+"))
     stdout = sys.stdout
     if isinstance(stdout, TextIOWrapper):  # file names may be unprintable
         stdout.reconfigure(errors="backslashreplace")

@@ -537,12 +537,16 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
         return text if len(text) <= 60 else text[:57] + "…"
 
+    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    # of another model all files differ, and their checksums tell a reader nothing
+    sums = "model.sha256."
+    files = ", ".join(key.removeprefix(sums) for key in differing if key.startswith(sums))
     lines = [
         f"  {key}: {short(old.get(key))} there, {short(new.get(key))} now"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
+        for key in differing
+        if not key.startswith(sums)
     ]
-    return "\n".join(lines)
+    return "\n".join([f"  model: other contents of {files}"] * bool(files) + lines)
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

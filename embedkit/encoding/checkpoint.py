@@ -463,19 +463,24 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
         files = [s.rfilename for s in info.siblings or ()]
         top = [file for file in files if "/" not in file]
         side = [file for file in top if file.endswith(_SIDE_FILES)]
-        units = [file for file in files if re.fullmatch(r"\d+_\w+/[^/]+", file)]
-        side += [f for f in units if f.endswith(_SIDE_FILES) or Path(f).name in _MODULE_FILES]
         tensors = [f for f in top if re.fullmatch(r"model.*\.safetensors", f)]
         # never both kinds, which would double the download
         weights = tensors or [f for f in top if re.fullmatch(r"pytorch_model.*\.bin", f)]
         if _ADAPTER in top:
             weights += [f for f in top if re.fullmatch(r"adapter_model\.(safetensors|bin)", f)]
-        # the weights last: a snapshot with weights is complete
-        folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=side)
+        fetch = huggingface_hub.snapshot_download
+        folder = Path(fetch(name, revision=revision, allow_patterns=side))
         # by the commit and no longer by the branch, which may have moved meanwhile
-        commit = Path(folder).name
-        if weights:
-            huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=weights)
+        commit = folder.name
+        # modules stand wherever modules.json says
+        places = {module["path"] for module in modules_of(folder)}
+        units = [file for file in files if str(Path(file).parent) in places]
+        units = [f for f in units if f.endswith(_SIDE_FILES) or Path(f).name in _MODULE_FILES]
+        # the weights last: a snapshot with weights is complete
+        for patterns in filter(None, (units, weights)):
+            fetch(name, revision=commit, allow_patterns=patterns)
+    except ModelError:  # of modules.json
+        raise
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelError(
             f"{nowhere}the hub has none, or it is private (then log in: hf auth login).", model=name
@@ -486,7 +491,7 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
             f"{GIVE_ANOTHER}",
             model=name,
         ) from error
-    return Path(folder), commit
+    return folder, commit
 
 
 def _cached_snapshot(name: str, revision: str | None) -> Path | None:

@@ -134,7 +134,7 @@ def defined_by(
     ]
     texts = general.get("prompts") or {}
     prompts = {str(key): str(text) for key, text in texts.items() if text is not None}
-    problems, modules = [], []
+    problems, modules = list[str](), list[SentenceModule]()
     # without the file sentence-transformers adds a mean
     pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
     for number, module in enumerate(listed):
@@ -161,6 +161,9 @@ def defined_by(
             pooling = _POOLINGS.get(names[0].partition("_token")[0]) if len(names) == 1 else None
             if pooling is None:
                 problem = f"{where} by {' and '.join(names)}"
+            # what stands before it is of tokens
+            elif modules:
+                problem = f"{where} after {modules[-1].folder}"
             # the mean would leave out tokens of the prompt, which is not done here
             elif not content.get("include_prompt", True) and any(prompts.values()):
                 problem = f"{where} without the prompt"

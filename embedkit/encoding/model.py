@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -378,7 +379,8 @@ def load_module(
         return (_adapted(checkpoint, model).to(dtype) if adapts else model), report
     except Exception as error:  # the loader raises what its many formats raise
         reason = first_line(error)
-        if checkpoint.is_pickle and not adapts:  # torch's message advises to load the file anyway
+        # torch's message advises to load the file anyway
+        if isinstance(error, UnpicklingError) and not adapts:
             reason = f"{checkpoint.weights[0]} is damaged, or holds other things than tensors"
         raise DamagedModelError(
             f"{checkpoint.name}: the weights cannot be loaded ({reason})."

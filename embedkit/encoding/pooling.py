@@ -207,8 +207,10 @@ class SentencePooler(Pooler):
                 # torch.nn alone pass
                 activation = config.get("activation_function", "Tanh").rpartition(".")[2]
                 # eval, since dropout and others draw random numbers in training
-                self._steps += [linear.float(), getattr(nn, activation)().eval()]
-                self.width = linear.out_features
+                self._steps.append(nn.Sequential(linear.float(), getattr(nn, activation)().eval()))
+                # tried, since it has to take what comes before it, and some activations halve it
+                trial = torch.zeros(1, self.width or checkpoint.width)
+                self.width = self._steps[-1](trial).shape[1]
                 if not all(weight.isfinite().all() for weight in linear.parameters()):
                     raise ValueError("its weights hold NaN or infinity")
             except Exception as error:  # of the readers of both formats

@@ -24,6 +24,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from embedkit.encoding.model import PlainModel
+from embedkit.encoding.products import LinearToTrain
 from embedkit.errors import UsageError, first_line
 from embedkit.finetuning.options import CONTRASTIVE, WORDS, TrainingOptions, own_head
 from embedkit.units.target import Target
@@ -72,6 +73,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             self.encoder = AutoModel.from_config(AutoConfig.for_model(**(config.encoder or {})))
         for module in self.encoder.modules():
             module._is_hf_initialized = True  # nor drawn by post_init() below
+            if type(module) is nn.Linear:
+                module.__class__ = LinearToTrain  # the same weights, under the same names
         if hasattr(self.encoder, "pooler"):
             self.encoder.pooler = None  # the pooler head has its own
         self.width = int(

@@ -230,11 +230,20 @@ def paired_test(
         scale: of the metric, :attr:`Metric.scale`.
         units: :meth:`Metric.units`.
     """
+    from scipy.special import stdtr
+
     value = float(values[0] - values[1])
     steady, moved = _steadied(values, influence, scale)
     apart = float(steady[0] - steady[1])
     error, freedom = _error(apart, moved[:, 0] - moved[:, 1], units)
-    p, near = _p_of(apart, error, freedom, steady, moved), _quantile(freedom) * error
+    p, near = None, _quantile(freedom) * error
+    if not np.isnan([apart, error]).any():
+        # the same predictions by two methods differ by rounding alone, which is no difference; the
+        # yardstick are the values and the standard errors of both
+        largest_error = np.sqrt((moved**2).sum(0)).max()
+        same = error <= 1e-9 * largest_error and abs(apart) <= 1e-9 * np.abs(steady).max()
+        # without a difference the error may be 0 as well, and t would be 0 / 0
+        p = 1.0 if same or apart == 0 else float(2 * stdtr(freedom, -abs(apart) / error))
     if scale != "area":
         return Difference(value, value - near, value + near, p)
     # in units of the metric: as many times the difference as it is there
@@ -278,22 +287,6 @@ def _steadied(values: Float64, influence: Float64, scale: str) -> tuple[Float64,
     # at the ends the slope has no limit, but no record has an influence
     slope = np.divide(0.5, np.sqrt(values * (1 - values)), out=np.zeros(len(values)), where=inside)
     return np.arcsin(np.sqrt(values)), influence * slope
-
-
-def _p_of(
-    value: float, error: float, freedom: float, values: Float64, influence: Float64
-) -> float | None:
-    """The p of a difference of two values with its error; None where one of them is undefined."""
-    from scipy.special import stdtr
-
-    if np.isnan(value) or np.isnan(error):
-        return None
-    # the same predictions by two methods differ by rounding alone, which is no difference; the
-    # yardstick are the values and the standard errors of both
-    largest_error = np.sqrt((influence**2).sum(0)).max()
-    same = error <= 1e-9 * largest_error and abs(value) <= 1e-9 * np.abs(values).max()
-    # without a difference the error may be 0 as well, and t would be 0 / 0
-    return 1.0 if same or value == 0 else float(2 * stdtr(freedom, -abs(value) / error))
 
 
 def holm(p: Sequence[float | None]) -> list[float | None]:

@@ -95,8 +95,9 @@ def test_an_interrupted_command_waits_for_no_thread(here: Path) -> None:
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_no_error(here: Path) -> None:
-    line = f"{sys.executable} -m embedkit tokenize --vocab 0:40 --model {tiny_model()} | head -n 1"
-    done = program("bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}", cwd=here)
+    line = f"{sys.executable} -m embedkit tokenize --vocab 0:40 --model {tiny_model()}"
+    lines = f"{line} <&- >&-; {line} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = program("bash", "-c", lines, cwd=here)
     assert done.stderr == ""
     assert done.stdout.split() == ["id", "token", "0"]
 

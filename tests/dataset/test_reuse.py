@@ -73,6 +73,12 @@ NEW_TEXTS = {"grown in the middle": 6, "edited": 1}
 """How many texts of a changed corpus are encoded."""
 
 
+def check_fresh(out: Path, corpus: Any, **options: Any) -> None:
+    """Compare a dataset with one that is made at once."""
+    run(corpus, out.with_name("fresh"), **options)
+    assert tree(out) == tree(out.with_name("fresh"))
+
+
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the texts that the model got."""
@@ -109,8 +115,7 @@ def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
         patch.setattr(ExtractPlan, "tokenized", counted)
         run(corpus, out, reuse=out, overwrite=True, **options)
     assert sum(encoded) == sum(tokenized) == NEW_TEXTS.get(change, 0)
-    run(corpus, tmp_path / "fresh", **options)
-    assert tree(out) == tree(tmp_path / "fresh")
+    check_fresh(out, corpus, **options)
     assert embedkit.verify(out, recompute=999).ok
 
 
@@ -136,8 +141,7 @@ def test_what_lengths_do_not_tell_is_counted_again(tmp_path: Path, odd: dict[str
     run(corpus, tmp_path / "old", **OPTIONS, **odd)
     tsv(corpus, [*NEW, *rows[::-1]])
     run(corpus, tmp_path / "new", reuse=tmp_path / "old", **OPTIONS, **odd)
-    run(corpus, tmp_path / "fresh", **OPTIONS, **odd)
-    assert tree(tmp_path / "new") == tree(tmp_path / "fresh")
+    check_fresh(tmp_path / "new", corpus, **OPTIONS, **odd)
     ledger = manifest_of(tmp_path / "new")["totals"]["ledger"]
     assert ledger["records_spelling_special_tokens"] == 1
     assert (ledger["windows"] > ledger["records"]) == bool(odd)
@@ -154,8 +158,7 @@ def test_normalized_cut_and_two_sources(tmp_path: Path, encoded: list[int]) -> N
     encoded.clear()
     run(corpus, tmp_path / "both", pooling="mean", reuse=sources, **options)
     assert sum(encoded) == 6
-    run(corpus, tmp_path / "fresh", pooling="mean", **options)
-    assert tree(tmp_path / "both") == tree(tmp_path / "fresh")
+    check_fresh(tmp_path / "both", corpus, pooling="mean", **options)
 
 
 @pytest.mark.slow
@@ -185,8 +188,7 @@ def test_marked_words_are_those_of_the_text(tmp_path: Path, encoded: list[int]) 
     encoded.clear()
     run(changed, tmp_path / "b", reuse=tmp_path / "a", **options)
     assert sum(encoded) == 1
-    run(changed, tmp_path / "fresh", **options)
-    assert tree(tmp_path / "b") == tree(tmp_path / "fresh")
+    check_fresh(tmp_path / "b", changed, **options)
 
 
 def test_texts_that_differ_in_case_alone_are_others(tmp_path: Path, encoded: list[int]) -> None:
@@ -199,8 +201,7 @@ def test_texts_that_differ_in_case_alone_are_others(tmp_path: Path, encoded: lis
     encoded.clear()
     run(corpus, tmp_path / "new", reuse=tmp_path / "old", **OPTIONS)
     assert sum(encoded) == 2
-    run(corpus, tmp_path / "fresh", **OPTIONS)
-    assert tree(tmp_path / "new") == tree(tmp_path / "fresh")
+    check_fresh(tmp_path / "new", corpus, **OPTIONS)
 
 
 def test_a_kill_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +223,7 @@ def test_a_kill_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert tree(out) == before
     monkeypatch.setattr(ShardMaker, "write", genuine)
     assert run(corpus, out, reuse=out, overwrite=True, **OPTIONS).resumed_shards >= 2
-    run(corpus, tmp_path / "fresh", **OPTIONS)
-    assert tree(out) == tree(tmp_path / "fresh")
+    check_fresh(out, corpus, **OPTIONS)
 
 
 def test_two_at_once_publish_what_they_name(

@@ -283,11 +283,14 @@ class FakeHub:
 def hub(tiny_bert: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """A hub that has the tiny BERT, and beside it files that must not be fetched."""
     source = Path(shutil.copytree(tiny_bert, tmp_path / "source"))
-    others = "1_Pooling/config.json README.md modeling_own.py pytorch_model.bin training_args.bin"
-    others += " tf_model.h5 onnx/model.onnx onnx/config.json openvino/model.safetensors"
+    kinds = (("", "Transformer"), ("mine", "Pooling"))  # 1_Pooling is a habit
+    modules = [{"path": p, "type": f"sentence_transformers.models.{kind}"} for p, kind in kinds]
+    (source / "modules.json").write_text(json.dumps(modules), "utf-8")
+    others = "mine/config.json 1_Pooling/config.json README.md modeling_own.py pytorch_model.bin"
+    others += " training_args.bin tf_model.h5 onnx/config.json openvino/model.safetensors"
     for name in f"{others} adapter.safetensors".split():
         (source / name).parent.mkdir(exist_ok=True)
-        (source / name).write_bytes(b"{}")
+        (source / name).write_bytes(b'{"pooling_mode_mean_tokens": true}')
     hub = FakeHub(source, cache)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
@@ -300,7 +303,8 @@ WANTED = {
     "tokenizer.json",
     "tokenizer_config.json",
     "model.safetensors",
-    "1_Pooling/config.json",
+    "modules.json",
+    "mine/config.json",
 }
 
 

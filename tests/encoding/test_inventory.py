@@ -113,6 +113,7 @@ APPLIED: list[tuple[str, dict[str, Any]]] = [
     (ROOT, {"requirements": {"transformers": ">=5"}}),
     ("1_Pooling/config.json", {"include_prompt": False}),
     ("2_Dense/config.json", {"activation_function": "torch.nn.modules.dropout.Dropout"}),
+    ("2_Dense/config.json", {"activation_function": "torch.nn.modules.activation.GLU"}),
     ("config.json", {"return_dict": False}),
     ("config.json", {"output_hidden_states": True}),
     ("config.json", {"position_embedding_type": "absolute", "auto_map": {"AutoConfig": "a.B"}}),
@@ -126,7 +127,6 @@ NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
     (S, {"transformer_task": "fill-mask"}, "transformer_task"),
     (S, {"modality_config": {"message": {"method": "forward"}}}, "modality_config.message"),
     (S, {"module_output_name": "sentence_embedding"}, "module_output_name"),
-    (S, {"query_length": 8}, "query_length"),
     (S, {"query_expansion": {"length": 8}}, "query_expansion"),
     (S, {"new_key": 1}, "new_key"),
     (ROOT, {"model_type": "CrossEncoder"}, "model_type"),
@@ -138,7 +138,6 @@ NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
     ("2_Dense/config.json", {"use_residual": True}, "use_residual"),
     ("2_Dense/config.json", {"module_output_name": "other"}, "module_output_name"),
     ("config.json", {"position_embedding_type": "relative_key_query"}, "position_embedding_type"),
-    ("config.json", {"position_embedding_type": "alibi"}, "position_embedding_type"),
     ("config.json", {"auto_map": {"AutoModel": "own.Own"}}, "auto_map"),
     ("config.json", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
     ("config.json", {"transformers_weights": "other.safetensors"}, "transformers_weights"),
@@ -178,6 +177,12 @@ def test_a_module_that_is_not_known(
 ) -> None:
     state(folder / file, **stated)
     is_refused(folder, name)
+
+
+def test_modules_before_the_pooling_are_of_tokens(folder: Path) -> None:
+    transformer, pooling, dense = read(folder / "modules.json")
+    (folder / "modules.json").write_text(json.dumps([transformer, dense, pooling]))
+    is_refused(folder, "1_Pooling (Pooling) after 2_Dense")
 
 
 def test_a_prompt_that_is_not_pooled(folder: Path, tmp_path: Path) -> None:

@@ -16,10 +16,7 @@ from embedkit.errors import UsageError
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("-1", "12"),
         ("0", "0"),
-        ("-13", "0"),
-        ("-4..-1", "9 10 11 12"),
         ("all", "0 1 2 3 4 5 6 7 8 9 10 11 12"),
         ("sum:5", "sum_5to5"),
         ("sum:-4..-1, 12 ,mean:-4..-1", "sum_9to12 12 mean_9to12"),

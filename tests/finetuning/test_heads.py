@@ -17,6 +17,7 @@ from transformers import BertForSequenceClassification
 from embedkit.choices import DEFAULT_MODEL, HEADS
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.products import LinearToTrain
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import UsageError
@@ -198,3 +199,19 @@ def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
     assert sorted(second) == list(range(1_003))
     spread = [np.ptp(lengths[second[i : i + 16]]) for i in range(0, 992, 16)]
     assert np.median(spread) < 8  # of 95 that batches at random would have
+
+
+def test_products_are_trained_as_those_of_torch() -> None:
+    """Result and gradients are as near to float64 as torch's own are."""
+    torch.manual_seed(0)
+    plain, x, g = torch.nn.Linear(96, 192), torch.randn(5, 33, 96), torch.randn(5, 33, 192)
+    ours, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
+    ours.__class__ = LinearToTrain
+    found: list[list[Any]] = []
+    for layer in (ours, plain, exact):
+        rows = x.to(layer.weight.dtype).clone().requires_grad_()
+        y = layer(rows)
+        y.backward(g.to(y.dtype))
+        found.append([y.detach(), rows.grad, layer.weight.grad, layer.bias.grad])
+    for mine, theirs, right in zip(*found, strict=True):
+        assert (mine - right).norm() <= 1.5 * (theirs - right).norm()

@@ -82,8 +82,6 @@ def test_a_test_file_has_its_own_choice_of_records(
     assert content.records["test"] == 9
     everything = tuned(folder / "corpus.tsv", tmp_path / "all", epochs=1, test=more, folds=2)
     assert everything.content.records["test"] == 40
-    with pytest.raises(UsageError, match="test_sample=0: expected 1 or more"):
-        tuned(folder / "corpus.tsv", tmp_path / "none", test=more, test_sample=0)
 
 
 def test_a_test_set_may_be_a_dataset(folder: Path, tmp_path: Path, more: Path) -> None:
