@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -238,8 +238,7 @@ class _Probed(NamedTuple):
     weights: Sequence[float] = ()  # of a mixture
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(NamedTuple):
     """A method that fits every candidate, and keeps in each fold the one with the best inner score.
 
     It also scores them, by their outputs for the held-out units, which are given fold after fold.

@@ -7,9 +7,9 @@ out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +53,7 @@ _NO_TEXTS = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Cases:
+class Cases(NamedTuple):
     """Held-out records, in the order of the input."""
 
     records: Predictions  # of the first method
@@ -63,9 +62,6 @@ class Cases:
     view: str  # of the neighbours; empty without vectors
     near: dict[int, list[tuple[int, float]]]  # up to three others with cosines, by position
     of_sets: bool = False  # each class stands for a set of classes, see as_single
-
-    def __len__(self) -> int:
-        return len(self.records.row)
 
 
 def cases_of(

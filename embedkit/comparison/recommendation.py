@@ -427,7 +427,7 @@ def notices(compared: Compared, cases: Cases) -> Iterator[Notice]:
         sentence = f"{labels} that all methods and the nearest {compared.noun}s contradict."
         yield Notice(f"{labels} to check", sentence, "relabel")
     if count := len(cases.lists.get("all_wrong", ())):
-        sentence = f"{count:,} of {len(cases):,} are predicted wrongly by every method."
+        sentence = f"{count:,} of {len(cases.records.row):,} are predicted wrongly by every method."
         short = f"{count_text(count, compared.noun)} that no method gets right"
         yield Notice(short, sentence, "all_wrong")
 

@@ -15,10 +15,10 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -148,8 +148,7 @@ def choose_thresholds(
     return each, decision.choose(y, proba.mean(axis=0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuned:
+class FineTuned(NamedTuple):
     """An encoder with a head: a model for each fold, kept in a folder as soon as it is trained.
 
     Fitting again with the same folder trains only the models that are not there.
@@ -250,7 +249,7 @@ class FineTuned:
         if decided.validation:  # then there are fewer to train on
             options = replace(options, objective=decided.objective)
             decided = decide([subsets["train"] for subsets in divided])
-        method = replace(self, options=decided)
+        method = self._replace(options=decided)
         if self.earlier is None:
             return method
         folder, earlier = self.earlier

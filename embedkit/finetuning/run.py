@@ -123,12 +123,12 @@ def finetune(
     chosen: dict[str, Any] = {"sample": test_sample, "min_chars": test_min_chars}
     further = None if test is None else data.further(test, **chosen, seed=options.seed)
     checkpoint, earlier = _start(model, revision=revision, offline=offline)
-    method = replace(FineTuned.of(checkpoint, options, data, device=where), earlier=earlier)
+    method = FineTuned.of(checkpoint, options, data, device=where)._replace(earlier=earlier)
     problem = method.problem(data, further, split=split, folds=folds)
     # the last of what is open: epochs depend on the number of training texts in the folds
     method = method.decided(problem)
     with resumable_run(out, method.identity(problem), overwrite=overwrite) as folder:
-        method = replace(method, folder=folder)
+        method = method._replace(folder=folder)
         predictions, fits = cross_validate(method, problem, progress=progress)
         method.write(problem, fits)
         on_device = where.type == "cuda"
