@@ -1,12 +1,13 @@
 """Atomic creation of outputs, durable files, locks and ``SHA256SUMS``.
 
     OUT.incomplete/               the folder while it is written, locked
-    OUT.incomplete/unfinished/    files that only the next attempt needs
+    OUT.incomplete/_unfinished/   files that only the next attempt needs
     OUT.incomplete/SHA256SUMS     written last: checksums of all files
 
-One rename makes it ``OUT``. An existing ``OUT`` is first renamed to ``unfinished/replaced`` in the
-new folder, then the new folder gets its name, then the old one is deleted; after a crash in between
-the next command completes this. A single file is written as ``OUT.incomplete`` too, and renamed.
+One rename makes it ``OUT``. An existing ``OUT`` is first renamed to ``_unfinished/replaced`` in
+the new folder, then the new folder gets its name, then the old one is deleted; after a crash in
+between the next command completes this. A single file is written as ``OUT.incomplete`` too, and
+renamed.
 
 Of commands that make the same output at once, one holds the lock of ``OUT.incomplete``. What stands
 at ``OUT`` is looked at under the lock, since a command that saw nothing there may have waited long
@@ -43,8 +44,9 @@ from embedkit.errors import (
 )
 from embedkit.machine import usable_cores
 
-UNFINISHED = "unfinished"
-"""Folder inside of ``OUT.incomplete`` for what only the next attempt needs."""
+UNFINISHED = "_unfinished"
+"""Folder inside of ``OUT.incomplete`` for what only the next attempt needs, and for the output that
+is replaced; deleted last. Other readers skip it, since its name begins with an underscore."""
 
 
 # re-entrant, since a folder makes its parents first
@@ -378,11 +380,11 @@ def _sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def seal(folder: Path, *, leave_out: str | None = None) -> None:
-    """Write ``SHA256SUMS`` of all files of a folder but those of the folder ``leave_out``."""
+def seal(folder: Path) -> None:
+    """Write ``SHA256SUMS`` of all files of a folder but those of an unfinished one."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     # a list of checksums cannot have its own
-    listed = [name for name in names if name != SUMS and name.split("/")[0] != leave_out]
+    listed = [name for name in names if name != SUMS and name.split("/")[0] != UNFINISHED]
     # threads suffice, since hashlib computes without the interpreter's lock
     with ThreadPoolExecutor(min(8, usable_cores())) as pool:
         digests = pool.map(lambda name: file_sha256(folder / name), listed)
@@ -509,13 +511,12 @@ def new_folder(
     free: Callable[[], object] = lambda: None,
     begin: Callable[[Path], None] | None = None,
     sealed: bool = True,
-    private: str = UNFINISHED,
 ) -> Iterator[Path]:
     """A locked folder to fill, which replaces ``out`` when the block ends without an error.
 
     When the lock is held, ``free`` is called, which raises an error if ``out`` may not be replaced,
     and ``begin`` with the folder; without, it is emptied. Its checksums are written if ``sealed``;
-    the folder ``private`` in it has none, and is deleted at the end.
+    the folder ``_unfinished`` in it has none, and is deleted at the end.
     """
     work = incomplete(out)
     check_place(out)
@@ -528,10 +529,10 @@ def new_folder(
         (begin or empty_folder)(work)
         yield work
         if sealed:
-            seal(work, leave_out=private)
+            seal(work)
         # the second look at what stands there: this block may have worked for hours
         with replacing(out, seen):
-            publish(work, out, private=private)
+            publish(work, out)
 
 
 def seen_under_lock(out: Path, free: Callable[[], object]) -> State:
@@ -585,40 +586,40 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
             raise
 
 
-def publish(work: Path, out: Path, *, private: str = UNFINISHED) -> None:
-    """Rename ``work`` to ``out``, and delete the folder that had this name, and ``private``."""
+def publish(work: Path, out: Path) -> None:
+    """Rename ``work`` to ``out``, and delete the folder that had this name."""
     # an empty folder is replaced by the rename itself. A filled one moves into the new one, and so
     # is never lost: between the two renames there is no output for a moment, but both are there
     # under other names, from which finish_swap goes on
     if _is_filled(out):
-        make_folder(work / private)
-        publish_folder(out, work / private / _REPLACED)
+        make_folder(work / UNFINISHED)
+        publish_folder(out, work / UNFINISHED / _REPLACED)
     publish_folder(work, out)
-    remove_tree(out / private)
+    remove_tree(out / UNFINISHED)
 
 
-def finish_swap(out: Path, is_ours: Callable[[Path], bool], *, private: str = UNFINISHED) -> None:
+def finish_swap(out: Path, is_ours: Callable[[Path], bool]) -> None:
     """Complete an interrupted replacement; nothing is touched that is not ``is_ours``."""
     work = incomplete(out)
     # the old one was moved away and the new one has no name yet: it was complete by then
-    if _is_filled(work / private / _REPLACED) and not os.path.lexists(out):
+    if _is_filled(work / UNFINISHED / _REPLACED) and not os.path.lexists(out):
         with exclusive(work):
             publish_folder(work, out)
     # the new one has its name; what remains is to delete the old one. Of a foreign folder that
     # happens to have one of this name nothing is deleted
-    if (out / private).is_dir() and not out.is_symlink() and is_ours(out):
+    if (out / UNFINISHED).is_dir() and not out.is_symlink() and is_ours(out):
         with exclusive(out):
-            remove_tree(out / private)
+            remove_tree(out / UNFINISHED)
 
 
-def wait_for_swap(out: Path, *, private: str = UNFINISHED) -> None:
+def wait_for_swap(out: Path) -> None:
     """Wait while a folder has no name because it is being replaced: between two renames.
 
     A killed command leaves that state until it is given again, so that the wait is short.
     """
     # a second in all; a swap takes two renames
     for _ in range(20):
-        if out.exists() or not _is_filled(incomplete(out) / private / _REPLACED):
+        if out.exists() or not _is_filled(incomplete(out) / UNFINISHED / _REPLACED):
             return
         time.sleep(0.05)
 

@@ -34,9 +34,6 @@ FORMAT_VERSION = 1
 TABLES = ("sentences", "words", "tokens")
 """Folders of shards."""
 
-SCRATCH = "_embedkit/scratch"
-"""Folder for what an unfinished job needs, and for the dataset that it replaces; deleted last."""
-
 RESERVED = frozenset(
     {"row", "id", "text", "text_pair", "text_key", "label"}
     | {"n_tokens", "n_kept", "n_unknown", "truncated"}
@@ -60,7 +57,7 @@ class Layout:
         self.manifest, self.job = root / MANIFEST, private / "job.json"
         self.rejects, self.log = private / "rejects.jsonl", private / "log.jsonl"
         self.shards, self.index = private / "shards.parquet", private / "index"
-        self.scratch = root / SCRATCH
+        self.scratch = root / storage.UNFINISHED
         self.receipts = self.scratch / "receipts"
 
     def shard_file(self, folder: str, number: int) -> Path:
@@ -315,7 +312,7 @@ def read_manifest(path: Path) -> Manifest:
     layout = Layout(path)
     file = layout.manifest
     # order: wait, note what stands there, read, and look again if what was read is damaged
-    storage.wait_for_swap(path, private=SCRATCH)
+    storage.wait_for_swap(path)
     seen = storage.state_of(path)
     if file.is_file():
         try:

@@ -2,7 +2,7 @@
 
     _embedkit/job.json           settings and environment
     _embedkit/shards.parquet     where each shard begins in the corpus, and the counts of the corpus
-    _embedkit/scratch/receipts/  one file for each finished shard, written after its files
+    _unfinished/receipts/        one file for each finished shard, written after its files
 
 A shard counts as finished if its files have the size and the footer that its receipt tells; all
 others are made again, also those of a complete dataset that was damaged.
@@ -29,7 +29,6 @@ from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.records import CorpusReader, ReadCounts, Record
 from embedkit.corpus.sources import Reject, ShardRange
 from embedkit.dataset.format import (
-    SCRATCH,
     TABLES,
     EnvironmentShards,
     FileEntry,
@@ -132,7 +131,7 @@ def open_job(
             if layout.job.is_file():
                 _check_same(layout, job, overwrite=overwrite, allow_env_change=allow_env_change)
             # after the comparison, which may have emptied the folder, job.json included
-            for folder in (layout.receipts, layout.root / "sentences"):
+            for folder in (layout.private, layout.receipts, layout.root / "sentences"):
                 storage.make_folder(folder)
             if not layout.job.is_file():
                 content = to_json(job)
@@ -398,7 +397,7 @@ class JobFolder:
         with storage.replacing(out, self._seen):
             if self._repair is not None:
                 storage.link_tree(Layout(out).index, layout.index)
-            storage.publish(layout.root, out, private=SCRATCH)
+            storage.publish(layout.root, out)
 
 
 class Repair(NamedTuple):
@@ -414,7 +413,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     That is also so if it is to be replaced.
     """
     # first, since a kill in a replacement may have left no output, or two
-    storage.finish_swap(out, is_dataset, private=SCRATCH)
+    storage.finish_swap(out, is_dataset)
     if _is_free(out) or overwrite:
         return None
     seen = storage.state_of(out)
@@ -518,7 +517,7 @@ def _refuse_foreign(root: Path) -> None:
         foreign = ["it"]
     elif root.is_dir():
         # whatever else is in there would become part of the dataset, or be deleted with it
-        names = {"_embedkit", storage.SUMS, storage.CARD, *TABLES}
+        names = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
         foreign = sorted({p.name for p in root.iterdir()} - names)
     if foreign:
         raise OutputExistsError(

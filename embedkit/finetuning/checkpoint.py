@@ -150,8 +150,6 @@ class CheckpointClassifier(TextModels):
         return (torch.softmax(logits, dim=1) if self.classes else logits[:, 0]).numpy()
 
 
-_PRIVATE = "_embedkit"  # inside of the folder while another is replaced
-
 _CODE = """\
 from transformers import {0}, AutoTokenizer
 model = {0}.from_pretrained({1!r})
@@ -232,7 +230,7 @@ def export(
     check_files(source, [f"model/{name}"], advice="Make the run again.")
     has_head = is_plain_head(read_config(source / "model" / name))
     # no folder but ours has _embedkit in it
-    finish_swap(target, lambda _: True, private=_PRIVATE)
+    finish_swap(target, lambda _: True)
 
     def free() -> None:
         if target.is_dir() and not any(target.iterdir()):
@@ -245,7 +243,7 @@ def export(
 
     # no SHA256SUMS (sealed): the folder is to be like any checkpoint. free is asked again under the
     # lock
-    with new_folder(target, free=free, sealed=False, private=_PRIVATE) as work:
+    with new_folder(target, free=free, sealed=False) as work:
         with storage.storage_errors(work, SafetensorError):
             inside = f"model/{name}/"
             for file in storage.file_sums(source):  # what else is there may be a link to anywhere

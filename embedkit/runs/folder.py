@@ -130,8 +130,8 @@ def resumable_run(
 ) -> Iterator[Path]:
     """A folder as in :func:`new_run`, with the content that an earlier attempt left.
 
-    ``unfinished/job.json`` in it holds the settings: everything that shapes the run, as JSON. The
-    folder ``unfinished`` is deleted when the run has its final name. Settings that fail before a
+    ``_unfinished/job.json`` in it holds the settings: everything that shapes the run, as JSON. The
+    folder ``_unfinished`` is deleted when the run has its final name. Settings that fail before a
     file is written leave no folder. ``overwrite`` also discards an unfinished run with other
     settings.
     """

@@ -361,7 +361,7 @@ def test_stopped_before_the_first_evaluation_it_goes_on(
         patch.setattr(storage, "write_durably", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tuned_on(shared, tmp_path / "run", **settings)
-    work = tmp_path / "run.incomplete/unfinished/checkpoints/fold-0"
+    work = tmp_path / "run.incomplete/_unfinished/checkpoints/fold-0"
     assert [p.name for p in work.iterdir()] == ["checkpoint-2"]  # of 4 steps an epoch
     tuned_on(shared, tmp_path / "run", **settings)
     tuned_on(shared, tmp_path / "whole", **settings)
@@ -474,7 +474,7 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "damaged", ["model/fold-1/model.safetensors", *slow("unfinished/folds/fold-1.json")]
+    "damaged", ["model/fold-1/model.safetensors", *slow("_unfinished/folds/fold-1.json")]
 )
 def test_a_damaged_fold_is_trained_again(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
@@ -533,7 +533,7 @@ def test_a_loss_that_is_not_a_number(
     work, loss = tmp_path / "run.incomplete", EncoderWithHead.loss
 
     def spoilt(self: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        second = (work / "unfinished/folds/fold-0.json").is_file()
+        second = (work / "_unfinished/folds/fold-0.json").is_file()
         return loss(self, logits, labels) * (float("nan") if second else 1)
 
     with monkeypatch.context() as patch:

@@ -49,7 +49,7 @@ def test_a_manifest_is_read_while_its_dataset_is_replaced(
     run(corpus, out)
     work, checked = storage.incomplete(out), vars(format_module)["check_files"]
     run(corpus, work, layers="0")
-    before = work / format_module.SCRATCH / "replaced"
+    before = work / storage.UNFINISHED / "replaced"
 
     def replace() -> None:
         before.parent.mkdir(parents=True, exist_ok=True)
