@@ -10,8 +10,8 @@ which draws the training records; the others, or the test file, are the test set
     embedkit     ``embedkit finetune``: its defaults, five folds, whose mean predicts the test set
     labels       ``embedkit finetune --objective labels``; the defaults are this or the next
     contrastive  ``embedkit finetune --objective contrastive``
-    trainer      the Trainer of transformers with AutoModelForSequenceClassification: 200 steps, at
-                 least 3 epochs and at most 20, 5e-5, a tenth of warm-up, batches of 16, all records
+    trainer      the Trainer of transformers with AutoModelForSequenceClassification: as many epochs
+                 as embedkit's defaults, 5e-5, a tenth of warm-up, batches of 16, all records
     setfit       SetFit's procedure (Tunstall et al. 2022) by sentence-transformers: twenty pairs of
                  one class and twenty of two for each text, its cosine loss, one epoch, 2e-5,
                  batches of 16, then LogisticRegression; the package setfit itself is not used
@@ -121,7 +121,8 @@ def _run(setting: Mapping[str, Any], corpora: Path, budget: float | None) -> dic
     name, given = setting["method"], (train, test, MODELS[setting["model"]], setting["seed"])
     if name not in RIVALS:
         return about | _scored(train, test, lambda: METHODS[name](*given))
-    rival, all_steps = METHODS[name], RIVALS[name](len(train))
+    classes = train["label"].nunique()
+    rival, all_steps = METHODS[name], RIVALS[name](len(train), classes)
     if budget is None:
         return about | _scored(train, test, lambda: rival(*given, all_steps)[0])
     started = time.process_time()
@@ -301,11 +302,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     "trainer": _trainer,
     "setfit": _setfit,
 }
-RIVALS: dict[str, Callable[[int], int]] = {
-    "trainer": lambda records: -(-records // 16) * TrainingOptions().epochs_of(records),
-    "setfit": lambda records: -(-2 * PAIRS * records // 16),
+RIVALS: dict[str, Callable[[int, int], int]] = {
+    "trainer": lambda n, classes: -(-n // 16) * TrainingOptions().epochs_of(n, classes),
+    "setfit": lambda n, _: -(-2 * PAIRS * n // 16),
 }
-"""Steps of a whole training, by the number of records."""
+"""Steps of a whole training, by the numbers of records and of classes."""
 
 
 def _table(results: list[dict[str, Any]]) -> str:

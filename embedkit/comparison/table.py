@@ -496,11 +496,6 @@ def _encoder(run: LoadedRun) -> str | None:
     return f"{files} {tokens and tokens.max_length}"
 
 
-def _models(run: LoadedRun) -> int:
-    """The number of encoders that read a text."""
-    return len(run.content.models) if isinstance(run.content, FinetuneRun) else 1
-
-
 def _costs(
     runs: Sequence[LoadedRun], datasets: Sequence[Dataset], blends: Mapping[str, Blend]
 ) -> dict[str, MethodCost]:
@@ -523,21 +518,19 @@ def _costs(
         encode = encode_seconds.get(content.dataset.fingerprint) if content.views else None
         if isinstance(content, FinetuneRun):
             # the head takes none. A held-out record was read by the models of its fold, one for
-            # each seed, and a new one is read by the models of all folds (_models)
+            # each seed, and a new one is read by the models of all folds
             seeds = content.settings.get("seeds", 1)
             predict, encode = predict and 0.0, predict and predict / seeds
         predicting[run.name] = predict
         if encode is not None:
             # noise of a clock only adds time, so that the least is nearest to the truth
             measured[_encoder(run)] = min(encode, measured.get(_encoder(run), math.inf))
-    encoding = {
-        # the shortest time of one encoder, for as many as the method runs
-        run.name: None if once is None else once * _models(run)
-        for run, once in ((run, measured.get(_encoder(run))) for run in runs)
-    }
     costs = {}
     for run in runs:
-        content, predict, encode = run.content, predicting[run.name], encoding[run.name]
+        content, predict, encode = run.content, predicting[run.name], measured.get(_encoder(run))
+        # the shortest time of one encoder, for as many as the method runs
+        if encode is not None and isinstance(content, FinetuneRun):
+            encode *= len(content.models)
         # TF-IDF has no encoder whose time could be missing
         complete = predict is not None and (encode is not None or _encoder(run) is None)
         costs[run.name] = MethodCost(
@@ -554,9 +547,9 @@ def _costs(
         encoders = {
             run.content.dataset.fingerprint if run.content.views else run.name: run.name
             for run in models
-            if run.content.views or encoding[run.name] is not None
+            if run.content.views or costs[run.name].encode_seconds is not None
         }
-        encode = _sum([encoding[name] for name in encoders.values()])
+        encode = _sum([costs[name].encode_seconds for name in encoders.values()])
         predict = _sum([cost.predict_seconds for cost in model_costs])
         together = MethodCost(
             fit_seconds=_sum([cost.fit_seconds for cost in model_costs]),

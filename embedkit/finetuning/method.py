@@ -241,7 +241,8 @@ class FineTuned(NamedTuple):
         # the most
         def decide(trains: list[Int64]) -> TrainingOptions:
             fewest = min(len(np.unique(units.place[train])) for train in trains)
-            return options.decided(texts=fewest, head=head, folds=split.n_folds)
+            about = {"texts": fewest, "classes": len(target.classes), "folds": split.n_folds}
+            return options.decided(head=head, **about)
 
         decided = decide([train for train, _ in split.subsets()])
         divided, _ = divide(split, target, decided)

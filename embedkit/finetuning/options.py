@@ -39,6 +39,7 @@ CONTRASTIVE = "contrastive"
 """Objective, and the head that goes with it: a linear layer on the mean of length 1."""
 
 _STEPS = 200  # that fine-tuning of few texts needs
+_STEPS_OF_CLASS = 10  # for each class, since a step of 16 texts shows a class of 77 once in five
 _EPOCHS = 3, 20  # at least, at most
 _PATIENCE = 5  # epochs, where their number is left open
 _FEW = 160  # texts, of which twenty epochs make no 200 steps, up to which pairs are learnt from
@@ -76,7 +77,7 @@ class TrainingOptions:
             ``max_length``.
         prefix: put before every text; by default that of the checkpoint.
         epochs: maximum number of passes over the training records; by default as many as make 200
-            steps, at least 3 and at most 20.
+            steps, and ten for each class, at least 3 and at most 20.
         learning_rate: peak learning rate; it decays linearly to 0.
         head_learning_rate: peak learning rate of the head, whose weights are new; by default
             ``learning_rate``, at least 1e-3.
@@ -235,21 +236,24 @@ class TrainingOptions:
         # not below that of the encoder, if this one was set higher
         return max(self.learning_rate, _NEW_RATE)
 
-    def epochs_of(self, texts: int) -> int:
-        """Return the maximum number of epochs for a number of training texts.
+    def epochs_of(self, texts: int, classes: int) -> int:
+        """Return the maximum number of epochs for a number of training texts and of classes.
 
-        >>> [TrainingOptions().epochs_of(texts) for texts in (96, 400, 10_000)]
+        >>> [TrainingOptions().epochs_of(texts, classes=6) for texts in (96, 400, 10_000)]
         [20, 8, 3]
+        >>> TrainingOptions().epochs_of(1_000, classes=77)
+        13
         """
         # of one epoch
         steps = math.ceil(texts / self.batch_size / self.accumulate)
         least, most = _EPOCHS
-        return self.epochs or min(max(math.ceil(_STEPS / steps), least), most)
+        enough = max(_STEPS, _STEPS_OF_CLASS * classes)
+        return self.epochs or min(max(math.ceil(enough / steps), least), most)
 
-    def decided(self, *, texts: int, head: str, folds: int) -> TrainingOptions:
-        """Return the options with what was left open, for a number of training texts and folds.
+    def decided(self, *, texts: int, classes: int, head: str, folds: int) -> TrainingOptions:
+        """Return the options with what was left open, for what there is to learn.
 
-        >>> decided = TrainingOptions().decided(texts=96, head="mean", folds=5)
+        >>> decided = TrainingOptions().decided(texts=96, classes=6, head="mean", folds=5)
         >>> decided.objective, decided.validation
         ('contrastive', 0.0)
         """
@@ -257,9 +261,8 @@ class TrainingOptions:
         is_open = self.objective is None and self.epochs is None and self.freeze_layers != "all"
         if is_open and not self._of_labels and texts <= _FEW:
             objective = CONTRASTIVE
-        decided = replace(
-            self, objective=objective, epochs=self.epochs_of(texts), validation=self.held_back
-        )
+        epochs = self.epochs_of(texts, classes)
+        decided = replace(self, objective=objective, epochs=epochs, validation=self.held_back)
         if objective == CONTRASTIVE:
             # it has a head of its own, and every epoch is trained: a few labels more are worth
             # more than records that choose nothing. The baseline of a single fold needs them

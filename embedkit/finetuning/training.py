@@ -122,7 +122,9 @@ class Fold:
     @property
     def epochs(self) -> int:
         """Maximum number of epochs."""
-        return self.options.epochs_of(len(np.unique(self.record[self.train])))
+        return self.options.epochs_of(
+            len(np.unique(self.record[self.train])), len(self.target.classes)
+        )
 
     @property
     def seen(self) -> Int64:

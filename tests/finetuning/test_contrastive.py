@@ -158,7 +158,7 @@ def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any)
 def test_pairs_are_the_default_of_few_labels(
     texts: int, options: dict[str, Any], objective: str
 ) -> None:
-    decided = TrainingOptions(**options).decided(texts=texts, head="mean", folds=5)
+    decided = TrainingOptions(**options).decided(texts=texts, classes=2, head="mean", folds=5)
     assert decided.objective == objective
     # validation records are kept only where they choose something
     chooses = objective == "labels" or "threshold" in options
