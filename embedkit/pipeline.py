@@ -367,7 +367,7 @@ def _write_state(stage: Stage, state: Mapping[str, Any]) -> None:
         file = _state_file(stage)
         storage.make_folder(file.parent)
         text = json.dumps(state, ensure_ascii=False, indent=1) + "\n"
-        storage.write_durably(file, text.encode(), scratch=file.parent)
+        storage.write_durably(file, text.encode())
 
 
 def fetch(url: str, *, sha256: str, out: str | Path) -> bool:

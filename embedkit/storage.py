@@ -115,22 +115,19 @@ def unreadable(
     return StorageError(f"{file} cannot be read: {reason}. {remedy}; it may be intact.")
 
 
-def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> None:
+def write_durably(path: Path, data: bytes | memoryview) -> None:
     """Write a file atomically and durably: temporary file, fsync, rename, fsync of the folder.
 
-    The temporary file in ``scratch``, a folder on the same file system, has a unique name, so that
-    several processes may write the same file. After an error ``path`` is as before, unless the
-    ``fsync`` of its folder failed.
+    The temporary file beside it has a unique name, so that several processes may write the same
+    file, and a hidden one, which readers of a folder of shards pass over. After an error ``path``
+    is as before, unless the ``fsync`` of its folder failed.
     """
-    # the folder is part of the name: the tables of a dataset share one scratch folder, and a shard
-    # has the same file name in each of them
-    stem = f"{path.parent.name}-{path.name.removesuffix('.parquet')}"
-    temporary = scratch / f"{stem}.{uuid4().hex[:12]}.partial"
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
     with storage_errors(path):
         try:
             # a killed writer leaves its file behind. Only one that nobody locks may go: another
             # process may be writing the same shard now
-            for leftover in scratch.glob(f"{glob.escape(stem)}.*.partial"):  # of killed processes
+            for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
                 with suppress(BlockingIOError, FileNotFoundError), leftover.open("rb") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     leftover.unlink(missing_ok=True)
@@ -388,16 +385,16 @@ def seal(folder: Path) -> None:
     # threads suffice, since hashlib computes without the interpreter's lock
     with ThreadPoolExecutor(min(8, usable_cores())) as pool:
         digests = pool.map(lambda name: file_sha256(folder / name), listed)
-        write_sums(folder, dict(zip(listed, digests, strict=True)), scratch=folder)
+        write_sums(folder, dict(zip(listed, digests, strict=True)))
 
 
-def write_sums(folder: Path, sums: Mapping[str, str], *, scratch: Path) -> None:
+def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
     """Write ``SHA256SUMS`` of a folder from SHA-256 in hex by relative path."""
     # sorted, so that the same files give the same bytes
     lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
     # a file name may hold bytes that are not UTF-8; surrogateescape writes them as they are
     data = "".join(lines).encode("utf-8", "surrogateescape")
-    write_durably(folder / SUMS, data, scratch=scratch)
+    write_durably(folder / SUMS, data)
 
 
 def is_sealed(folder: Path) -> bool:
@@ -655,6 +652,6 @@ def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) ->
     with new_file(last, free=free) as work:
         for path in earlier:
             make_folder(path.parent)
-            write_durably(path, files[path], scratch=path.parent)
+            write_durably(path, files[path])
         with storage_errors(work):
             work.write_bytes(files[last])

@@ -35,7 +35,7 @@ from tests.processes import environment
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:7]))
-    storage.write_durably(tmp_path / "x", b"0123456789" * 10, scratch=tmp_path)
+    storage.write_durably(tmp_path / "x", b"0123456789" * 10)
     assert (tmp_path / "x").read_bytes() == b"0123456789" * 10
 
 
@@ -48,13 +48,13 @@ def test_writers_of_one_file_do_not_meet(
 
     def late(*arguments: Any) -> None:
         monkeypatch.setattr(module, call, real)
-        (tmp_path / f"{tmp_path.name}-x.0123.partial").write_bytes(b"of a killed one")
-        storage.write_durably(tmp_path / "x", b"second", scratch=tmp_path)
+        (tmp_path / ".x.0123.partial").write_bytes(b"of a killed one")
+        storage.write_durably(tmp_path / "x", b"second")
         assert (tmp_path / "x").read_bytes() == b"second"
         real(*arguments)
 
     monkeypatch.setattr(module, call, late)
-    storage.write_durably(tmp_path / "x", b"first", scratch=tmp_path)
+    storage.write_durably(tmp_path / "x", b"first")
     assert (tmp_path / "x").read_bytes() == b"first"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 

@@ -72,14 +72,14 @@ def save_model(folder: Path, pipeline: Any) -> None:
     # steps in front of it stay a pipeline, whose last step does nothing
     if hasattr(last, "booster_"):
         text = last.booster_.model_to_string()
-        storage.write_durably(where / "booster.txt", text.encode(), scratch=folder)
+        storage.write_durably(where / "booster.txt", text.encode())
         pipeline = Pipeline([*pipeline.steps[:-1], ("booster", "passthrough")])
     # the content is made before the file is named, so that nothing is written where it cannot be
     try:
         name, content = "pipeline.safetensors", _content(pipeline)
     except TypeError:
         name, content = "pipeline.skops", _by_skops(pipeline)
-    storage.write_durably(where / name, content, scratch=folder)
+    storage.write_durably(where / name, content)
 
 
 def _content(pipeline: Any) -> bytes:

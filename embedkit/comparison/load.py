@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -274,14 +273,14 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
         return np.asarray(2 * p.keys + (p.fold == TEST), np.int64)
 
     all_keys = [keys_of(run.predictions) for run in runs]
-    common = reduce(np.intersect1d, [keys[keys % 2 == 0] for keys in all_keys])
+    keys, counts = np.unique(np.concatenate(all_keys), return_counts=True)
     # a probe has no test set, and leaves those of the others as they are
-    if tests := [tested for keys in all_keys if len(tested := keys[keys % 2 == 1])]:
-        common = np.append(common, reduce(np.intersect1d, tests))
-    left_out = len(reduce(np.union1d, all_keys)) - len(common)
-    if not left_out:
+    tested = sum(bool((each % 2).any()) for each in all_keys)
+    common = keys[counts == np.where(keys % 2, tested, len(runs))]
+    if len(common) == len(keys):
         return runs
-    logger.warning("%s left out, which not all runs predict", count_text(left_out, "word"))
+    left_out = count_text(len(keys) - len(common), "word")
+    logger.warning("%s left out, which not all runs predict", left_out)
 
     def some(p: Predictions) -> Predictions:
         return p.take(np.flatnonzero(np.isin(keys_of(p), common)))

@@ -135,7 +135,7 @@ def open_job(
                 storage.make_folder(folder)
             if not layout.job.is_file():
                 content = to_json(job)
-                storage.write_durably(layout.job, content, scratch=layout.scratch)
+                storage.write_durably(layout.job, content)
         yield JobFolder(out, job, repair, seen)
 
 
@@ -338,7 +338,7 @@ class JobFolder:
             # from the bytes in memory: nothing has to be read again for SHA256SUMS
             sums[f"{table}/{path.name}"] = hashlib.sha256(data).hexdigest()
             storage.make_folder(path.parent)
-            storage.write_durably(path, memoryview(data), scratch=self.layout.scratch)
+            storage.write_durably(path, memoryview(data))
         # size and footer, on the other hand, are read back from the file that was written
         receipt = _receipt(self.layout.root, number, sums)
         self.write_receipt(receipt)
@@ -383,14 +383,14 @@ class JobFolder:
         # the folder is no dataset before it has a manifest, and that is written when all shards are
         # there
         content = to_json(manifest) + b"\n"
-        storage.write_durably(layout.manifest, content, scratch=layout.scratch)
+        storage.write_durably(layout.manifest, content)
         card = layout.root / storage.CARD
-        storage.write_durably(card, card_of(manifest).encode(), scratch=layout.scratch)
+        storage.write_durably(card, card_of(manifest).encode())
         # the log is not listed: it is appended to, and differs between equal jobs
         for file in (card, layout.manifest, layout.job, layout.rejects, layout.shards):
             if file.is_file():
                 sums[file.relative_to(layout.root).as_posix()] = storage.file_sha256(file)
-        storage.write_sums(layout.root, sums, scratch=layout.scratch)
+        storage.write_sums(layout.root, sums)
         if not overwrite and self._repair is None:
             _refuse_appeared(out)
         # from here on nobody can add an index to the old dataset, so none is lost
@@ -481,8 +481,7 @@ def _stored(layout: Layout, damaged: Collection[str] = ()) -> tuple[dict[str, An
 
 def _holds_nothing(layout: Layout) -> bool:
     """True if the job ended before its first shard."""
-    folders = [layout.root / name for name in TABLES]
-    return not any(any(folder.iterdir()) for folder in folders if folder.is_dir())
+    return not any(layout.content(table) for table in TABLES)
 
 
 def _is_free(out: Path) -> bool:
@@ -518,7 +517,9 @@ def _refuse_foreign(root: Path) -> None:
     elif root.is_dir():
         # whatever else is in there would become part of the dataset, or be deleted with it
         names = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
-        foreign = sorted({p.name for p in root.iterdir()} - names)
+        # nor is a file that a killed process left half written
+        present = {path.name for path in root.iterdir() if path.suffix != ".partial"}
+        foreign = sorted(present - names)
     if foreign:
         raise OutputExistsError(
             f"{root} is the folder of the unfinished job, but {foreign[0]} was not made by "

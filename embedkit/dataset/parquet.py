@@ -249,7 +249,7 @@ def parquet_bytes(table: pa.Table) -> memoryview:
 
 def write_parquet(path: Path, table: pa.Table) -> None:
     """Write a table as :func:`parquet_bytes`, durably."""
-    write_durably(path, parquet_bytes(table), scratch=path.parent)
+    write_durably(path, parquet_bytes(table))
 
 
 def read_table(file: Path, *, advice: str = MAKE_AGAIN) -> pa.Table:

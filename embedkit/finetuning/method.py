@@ -424,14 +424,14 @@ class FineTuned(NamedTuple):
         storage.sync_tree(ready)
         # synced before it is renamed: after a power cut the name must not stand for empty files
         storage.publish_folder(ready, final)
-        storage.write_durably(file, json.dumps(asdict(result)).encode(), scratch=file.parent)
+        storage.write_durably(file, json.dumps(asdict(result)).encode())
         written = {
             path.relative_to(folder).as_posix(): storage.file_sha256(path)
             for path in (file, *final.iterdir())
         }
         # last: a fold counts as finished if its files are listed here, and have these checksums.
         # Lines of earlier folds are kept
-        storage.write_sums(folder, storage.file_sums(folder, torn=True) | written, scratch=folder)
+        storage.write_sums(folder, storage.file_sums(folder, torn=True) | written)
 
     def write(self, problem: Problem, fits: Fits) -> None:
         """Write the log of the training, and which model has not seen which record."""
@@ -444,7 +444,7 @@ class FineTuned(NamedTuple):
             for line in log
         ]
         content = "".join(json.dumps(line) + "\n" for line in lines)
-        storage.write_durably(self.folder / "training.jsonl", content.encode(), scratch=self.folder)
+        storage.write_durably(self.folder / "training.jsonl", content.encode())
         draw_training(self.folder, logs, metric="macro-F1" if target.classes else "R²")
         # of words the folds are those of their records
         of_records = split if split.records is None else split.records

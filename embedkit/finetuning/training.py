@@ -522,7 +522,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         storage.sync_tree(folder)
         totals = {name: float(value) for name, value in self._totals.items()}
         content = {"seconds": time.process_time() - self._started, "totals": totals}
-        storage.write_durably(folder / _COMPLETE, json.dumps(content).encode(), scratch=folder)
+        storage.write_durably(folder / _COMPLETE, json.dumps(content).encode())
         for other in self._fold.work.glob("checkpoint-*"):
             if other.name != folder.name:
                 storage.remove_tree(other)

@@ -86,7 +86,7 @@ def save(folder: Path, **figures: Scene) -> None:
     storage.make_folder(folder / "figures")
     for name, scene in figures.items():
         file = folder / "figures" / f"{name}.svg"
-        storage.write_durably(file, as_file(scene, "svg"), scratch=folder)
+        storage.write_durably(file, as_file(scene, "svg"))
 
 
 class ReliabilityBin(NamedTuple):

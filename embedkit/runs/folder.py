@@ -149,7 +149,7 @@ def resumable_run(
                 )
             storage.empty_folder(work)
         storage.make_folder(job.parent)
-        storage.write_durably(job, canonical_json(settings), scratch=job.parent)
+        storage.write_durably(job, canonical_json(settings))
 
     with storage.new_folder(out, free=lambda: free_out(out, overwrite=overwrite), begin=write_job):
         try:
@@ -186,7 +186,7 @@ def write_run(folder: Path, content: Run) -> None:
         words = (storage.without_secrets(w) for w in typed.words if w != "--overwrite")
         content = replace(content, command=shlex.join(["embedkit", *words]))
     data = to_json(content) + b"\n"
-    storage.write_durably(folder / "run.json", data, scratch=folder)
+    storage.write_durably(folder / "run.json", data)
 
 
 def write_results(

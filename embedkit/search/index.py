@@ -230,7 +230,7 @@ def _written(
     seconds = time.perf_counter() - started
     info = replace(info, nbytes=file.stat().st_size, seconds=seconds)
     content = to_json(info) + b"\n"
-    storage.write_durably(folder / INFO, content, scratch=folder)
+    storage.write_durably(folder / INFO, content)
     return info
 
 

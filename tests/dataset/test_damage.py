@@ -170,7 +170,7 @@ def test_a_repair_that_cannot_begin_changes_nothing(made: Path, out: Path) -> No
 def _sealed(out: Path) -> None:
     """Write the checksums of files that were edited."""
     sums = {name: storage.file_sha256(out / name) for name in file_sums(out)}
-    storage.write_sums(out, sums, scratch=out)
+    storage.write_sums(out, sums)
 
 
 @pytest.mark.parametrize(

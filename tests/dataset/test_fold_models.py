@@ -160,7 +160,7 @@ def test_another_split_is_refused(shared: Path, tmp_path: Path) -> None:
     manifest = moved / "_embedkit/manifest.json"
     manifest.write_text(manifest.read_text().replace(str(shared / "run"), "gone"))
     sums = {**file_sums(moved), "_embedkit/manifest.json": file_sha256(manifest)}
-    write_sums(moved, sums, scratch=moved)
+    write_sums(moved, sums)
     with pytest.raises(UsageError, match="run gone"):
         train(moved, out=tmp_path / "no")
 

@@ -349,8 +349,8 @@ def test_stopped_before_the_first_evaluation_it_goes_on(
     """Early stopping has no loss yet to judge by."""
     write = storage.write_durably
 
-    def interrupted(path: Path, data: Any, *, scratch: Path) -> None:
-        write(path, data, scratch=scratch)
+    def interrupted(path: Path, data: Any) -> None:
+        write(path, data)
         if path.name == "complete":
             raise KeyboardInterrupt
 
@@ -385,8 +385,8 @@ def test_interrupted_after_its_best_epoch_it_keeps_that_one(
 
     write = storage.write_durably
 
-    def noted(path: Path, data: Any, *, scratch: Path) -> None:
-        write(path, data, scratch=scratch)
+    def noted(path: Path, data: Any) -> None:
+        write(path, data)
         saved.extend([1] * (path.name == "complete"))
 
     with monkeypatch.context() as patch:
