@@ -104,7 +104,7 @@ def write_prediction_file(
     columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
     # an iterator up to here, so that rows can be printed as they are predicted
     flat = _format(out, as_json=as_json) != "jsonl"
-    rows = (_fields(*record, flat=flat) for record in records)
+    rows = (fields_of(*record, flat=flat) for record in records)
     if submission is not None:
         columns = {submission[0]: "string", submission[1]: of_answer}
         rows = (dict(zip(columns, (f["id"], f[answer]), strict=True)) for f in rows)
@@ -228,7 +228,9 @@ def _cells(path: Path, names: Sequence[str]) -> list[tuple[str | None, ...]]:
     return list(zip(*cells, strict=True)) or [()] * len(names)
 
 
-def _fields(fields: dict[str, Any], prediction: Prediction, *, flat: bool) -> dict[str, Any]:
+def fields_of(
+    fields: dict[str, Any], prediction: Prediction, *, flat: bool = False
+) -> dict[str, Any]:
     """Fields of a record; ``flat`` with a column for each probability, as in tables."""
     if prediction.value is not None:
         return fields | {"value": prediction.value}

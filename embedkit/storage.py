@@ -517,10 +517,7 @@ def new_folder(
     """
     work = incomplete(out)
     check_place(out)
-    make_folder(work)
-    with exclusive(work):  # before anything is deleted: another process may be writing
-        # only now is it certain that no other command is about to finish this output
-        seen = seen_under_lock(out, free)
+    with begun(out, free) as seen:  # before anything is deleted: another process may be writing
         for leftover in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
             remove_file(leftover)
         (begin or empty_folder)(work)
@@ -532,15 +529,23 @@ def new_folder(
             publish(work, out)
 
 
-def seen_under_lock(out: Path, free: Callable[[], object]) -> State:
-    """What stands at ``out``, whose folder of work is locked, if ``free`` raises no error."""
-    try:
-        free()
-    except EmbedkitError:
-        with suppress(OSError):
-            incomplete(out).rmdir()  # only if it is empty
-        raise
-    return state_of(out)
+@contextmanager
+def begun(out: Path, free: Callable[[], object], *, shared: bool = False) -> Iterator[State]:
+    """Make the folder of work of ``out`` and hold its lock; yields what stands at ``out`` then.
+
+    Only under the lock is it certain that no other command is about to finish this output: that is
+    when ``free`` is called, which raises an error if it may not be replaced.
+    """
+    work = incomplete(out)
+    make_folder(work)
+    with exclusive(work, shared=shared):
+        try:
+            free()
+        except EmbedkitError:
+            with suppress(OSError):
+                work.rmdir()  # only if it is empty
+            raise
+        yield state_of(out)
 
 
 @contextmanager

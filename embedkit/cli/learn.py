@@ -268,6 +268,7 @@ def predict(
     line has both, with a tab between them.
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
+    from embedkit.units.units import lacks_column
 
     names = parse_label_names(label_names)
     model: dict[str, Any] = {"label_names": names, "device": device, "head": head}
@@ -291,6 +292,8 @@ def predict(
             # so that the first answer is as quick as the others
             lines = corpus == "-" or reading.text is None
             predictor = Predictor(run, **model, warm=lines)
+            if lines and predictor.columns:
+                raise lacks_column("standard input", predictor.columns[0])
     if corpus in (None, "-"):
         if lines:
             return answer_lines(partial(_show_line, predictor, as_json=as_json), "text")
@@ -315,6 +318,8 @@ def _show_text(
     predictor: Predictor, text: str, second: str | None = None, *, as_json: bool
 ) -> None:
     """Print the prediction for a text or a pair, or a line for each word of a text."""
+    from embedkit.prediction_files import fields_of
+
     if not text.strip() or (second is not None and not second.strip()):
         raise UsageError("the text is empty.")  # as that of a record, or of a query
     predictor.check_pairs(second is not None, option="text_pair")
@@ -327,7 +332,7 @@ def _show_text(
         shown = [({n: getattr(w, n) for n in names}, w.prediction) for w in words]
     for place, prediction in shown:
         if as_json:
-            click.echo(json_line(place | {"label": prediction.label, "proba": prediction.proba}))
+            click.echo(json_line(fields_of(place, prediction)))
             continue
         ordered = sorted(prediction.proba.items(), key=lambda item: -item[1])
         percent = partial(metric_text, metric="accuracy", unit=True)

@@ -33,6 +33,7 @@ from embedkit.corpus.columnar import (
     without_dictionary,
 )
 from embedkit.corpus.readers import format_of_name
+from embedkit.corpus.sources import PACKED_SUFFIXES
 from embedkit.corpus.values import is_missing, plain
 from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
 from embedkit.remote import address_of, spelled, store_of
@@ -119,6 +120,15 @@ def paths_of(corpus: CorpusLike) -> list[Path] | None:
     if n_paths and n_paths < len(corpus):
         raise UsageError("the corpus is a list of paths and of texts. Pass a list of one kind.")
     return [Path(entry) for entry in corpus] if n_paths else None
+
+
+def stem_of(path: str | os.PathLike[str]) -> str:
+    """Name of a file without its suffixes, of which ``corpus.tsv.gz`` has two."""
+    # the query of an address may hold a signature, which must not become the name of an output
+    name = Path(without_secrets(os.fspath(path))).name
+    for suffix in PACKED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return Path(name).stem
 
 
 @contextmanager

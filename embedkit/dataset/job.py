@@ -121,9 +121,7 @@ def open_job(
     if repair is not None and not allow_env_change:
         check_environment(out, _stored(Layout(out), repair.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
-    storage.make_folder(layout.root)
-    with storage.exclusive(layout.root, shared=shared):
-        seen = storage.seen_under_lock(out, free)
+    with storage.begun(out, free, shared=shared) as seen:
         storage.make_folder(layout.private)
         # two locks: workers of one job share the first, which keeps other jobs out; whoever begins
         # the job holds the second for a moment, so that one of several processes writes job.json

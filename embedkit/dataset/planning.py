@@ -16,7 +16,7 @@ from typing import Any
 
 from embedkit import storage
 from embedkit.choices import Pooling
-from embedkit.corpus.memory import CorpusLike, paths_of
+from embedkit.corpus.memory import CorpusLike, paths_of, stem_of
 from embedkit.corpus.plan import (
     CorpusOptions,
     CorpusPlan,
@@ -25,7 +25,6 @@ from embedkit.corpus.plan import (
     planned_corpus,
 )
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.corpus.sources import PACKED_SUFFIXES
 from embedkit.dataset.fold_models import (
     SeenRecords,
     find_fold_models,
@@ -297,11 +296,7 @@ def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str)
     elif str(paths[0]) == "-":
         raise UsageError(f"standard input gives the output no name. Pass {Option('out')}.")
     else:
-        name = Path(storage.without_secrets(str(paths[0]))).name
-        # corpus.tsv.gz has two endings
-        for suffix in PACKED_SUFFIXES:
-            name = name.removesuffix(suffix)
-        folder = Path(Path(name).stem + ".vectors")
+        folder = Path(f"{stem_of(paths[0])}.vectors")
     if folder.name in ("", ".."):
         raise UsageError("expected the name of a folder to make, as in vectors.", out=out)
     try:

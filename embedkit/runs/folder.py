@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from embedkit import storage
 from embedkit.arguments import accepts
+from embedkit.corpus.memory import stem_of
 from embedkit.corpus.readers import READERS
-from embedkit.corpus.sources import PACKED_SUFFIXES
 from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
@@ -91,13 +91,7 @@ def free_out(
         # a table in memory has the name of its type, such as dataframe
         stem = "input" if isinstance(source, str) else type(source).__name__.lower()
         if isinstance(source, str | os.PathLike) and str(source) != "-":
-            # the query of an address may hold a signature, which must not become the name of a
-            # folder
-            name = Path(storage.without_secrets(os.fspath(source))).name
-            # corpus.tsv.gz has two endings
-            for suffix in PACKED_SUFFIXES:
-                name = name.removesuffix(suffix)
-            stem = Path(name).stem
+            stem = stem_of(source)
         out = Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
     out = Path(out)
     # a crash between the two renames of a replacement leaves no folder of this name: that is

@@ -18,6 +18,7 @@ import embedkit
 from embedkit.classifiers.estimators import CommonScaler
 from embedkit.errors import UsageError
 from embedkit.predict import Predictor, predict_file
+from tests.processes import command
 from tests.store_fixtures import extract_tiny
 
 OWN = ["price", "age"]
@@ -104,8 +105,9 @@ def test_what_is_missing_or_no_number_is_named(trained: Path, frame: pd.DataFram
     frame.drop(columns="age").to_csv(trained / "short.csv", index=False)
     with pytest.raises(UsageError, match=r"short.csv has no column 'age'"):
         predict_file(trained / "run", trained / "short.csv", out=trained / "none.csv")
-    with pytest.raises(UsageError, match="no column 'price'"):
-        Predictor(trained / "run", warm=False).predict("a bus")
+    for typed in (["-"], ["--text", "a bus"]):
+        done = command("predict", "run", *typed, cwd=trained, stdin=b"a bus\n")
+        assert (done.returncode, "no column 'price'" in done.stderr) == (2, True)
     age: dict[str, Any] = {"columns": "age"}
     for given, message in (
         (age | {"columns": "carrier"}, "'b', which is no number"),

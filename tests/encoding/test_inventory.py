@@ -115,7 +115,6 @@ APPLIED: list[tuple[str, dict[str, Any]]] = [
     ("2_Dense/config.json", {"activation_function": "torch.nn.modules.dropout.Dropout"}),
     ("2_Dense/config.json", {"activation_function": "torch.nn.modules.activation.GLU"}),
     ("config.json", {"return_dict": False}),
-    ("config.json", {"output_hidden_states": True}),
     ("config.json", {"position_embedding_type": "absolute", "auto_map": {"AutoConfig": "a.B"}}),
 ]
 NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
