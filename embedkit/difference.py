@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit.arguments import accepts, matrix_of
@@ -250,6 +251,8 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
 
         def table_of(file: Path, sep: str) -> Any:
             table = pd.read_csv(file, sep=sep)
+            if table.columns.astype(str).str.fullmatch(r"-?\d+\.\d+(e[+-]?\d+)?(\.\d+)?").any():
+                raise ValueError("its first line holds numbers, not names of columns")
             # ids as they are written: 007, and NA, which is a missing number in other columns
             settings: dict[str, Any] = {"sep": sep, "dtype": str, "keep_default_na": False}
             ids = pd.read_csv(file, usecols=_IDS.__contains__, **settings)
@@ -258,7 +261,8 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
         readers: dict[str, Callable[[Path], Any]] = {
             # a pickle would run code
             ".npy": partial(np.load, allow_pickle=False),
-            ".parquet": pd.read_parquet,
+            # pandas would hide ids that were an index
+            ".parquet": lambda file: pq.read_table(file).to_pandas(ignore_metadata=True),
             ".csv": partial(table_of, sep=","),
             ".tsv": partial(table_of, sep="\t"),
             ".jsonl": partial(pd.read_json, dtype=as_text, lines=True, precise_float=True),
@@ -267,7 +271,7 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
             raise UsageError(f"{path} is neither a dataset nor a file of vectors. {_ADVICE}")
         try:
             source = readers[path.suffix](path)
-        except (ValueError, OSError, TypeError) as error:
+        except (ValueError, OSError, TypeError, EOFError) as error:
             raise unreadable(path, error, error=UsageError, advice=_ADVICE) from error
     elif hasattr(source, "to_pandas"):  # of Arrow, Polars and datasets
         source = source.to_pandas()
@@ -595,7 +599,8 @@ class _Laboratory:
         """The view, scale and rounding by which the sample comes nearest to that of the tool."""
         trials, width = [], self._y.shape[1]
         # int8: each coordinate has a scale of its own that is not in the file
-        integral = bool((self._y == np.round(self._y)).all())
+        # and one that is the same everywhere fits any
+        integral = bool((self._y == np.round(self._y)).all() and np.ptp(self._y, axis=0).any())
         roundings = ["int8"] if integral else ["float32", "float16", "bfloat16"]
         for name, vectors in self._encoded(**inputs).items():
             for unit, rounding in product(

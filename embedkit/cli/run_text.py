@@ -91,10 +91,12 @@ def _prediction_finding(content: PredictionRun) -> str:
 
 def agreement_finding(agreement: Mapping[str, Mapping[str, Score]]) -> str:
     """Return which view agrees best with human scores."""
+    if not agreement:
+        return "no human scores to compare the cosines with"
     scores = {view: correlations["spearman"] for view, correlations in agreement.items()}
     scores = {view: score for view, score in scores.items() if math.isfinite(score.value)}
     if not scores:
-        return "no human scores to compare the cosines with"
+        return "no view agrees with the scores"
     best = max(scores, key=lambda view: scores[view].value)
     value = scores[best].value
     # those with an interval that holds its score

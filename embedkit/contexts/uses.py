@@ -221,10 +221,13 @@ def _find_uses(
         for start, end in find_word(text, word, match=match)
     ]
     if not uses:
-        raise UsageError(
-            f"{word!r} does not occur in {where} as a word; {Option('match', 'start')} finds it at "
-            f"the beginning of longer words, {Option('match', 'anywhere')} inside of them."
-        )
+        start, anywhere = Option("match", "start"), Option("match", "anywhere")
+        wider = {
+            "word": f" as a word; {start} also looks at the beginning of longer words, {anywhere} "
+            "inside of them",
+            "start": f" at the beginning of a word; {anywhere} also looks inside of words",
+        }
+        raise UsageError(f"{word!r} does not occur in {where}{wider.get(match, '')}.")
     return uses
 
 

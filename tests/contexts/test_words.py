@@ -176,8 +176,10 @@ def test_words_that_were_cut_off(tmp_path: Path) -> None:
 
 
 def test_words_that_are_not_there(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"'zoo'.*match='start'"):
-        uses_in_dataset(folder / "words", "zoo")
+    wider = {"word": "match='start'.*'anywhere'", "start": "'anywhere'", "anywhere": r"words\.$"}
+    for match, told in wider.items():
+        with pytest.raises(UsageError, match=f"'zoo' does not occur.*{told}"):
+            uses_in_dataset(folder / "words", "zoo", match=match)
     with pytest.raises(UsageError, match="words="):
         uses_in_dataset(folder / "neither", "bus")
 
