@@ -556,9 +556,11 @@ def split_column(split: object) -> dict[str, str]:
 
     That is a text that is no file. Who reads a corpus keeps this column; a dataset has stored it.
     """
-    if not isinstance(split, str) or split.endswith(".parquet") or Path(split).exists():
+    if not isinstance(split, str) or Path(split).exists():
         return {}
-    return {split: "split"}
+    # a mistyped path is told to be one: no column is called like it
+    is_path = Path(split).suffix == ".parquet" or Path(split).name != split
+    return {} if is_path else {split: "split"}
 
 
 @contextmanager
