@@ -67,7 +67,6 @@ def folder(common: Path) -> Path:
         ("extract --words rare.tsv", 2, "before --words"),
         ("train train.csv", 2, "with --text-pair (of embedkit extract)"),
         ("probe sms --text sms", 2, "--text sms is for a corpus"),
-        ("info .", 2, ". is not a dataset"),
         ("train rare --out / --folds 2", 8, "/ exists"),
         ("predict spam --text x --id id", 2, "--id is for"),
         ("export sms", 2, "sms is a dataset. Name the format: --to csv"),
