@@ -133,8 +133,8 @@ def test_predictions_of_another_tool_have_the_scores_of_a_run(
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_ids_folds_and_labels_may_be_numbers(tmp_path: Path, suffix: str) -> None:
     rows = [(str(n), f"{['good', 'bad'][n % 2]} movie {n}", str(n % 2)) for n in range(40)]
-    corpus = write_tsv(tmp_path / "c.tsv", rows)
-    at = train(corpus, out=tmp_path / "run", features="tfidf", folds=2).out
+    data = extract_tiny(write_tsv(tmp_path / "c.tsv", rows), tmp_path / "data").out
+    at = train(data, out=tmp_path / "run", features="tfidf", folds=2).out
     file = as_of_another_tool(
         at,
         tmp_path / f"llm.{suffix}",
