@@ -541,11 +541,11 @@ def begun(out: Path, free: Callable[[], object], *, shared: bool = False) -> Ite
     with exclusive(work, shared=shared):
         try:
             free()
-        except EmbedkitError:
+            yield state_of(out)
+        except BaseException:
             with suppress(OSError):
-                work.rmdir()  # only if it is empty
+                work.rmdir()  # only if it is empty: nothing of this attempt is left to go on with
             raise
-        yield state_of(out)
 
 
 @contextmanager
