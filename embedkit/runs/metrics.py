@@ -135,7 +135,8 @@ def named_metric(text: str) -> str:
     plain = _spelling(text)
     labels = {_spelling(row.label): name for name, row in METRICS.items() if row.label}
     names = {_spelling(name): name for name in METRICS} | labels | _OTHER_NAMES
-    return names.get(plain, plain if _F_BETA.fullmatch(plain) else text)
+    beta = _F_BETA.fullmatch(plain)
+    return names.get(plain, f"f{float(beta[1]):g}" if beta else text)
 
 
 def _spelling(text: str) -> str:

@@ -226,4 +226,4 @@ def test_metrics_are_found_in_any_spelling(text: str) -> None:
             metric_name(name),
         )
         assert {named_metric(one) for one in spellings} == {name}
-    assert (named_metric("F0.5"), named_metric("nothing")) == ("f0.5", "nothing")
+    assert [named_metric(n) for n in ("F0.5", "f2.0", "nothing")] == ["f0.5", "f2", "nothing"]
