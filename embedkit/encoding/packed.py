@@ -49,7 +49,7 @@ from embedkit.encoding.model import (
     computes_bf16,
     is_out_of_memory,
 )
-from embedkit.encoding.products import BY_MKL, ROWS, Joined, hasten, running
+from embedkit.encoding.products import BY_ONEDNN, ROWS, Joined, hasten, running
 from embedkit.errors import Message, Option, first_line
 
 logger = logging.getLogger(__name__)
@@ -402,7 +402,7 @@ def fastest(plain: PlainModel) -> Model:
                     return packed
                 batch = _trial(plain, 100)
                 # longer sequences than above: the order of sums depends on the length
-                packed.one_thread = BY_MKL or _bits_differ(
+                packed.one_thread = not BY_ONEDNN or _bits_differ(
                     packed, batch, 1, torch.get_num_threads()
                 )
                 if packed.one_thread and _bits_differ(packed, batch, 1):

@@ -27,12 +27,14 @@ from torch.nn.functional import linear, rms_norm
 from embedkit.encoding.model import PackedBatch, PlainModel
 from embedkit.encoding.windows import TokenizedTexts
 
-BY_MKL = torch.backends.cpu.get_cpu_capability() == "AVX2"
-"""True if MKL computes fp32 products on CPU, else oneDNN. With AVX2 alone MKL is faster, but sums
-in another order with several threads or below 64 rows."""
+_HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+BY_ONEDNN = _HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() != "AVX2"
+"""True if oneDNN computes fp32 products on CPU, else torch's own BLAS. With AVX2 alone that is MKL,
+which is faster there, but sums in another order with several threads or below 64 rows; torch for
+macOS comes without oneDNN."""
 
 
-ROWS = 64 if BY_MKL else 32
+ROWS = 32 if BY_ONEDNN else 64
 """On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
 shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
 
@@ -201,7 +203,7 @@ class _RMSNorm(nn.Module):
 
 def _packs(weight: Tensor) -> bool:
     """True if oneDNN computes products, with packed weights."""
-    if weight.device.type != "cpu" or BY_MKL:
+    if weight.device.type != "cpu" or not BY_ONEDNN:
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
