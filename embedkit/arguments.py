@@ -247,7 +247,7 @@ def _converts(value: Any, kind: Any) -> bool:
     """True by the rules of the files: True is no whole number, and 1 is a number."""
     try:
         msgspec.convert(value, kind)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
         return False
     return True
 

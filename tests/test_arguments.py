@@ -90,7 +90,7 @@ def test_numbers_of_numpy_are_numbers(record: type) -> None:
 @pytest.mark.parametrize(
     ("value", "hint", "message"),
     [
-        ("no", bool | None, "expected True or False."),
+        ("caf\udce9", bool | None, "expected True or False."),
         (2.5, int | None, "expected a whole number."),
         (True, int, "expected a whole number."),
         (3, str | list[str], "expected a text or a list, each a text."),
