@@ -107,6 +107,9 @@ def plan_extract(
     target = _out_folder(out, paths, type(corpus).__name__)
     storage.check_place(target)
     with planned_corpus(corpus, reading) as plan:
+        for name in plan.keep:
+            if name in ("id", "text", "text_pair", "label") and getattr(plan, name) == name:
+                raise UsageError("it is stored under this name anyway. Leave it out.", keep=name)
         _check_kept(plan.keep, RESERVED)
         # without the sample, which would read all of a corpus to draw it
         if next(iter(CorpusReader(replace(plan, sample=None))), None) is None:

@@ -61,7 +61,7 @@ def folder(common: Path) -> Path:
         ("extract header.tsv", 2, "header.tsv has no records"),
         ("extract same.tsv --out same", 0, "39 records with an earlier id"),
         ("train rare --out m --folds 2 --task multilabel", 0, "by --label-separator |"),
-        ("extract rare.tsv --pooling avg", 2, "Did you mean 'mean'?"),
+        ("extract corpus.tsv --keep label", 2, "anyway. Leave it out."),
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
         ("extract corpsu.tsv", 2, "'corpus.tsv'?"),
         ("extract --words rare.tsv", 2, "before --words"),
