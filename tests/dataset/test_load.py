@@ -140,6 +140,7 @@ def test_the_seed_decides_the_order(made: Path) -> None:
     assert [row for third in thirds for row in third] == data.row.tolist()
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a single core
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_example_for_pytorch_runs(made: Path, workers: int) -> None:
     section = (ROOT / "docs/extract.md").read_text("utf-8").partition("of PyTorch")[2]

@@ -16,7 +16,6 @@ from embedkit.errors import UsageError
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("0", "0"),
         ("all", "0 1 2 3 4 5 6 7 8 9 10 11 12"),
         ("sum:5", "sum_5to5"),
         ("sum:-4..-1, 12 ,mean:-4..-1", "sum_9to12 12 mean_9to12"),
