@@ -39,7 +39,7 @@ CONTRASTIVE = "contrastive"
 """Objective, and the head that goes with it: a linear layer on the mean of length 1."""
 
 _STEPS = 200  # that fine-tuning of few texts needs
-_STEPS_OF_CLASS = 10  # for each class, since a step of 16 texts shows a class of 77 once in five
+_STEPS_OF_CLASS = 15  # for each class, since a step of 16 texts shows a class of 77 once in five
 _EPOCHS = 3, 20  # at least, at most
 _PATIENCE = 5  # epochs, where their number is left open
 _FEW = 160  # texts, of which twenty epochs make no 200 steps, up to which pairs are learnt from
@@ -77,7 +77,7 @@ class TrainingOptions:
             ``max_length``.
         prefix: put before every text; by default that of the checkpoint.
         epochs: maximum number of passes over the training records; by default as many as make 200
-            steps, and ten for each class, at least 3 and at most 20.
+            steps, and fifteen for each class, at least 3 and at most 20.
         learning_rate: peak learning rate; it decays linearly to 0.
         head_learning_rate: peak learning rate of the head, whose weights are new; by default
             ``learning_rate``, at least 1e-3.
@@ -242,7 +242,7 @@ class TrainingOptions:
         >>> [TrainingOptions().epochs_of(texts, classes=6) for texts in (96, 400, 10_000)]
         [20, 8, 3]
         >>> TrainingOptions().epochs_of(1_000, classes=77)
-        13
+        19
         """
         # of one epoch
         steps = math.ceil(texts / self.batch_size / self.accumulate)
