@@ -174,7 +174,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         **choice(OBJECTIVES),
     ),
     "--label-separator --split --folds --test",
-    option("--epochs", type=int, help="Maximum number of epochs. [200 steps, 3 to 20]"),
+    option("--epochs", type=int, help="Maximum number of epochs. [200 steps, 15 a class; 3 to 20]"),
     option("--learning-rate", default=5e-5, help="Peak learning rate; it decays linearly to 0."),
     option("--batch-size", default=16, help="Texts per batch."),
     option("--dropout", type=float, help="Dropout before the last layer. [set by the checkpoint]"),
