@@ -329,7 +329,7 @@ def _show_text(
     else:
         names = ("word", "text", "start", "end")
         (words,) = predictor.predict_words([text])
-        shown = [({n: getattr(w, n) for n in names}, w.prediction) for w in words]
+        shown = [({n: getattr(word, n) for n in names}, word) for word in words]
     for place, prediction in shown:
         if as_json:
             click.echo(json_line(fields_of(place, prediction)))

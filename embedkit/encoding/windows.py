@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.choices import OnLong
 from embedkit.encoding.words import Ints
 from embedkit.errors import UsageError
+from embedkit.records import Count, Positive
 from embedkit.types import Bool, Int64
 
 
@@ -27,9 +29,9 @@ from embedkit.types import Bool, Int64
 class TokenizerSettings:
     """Settings of tokenization."""
 
-    max_length: int  # tokens per sequence, special tokens included
-    on_long: str = "truncate"  # or window, or error
-    stride: int = 0  # tokens common to neighbouring windows
+    max_length: Positive  # tokens per sequence, special tokens included
+    on_long: OnLong = "truncate"
+    stride: Count = 0  # tokens common to neighbouring windows
     prefix: str = ""
 
 

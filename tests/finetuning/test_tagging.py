@@ -87,7 +87,7 @@ def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Pat
     found = predicted(tmp_path / "c").take(predicted(tmp_path / "c").test)
     texts = embedkit.load(made / "vectors").text
     words = Predictor(tmp_path / "c", device="cpu").predict_words(texts)
-    proba = [list(word.prediction.proba.values()) for some in words for word in some]
+    proba = [list(word.proba.values()) for some in words for word in some]
     assert np.allclose(proba, found.proba, atol=1e-5)
 
 
@@ -101,7 +101,7 @@ def test_words_without_a_label_are_neither_trained_on_nor_scored(tmp_path: Path)
     assert sorted(zip(p.row, p.word, strict=True)) == labelled
     words, test = Predictor(run, device="cpu").predict_words([*frame["text"]]), p.take(p.test)
     places = zip(test.row, test.word, strict=True)
-    proba = [list(words[row][word].prediction.proba.values()) for row, word in places]
+    proba = [list(words[row][word].proba.values()) for row, word in places]
     assert np.allclose(proba, test.proba, atol=1e-5)
 
 
