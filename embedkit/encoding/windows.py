@@ -58,6 +58,7 @@ class TokenizedTexts:
     owned: Bool  # (window tokens,)
     window_ends: Int64  # (windows + 1,) in seen
     text_windows: Int64  # (texts + 1,): 0, and the end of each text among the windows
+    pad_id: int  # of the tokenizer, fills a batch
 
     @property
     def n_kept(self) -> Int64:
@@ -98,6 +99,7 @@ class TokenizedTexts:
             owned=self.owned[places],
             window_ends=ends_of(sizes),
             text_windows=ends_of(per_text),
+            pad_id=self.pad_id,
         )
 
 

@@ -311,7 +311,6 @@ class FineTuned(NamedTuple):
                 options=self.options,
                 seed=self.options.seed + _FOLD_SEED * number + _MEMBER_SEED * member,
                 device=self.device,
-                pad_id=self.tokenizer.pad_id,
                 # deleted with the folder of what is unfinished, at the latest when the run is
                 # complete
                 work=self.folder / UNFINISHED / "checkpoints" / model_name(number, member),
@@ -554,8 +553,7 @@ def _predict(
     test = problem.test
 
     def outputs(texts: TokenizedTexts) -> torch.Tensor:
-        precision = fold.options.precision
-        return model.outputs(predict_logits(model, texts, pad_id=fold.pad_id, precision=precision))
+        return model.outputs(predict_logits(model, texts, precision=fold.options.precision))
 
     def proba(units: Int64) -> list[Any]:
         return list(outputs(fold.texts_of(units))[fold.among(units)].tolist())
