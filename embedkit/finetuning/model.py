@@ -38,7 +38,7 @@ from embedkit.encoding.model import whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings, ends_of, ranges
-from embedkit.errors import DamagedError, Option, UsageError, first_line
+from embedkit.errors import Option, UsageError, first_line
 from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.records import canonical_json, from_json, read_json
@@ -407,13 +407,11 @@ def read_config(folder: Path) -> HeadConfig:
 
 
 def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
-    """Read a model on the CPU in float32, in evaluation mode.
+    """Read a model, whose checksums were compared, on the CPU in float32, in evaluation mode.
 
     A file does not decide which code runs: a model with a ``head`` of the user's own needs its name
     from the caller, the same one that the file has; else a :class:`UsageError` says so.
     """
-    if not folder.is_dir():
-        raise DamagedError(f"{folder} is missing. Make the run again.")
     config = read_config(folder)
     if str(config.head) not in HEADS and config.head != head:
         raise UsageError(
