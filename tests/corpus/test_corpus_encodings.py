@@ -17,11 +17,11 @@ KOREAN = "id\ttext\n1\t배를 타고\n2\t배가 \u2028고프다\ufeff\n"
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
-def test_a_wide_byte_order_mark_is_named_and_then_read(folder: Folder, encoding: str) -> None:
+def test_a_wide_byte_order_mark_says_the_encoding(folder: Folder, encoding: str) -> None:
     data = KOREAN.encode(encoding)
+    assert folder.read(data).texts == ["배를 타고", "배가 \u2028고프다\ufeff"]
     with pytest.raises(CorpusError, match=f"encoding='{encoding}'"):
-        folder.plan(data)
-    assert folder.read(data, encoding=encoding).texts == ["배를 타고", "배가 \u2028고프다\ufeff"]
+        folder.plan(data, encoding="cp949")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le", "UTF_16"])
