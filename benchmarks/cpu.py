@@ -48,7 +48,7 @@ from benchmarks.texts import CORPORA, count, mixed_lengths, texts_of
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.corpus.records import CorpusReader
 from embedkit.dataset.extract import run_plan
-from embedkit.dataset.parquet import Footer, shard_bytes
+from embedkit.dataset.parquet import FACTS, shard_bytes
 from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.settings import ExtractOptions, tokenizer_settings
 from embedkit.dataset.shards import ExtractPlan, ledger_of, lengths_of, sentence_columns
@@ -360,10 +360,10 @@ def _stages(plan: ExtractPlan, texts: Sequence[str]) -> dict[str, float]:
         columns = spent("columns", sentence_columns, records, lengths, plan.job.settings)
         vectors, rows = np.zeros_like(shard.views[view.name]), np.arange(len(texts))
         stored = spent("storage form", plan.vectors.as_stored, vectors, name=view.name, rows=rows)
-        footer = Footer("0" * 64, 0, 0, len(texts) - 1, len(texts), {}, {})
+        facts = dict.fromkeys(FACTS, len(texts))
         pages = spent(
             "Parquet pages, without the GIL",
-            partial(shard_bytes, footer=footer, storage=plan.vectors.storage),
+            partial(shard_bytes, facts=facts, storage=plan.vectors.storage),
             columns,
             {view.name: stored},
         )

@@ -239,7 +239,6 @@ def _loop(
     model = _Plain(checkpoint, len(target.classes))
     if options.weights:
         _without_dropout(model)
-    pad_id = load_tokenizer(checkpoint).pad_id
     y, steps = torch.from_numpy(target.y), len(texts) // BATCH * epochs
     started = time.process_time()
     settings: Any = TrainingOptions()
@@ -248,7 +247,7 @@ def _loop(
     model.train()
     real = all_of_them = 0
     for batch in _batches(options.child, n_seen(texts), epochs):
-        inputs = padded(texts[batch], pad_id)
+        inputs = padded(texts[batch])
         optimizer.zero_grad()
         loss: Any = nn.functional.cross_entropy(model(inputs), y[batch])
         loss.backward()
@@ -281,8 +280,8 @@ def _ours(
     options: argparse.Namespace,
 ) -> tuple[dict[str, torch.Tensor], float, float]:
     """Weights and seconds of one fold that trains on everything."""
-    pad_id, cpu = load_tokenizer(checkpoint).pad_id, torch.device("cpu")
-    plain = load_model(checkpoint, pad_id=pad_id, device=cpu, dtype=torch.float32)
+    cpu = torch.device("cpu")
+    plain = load_model(checkpoint, pad_id=texts.pad_id, device=cpu, dtype=torch.float32)
     settings = {"head": "mean", "n_outputs": len(target.classes), "dropout": 0.1}
     model = build_model(plain, seed=0, **settings)
     model.classifier = _last_layer(model.width, len(target.classes))
@@ -304,7 +303,6 @@ def _ours(
             held_out=none,
             seed=0,
             device=cpu,
-            pad_id=pad_id,
             work=Path(work),
             vocabulary=vocabulary,
             options=TrainingOptions(

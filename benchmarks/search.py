@@ -30,7 +30,7 @@ import embedkit
 from benchmarks.measure import describe, in_turn, table
 from embedkit.dataset.format import Names, Totals, is_dataset
 from embedkit.dataset.job import Job, open_job
-from embedkit.dataset.parquet import Footer, shard_bytes, text_column
+from embedkit.dataset.parquet import shard_bytes, text_column
 from embedkit.dataset.read import VectorData
 from embedkit.dataset.settings import JobSettings
 from embedkit.machine import usable_cores
@@ -149,16 +149,16 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
                 "truncated": pa.array(np.zeros(len(row), bool)),
             }
             made = asdict(job)
-            footer = Footer(
-                job.settings.fingerprint,
-                number,
-                int(row[0]),
-                int(row[-1]),
-                len(row),
-                {"records": len(row)},
-                made,
-            )
-            data = shard_bytes(scalars, {VIEW: vectors}, footer=footer, storage="float32")
+            facts = {
+                "fingerprint": job.settings.fingerprint,
+                "shard": number,
+                "first_row": int(row[0]),
+                "last_row": int(row[-1]),
+                "rows": len(row),
+                "ledger": {"records": len(row)},
+                "job": made,
+            }
+            data = shard_bytes(scalars, {VIEW: vectors}, facts=facts, storage="float32")
             receipts.append(target.commit(number, {"sentences": data}))
         totals = Totals(records=rows, accepted=rows, ledger={"records": rows})
         called = Names(inputs=("synthetic",), model="none", model_source="none", revision=None)

@@ -7,7 +7,6 @@ import platform
 import tempfile
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, metadata, requires
 from pathlib import Path
@@ -30,22 +29,18 @@ _TEXTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Findings as plain data, for people and for bug reports."""
+def diagnose() -> dict[str, Any]:
+    """Extract and verify a few texts on every device, without network; list what is missing.
 
-    works: bool
-    exit_code: int  # 0, or that of a command which meets the first problem
-    problems: list[str]  # why extraction does not work
-    notes: list[str]  # what makes it slower, or limits it
-    versions: dict[str, str | None]  # ``None``: missing
-    devices: dict[str, dict[str, Any]]  # device → its name, and the figures of an extraction
-    models: list[str]  # checkpoints that load without network
-    missing: dict[str, list[str]]  # extra → packages that are not installed
+    The findings are plain data, for people and for bug reports:
 
-
-def diagnose() -> Diagnosis:
-    """Extract and verify a few texts on every device, without network; list what is missing."""
+        works, exit_code   the code is 0, or that of a command which meets the first problem
+        problems, notes    why extraction does not work; what makes it slower, or limits it
+        versions           of libraries and of the system; ``None``: missing
+        devices            device → its name, and the figures of an extraction
+        models             checkpoints that load without network
+        missing            extra → packages that are not installed
+    """
     from embedkit.encoding.checkpoint import find_checkpoint, has_multilingual
 
     problems: list[str] = []
@@ -85,7 +80,16 @@ def diagnose() -> Diagnosis:
             missing[extra] = [name for name, version in _versions(extra).items() if version is None]
         if lacking := [name for name, version in needed.items() if version is None]:
             notes.append(f"required, but not installed: {', '.join(lacking)}")
-    return Diagnosis(not problems, code, problems, notes, versions, devices, models, missing)
+    return {
+        "works": not problems,
+        "exit_code": code,
+        "problems": problems,
+        "notes": notes,
+        "versions": versions,
+        "devices": devices,
+        "models": models,
+        "missing": missing,
+    }
 
 
 def _extract(device: str) -> dict[str, Any]:

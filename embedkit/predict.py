@@ -33,7 +33,6 @@ from embedkit.prediction_files import (
     PredictedRecord,
     Prediction,
     Submission,
-    WordPrediction,
     check_file,
     parse_submission,
     with_columns,
@@ -207,7 +206,7 @@ class Predictor:
         Example:
             >>> predictor = embedkit.Predictor("runs/tagger")
             >>> words = predictor.predict_words("the river bank of town 20")
-            >>> [(word.text, word.prediction.label) for word in words[:3]]
+            >>> [(word.text, word.label) for word in words[:3]]
             [('the', 'DET'), ('river', 'NOUN'), ('bank', 'NOUN')]
         """
         if isinstance(texts, str):
@@ -217,7 +216,7 @@ class Predictor:
         units, nothing = Units.of_texts(texts), [None] * len(texts)
         units = units.words_of(nothing, marks=self.marks) if spans is None else units.words(spans)
         # a list for each text, also for one without words that the model sees
-        words: list[list[WordPrediction]] = [[] for _ in texts]
+        words: list[list[Prediction]] = [[] for _ in texts]
         # fewer units may come back: without the words that were cut
         units, predictions = self.predict_units(units)
         self.warn_of_cuts()
@@ -226,7 +225,8 @@ class Predictor:
         places = zip(units.place.tolist(), units.word.tolist(), units.span.tolist(), strict=True)
         for (place, *word), form, answer in zip(places, units.texts(), predictions, strict=True):
             number, (start, end) = word
-            words[place].append(WordPrediction(number, form, start, end, answer))
+            about = {"word": number, "text": form, "start": start, "end": end}
+            words[place].append(replace(answer, **about))
         return words
 
     def check_pairs(self, pairs: bool, *, option: str = "pairs") -> None:

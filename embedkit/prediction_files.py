@@ -34,7 +34,7 @@ from embedkit.units.target import float_of
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The prediction for one text.
+    """The prediction for one text, or for a word of it.
 
     ``proba`` has the probability of every label by its readable name; of a regression it is empty,
     and the label is the value as text.
@@ -43,17 +43,10 @@ class Prediction:
     label: str
     proba: dict[str, float]
     value: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WordPrediction:
-    """The prediction for a word: its number in the text, and ``text[start:end]``."""
-
-    word: int
-    text: str
-    start: int
-    end: int
-    prediction: Prediction
+    word: int | None = None  # number of the word in its text, which it is from start to end
+    text: str | None = None  # of the word
+    start: int | None = None
+    end: int | None = None
 
 
 # of a probability with six decimals; the sum of a row is off by so much for each class at most

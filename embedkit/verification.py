@@ -286,7 +286,7 @@ def _recompute(
 
         now = environment_of(encoder.encoder)
         # shards may be of several environments: the first one that differs is shown
-        differences = [difference(e.environment, now) for e in manifest.environments]
+        differences = [difference(e["environment"], now) for e in manifest.environments]
         result.elsewhere = next(filter(None, differences), "")
 
 

@@ -284,8 +284,7 @@ def command(
 
         bar = "progress" in parameters
         epilog = "\n  ".join(["Examples:", *examples])
-        names = {"help_option_names": ["-h", "--help"]}
-        subcommand = click.command(cls=Command, epilog=epilog, context_settings=names)(run)
+        subcommand = click.command(cls=Command, epilog=epilog)(run)
         flags = [
             (["--all", "everything"], "Print all numbers, not only the most important ones.", None),
             (["--json", "as_json"], "Print the result as JSON.", None),

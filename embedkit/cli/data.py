@@ -22,11 +22,10 @@ from embedkit.types import ProgressCallback
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from embedkit.corpus.plan import CorpusOptions
-    from embedkit.dataset.extract import Estimate, ExtractResult
+    from embedkit.corpus.plan import CorpusOptions, CorpusSettings
+    from embedkit.dataset.extract import ExtractResult
     from embedkit.dataset.format import Manifest
     from embedkit.dataset.info import DatasetInfo
-    from embedkit.dataset.settings import InputRecord
     from embedkit.dataset.shards import ExtractPlan
     from embedkit.encoding.model import ModelInfo
 
@@ -160,7 +159,7 @@ def extract(
         if dry_run:
             output = in_options(Message(existing_output(plan.out, plan.job, overwrite=overwrite)))
             cost = estimate(plan, reuse=reuse, progress=progress)
-            data = {**asdict(cost), "output": output}
+            data = {**cost, "output": output}
             return Result(data, lambda: _estimate_text(plan, cost, output), asked_for=True)
         result = run_plan(plan, overwrite=overwrite, reuse=reuse, progress=progress)
     if chosen.part is not None and not result.was_complete:
@@ -180,32 +179,33 @@ def extract(
     )
 
 
-def _estimate_text(plan: ExtractPlan, cost: Estimate, output: str) -> str:
+def _estimate_text(plan: ExtractPlan, cost: dict[str, Any], output: str) -> str:
     from embedkit.encoding.views import view_ranges
 
+    accepted, size, free = cost["accepted"], cost["bytes_total"], cost["free_bytes"]
     lines = [
-        f"would write {plan.out}: {count_text(cost.accepted, 'row')} in "
-        f"{count_text(cost.shards, 'shard')}",
-        f"  records    {ledger_text(cost.accepted, 'to embed', cost.rejected, cost.left_out)}",
-        f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts, "
-        f"{100 * cost.truncated:.1f} % of them longer than {plan.vectors.max_length})",
+        f"would write {plan.out}: {count_text(accepted, 'row')} in "
+        f"{count_text(cost['shards'], 'shard')}",
+        f"  records    {ledger_text(accepted, 'to embed', cost['rejected'], cost['left_out'])}",
+        f"  tokens     about {cost['tokens']:,} (measured on {cost['sampled']:,} texts, "
+        f"{100 * cost['truncated']:.1f} % of them longer than {plan.vectors.max_length})",
     ]
     # views of one size in one line: all layers have the same width
     sizes: dict[str, list[str]] = {}
-    for name, size in cost.bytes_per_view.items():
-        sizes.setdefault(bytes_text(size), []).append(name)
+    for name, bytes_ in cost["bytes_per_view"].items():
+        sizes.setdefault(bytes_text(bytes_), []).append(name)
     for shown, names in sizes.items():
         each = f"{shown} each" if len(names) > 1 else shown
         lines.append(f"    {view_ranges(names)}: {each}")
     lines += [
-        f"  disk       about {bytes_text(cost.bytes_total)}, {bytes_text(cost.free_bytes)} free",
-        f"  time       about {duration_text(cost.seconds)} "
-        f"({cost.tokens_per_second:,.0f} tokens/s measured here)",
+        f"  disk       about {bytes_text(size)}, {bytes_text(free)} free",
+        f"  time       about {duration_text(cost['seconds'])} "
+        f"({cost['tokens_per_second']:,.0f} tokens/s measured here)",
     ]
     # a margin for an estimate that is measured on some of the texts
-    if cost.bytes_total * 1.1 > cost.free_bytes:
+    if size * 1.1 > free:
         lines.append("  WARNING: this will not fit. Use fewer --layers or --storage compact.")
-    lines += [f"  note: {note}" for note in (*map(in_options, cost.notices), output) if note]
+    lines += [f"  note: {note}" for note in (*map(in_options, cost["notices"]), output) if note]
     return "\n".join(lines)
 
 
@@ -310,7 +310,7 @@ def info(what: str) -> Result:
     return Result(details, lambda: _model_text(details), asked_for=True)
 
 
-def _columns_text(read: InputRecord) -> str:
+def _columns_text(read: CorpusSettings) -> str:
     """What the dataset has of its corpus, by the names of the columns there."""
     roles = ("id", "text", "text_pair", "label", "word_label")
     parts = [f"{role} {getattr(read, role)}" for role in roles if getattr(read, role)]

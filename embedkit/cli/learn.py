@@ -29,7 +29,6 @@ from embedkit.storage import without_secrets
 if TYPE_CHECKING:
     from embedkit.corpus.plan import CorpusOptions
     from embedkit.predict import Predictor
-    from embedkit.prediction_files import Prediction
     from embedkit.types import ProgressCallback
 
 
@@ -323,15 +322,11 @@ def _show_text(
     if not text.strip() or (second is not None and not second.strip()):
         raise UsageError("the text is empty.")  # as that of a record, or of a query
     predictor.check_pairs(second is not None, option="text_pair")
-    shown: list[tuple[dict[str, Any], Prediction]]
-    if not predictor.labels_words:
-        shown = [({}, predictor.predict(text, second))]
-    else:
-        names = ("word", "text", "start", "end")
-        (words,) = predictor.predict_words([text])
-        shown = [({n: getattr(w, n) for n in names}, w.prediction) for w in words]
-    for place, prediction in shown:
+    names = ("word", "text", "start", "end") if predictor.labels_words else ()
+    shown = predictor.predict_words(text) if names else [predictor.predict(text, second)]
+    for prediction in shown:
         if as_json:
+            place = {name: getattr(prediction, name) for name in names}
             click.echo(json_line(fields_of(place, prediction)))
             continue
         ordered = sorted(prediction.proba.items(), key=lambda item: -item[1])
@@ -339,8 +334,8 @@ def _show_text(
         tail = "  ".join(f"{name} {percent(p)}" for name, p in ordered[:_SHOWN])
         if rest := [p for _, p in ordered[_SHOWN:]]:
             tail += f"  {count_text(len(rest), 'other')} {percent(sum(rest))}"
-        # the word before its label; of a whole text `place` is empty, and there is no such cell
-        cells = [place["text"] for _ in place][:1] + [prediction.label] + [tail] * bool(tail)
+        # the word before its label; of a whole text there is no such cell
+        cells = [*filter(None, [prediction.text]), prediction.label, *filter(None, [tail])]
         say("\t".join(map(visible, cells)))
 
 

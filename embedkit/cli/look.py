@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -347,9 +348,9 @@ def _words_text(report: WordReport) -> str:
         more = f"{count_text(left, 'more use')}, " if left > 0 else ""
         return "\n".join([*lines, f"{more}layers: --all"])
     rows = [
-        {"layer": layer.layer, "mean cosine": number_text(layer.cosine)}
-        | ({} if math.isnan(layer.others) else {"any two words": number_text(layer.others)})
-        for layer in report.layers
+        {"layer": layer, "mean cosine": number_text(cosine)}
+        | ({"any two words": number_text(report.others.get(layer))} if report.others else {})
+        for layer, cosine in report.layers.items()
     ]
     return "\n".join([*lines, table_text(rows)])
 
@@ -357,7 +358,7 @@ def _words_text(report: WordReport) -> str:
 def _words_finding(report: WordReport) -> str:
     """The mean cosine of two uses, and the layer where it is least."""
     count = f"{count_text(len(report.uses), 'use')} of {report.word}"
-    cosines = {layer.layer: layer.cosine for layer in report.layers if math.isfinite(layer.cosine)}
+    cosines = {layer: cosine for layer, cosine in report.layers.items() if math.isfinite(cosine)}
     if not cosines:
         return f"{count}: nothing to compare it with"
     least = min(cosines, key=cosines.__getitem__)
@@ -402,15 +403,15 @@ def explore(dataset: Path, view: str | None, progress: ProgressCallback, **setti
 
 
 def _text(picture: Explored) -> str:
-    first = next(view for view in picture.views if view.view == picture.shown)
+    first = next(row for row in picture.views if row["view"] == picture.shown)
     total = f" of {picture.records:,}" * (picture.points < picture.records)
     count = f"{count_text(picture.points, 'record')}{total}"
     size = f"{count_text(len(picture.views), 'view')}, {bytes_text(picture.nbytes)}"
-    text = f"the picture keeps {100 * first.kept:.0f} of 100 nearest neighbours"
-    if not math.isnan(first.same_label):
-        best = max(picture.views, key=lambda view: view.same_label)
-        most = "" if best is first else f"; most at {best.view}: {100 * best.same_label:.0f}"
-        text += f"; {100 * first.same_label:.0f} of 100 have the label of their text"
+    text = f"the picture keeps {100 * first['kept']:.0f} of 100 nearest neighbours"
+    if not math.isnan(same := first["same_label"]):
+        best = max(picture.views, key=itemgetter("same_label"))
+        most = f"; most at {best['view']}: {100 * best['same_label']:.0f}" * (best is not first)
+        text += f"; {100 * same:.0f} of 100 have the label of their text"
         text += f" (by chance {100 * picture.chance:.0f}{most})"
     return f"{picture.page}: {count}, {size}\n  {picture.shown}: {text}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -13,9 +13,6 @@ from embedkit.cli.options import FILE, option, options
 from embedkit.cli.text import json_text, say
 from embedkit.errors import EXIT_REJECTS
 from embedkit.storage import without_secrets
-
-if TYPE_CHECKING:
-    from embedkit.doctor import Diagnosis
 
 
 @command("embedkit fetch https://example.org/corpus.tsv --sha256 HASH --out data/corpus.tsv")
@@ -113,28 +110,27 @@ def doctor() -> Result:
     """
     from embedkit.doctor import diagnose
 
-    diagnosis = diagnose()
-    return Result(diagnosis, lambda: _diagnosis_text(diagnosis), code=diagnosis.exit_code)
+    findings = diagnose()
+    return Result(findings, lambda: _findings_text(findings), code=findings["exit_code"])
 
 
-def _diagnosis_text(diagnosis: Diagnosis) -> str:
+def _findings_text(findings: dict[str, Any]) -> str:
     speeds = [
         f"{about['records']} records extracted, {about['tokens_per_second']:,.0f} tokens/s on "
         f"{about['name']} ({about['precision']})"
-        for about in diagnosis.devices.values()
+        for about in findings["devices"].values()
         if "records" in about
     ]
-    gpus = [about["name"] for device, about in diagnosis.devices.items() if device != "cpu"]
-    missing = ", ".join(name for names in diagnosis.missing.values() for name in names)
-    lines = ["✓ embedkit works here: " + "; ".join(speeds)] if diagnosis.works else []
-    for about in diagnosis.devices.values():
+    gpus = [about["name"] for device, about in findings["devices"].items() if device != "cpu"]
+    missing = ", ".join(name for names in findings["missing"].values() for name in names)
+    lines = ["✓ embedkit works here: " + "; ".join(speeds)] if findings["works"] else []
+    for about in findings["devices"].values():
         counts = about.get("same_bits", {}).items()
         shown = ", ".join(f"{how} ({count} of {about['records']})" for how, count in counts)
         lines += [f"  texts with the same bits as among others: {shown}"] * bool(counts)
-    lines += [f"✗ embedkit does not work here: {problem}" for problem in diagnosis.problems]
-    lines += [f"! {note}" for note in diagnosis.notes]
-    lines.append(
-        f"  models here: {', '.join(diagnosis.models) or 'none'}; GPU: {', '.join(gpus) or 'none'}"
-    )
+    lines += [f"✗ embedkit does not work here: {problem}" for problem in findings["problems"]]
+    lines += [f"! {note}" for note in findings["notes"]]
+    models = ", ".join(findings["models"]) or "none"
+    lines.append(f"  models here: {models}; GPU: {', '.join(gpus) or 'none'}")
     lines += [f"  optional, not installed: {missing}"] if missing else []
     return "\n".join([*lines, "everything checked, all versions: embedkit doctor --json"])

@@ -286,16 +286,6 @@ def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[Lines]
 
 
 _SAMPLED_WORDS = 10_000
-_NAN = float("nan")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerReport:
-    """Mean cosines of the uses at one layer."""
-
-    layer: str
-    cosine: float  # of two different uses; NaN of a single one
-    others: float  # of any two words of the dataset: the baseline; NaN without a word table
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -306,7 +296,8 @@ class WordReport(Shown):
     layer: str  # of ``cosines``
     uses: tuple[Use, ...]
     cosines: Float32  # ``(uses, uses)``
-    layers: tuple[LayerReport, ...]
+    layers: dict[str, float]  # mean cosine of two different uses; NaN of a single one
+    others: dict[str, float]  # that of any two words, by stored layer; empty without a word table
     skipped: int  # uses without a kept token, since the text was cut before them
 
 
@@ -322,26 +313,22 @@ def describe_uses(uses: UseVectors, word: str, *, layer: LayerSpec | None = None
     if not vectors.keys() >= set(parts):
         raise UsageError(f"expected one of {', '.join(vectors)}.", layer=chosen)
     vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
-    # any two words can be compared where the words were stored; tokens are no words
-    data = uses.data
-    any_two = _mean_cosines(data) if data and data.manifest.job.vectors.words else {}
     # a use and itself have cosine 1, which says nothing
     different = ~np.eye(len(uses.uses), dtype=bool)
     cosines = {name: (unit := unit_rows(values)) @ unit.T for name, values in vectors.items()}
+    # any two words can be compared where the words were stored; tokens are no words
+    data = uses.data
     return WordReport(
         word=word,
         layer=chosen,
         uses=uses.uses,
         cosines=cosines[chosen],
-        skipped=uses.skipped,
-        layers=tuple(
-            LayerReport(
-                name,
-                cosine=float(of_layer[different].mean()) if different.any() else _NAN,
-                others=any_two.get(name, _NAN),
-            )
+        layers={
+            name: float(of_layer[different].mean()) if different.any() else float("nan")
             for name, of_layer in cosines.items()
-        ),
+        },
+        others=_mean_cosines(data) if data and data.manifest.job.vectors.words else {},
+        skipped=uses.skipped,
     )
 
 

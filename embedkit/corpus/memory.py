@@ -36,6 +36,7 @@ from embedkit.corpus.readers import format_of_name
 from embedkit.corpus.sources import PACKED_SUFFIXES
 from embedkit.corpus.values import is_missing, plain
 from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
+from embedkit.records import Count
 from embedkit.remote import address_of, spelled, store_of
 from embedkit.storage import storage_errors, unreadable, without_secrets
 
@@ -71,15 +72,21 @@ CorpusLike = (
 """A corpus, see :func:`embedkit.extract`."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """One input file at the start of the job."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """An input file by its content: its bytes on disk."""
+
+    sha256: str
+    bytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile(SourceFile):
+    """One input file at the start of the job; without checksum until hash_inputs."""
 
     path: Path
     name: str  # as the user named it; "-" for standard input, "<DataFrame>" for one in memory
-    size: int
     state: tuple[int, int, int]  # its number in the file system, last change of content and at all
-    sha256: str = ""  # of the bytes on disk; empty until hash_inputs
 
     @classmethod
     def of(cls, path: Path, *, name: str | None = None) -> InputFile:
@@ -97,12 +104,13 @@ class InputFile:
             problem = "is a pipe or a device, which cannot be read twice"
             raise CorpusError(f"{path} {problem}. Give a file, or '-' for standard input.")
         state = status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-        return cls(path, name or str(path), status.st_size, state)
+        size, shown = status.st_size, name or str(path)
+        return cls(sha256="", bytes=size, path=path, name=shown, state=state)
 
     def check_unchanged(self) -> None:
         """Raise a :class:`CorpusError` if the file has changed."""
         now = InputFile.of(self.path, name=self.name)
-        if (now.size, now.state) != (self.size, self.state):
+        if (now.bytes, now.state) != (self.bytes, self.state):
             raise CorpusError(f"{self.name} changed while it was being read. Start again.")
 
 

@@ -30,7 +30,7 @@ from embedkit.arguments import check_fields
 from embedkit.choices import Format, Quoting
 from embedkit.corpus.columnar import check_title
 from embedkit.corpus.delimited import separator_named_by
-from embedkit.corpus.memory import ArrowStream, CorpusLike, InputFile, input_files
+from embedkit.corpus.memory import ArrowStream, CorpusLike, InputFile, SourceFile, input_files
 from embedkit.corpus.readers import READERS, format_of_content, format_of_name, suffix_of
 from embedkit.corpus.sources import (
     Dialect,
@@ -166,8 +166,12 @@ class CorpusOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusSettings(Dialect):
-    """:class:`CorpusOptions`, settled: columns by their names; no seed without a sample."""
+    """:class:`CorpusOptions`, settled, and the files: columns by their names.
 
+    There is no seed without a sample.
+    """
+
+    files: tuple[SourceFile, ...]
     text: str
     text_pair: str | None
     id: str | None

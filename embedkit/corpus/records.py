@@ -139,13 +139,13 @@ class CorpusReader:
     @property
     def fraction(self) -> float:
         """Progress by bytes, 0 to 1."""
-        total = sum(file.size for file in self.plan.files)
+        total = sum(file.bytes for file in self.plan.files)
         if not total:
             return 1.0
         # files are weighed by their bytes on disk, since nobody knows how many records are in them
-        done = sum(file.size for file in self.plan.files[: self.file_number])
+        done = sum(file.bytes for file in self.plan.files[: self.file_number])
         if self._table is not None:
-            done += int(self.plan.files[self.file_number].size * self._table.fraction)
+            done += int(self.plan.files[self.file_number].bytes * self._table.fraction)
         return done / total
 
     def shown(self, progress: ProgressCallback) -> Iterator[Record | Reject]:

@@ -1,7 +1,7 @@
 """Extraction of a dataset from a corpus: :func:`extract`, its progress and its estimate.
 
     corpus, options ─ plan_extract ─► ExtractPlan ─┬─ run_plan ─► ExtractResult
-      (nothing is written)                         └─ estimate ─► Estimate
+      (nothing is written)                         └─ estimate ─► its cost
 
     run_plan:  what stands at OUT ─► OUT.incomplete, locked ─► ranges of the shards
                                        ─► those without a receipt are made ─► one rename
@@ -51,7 +51,7 @@ from embedkit.display import ShownFolder, count_text
 from embedkit.encoding.tokenizer import note_if_spelled_out
 from embedkit.encoding.views import view_ranges
 from embedkit.encoding.windows import TokenizedTexts
-from embedkit.errors import EncodeError, Message
+from embedkit.errors import EncodeError
 from embedkit.remote import upload
 from embedkit.scale import ATTEMPTS, run_locally, run_on_ray
 from embedkit.types import AnyPath, Progress, ProgressCallback, no_progress
@@ -346,32 +346,13 @@ def _warn(counts: ReadCounts, totals: Totals) -> None:
         logger.warning(f"{spelled} texts spell out special tokens such as [SEP], which act as such")
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The cost of a job. Counts of records are exact, the rest is extrapolated from a sample."""
-
-    records: int
-    accepted: int
-    rejected: dict[str, int]
-    left_out: dict[str, int]
-    tokens: int
-    truncated: float  # fraction of texts that are cut
-    bytes_per_view: dict[str, int]
-    bytes_total: int
-    free_bytes: int
-    shards: int
-    tokens_per_second: float
-    seconds: float
-    sampled: int  # texts that tokens and speed were measured on
-    notices: list[Message]
-
-
 def estimate(
     plan: ExtractPlan, *, reuse: Sequence[AnyPath] = (), progress: ProgressCallback = no_progress
-) -> Estimate:
+) -> dict[str, Any]:
     """Read the corpus, tokenize a sample, time the model on some of it. Writes nothing.
 
-    Texts that datasets to ``reuse`` have cost no time.
+    Counts of records are exact, the rest is extrapolated from ``sampled`` texts; ``truncated`` is
+    the fraction of texts that are cut. Texts that datasets to ``reuse`` have cost no time.
     """
     sources = [OpenSource(source_of(path, plan.job), plan.job.settings) for path in reuse]
     reader = CorpusReader(plan.corpus)
@@ -404,23 +385,23 @@ def estimate(
     scalars = sum(map(scalar_bytes, sample)) / n * counts.accepted
     # about 12 bytes for the other columns of a token
     scalars += tokens * 12 * plan.vectors.tokens
-    return Estimate(
-        records=counts.records,
-        accepted=counts.accepted,
-        rejected=dict(counts.rejected),
-        left_out=dict(counts.left_out),
-        tokens=tokens,
-        truncated=int(texts.cut.sum()) / n,
-        bytes_per_view=sizes,
-        bytes_total=sum(sizes.values()) + round(scalars),
-        free_bytes=storage.free_bytes(plan.out),
-        shards=max(-(-counts.accepted // plan.job.settings.storage.shard_rows), 1),
-        tokens_per_second=speed,
+    return {
+        "records": counts.records,
+        "accepted": counts.accepted,
+        "rejected": dict(counts.rejected),
+        "left_out": dict(counts.left_out),
+        "tokens": tokens,
+        "truncated": int(texts.cut.sum()) / n,
+        "bytes_per_view": sizes,
+        "bytes_total": sum(sizes.values()) + round(scalars),
+        "free_bytes": storage.free_bytes(plan.out),
+        "shards": max(-(-counts.accepted // plan.job.settings.storage.shard_rows), 1),
+        "tokens_per_second": speed,
         # of the texts that have to be encoded
-        seconds=tokens / speed * len(new) / n,
-        sampled=len(sample),
-        notices=counts.notices,
-    )
+        "seconds": tokens / speed * len(new) / n,
+        "sampled": len(sample),
+        "notices": counts.notices,
+    }
 
 
 def _speed(plan: ExtractPlan, records: Sequence[Record], texts: TokenizedTexts) -> float:

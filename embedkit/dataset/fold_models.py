@@ -10,9 +10,10 @@ fold, which has not seen it; any other, such as those of a test set, the mean ov
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,13 @@ import numpy as np
 import pyarrow as pa
 
 from embedkit import storage
-from embedkit.choices import OnLong
 from embedkit.corpus.records import Record
 from embedkit.dataset.format import text_key, whole_text
 from embedkit.dataset.parquet import check_columns, numbers, read_table, write_parquet
 from embedkit.dataset.settings import FoldRecord
-from embedkit.encoding.windows import match
+from embedkit.encoding.windows import TokenizerSettings, match
 from embedkit.errors import Option, UsageError
-from embedkit.records import Count, Positive, from_json, parse_json, to_json
+from embedkit.records import from_json, parse_json
 from embedkit.types import Int64
 
 if TYPE_CHECKING:  # imports torch
@@ -43,22 +43,6 @@ _NAME = re.compile(r"fold-(\d+)")
 _KEY = b"embedkit.fold_models"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldModels(FoldRecord):
-    """The models of a run, and how they read texts in training."""
-
-    source: tuple[str, ...]  # SHA-256 of the input files that the run read, in order
-    prefix: str
-    max_length: Positive
-    on_long: OnLong = "truncate"
-    stride: Count = 0
-
-    @property
-    def settings(self) -> FoldRecord:
-        """The part that a dataset records."""
-        return FoldRecord(models=self.models, fold_of_model=self.fold_of_model, split=self.split)
-
-
 @dataclass(frozen=True, eq=False)
 class SeenRecords:
     """The records of a run: ``(n,)`` numbers (ascending), keys of the texts, and folds.
@@ -67,7 +51,9 @@ class SeenRecords:
     """
 
     run: Path
-    models: FoldModels
+    models: FoldRecord
+    tokens: TokenizerSettings  # as in training
+    source: tuple[str, ...]  # SHA-256 of the input files that the run read, in order
     row: Int64
     text_key: Int64
     fold: Int64
@@ -75,8 +61,9 @@ class SeenRecords:
     def write(self) -> None:
         """Write the records beside the models."""
         table = pa.table({"row": self.row, "text_key": self.text_key, "fold": self.fold})
-        content = to_json(self.models, indent=None)
-        write_parquet(_file(self.run), table.replace_schema_metadata({_KEY: content}))
+        content = {**asdict(self.models), **asdict(self.tokens), "source": self.source}
+        about = {_KEY: json.dumps(content, sort_keys=True).encode()}
+        write_parquet(_file(self.run), table.replace_schema_metadata(about))
 
     def folds_of(self, keys: Int64) -> Int64:
         """The fold of each of ``n`` texts, :data:`ALL_FOLDS` for those of no fold.
@@ -101,14 +88,14 @@ class SeenRecords:
         Then their fold cannot be determined. ``source`` is the SHA-256 of the corpus's files.
         """
         # another corpus: its texts are found by their keys alone
-        if set(source).isdisjoint(self.models.source):
+        if set(source).isdisjoint(self.source):
             return
         keys = keys_of(records)
         row = np.array([r.row for r in records], np.int64)
         index = match(row, self.row)
         differs = (index >= 0) & (self.text_key[index] != keys)
         # only some of the files, or in another order: row numbers are others then
-        if tuple(source) != self.models.source or differs.any():
+        if tuple(source) != self.source or differs.any():
             raise UsageError(
                 "the run was trained on other texts or files of this corpus. Pass the same files, "
                 f"{Option('text')} and {Option('text_pair')} as for the run.",
@@ -178,8 +165,10 @@ def _read(run: Path) -> SeenRecords:
     names = ("row", "text_key", "fold")
     check_columns(table, dict.fromkeys(names, pa.int64()), file=file, advice=advice)
     content = parse_json((table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice)
-    models = from_json(FoldModels, content, file=file, advice=advice)
-    return SeenRecords(run, models, *(numbers(table[name]) for name in names))
+    kinds: tuple[Any, ...] = (FoldRecord, TokenizerSettings)
+    models, tokens = (from_json(kind, content, file=file, advice=advice) for kind in kinds)
+    columns = (numbers(table[name]) for name in names)
+    return SeenRecords(run, models, tokens, tuple(content["source"]), *columns)
 
 
 def _file(run: Path) -> Path:
@@ -201,13 +190,13 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
         raise UsageError(f"{model} is a run, which has no revisions.", revision=revision)
     # the length that it was trained with
     if settings.get("max_length") is None:
-        settings["max_length"] = seen.models.max_length
+        settings["max_length"] = seen.tokens.max_length
     storage.check_files(Path(model), ["model"], advice="Make the run again.")
     folders = {name: Path(model) / "model" / name for name in seen.models.models}
     return FoldEncoder(
         model,
         folders,
         fold_of_model=seen.models.fold_of_model,
-        prefix=seen.models.prefix,
+        prefix=seen.tokens.prefix,
         **settings,
     )

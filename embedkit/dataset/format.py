@@ -95,14 +95,6 @@ class Receipt:
     environment: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentShards:
-    """Versions and device, and the shards that were made under them."""
-
-    environment: dict[str, Any]
-    shards: tuple[Count, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
     """Names of inputs and model as the user gave them; not part of the identity."""
@@ -146,11 +138,15 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON."""
+    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON.
+
+    Each of ``environments`` has the ``shards`` that were made under an ``environment``, which is
+    versions and device.
+    """
 
     fingerprint: str
     job: JobSettings
-    environments: tuple[EnvironmentShards, ...]
+    environments: tuple[dict[str, Any], ...]
     totals: Totals
     files: dict[str, FileEntry]
     names: Names

@@ -196,7 +196,7 @@ def batch_invariant(manifest: Manifest) -> bool:
 
     It does where encoders run without padding on a CPU, in fp32 and int8.
     """
-    environments = [entry.environment for entry in manifest.environments]
+    environments = [entry["environment"] for entry in manifest.environments]
     packed = all((e["device"], e["forward"]) == ("cpu", "packed") for e in environments)
     return packed and manifest.job.vectors.precision in ("fp32", "int8")
 

@@ -30,7 +30,6 @@ from embedkit.corpus.records import CorpusReader, ReadCounts, Record
 from embedkit.corpus.sources import Reject, ShardRange
 from embedkit.dataset.format import (
     TABLES,
-    EnvironmentShards,
     FileEntry,
     Layout,
     Manifest,
@@ -40,7 +39,7 @@ from embedkit.dataset.format import (
     is_dataset,
 )
 from embedkit.dataset.info import card_of
-from embedkit.dataset.parquet import Footer, footer_sha256, read_footer, read_table, write_parquet
+from embedkit.dataset.parquet import footer_sha256, read_facts, read_table, write_parquet
 from embedkit.dataset.settings import JobSettings
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, OutputExistsError
@@ -201,25 +200,25 @@ def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
 
     A ``ValueError`` if they are not those of one shard with this number.
     """
-    files, footers = dict[str, FileEntry](), list[Footer]()
+    files, tables = dict[str, FileEntry](), list[dict[str, Any]]()
     for name in sums:
         with (root / name).open("rb") as file:
             # size and footer, not the content: reading every byte again would make resuming as slow
             # as writing, and pages have checksums of their own
-            footers.append(read_footer(file))
+            tables.append(read_facts(file))
             size = os.fstat(file.fileno()).st_size
-            files[name] = FileEntry(footers[-1].rows, size, footer_sha256(file.fileno()))
+            files[name] = FileEntry(tables[-1]["rows"], size, footer_sha256(file.fileno()))
     # all tables of a shard are of one job and one number, or files were mixed
-    sentences = footers[-1]
-    if {(f.fingerprint, f.shard) for f in footers} != {(sentences.fingerprint, number)}:
+    sentences = tables[-1]
+    if {(t["fingerprint"], t["shard"]) for t in tables} != {(sentences["fingerprint"], number)}:
         raise ValueError("its files belong to several shards, or to another one")
     return Receipt(
         shard=number,
-        fingerprint=sentences.fingerprint,
+        fingerprint=sentences["fingerprint"],
         files=files,
         sha256=dict(sums),
-        ledger=dict(sentences.ledger),
-        environment=sentences.job["environment"],
+        ledger=sentences["ledger"],
+        environment=sentences["job"]["environment"],
     )
 
 
@@ -371,7 +370,7 @@ class JobFolder:
             fingerprint=settings.fingerprint,
             job=settings,
             environments=tuple(
-                EnvironmentShards(json.loads(environment), tuple(sorted(shards)))
+                {"environment": json.loads(environment), "shards": sorted(shards)}
                 for environment, shards in shards_of.items()
             ),
             totals=totals,

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,21 +46,12 @@ _PREFIX = b"embedkit."
 _SCALE = b"embedkit.scale"  # in the metadata of a column of int8
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
-    """Description of a shard, in the key-value metadata of its footer.
+FACTS = ("fingerprint", "shard", "first_row", "last_row", "rows", "ledger", "job")
+"""What the key-value metadata of a shard's footer say of it, as JSON.
 
-    First and last row are record numbers, -1 for a shard without rows. ``job`` holds settings,
-    inputs and environment, for people.
-    """
-
-    fingerprint: str
-    shard: int
-    first_row: int
-    last_row: int
-    rows: int
-    ledger: Mapping[str, int]
-    job: Mapping[str, Any]
+First and last row are record numbers, -1 for a shard without rows. ``job`` holds settings, inputs
+and environment, for people.
+"""
 
 
 def vector_column(vectors: NDArray[Any]) -> pa.Array:
@@ -142,13 +132,14 @@ def shard_bytes(
     scalars: Mapping[str, pa.Array],
     vectors: Mapping[str, NDArray[Any]],
     *,
-    footer: Footer,
+    facts: Mapping[str, Any],
     storage: str,
 ) -> pa.Buffer:
     """One Parquet file in memory. The same arguments give the same bytes.
 
     ``scalars`` are the columns that are not vectors, of which ``label`` and kept ones may be null;
-    ``vectors`` are ``(n, width)`` arrays as :func:`cast_for_storage` returned them.
+    ``vectors`` are ``(n, width)`` arrays as :func:`cast_for_storage` returned them; ``facts`` are
+    :data:`FACTS`.
     """
     of_tokens = "token_id" in scalars and "id" not in scalars  # a kept column may be called so
     # columns that embedkit fills itself, and that cannot be null
@@ -166,11 +157,11 @@ def shard_bytes(
         column = vector_column(values)
         fields.append(pa.field(name, column.type, nullable=False, metadata=metadata))
         columns.append(column)
-    facts = {
-        _PREFIX + name.encode(): json.dumps(value, ensure_ascii=False, sort_keys=True).encode()
-        for name, value in asdict(footer).items()
+    metadata = {
+        _PREFIX + n.encode(): json.dumps(facts[n], ensure_ascii=False, sort_keys=True).encode()
+        for n in FACTS
     }
-    schema = pa.schema(fields, metadata=facts)
+    schema = pa.schema(fields, metadata=metadata)
     table = pa.Table.from_arrays(columns, schema=schema)
     # how Parquet names the numbers inside of a list
     leaves = [f"{name}.list.element" for name in vectors]
@@ -204,12 +195,11 @@ def shard_bytes(
     return room.slice(0, size)
 
 
-def read_footer(path: Any) -> Footer:
-    """Read the description of a shard, without its data; a ``ValueError`` for another file."""
+def read_facts(path: Any) -> dict[str, Any]:
+    """Read :data:`FACTS` of a shard, without its data; a ``ValueError`` for another file."""
     try:
         metadata = cast("Mapping[bytes, bytes] | None", pq.read_metadata(path).metadata) or {}
-        names = Footer.__slots__
-        return Footer(**{name: json.loads(metadata[_PREFIX + name.encode()]) for name in names})
+        return {name: json.loads(metadata[_PREFIX + name.encode()]) for name in FACTS}
     except (KeyError, ValueError, OSError) as error:  # Arrow's, of what is not a Parquet file, too
         if getattr(error, "errno", None) is not None:  # the machine's
             raise

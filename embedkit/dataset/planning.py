@@ -16,7 +16,7 @@ from typing import Any
 
 from embedkit import storage
 from embedkit.choices import Pooling
-from embedkit.corpus.memory import CorpusLike, paths_of, stem_of
+from embedkit.corpus.memory import CorpusLike, SourceFile, paths_of, stem_of
 from embedkit.corpus.plan import (
     CorpusOptions,
     CorpusPlan,
@@ -36,10 +36,8 @@ from embedkit.dataset.format import FORMAT_VERSION, RESERVED, local_dataset
 from embedkit.dataset.job import Job, recorded_precision
 from embedkit.dataset.settings import (
     ExtractOptions,
-    InputRecord,
     JobSettings,
     ModelRecord,
-    SourceFile,
     StorageRecord,
     VectorOptions,
     VectorSettings,
@@ -186,10 +184,10 @@ def _job_settings(
 ) -> JobSettings:
     """Everything that shapes a byte of the dataset."""
     reading: dict[str, Any] = {f.name: getattr(corpus, f.name) for f in fields(CorpusSettings)}
-    files = tuple(SourceFile(file.sha256, file.size) for file in corpus.files)
+    files = tuple(SourceFile(sha256=file.sha256, bytes=file.bytes) for file in corpus.files)
     return JobSettings(
         format_version=FORMAT_VERSION,
-        input=InputRecord(files=files, **reading),
+        input=CorpusSettings(**reading | {"files": files}),
         model=ModelRecord.of(checkpoint),
         vectors=vectors,
         storage=StorageRecord(
@@ -197,7 +195,7 @@ def _job_settings(
             shard_rows=settings.shard_rows or _shard_rows(vectors, settings.storage),
             text=settings.store_text,
         ),
-        folds=None if seen is None else seen.models.settings,
+        folds=None if seen is None else seen.models,
     )
 
 
@@ -241,10 +239,10 @@ def _with_long_texts(settings: ExtractOptions, seen: SeenRecords | None) -> Extr
     """Settings for long texts: as given, else those of the run's models, else ``truncate``."""
     on_long, stride = settings.on_long, settings.stride
     if on_long is None:
-        on_long = "truncate" if seen is None else seen.models.on_long
+        on_long = "truncate" if seen is None else seen.tokens.on_long
         # the stride of the run fits its max_length; with another one the default is a part of that
         if seen is not None and on_long == "window" and settings.max_length is None:
-            stride = seen.models.stride if stride is None else stride
+            stride = seen.tokens.stride if stride is None else stride
     if stride is not None and on_long != "window":
         raise UsageError(f"it is for {Option('on_long', 'window')}.", stride=stride)
     return replace(settings, on_long=on_long, stride=stride)

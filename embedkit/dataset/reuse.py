@@ -78,7 +78,7 @@ def source_of(dataset: AnyPath, job: Job, *, any_environment: bool = False) -> S
     if differing:
         raise MismatchError(f"{'; '.join(differing)}. Leave it out.", reuse=path)
     for entry in manifest.environments if not any_environment else ():
-        if lines := difference(entry.environment, job.environment):
+        if lines := difference(entry["environment"], job.environment):
             raise MismatchError(
                 "it was made in another environment, whose bits could differ. Leave it out, "
                 f"or pass {Option('allow_env_change', True)} in Python. Differences:\n{lines}",

@@ -249,21 +249,6 @@ class FoldRecord:
         return "" if plain and same else "models: expected one fold for each folder in model/"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """An input file by its content."""
-
-    sha256: str
-    bytes: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputRecord(CorpusSettings):
-    """Settings of the corpus, and its files."""
-
-    files: tuple[SourceFile, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageRecord:
     """Storage profile, records per shard, and whether texts are stored."""
@@ -281,7 +266,7 @@ class JobSettings:
     """
 
     format_version: int
-    input: InputRecord
+    input: CorpusSettings
     model: ModelRecord
     vectors: VectorSettings
     storage: StorageRecord

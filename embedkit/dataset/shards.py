@@ -29,7 +29,6 @@ from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
 from embedkit.dataset.format import Receipt
 from embedkit.dataset.job import Job, JobFolder, ShardReader, check_environment
 from embedkit.dataset.parquet import (
-    Footer,
     cast_for_storage,
     kept_neighbours,
     numbers,
@@ -200,19 +199,13 @@ class ShardMaker:
         if storage == "int8":
             stored_as, views = self._vectors.as_stored, vectors.views.items()
             ledger |= kept_neighbours(stored_as(v, name=name, rows=rows) for name, v in views)
+        facts = {"fingerprint": job.settings.fingerprint, "shard": shard.number, "ledger": ledger}
+        facts |= {"first_row": rows[0], "last_row": rows[-1], "job": asdict(job)}
         files: dict[str, pa.Buffer] = {}
         # one table after the other, so that memory holds the arrays of one, besides finished files
         for folder, scalars, stored in self._tables(shard, vectors):  # the sentences come last
-            footer = Footer(
-                fingerprint=job.settings.fingerprint,
-                shard=shard.number,
-                first_row=rows[0],
-                last_row=rows[-1],
-                rows=len(scalars["row"]),
-                ledger=ledger,
-                job=asdict(job),
-            )
-            files[folder] = shard_bytes(scalars, stored, footer=footer, storage=storage)
+            facts |= {"rows": len(scalars["row"])}
+            files[folder] = shard_bytes(scalars, stored, facts=facts, storage=storage)
         return self._folder.commit(shard.number, files)
 
     def _tables(self, shard: Shard, vectors: ShardVectors) -> Iterator[_Table]:

@@ -465,6 +465,7 @@ class TextTokenizer:
             n_tokens=total + template.added,
             n_unknown=np.diff(unknown[ends]),
             cut=np.asarray((kept < counts).any(axis=1) | long_texts.any(axis=0)),
+            pad_id=self.pad_id,
             **windows_of(ends, segment, kept, windowed, room, settings.stride),
         )
 

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.choices import OnLong
 from embedkit.encoding.words import Ints
 from embedkit.errors import UsageError
+from embedkit.records import Count, Positive
 from embedkit.types import Bool, Int64
 
 
@@ -27,9 +29,9 @@ from embedkit.types import Bool, Int64
 class TokenizerSettings:
     """Settings of tokenization."""
 
-    max_length: int  # tokens per sequence, special tokens included
-    on_long: str = "truncate"  # or window, or error
-    stride: int = 0  # tokens common to neighbouring windows
+    max_length: Positive  # tokens per sequence, special tokens included
+    on_long: OnLong = "truncate"
+    stride: Count = 0  # tokens common to neighbouring windows
     prefix: str = ""
 
 
@@ -56,6 +58,7 @@ class TokenizedTexts:
     owned: Bool  # (window tokens,)
     window_ends: Int64  # (windows + 1,) in seen
     text_windows: Int64  # (texts + 1,): 0, and the end of each text among the windows
+    pad_id: int  # of the tokenizer, fills a batch
 
     @property
     def n_kept(self) -> Int64:
@@ -96,6 +99,7 @@ class TokenizedTexts:
             owned=self.owned[places],
             window_ends=ends_of(sizes),
             text_windows=ends_of(per_text),
+            pad_id=self.pad_id,
         )
 
 

@@ -67,8 +67,8 @@ class TextModels:
         units = tokenized(units, self._tokenizer, self.tokens)
         texts = units.inputs(np.arange(len(units)))
         self.cut += int(texts.cut.sum())
-        about: dict[str, Any] = {"pad_id": self._tokenizer.pad_id, "precision": self._precision}
-        logits = [predict_logits(model, texts, **about) for model in self._models]
+        precision = self._precision
+        logits = [predict_logits(model, texts, precision=precision) for model in self._models]
         outputs = [self._outputs(*each) for each in zip(self._models, logits, strict=True)]
         # the mean of probabilities, not of logits: that is what thresholds were chosen on
         return units, np.asarray(np.mean(outputs, axis=0), np.float64)

@@ -71,8 +71,8 @@ def train_contrastive(
     last = model.classifier
     # a head without a last layer gives its vectors
     model.classifier, model.config.n_outputs = nn.Identity(), model.width
-    about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": fold.options.precision}
-    vectors = predict_logits(model, fold.texts_of(fold.train), **about).numpy()
+    texts, precision = fold.texts_of(fold.train), fold.options.precision
+    vectors = predict_logits(model, texts, precision=precision).numpy()
     model.classifier, model.config.n_outputs = last, len(fold.target.classes)
     weights = fold.options.class_weight
     regression = LogisticRegression(C=_STRENGTH, class_weight=weights, max_iter=1_000)

@@ -26,7 +26,8 @@ import transformers
 
 from embedkit import storage
 from embedkit.choices import HEADS, Pooling
-from embedkit.dataset.fold_models import FoldModels, SeenRecords
+from embedkit.dataset.fold_models import SeenRecords
+from embedkit.dataset.settings import FoldRecord
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenizer import (
@@ -310,7 +311,6 @@ class FineTuned(NamedTuple):
                 options=self.options,
                 seed=self.options.seed + _FOLD_SEED * number + _MEMBER_SEED * member,
                 device=self.device,
-                pad_id=self.tokenizer.pad_id,
                 # deleted with the folder of what is unfinished, at the latest when the run is
                 # complete
                 work=self.folder / UNFINISHED / "checkpoints" / model_name(number, member),
@@ -448,15 +448,14 @@ class FineTuned(NamedTuple):
         draw_training(self.folder, logs, metric="macro-F1" if target.classes else "R²")
         # of words the folds are those of their records
         of_records = split if split.records is None else split.records
-        models = FoldModels(
+        models = FoldRecord(
             models=self._models(split),
             fold_of_model=tuple(np.repeat(np.arange(split.n_folds), seeds).tolist()),
             split=split.fingerprint,
-            source=units.source,
-            **asdict(self.tokens),
         )
         unseen = np.where(of_records.folds == UNUSED, TEST, of_records.folds)  # of no model
-        SeenRecords(self.folder, models, of_records.row, units.records.key, unseen).write()
+        columns = of_records.row, units.records.key, unseen
+        SeenRecords(self.folder, models, self.tokens, units.source, *columns).write()
 
     def content(self, problem: Problem, fits: Fits) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, and of its models."""
@@ -554,8 +553,7 @@ def _predict(
     test = problem.test
 
     def outputs(texts: TokenizedTexts) -> torch.Tensor:
-        precision = fold.options.precision
-        return model.outputs(predict_logits(model, texts, pad_id=fold.pad_id, precision=precision))
+        return model.outputs(predict_logits(model, texts, precision=fold.options.precision))
 
     def proba(units: Int64) -> list[Any]:
         return list(outputs(fold.texts_of(units))[fold.among(units)].tolist())

@@ -227,7 +227,7 @@ def n_seen(texts: TokenizedTexts) -> Int64:
     return np.diff(texts.window_ends[texts.text_windows])
 
 
-def padded(texts: TokenizedTexts, pad_id: int) -> dict[str, torch.Tensor]:
+def padded(texts: TokenizedTexts) -> dict[str, torch.Tensor]:
     """Return the windows of texts as a batch ``(windows, tokens)``; see ``EncoderWithHead``."""
     lengths = np.diff(texts.window_ends)
     # (windows, tokens), true where a window has a token; the rest is padding, on the right
@@ -239,7 +239,7 @@ def padded(texts: TokenizedTexts, pad_id: int) -> dict[str, torch.Tensor]:
         return torch.from_numpy(rows)
 
     batch = {
-        "input_ids": stacked(texts.ids[texts.seen], pad_id),
+        "input_ids": stacked(texts.ids[texts.seen], texts.pad_id),
         "token_type_ids": stacked(texts.type_ids[texts.seen], 0),
         "attention_mask": stacked(1, 0),
     }
@@ -272,7 +272,6 @@ def predict_logits(
     model: PreTrainedModel,
     texts: TokenizedTexts,
     *,
-    pad_id: int,
     precision: str = "fp32",
     states: StatesOf | None = None,
 ) -> torch.Tensor:
@@ -293,7 +292,7 @@ def predict_logits(
         torch.autocast(device.type, half, enabled=half is not None),
     ):
         for index in batches_by_length(n_seen(texts), tokens=_PREDICT_TOKENS[device.type]):
-            batch: dict[str, Any] = padded(texts[index], pad_id)
+            batch: dict[str, Any] = padded(texts[index])
             if states is not None:
                 batch["states"] = states(index, batch["attention_mask"])
             inputs = {n: v.to(device) for n, v in batch.items() if n in takes and v is not None}

@@ -35,7 +35,7 @@ _SAME = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 
 
 def frozen_states(
-    model: EncoderWithHead, parts: FrozenParts | None, texts: TokenizedTexts, **about: Any
+    model: EncoderWithHead, parts: FrozenParts | None, texts: TokenizedTexts, *, precision: str
 ) -> FrozenStates | None:
     """Return the states of texts; ``None`` if they cannot take the place of layers.
 
@@ -43,20 +43,20 @@ def frozen_states(
         model: in which the layers are frozen.
         parts: that :func:`~embedkit.finetuning.model.freeze` returned.
         texts: that are trained on, or validated by.
-        about: ``pad_id`` and ``precision``, as for ``predict_logits``.
+        precision: as for ``predict_logits``.
     """
     lengths = n_seen(texts)
     if parts is None or int(lengths.sum()) * model.width * 4 > _MOST_BYTES:
         return None
-    states = FrozenStates(model, *parts, texts, **about)
+    states = FrozenStates(model, *parts, texts, precision=precision)
     # the shortest and the longest text in one batch: the most padding that there can be
     extremes = np.array([lengths.argmin(), lengths.argmax()])
     plain, entering = (
-        predict_logits(model, texts[extremes], states=source, **about)
+        predict_logits(model, texts[extremes], precision=precision, states=source)
         for source in (None, lambda index, mask: states.of_batch(extremes[index], mask))
     )
     # in half precision the products of a batch of another shape are rounded differently
-    if (entering - plain).norm() <= _SAME[about["precision"]] * plain.norm():
+    if (entering - plain).norm() <= _SAME[precision] * plain.norm():
         return states
     states.close()
     return None
@@ -71,7 +71,8 @@ class FrozenStates:
         frozen: Sequence[nn.Module],
         first: nn.Module,
         texts: TokenizedTexts,
-        **about: Any,
+        *,
+        precision: str,
     ) -> None:
         self._model, self._frozen, self._counts = model, frozen, n_seen(texts)
         self._ends = ends_of(self._counts)
@@ -89,7 +90,7 @@ class FrozenStates:
             self._read = self._places(index), mask.bool()
 
         # one pass over all texts without states (read returns none); the hook keeps what comes by
-        predict_logits(model, texts, states=read, **about)
+        predict_logits(model, texts, precision=precision, states=read)
         self._read = None
 
     def _places(self, index: Int64) -> Tensor:

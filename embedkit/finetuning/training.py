@@ -111,7 +111,6 @@ class Fold:
     options: TrainingOptions  # precision is not "auto"
     seed: int  # of head, order and dropout
     device: torch.device
-    pad_id: int
     work: Path  # folder for checkpoints, which the caller deletes
     vocabulary: IO[bytes]  # file of all rows of the embeddings, see OccurringRows
 
@@ -191,9 +190,8 @@ def train_fold(
         with saving(fold.work):
             occurring = OccurringRows(layer, seen.ids, fold.device, fold.vocabulary)
     model.to(fold.device)
-    about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": options.precision}
     # after the move to the device, where they are computed
-    states = frozen_states(model, parts, seen, **about)
+    states = frozen_states(model, parts, seen, precision=options.precision)
     last, earlier, state, best = _last_checkpoint(fold.work), 0.0, None, None
     totals: Totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
     if last is not None:
@@ -290,7 +288,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         labels = torch.tensor(y, dtype=torch.int64 if fold.target.classes else torch.float32)
         if fold.target.classes:  # a word may have none; a text without one is in no fold
             labels = labels.masked_fill(labels < 0, _UNLABELLED)
-        batch: dict[str, Any] = {**padded(fold.texts[texts], fold.pad_id), "labels": labels}
+        batch: dict[str, Any] = {**padded(fold.texts[texts]), "labels": labels}
         return batch | {"states": self._states_of(texts, batch["attention_mask"])}
 
     def _states_of(self, texts: Int64, mask: torch.Tensor) -> torch.Tensor | None:
@@ -328,13 +326,12 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         """Compute loss and score on the validation records, independent of batches."""
         fold, target = self.fold, self.fold.target
         index, precision = np.unique(fold.record[fold.valid]), fold.options.precision
-        about: dict[str, Any] = {"pad_id": fold.pad_id, "precision": precision}
         # as predictions are made later; the Trainer's own loop would average the losses of batches
         logits = predict_logits(
             self.model,
             fold.texts[index],
+            precision=precision,
             states=lambda batch, mask: self._states_of(index[batch], mask),
-            **about,
         )[fold.among(fold.valid)]
         y = target.y[fold.valid]
         with torch.inference_mode():

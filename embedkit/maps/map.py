@@ -279,29 +279,28 @@ _CLUSTERS, _FITTED, _CHARACTERS, _NAMED_BY = 12, 20_000, 1_000, 3
 _NO_COLOURS = ("row", "id", "text", "text_pair", "text_key")
 
 
-@dataclass(frozen=True, slots=True)
-class ViewLayout:
-    """A view on the page, with fractions of the ten nearest neighbours in full width."""
-
-    view: str
-    kept: float  # that are among the ten nearest on the page
-    same_label: float  # that have the label of their point; NaN without labels
-    recall: float  # that the search found; 1 up to 20,000 points
-    title: str  # which labels stand apart
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Explored(Shown):
-    """A page and what it shows."""
+    """A page and what it shows.
+
+    A row of ``views`` has ``view``, ``layer``, ``title`` (which labels stand apart), and fractions
+    of the ten nearest neighbours in full width: ``kept``, which are among the ten nearest on the
+    page, ``same_label``, which have the label of their point (NaN without labels), and ``recall``,
+    which the search found (1 up to 20,000 points).
+    """
 
     page: Path
     method: str
     shown: str  # the first view
-    views: tuple[ViewLayout, ...]
+    views: list[dict[str, Any]]
     chance: float  # fraction of points with the label of another one
     points: int  # records shown
     records: int  # of the dataset
     nbytes: int
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """The views."""
+        return self.views
 
 
 @accepts()
@@ -366,12 +365,12 @@ def explore(
     }
     html = _page(data, indices, content, columns, ordered).encode()
     write_files({file: html}, overwrite=overwrite)
-    layouts, counts = tuple(layout for layout, *_ in ordered), (len(indices), len(data))
-    return Explored(file, method, views[start], layouts, chance, *counts, len(html))
+    rows, counts = [row for row, *_ in ordered], (len(indices), len(data))
+    return Explored(file, method, views[start], rows, chance, *counts, len(html))
 
 
-Drawn = tuple[ViewLayout, Float32, Near]
-"""A view: what is said of it, its points ``(n, 2)``, and their nearest ones in full width."""
+Drawn = tuple[dict[str, Any], Float32, Near]
+"""A view: its row, its points ``(n, 2)``, and their nearest ones in full width."""
 
 
 def _drawn(
@@ -408,9 +407,11 @@ def _drawn(
             seed=seed,
             after=lambda: progress(Progress("laying out", next(steps), total, "steps")),
         )
-        kept = kept_neighbours(near, points, k=_KEPT_OF)
-        same, title = _same_label(near, label, views[number])
-        drawn[number] = ViewLayout(views[number], kept, same, near.recall, title), points, near
+        view = views[number]
+        same, title = _same_label(near, label, view)
+        row: dict[str, Any] = {"view": view, "layer": split_view(view)[1] or view, "title": title}
+        row |= {"kept": kept_neighbours(near, points, k=_KEPT_OF), "same_label": same}
+        drawn[number] = row | {"recall": near.recall}, points, near
     return [drawn[i] for i in range(len(views))]
 
 
@@ -599,7 +600,7 @@ def _page(
     # common to all views, so that the picture does not jump while the slider moves
     content["bounds"] = [v for end in (np.min, np.max) for v in end(squares, (0, 1)).tolist()]
     content["views"] = []
-    for number, ((view, _, near), points) in enumerate(zip(drawn, squares, strict=True)):
+    for number, ((row, _, near), points) in enumerate(zip(drawn, squares, strict=True)):
         # 16 bits are finer than any screen; all x first, then all y
         cells = np.rint(points * 65_535).astype(np.uint16)
         blocks[f"points-{number}"] = packed(byte_planes(cells.ravel(order="F"), 2))
@@ -615,10 +616,7 @@ def _page(
         step = max(most - least, 1e-9) / 255
         steps = np.rint((cosines - least) / step).astype(np.uint8)
         blocks[f"cosines-{number}"] = packed(steps.tobytes())
-        about: dict[str, Any] = {"name": view.view, "layer": split_view(view.view)[1] or view.view}
-        about |= {"kept": view.kept, "same": view.same_label, "recall": view.recall}
-        about["title"] = view.title
-        content["views"].append(about | {"least": least, "step": step})
+        content["views"].append(row | {"least": least, "step": step})
     content["columns"] = []
     for number, column in enumerate(columns):
         kind = "<u4" if column.kind == "label" else "<f8"

@@ -377,10 +377,10 @@
   const say = () => {
     const view = data.views[state.layer];
     by("heading").textContent = shown(view.title);
-    const same = view.same === null ? "" : `${hundred(view.same)} of 100 nearest neighbours have the label of their text (by chance ${hundred(data.chance)}). `;
+    const same = view.same_label === null ? "" : `${hundred(view.same_label)} of 100 nearest neighbours have the label of their text (by chance ${hundred(data.chance)}). `;
     by("dek").textContent = `${same}The flat picture keeps ${hundred(view.kept)} of 100 neighbours.`;
     const lines = [{ name: "neighbours kept by the picture", values: data.views.map((one) => one.kept), color: "var(--m1)", dashed: true }];
-    if (view.same !== null) lines.unshift({ name: "neighbours with the same label", values: data.views.map((one) => one.same), color: "var(--m0)" });
+    if (view.same_label !== null) lines.unshift({ name: "neighbours with the same label", values: data.views.map((one) => one.same_label), color: "var(--m0)" });
     if (names.length > 1) lineChart(by("chart"), { names, lines, chance: data.chance ?? undefined, low: 0, high: 1, format: percent, label: "fractions of the ten nearest neighbours by layer", now: state.layer, go: (number) => go(number), tall: 116 });
   };
   const show = async (layer) => {

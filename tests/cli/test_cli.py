@@ -145,7 +145,7 @@ def test_dry_run_estimates_the_bytes(
     (here / "some.tsv").write_text("".join(lines[:81]), "utf-8")
     all_settings = ExtractOptions(max_length=16, shard_rows=256, **settings)
     with plan_extract(here / "some.tsv", out=here / "out", settings=all_settings) as plan:
-        estimated = estimate(plan).bytes_total
+        estimated = estimate(plan)["bytes_total"]
         files = run_plan(plan).manifest.files
     assert estimated == pytest.approx(sum(f.bytes for f in files.values()), rel=0.15)
 

@@ -19,10 +19,9 @@ import embedkit
 from embedkit.choices import STORAGES
 from embedkit.dataset.format import in_column_order
 from embedkit.dataset.parquet import (
-    Footer,
     cast_for_storage,
     kept_neighbours,
-    read_footer,
+    read_facts,
     scaled,
     shard_bytes,
     text_column,
@@ -117,7 +116,8 @@ def test_the_fingerprint_of_a_split_is_made_as_described(made: Path, tmp_path: P
 # shards
 
 
-FOOTER = Footer("f" * 64, 3, 30, 39, 10, {"tokens": 7}, {"settings": {"x": "한글"}})
+FACTS = {"fingerprint": "f" * 64, "shard": 3, "first_row": 30, "last_row": 39, "rows": 10}
+FACTS |= {"ledger": {"tokens": 7}, "job": {"settings": {"x": "한글"}}}
 
 
 def shard(n: int = 5, width: int = 4, storage: str = "float32") -> pa.Buffer:
@@ -128,7 +128,7 @@ def shard(n: int = 5, width: int = 4, storage: str = "float32") -> pa.Buffer:
         "text": text_column(["배"] * n),
         "label": text_column([None] * n),
     }
-    return shard_bytes(scalars, {"mean_1": stored}, footer=FOOTER, storage=storage)
+    return shard_bytes(scalars, {"mean_1": stored}, facts=FACTS, storage=storage)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -136,7 +136,7 @@ def shard(n: int = 5, width: int = 4, storage: str = "float32") -> pa.Buffer:
 def test_a_shard_is_a_function_of_its_content(storage: str, n: int) -> None:
     data = shard(n, storage=storage)
     assert data.equals(shard(n, storage=storage))
-    assert read_footer(pa.BufferReader(data)) == FOOTER
+    assert read_facts(pa.BufferReader(data)) == FACTS
     table = pq.read_table(pa.BufferReader(data))
     assert table.num_rows == n
     kind = {"float16": pa.float16(), "int8": pa.int8()}.get(storage, pa.float32())

@@ -16,7 +16,7 @@ import pytest
 from embedkit.dataset import planning, shards
 from embedkit.dataset.format import TABLES
 from embedkit.dataset.job import JobFolder
-from embedkit.dataset.parquet import read_footer
+from embedkit.dataset.parquet import read_facts
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
 from embedkit.types import Progress
 from tests.processes import environment
@@ -100,7 +100,7 @@ def test_signals_end_the_job_at_once(tmp_path: Path, number: int, code: int, wor
     assert stderr.splitlines()[-1].startswith(f"embedkit: {word}")
     assert not (tmp_path / "out").exists()
     for part in parts.iterdir():
-        read_footer(part)
+        read_facts(part)
 
 
 # What stands there already

@@ -58,7 +58,7 @@ def test_windows_are_combined_as_in_a_plain_loop(head: str) -> None:
     texts = tokenizer.encode(long_texts(), settings=WINDOWS)
     assert np.diff(texts.text_windows).max() > 3
     model = build_model(plain_of(checkpoint), seed=3, head=head, n_outputs=3).eval()
-    found = predict_logits(model, texts, pad_id=tokenizer.pad_id)
+    found = predict_logits(model, texts)
     for text, logits in zip(texts, found, strict=True):
         vectors, tokens = [], []
         for start, stop in pairwise(text.window_ends):
@@ -181,7 +181,7 @@ def test_frozen_layers_have_no_dropout() -> None:
     checkpoint = find_checkpoint(str(tiny_model()))
     tokenizer = load_tokenizer(checkpoint)
     model = build_model(plain_of(checkpoint), seed=3, head="cls", dropout=0.0)
-    batch = padded(tokenizer.encode(["good movie", "bad"], settings=WINDOWS), tokenizer.pad_id)
+    batch = padded(tokenizer.encode(["good movie", "bad"], settings=WINDOWS))
     for freeze_layers in ("2", "all", "1"):
         freeze(model, freeze_layers)
         model.train()

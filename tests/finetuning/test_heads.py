@@ -31,12 +31,12 @@ from tests.store_fixtures import tiny_model
 quiet_transformers()
 
 
-def built(model: str | Path, **settings: Any) -> tuple[EncoderWithHead, TokenizedTexts, int]:
+def built(model: str | Path, **settings: Any) -> tuple[EncoderWithHead, TokenizedTexts]:
     """A model with a head, and texts tokenized for it."""
     checkpoint = find_checkpoint(str(model))
     tokenizer = load_tokenizer(checkpoint)
     texts = tokenizer.encode(list(TEXTS[:10]), settings=TokenizerSettings(24))
-    return build_model(plain_of(checkpoint), seed=5, **settings).eval(), texts, tokenizer.pad_id
+    return build_model(plain_of(checkpoint), seed=5, **settings).eval(), texts
 
 
 def plain_of(checkpoint: Checkpoint) -> PlainModel:
@@ -45,14 +45,14 @@ def plain_of(checkpoint: Checkpoint) -> PlainModel:
 
 @pytest.mark.parametrize("model", [str(tiny_model()), *slow(DEFAULT_MODEL)], ids=["tiny", "minilm"])
 def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
-    ours, texts, pad_id = built(model, head="pooler", n_outputs=3)
+    ours, texts = built(model, head="pooler", n_outputs=3)
     theirs = BertForSequenceClassification.from_pretrained(
         find_checkpoint(model).folder, num_labels=3
     )
     assert torch.equal(theirs.bert.pooler.dense.weight, ours.head.dense.weight)
     with torch.no_grad():  # the last layer is random in both; the same numbers from here on
         theirs.classifier.load_state_dict(ours.classifier.state_dict())
-    batch = padded(texts, pad_id)
+    batch = padded(texts)
     labels = torch.arange(len(texts)) % 3
 
     def logits(model: Any) -> torch.Tensor:
@@ -74,20 +74,20 @@ def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert", "modernbert"])
 def test_padding_and_company_change_nothing(tiny: Tiny, head: str, family: str) -> None:
-    model, texts, pad_id = built(tiny(family), head=head)
+    model, texts = built(tiny(family), head=head)
     model.requires_grad_(False)
-    together = model(**padded(texts, pad_id)).logits
-    alone = torch.cat([model(**padded(text, pad_id)).logits for text in texts])
-    in_batches = predict_logits(model, texts, pad_id=pad_id)
+    together = model(**padded(texts)).logits
+    alone = torch.cat([model(**padded(text)).logits for text in texts])
+    in_batches = predict_logits(model, texts)
     assert float(together.std(0).min()) > 0  # it does look at the texts
     assert torch.allclose(together, alone, atol=1e-5)
     assert torch.allclose(in_batches, alone, atol=1e-5)
 
 
 def test_a_convolution_sees_windows_of_its_width() -> None:
-    model, texts, pad_id = built(tiny_model(), head="cnn", cnn_widths=[3])
+    model, texts = built(tiny_model(), head="cnn", cnn_widths=[3])
     model.requires_grad_(False)
-    batch = padded(texts[:1], pad_id)
+    batch = padded(texts[:1])
     states = model.encoder(**batch).last_hidden_state[0]
     convolution = model.head.convolutions[0]
     longer = torch.cat([states, torch.zeros(2, states.shape[1])])
@@ -151,10 +151,10 @@ class Weighted(torch.nn.Module):
 def test_a_head_may_be_any_module(tmp_path: Path) -> None:
     """Given as a class or by its name; its own initial weights are kept, and it is saved."""
     name = "tests.finetuning.test_heads:Weighted"
-    model, some, pad_id = built(tiny_model(), head=name, n_outputs=2)
+    model, some = built(tiny_model(), head=name, n_outputs=2)
     assert (model.head.module.out.bias == 7).all()
-    alone = torch.cat([predict_logits(model, text, pad_id=pad_id) for text in some])
-    assert torch.allclose(predict_logits(model, some, pad_id=pad_id), alone, atol=1e-5)
+    alone = torch.cat([predict_logits(model, text) for text in some])
+    assert torch.allclose(predict_logits(model, some), alone, atol=1e-5)
     for wrong in ("os:system", "math:hypot"):
         with pytest.raises(UsageError, match=f"head='{wrong}': expected a class"):
             built(tiny_model(), head=wrong, n_outputs=2)

@@ -75,7 +75,7 @@ def test_weights_that_half_precision_holds_are_stored_in_it(tmp_path: Path) -> N
 
 def probabilities(model: EncoderWithHead, tokenizer: Any) -> np.ndarray:
     texts = tokenizer.encode(list(TEXTS), settings=TokenizerSettings(32))
-    return model.outputs(predict_logits(model, texts, pad_id=tokenizer.pad_id)).numpy()
+    return model.outputs(predict_logits(model, texts)).numpy()
 
 
 def by_transformers(folder: Path, dtype: torch.dtype = torch.float32) -> np.ndarray:

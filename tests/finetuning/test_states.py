@@ -21,7 +21,6 @@ from tests.finetuning.test_heads import plain_of
 from tests.finetuning.test_vocabulary import trained
 from tests.models import TEXTS, check_near
 
-ABOUT: dict[str, Any] = {"pad_id": 0, "precision": "fp32"}
 KEEPS = ("bert", "roberta", "electra", "distilbert", "modernbert", "mpnet", "deberta-v2")
 
 
@@ -41,8 +40,8 @@ def test_logits_are_those_without_states(
 ) -> None:
     """Also of texts in windows; what is below is computed again once the states are closed."""
     model, parts, texts = built(tiny(family), layers, max_length=12, on_long="window", stride=4)
-    before = predict_logits(model, texts, **ABOUT)
-    states = frozen_states(model, parts, texts, **ABOUT)
+    before = predict_logits(model, texts, precision="fp32")
+    states = frozen_states(model, parts, texts, precision="fp32")
     assert states is not None
     calls: list[str] = []
     for module in parts[0] or [model.encoder]:
@@ -50,20 +49,22 @@ def test_logits_are_those_without_states(
     for module in (m for layer in parts[0] for m in layer.modules()):
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(lambda *_: calls.append("product"))
-    check_near(predict_logits(model, texts, states=states.of_batch, **ABOUT), before, before)
+    check_near(
+        predict_logits(model, texts, states=states.of_batch, precision="fp32"), before, before
+    )
     assert "product" not in calls
     assert ("computed" in calls) == (layers != "all")
     states.close()
-    assert torch.equal(predict_logits(model, texts, **ABOUT), before)
+    assert torch.equal(predict_logits(model, texts, precision="fp32"), before)
 
 
 @pytest.mark.parametrize("family", ["convbert", "fnet"])
 def test_no_states_where_they_are_not_enough(tiny: Callable[[str], Path], family: str) -> None:
     """Padding changes the states of a text."""
     model, parts, texts = built(tiny(family), "1", max_length=24)
-    before = predict_logits(model, texts, **ABOUT)
-    assert frozen_states(model, parts, texts, **ABOUT) is None
-    assert torch.equal(predict_logits(model, texts, **ABOUT), before)
+    before = predict_logits(model, texts, precision="fp32")
+    assert frozen_states(model, parts, texts, precision="fp32") is None
+    assert torch.equal(predict_logits(model, texts, precision="fp32"), before)
 
 
 def test_few_texts_alone_have_states(
@@ -71,8 +72,8 @@ def test_few_texts_alone_have_states(
 ) -> None:
     model, parts, texts = built(tiny("bert"), "1", max_length=24)
     monkeypatch.setattr(states_module, "_MOST_BYTES", 1_000)
-    assert frozen_states(model, parts, texts, **ABOUT) is None
-    assert frozen_states(model, freeze(model, "embeddings"), texts[:1], **ABOUT) is None
+    assert frozen_states(model, parts, texts, precision="fp32") is None
+    assert frozen_states(model, freeze(model, "embeddings"), texts[:1], precision="fp32") is None
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}], ids=str)

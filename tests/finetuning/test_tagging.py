@@ -87,7 +87,7 @@ def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Pat
     found = predicted(tmp_path / "c").take(predicted(tmp_path / "c").test)
     texts = embedkit.load(made / "vectors").text
     words = Predictor(tmp_path / "c", device="cpu").predict_words(texts)
-    proba = [list(word.prediction.proba.values()) for some in words for word in some]
+    proba = [list(word.proba.values()) for some in words for word in some]
     assert np.allclose(proba, found.proba, atol=1e-5)
 
 
@@ -101,7 +101,7 @@ def test_words_without_a_label_are_neither_trained_on_nor_scored(tmp_path: Path)
     assert sorted(zip(p.row, p.word, strict=True)) == labelled
     words, test = Predictor(run, device="cpu").predict_words([*frame["text"]]), p.take(p.test)
     places = zip(test.row, test.word, strict=True)
-    proba = [list(words[row][word].prediction.proba.values()) for row, word in places]
+    proba = [list(words[row][word].proba.values()) for row, word in places]
     assert np.allclose(proba, test.proba, atol=1e-5)
 
 
@@ -118,7 +118,7 @@ def test_transformers_gives_the_same_probabilities(made: Path, tmp_path: Path) -
     ours = read_model(made / "tuned/model/fold-0")
     loaded = load_tokenizer(find_checkpoint(str(tiny_model())))
     texts = loaded.encode([" ".join(words)], settings=TokenizerSettings(24), offsets=True)
-    proba = ours.outputs(predict_logits(ours, texts, pad_id=0)).numpy()
+    proba = ours.outputs(predict_logits(ours, texts)).numpy()
     check_near(proba, *both)
     assert plain.config.id2label == dict(enumerate(finetuned(made / "tuned").classes))
 
@@ -132,7 +132,7 @@ def test_the_loss_is_of_first_tokens_alone(on_long: str) -> None:
     given = ["the movie badly rained", "a bus " * 9, "good"]
     texts = tokenizer.encode(given, settings=settings, offsets=True)
     model = build_model(plain_of(checkpoint), seed=1, head=WORDS, n_outputs=3).eval()
-    batch = padded(texts, tokenizer.pad_id)
+    batch = padded(texts)
     count = len(batch["places"])
     assert count == (4 + 18 + 1 if on_long == "window" else 4 + 8 + 1)
     labels = torch.arange(count) % 3
@@ -148,7 +148,7 @@ def test_the_loss_is_of_first_tokens_alone(on_long: str) -> None:
         assert on_long == "window" or torch.equal(order, labels)
         result = model(**batch, labels=labels)
         assert torch.allclose(result.loss, expected, atol=1e-5)
-        assert torch.allclose(predict_logits(model, texts, pad_id=0), result.logits, atol=1e-5)
+        assert torch.allclose(predict_logits(model, texts), result.logits, atol=1e-5)
 
 
 def test_whole_entities_are_counted_as_seqeval_counts_them() -> None:

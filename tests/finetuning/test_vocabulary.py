@@ -47,7 +47,6 @@ def fold_of(checkpoint: Any, work: Path, vocabulary: IO[bytes], **settings: Any)
         options=options,
         seed=0,
         device=torch.device("cpu"),
-        pad_id=tokenizer.pad_id,
         work=work,
         vocabulary=vocabulary,
     )
@@ -85,7 +84,7 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
     whole = heads.embedding_layer(model.encoder)
     assert whole is not None
     assert whole.weight.untyped_storage().nbytes() == size
-    absent = np.setdiff1d(np.arange(len(whole.weight)), [*fold.texts.ids, fold.pad_id])
+    absent = np.setdiff1d(np.arange(len(whole.weight)), [*fold.texts.ids, fold.texts.pad_id])
     before = plain_of(checkpoint).module.get_input_embeddings().weight[absent]
     assert torch.allclose(whole.weight[absent], 2 * before, rtol=0.01)
 

@@ -247,7 +247,7 @@ def test_the_file_holds_layouts_neighbours_and_values(folder: Path) -> None:
     order = [place[int(row)] for row in rows]
     assert records["ids"] == [data.ids[i] for i in order]
     assert json_block(page, "texts") == [data.text[i] for i in order]
-    assert [view["name"] for view in content["views"]] == ["mean_0", "mean_1", "mean_2"]
+    assert [view["view"] for view in content["views"]] == ["mean_0", "mean_1", "mean_2"]
     codes = planes(block_of(page, "near-1"), 3).reshape(N, -1)
     near = np.arange(N)[:, None] + ((codes >> 1) ^ -(codes & 1))
     cosines = cosine_similarity(data.X)
@@ -259,7 +259,7 @@ def test_the_file_holds_layouts_neighbours_and_values(folder: Path) -> None:
         assert np.allclose(found, view["least"] + view["step"] * steps[i], atol=view["step"])
     label = embedkit.load(folder / "data").labels
     wanted = np.mean(label[exact_neighbours(data, 10)] == label[:, None])
-    assert view["same"] == pytest.approx(wanted, abs=0.01)  # equal texts stand in no order
+    assert view["same_label"] == pytest.approx(wanted, abs=0.01)  # equal texts stand in no order
     assert content["chance"] == pytest.approx(19 / 59)
     assert "row" not in [c["name"] for c in content["columns"]]
     price = next(i for i, c in enumerate(content["columns"]) if c["name"] == "price")
@@ -356,7 +356,7 @@ def test_every_control_by_mouse(browser: Any, folder: Path) -> None:
         listed(page, N)
         view = json_block(file, "content")["views"][2]
         assert page.inner_text("#heading") == view["title"]
-        for fraction in (view["same"], view["kept"]):
+        for fraction in (view["same_label"], view["kept"]):
             assert f"{int(100 * fraction + 0.5)} of 100 " in page.inner_text("#dek")
         assert page.get_attribute("#map", "data-names") == "3"
 

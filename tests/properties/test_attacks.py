@@ -393,7 +393,7 @@ def test_the_hash_of_an_input_is_of_the_bytes_that_were_read(tmp_path: Path) -> 
         file.write_text("text\na car\n")
         os.utime(file, ns=(before.state[1], before.state[1]))
         now = InputFile.of(file)
-        assert (now.size, now.state[1]) == (before.size, before.state[1])
+        assert (now.bytes, now.state[1]) == (before.bytes, before.state[1])
         assert now.state != before.state
         with pytest.raises(CorpusError, match="changed"):
             before.check_unchanged()

@@ -163,9 +163,9 @@ def test_each_word_of_a_text_is_labelled(made: Path) -> None:
     assert [one.text for one in found] == ["the", "movie", "was", "good", "."]
     assert [(one.start, one.end) for one in found] == [(0, 3), (4, 9), (10, 13), (15, 19), (19, 20)]
     # the vectors of the first word are those of another place in the sentence, too
-    assert [one.prediction.label for one in found][1:] == ["NOUN", "AUX", "ADJ", "PUNCT"]
+    assert [one.label for one in found][1:] == ["NOUN", "AUX", "ADJ", "PUNCT"]
     forms = embedkit.Predictor(made / "forms").predict_words(["the movie was  good.", ""])
-    assert [one.prediction.label for one in forms[0]][:4] == ["DET", "NOUN", "AUX", "ADJ"]
+    assert [one.label for one in forms[0]][:4] == ["DET", "NOUN", "AUX", "ADJ"]
     assert forms[1] == []
     units, stored = predictor.predict_stored(made / "vectors")
     assert np.mean([one.label for one in stored] == np.array(units.label)) > 0.98
