@@ -220,7 +220,6 @@ def test_predict_of_the_command_line_takes_a_checkpoint(tiny: Tiny, tmp_path: Pa
     done = command("predict", "m", "--text", "the movie was good", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     one = json.loads(done.stdout)
-    assert one.keys() == {"label", "proba_bad", "proba_good"}
     done = command("predict", "m", "new.tsv", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     header, first, _ = done.stdout.splitlines()
