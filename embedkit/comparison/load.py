@@ -227,10 +227,10 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
         )
     if surplus := len(by_id) - len(records.ids):
         logger.warning(f"{path}: {surplus:,} predictions for other ids are left out")
-    columns = zip(*map(by_id.__getitem__, records.ids), strict=True)
+    values = zip(*map(by_id.__getitem__, records.ids), strict=True)
     return {
-        column: _spelled(cells, named.get(column, ()))
-        for column, cells in zip(keep, columns, strict=True)
+        name: _spelled(column, named.get(name, ()))
+        for name, column in zip(keep, values, strict=True)
     }
 
 

@@ -242,7 +242,8 @@ def planned_corpus(corpus: CorpusLike, options: CorpusOptions) -> Iterator[Corpu
     """Plan a corpus, and tell what was guessed; copies of inputs last as long as the context."""
     with ExitStack() as held:
         files = held.enter_context(input_files(corpus))
-        table: Any = options.spans[0] if options.spans else ""
+        spans: Any = options.spans
+        table = spans[0] if spans else ""
         # in memory or at an address; a str names a column, and only a path is opened
         if not isinstance(table, str) and (not isinstance(table, Path) or address_of(table)):
             (spans,) = held.enter_context(input_files(table))
