@@ -147,6 +147,9 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     if not all(kind.name for kind in kinds):
         return value
     expected = " or ".join(kind.name for kind in kinds if kind.name != "None")
+    if hasattr(value, "get_params"):  # an estimator of scikit-learn, which is named
+        module = type(value).__module__.partition("._")[0]
+        expected += f", as '{module}:{type(value).__name__}'"
     raise UsageError(f"expected {expected}.", **{name: value})
 
 

@@ -96,8 +96,7 @@ def write_prediction_file(
     columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in extra_columns}
     columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
     # an iterator up to here, so that rows can be printed as they are predicted
-    flat = _format(out, as_json=as_json) != "jsonl"
-    rows = (fields_of(*record, flat=flat) for record in records)
+    rows = (fields_of(*record) for record in records)
     if submission is not None:
         columns = {submission[0]: "string", submission[1]: of_answer}
         rows = (dict(zip(columns, (f["id"], f[answer]), strict=True)) for f in rows)
@@ -221,15 +220,11 @@ def _cells(path: Path, names: Sequence[str]) -> list[tuple[str | None, ...]]:
     return list(zip(*cells, strict=True)) or [()] * len(names)
 
 
-def fields_of(
-    fields: dict[str, Any], prediction: Prediction, *, flat: bool = False
-) -> dict[str, Any]:
-    """Fields of a record; ``flat`` with a column for each probability, as in tables."""
+def fields_of(fields: dict[str, Any], prediction: Prediction) -> dict[str, Any]:
+    """Fields of a record, of JSON and of tables alike, so that each is read like the others."""
     if prediction.value is not None:
         return fields | {"value": prediction.value}
-    proba: dict[str, Any] = {"proba": prediction.proba}
-    if flat:
-        proba = {f"proba_{name}": p for name, p in prediction.proba.items()}
+    proba = {f"proba_{name}": p for name, p in prediction.proba.items()}
     return fields | {"label": prediction.label} | proba
 
 

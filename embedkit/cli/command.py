@@ -21,6 +21,7 @@ from embedkit import errors
 from embedkit.cli.options import FIRST_HEADING, HEADINGS, names_of, progress_bar
 from embedkit.cli.text import fitted, json_text, say
 from embedkit.display import TYPED, Typed, json_line, typing_folder
+from embedkit.remote import address_of
 from embedkit.types import no_progress
 
 if TYPE_CHECKING:
@@ -310,6 +311,7 @@ def _reading_of(
     chosen = {name: value for name, value in values.items() if name in names}
     for name in {"keep", "spans"} & chosen.keys():
         # a path, which alone is opened; a list of names may be too long for one, which is no error
-        file = name == "spans" and os.path.isfile(chosen[name] or "")  # noqa: PTH113
+        place = chosen[name] or ""
+        file = name == "spans" and (os.path.isfile(place) or address_of(place))  # noqa: PTH113
         chosen[name] = Path(chosen[name]) if file else names_of(chosen[name])
     return CorpusOptions(**chosen), {n: v for n, v in values.items() if n not in names}

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +21,12 @@ import numpy as np
 
 from embedkit.corpus.memory import input_files
 from embedkit.corpus.plan import open_table
+from embedkit.corpus.readers import format_of_name
 from embedkit.corpus.sources import Row
 from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, MismatchError, UsageError, did_you_mean
+from embedkit.remote import address_of
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import (
     ROUNDING,
@@ -86,7 +88,7 @@ def read_runs(
         for path, folder in zip(paths, resolved, strict=True)
     }
     # folders first: files of other tools are aligned with the records of the first run
-    for path in [path for path in named if not path.is_file()]:
+    for path in [path for path in named if not _is_table(path)]:
         content, name = read_run(path), named[path]
         if not isinstance(content, PredictionRun):
             raise UsageError(f"{path} is a {content.kind} run, which cannot be compared.")
@@ -99,7 +101,7 @@ def read_runs(
     if not runs:
         raise UsageError("give a run too, whose records and labels the predictions belong to.")
     first = runs[0]
-    for path in [path for path in named if path.is_file()]:
+    for path in [path for path in named if _is_table(path)]:
         runs.append(_foreign(path, named[path], first))
         step()
     for run in runs[1:]:
@@ -130,6 +132,11 @@ def read_runs(
     for run in runs[1:]:
         _check_same(runs[0], run)
     return runs
+
+
+def _is_table(path: Path) -> bool:
+    """True of a file; of an address if its name is that of a table."""
+    return path.is_file() or bool(address_of(path) and format_of_name(path))
 
 
 def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
@@ -178,6 +185,8 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
 def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]]:
     """The columns of a file of predictions, in the order of the records."""
     schema = ("fold", "y_pred", *(f"proba_{label}" for label in records.classes))
+    named = {"fold": {*fold_names(records.fold)}, "y_pred": {*records.classes}}
+    named = {"fold": {*fold_names(records.fold)}, "y_pred": {*records.classes}}
     # the table below a corpus: all formats, quotings and separators work, and numbers are ids too
     with input_files(path) as files, closing(open_table(files[0])) as table:
         columns = table.columns
@@ -218,7 +227,17 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
         )
     if surplus := len(by_id) - len(records.ids):
         logger.warning(f"{path}: {surplus:,} predictions for other ids are left out")
-    return dict(zip(keep, zip(*map(by_id.__getitem__, records.ids), strict=True), strict=True))
+    values = zip(*map(by_id.__getitem__, records.ids), strict=True)
+    return {
+        name: _spelled(column, named.get(name, ()))
+        for name, column in zip(keep, values, strict=True)
+    }
+
+
+def _spelled(cells: tuple[str | None, ...], names: Collection[str]) -> tuple[str | None, ...]:
+    """Cells by these names, of which ``1`` may be spelled ``1.0``, as where gaps are NaN."""
+    whole = {f"{name}.0": name for name in names}
+    return tuple(cell if cell in names else whole.get(str(cell), cell) for cell in cells)
 
 
 def _predicted(

@@ -43,6 +43,7 @@ from embedkit.corpus.sources import (
 )
 from embedkit.errors import CorpusError, Message, Option, UsageError, did_you_mean
 from embedkit.records import Count, Positive
+from embedkit.remote import address_of
 from embedkit.storage import file_sha256
 
 logger = logging.getLogger(__name__)
@@ -242,8 +243,10 @@ def planned_corpus(corpus: CorpusLike, options: CorpusOptions) -> Iterator[Corpu
     with ExitStack() as held:
         files = held.enter_context(input_files(corpus))
         spans: Any = options.spans
-        if spans and not isinstance(spans[0], str | Path):  # a table in memory
-            (spans,) = held.enter_context(input_files(spans[0]))
+        table = spans[0] if spans else ""
+        # in memory or at an address; a str names a column, and only a path is opened
+        if not isinstance(table, str) and (not isinstance(table, Path) or address_of(table)):
+            (spans,) = held.enter_context(input_files(table))
             options = dataclasses.replace(options, spans=spans)
         plan = plan_corpus(files, options)
         for notice in plan.notices:

@@ -139,6 +139,8 @@ class Source:
 
     UTF-16 and UTF-32 are transcoded to UTF-8, so ``encoding`` is UTF-8 then and offsets are those
     of the UTF-8 stream; every other encoding is decoded row by row, unless ``transcode`` is set.
+    A file that begins with their byte order mark is one of them, as Excel's "Unicode text" is,
+    whatever encoding is given.
     """
 
     def __init__(self, path: Path, *, encoding: str = "utf-8", transcode: bool = False) -> None:
@@ -165,6 +167,11 @@ class Source:
             # buffered above everything: it has the `peek` by which
             # blank lines and heads are looked at
             self._stream = io.BufferedReader(raw, _HEAD)
+            marked = (name for mark, name in _WIDE_BOMS.items() if self.head().startswith(mark))
+            if not self._transcode and (wide := next(marked, None)):
+                self._encoding, self.encoding = wide, "utf-8"
+                raw = pa.transcoding_input_stream(pa.PythonFile(self._stream), wide, "utf-8")
+                self._stream = io.BufferedReader(raw, _HEAD)
             self._check_head()
         except BaseException:
             self._file.close()
@@ -320,9 +327,6 @@ class Source:
         # a mark of UTF-8 says that it is text of no wide encoding
         if self._offset:
             return
-        if wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
-            use = Option("encoding", wide, before=", or use ")
-            raise CorpusError(f"{self.path} looks like {wide.upper()}. Save it as UTF-8{use}.")
         # letters of ISO 2022 are ASCII, between escape sequences: nothing else would show it
         if "2022" not in self._encoding and (match := _ISO_2022.search(head)):
             use = Option("encoding", "iso2022_kr" if match[1] else "iso2022_jp", before=", or use ")

@@ -84,7 +84,8 @@ class ExtractResult(ShownFolder):
         manifest, views = self.manifest, view_ranges([row["view"] for row in self.as_rows()])
         read = manifest.job.input
         columns = f"text {read.text}, " + (f"label {read.label}" if read.label else "no label")
-        return f"dataset {self.out}: {manifest.totals.accepted:,} records, {columns}; {views}"
+        records = count_text(manifest.totals.accepted, "record")
+        return f"dataset {self.out}: {records}, {columns}; {views}"
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Rows of its views."""

@@ -47,6 +47,7 @@ from embedkit.finetuning.model import (
 )
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.states import FrozenStates, frozen_states
+from embedkit.machine import release_memory
 from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of, metrics_for
 from embedkit.types import Bool, Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import Target
@@ -214,6 +215,7 @@ def train_fold(
         # moments and gradients, three times the weights: what follows needs memory of its own
         running.optimizer.state.clear()
         model.zero_grad()
+        release_memory()
     seconds = earlier + time.process_time() - started
     # without validation records the last step is kept
     kept = _best_step(state, options) or state.global_step

@@ -43,6 +43,7 @@ from embedkit.errors import (
 )
 from embedkit.machine import __version__
 from embedkit.records import canonical_json, from_json, read_json, to_json
+from embedkit.remote import address_of
 from embedkit.runs.cross_validation import Problem
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions, write_predictions
@@ -229,6 +230,8 @@ def read_run(path: Path) -> Run:
             advice = (
                 f"It is a dataset, of which they make one: embedkit train {shlex.quote(str(path))}."
             )
+        elif address_of(path):
+            advice = "Runs are read from folders of this machine: copy it first."
         elif not path.exists():
             advice = "It does not exist."
         if unfinished.is_dir():

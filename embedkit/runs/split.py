@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.choices import one_of
-from embedkit.corpus.memory import CorpusLike
+from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import dataset_folder
 from embedkit.dataset.parquet import check_columns, numbers, parquet_bytes, read_table
@@ -35,6 +35,7 @@ from embedkit.display import Shown
 from embedkit.encoding.windows import match
 from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, UsageError
 from embedkit.records import Count, Positive, Seed, from_json, parse_json, to_json
+from embedkit.remote import address_of
 from embedkit.types import Int64
 from embedkit.units.target import Target
 from embedkit.units.units import Units, split_column
@@ -203,6 +204,9 @@ def write_split(split: Split, path: Path, *, overwrite: bool = False) -> None:
 
 def read_split(path: Path) -> Split:
     """Read a split and compare it with its fingerprint."""
+    if address_of(path):
+        with input_files(path) as (file,):
+            return read_split(file.path)
     if path.is_dir():
         raise UsageError(f"{path} is a folder. Give the file of a split, as {path}/split.parquet.")
     if not path.is_file():
@@ -388,7 +392,10 @@ def split_by_column(
     ``test`` marks the test set, every other value a fold. Where only one other value is left, such
     as ``train``, its records are assigned to ``folds`` folds.
     """
-    values = records.column(column)
+    try:
+        values = records.column(column)
+    except UsageError as error:  # the name of a file may have been meant
+        raise UsageError(f"there is no such file, and {error.message}", split=column) from error
     marks = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
     if (marks == "").any():
         row = records.row[int(np.argmax(marks == ""))]

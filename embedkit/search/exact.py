@@ -438,22 +438,26 @@ class Searcher:
                 )
 
     @accepts()
-    def like(self, rows: Sequence[int], *, k: Positive = 10) -> list[Answer]:
-        """Find the nearest records of stored ones, without these themselves.
+    def like(self, rows: int | Sequence[int], *, k: Positive = 10) -> Any:
+        """Find the nearest records of stored ones: an answer for each, in order, or for one row.
+
+        The records themselves are left out.
 
         Raises:
             UsageError: there is no such row.
         """
-        indices = match(np.asarray(rows, np.int64), self.data.row)
-        for row, index in zip(rows, indices, strict=True):
+        numbers = [rows] if isinstance(rows, int) else list(rows)
+        indices = match(np.asarray(numbers, np.int64), self.data.row)
+        for row, index in zip(numbers, indices, strict=True):
             if index < 0:
                 raise UsageError(
                     f"{self.data.path} has no row {row}; rows go from {self.data.row[0]} to "
                     f"{self.data.row[-1]}, and rejects leave gaps."
                 )
-        names = [f"row {row}" for row in rows]
+        names = [f"row {row}" for row in numbers]
         excluded = dict(enumerate(indices.tolist()))
-        return self._answer(names, self.data.reader.vectors_at(indices), k, excluded)
+        answers = self._answer(names, self.data.reader.vectors_at(indices), k, excluded)
+        return answers[0] if isinstance(rows, int) else answers
 
     @accepts()
     def vectors(self, queries: NDArray[Any], *, k: Positive = 10) -> list[Answer]:

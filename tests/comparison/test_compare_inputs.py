@@ -130,8 +130,9 @@ def test_predictions_of_another_tool_have_the_scores_of_a_run(
     write_report(found, tmp_path / "report.html")
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_ids_folds_and_labels_may_be_numbers(tmp_path: Path, suffix: str) -> None:
+    """Also such as 1.0, as where gaps are NaN; the text of CSV has the point."""
     rows = [(str(n), f"{['good', 'bad'][n % 2]} movie {n}", str(n % 2)) for n in range(40)]
     data = extract_tiny(write_tsv(tmp_path / "c.tsv", rows), tmp_path / "data").out
     at = train(data, out=tmp_path / "run", features="tfidf", folds=2).out
@@ -139,18 +140,20 @@ def test_ids_folds_and_labels_may_be_numbers(tmp_path: Path, suffix: str) -> Non
         at,
         tmp_path / f"llm.{suffix}",
         id=lambda t: t["id"].astype(int),
-        fold=lambda t: t["fold"].astype(int),
-        y_pred=lambda t: t["y_pred"].astype(int),
+        fold=lambda t: t["fold"].astype(float),
+        y_pred=lambda t: t["y_pred"].astype(float),
     )
     found = compare([at, file])
     assert found.row(file.name).scores["accuracy"] == found.row("run").scores["accuracy"]
 
 
-def test_decisions_and_probabilities_do_alone(folder: Path, notes: list[str]) -> None:
+def test_decisions_and_probabilities_do_alone(folder: Path, store: Any, notes: list[str]) -> None:
+    """Whether they are here or at an address."""
     at = folder / "tfidf"
     decided = as_of_another_tool(at, folder / "llm.csv", leave_out="proba_0 proba_1 fold")
     likely = as_of_another_tool(at, folder / "p.csv", leave_out="y_pred")
-    found = compare([at, decided, likely])
+    store.put(str(decided), "bucket/llm.csv")
+    found = compare([at, "s3://bucket/llm.csv", likely])
     accuracy = {row.name: row.scores["accuracy"].value for row in found.rows}
     assert accuracy["tfidf"] == accuracy["llm.csv"] == accuracy["p.csv"]
     brier = found.row("llm.csv").scores["brier"].value

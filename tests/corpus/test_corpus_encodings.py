@@ -16,12 +16,10 @@ from tests.corpus_fixtures import Folder, read_files
 KOREAN = "id\ttext\n1\t배를 타고\n2\t배가 \u2028고프다\ufeff\n"
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
-def test_a_wide_byte_order_mark_is_named_and_then_read(folder: Folder, encoding: str) -> None:
-    data = KOREAN.encode(encoding)
-    with pytest.raises(CorpusError, match=f"encoding='{encoding}'"):
-        folder.plan(data)
-    assert folder.read(data, encoding=encoding).texts == ["배를 타고", "배가 \u2028고프다\ufeff"]
+@pytest.mark.parametrize(("encoding", "given"), [("utf-16", "utf-8"), ("utf-32", "cp949")])
+def test_a_wide_mark_says_the_encoding(folder: Folder, encoding: str, given: str) -> None:
+    got = folder.read(KOREAN.encode(encoding), encoding=given)
+    assert got.texts == ["배를 타고", "배가 \u2028고프다\ufeff"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le", "UTF_16"])

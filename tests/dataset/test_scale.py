@@ -306,7 +306,9 @@ def test_an_object_store_holds_the_same_bytes(golden: Path, tmp_path: Path, stor
         assert OUT in done.output
         assert str(tmp_path / "cache") not in done.output
     assert invoke("search", OUT, "--like", 3, "-k", 1).exit_code == 0
-    embedkit.train(OUT, out=tmp_path / "run", folds=2, tune=False)
+    made = embedkit.train(OUT, out=tmp_path / "run", folds=2, tune=False).out
+    store.put_file(str(made / "split.parquet"), "bucket/s.parquet")
+    embedkit.train(OUT, out=tmp_path / "again", split="s3://bucket/s.parquet", tune=False)
     with pytest.raises(OutputExistsError, match="different settings"):
         run(corpus, OUT, layers="0")
     shutil.rmtree(tmp_path / "cache")

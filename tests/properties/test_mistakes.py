@@ -40,7 +40,7 @@ def folder(common: Path) -> Path:
     (common / "pairs.tsv").write_text("a\tb\nx\ty\n", "utf-8")
     write_tsv(common / "corpus.tsv")
     (common / "empty.tsv").touch()
-    (common / "wide.csv").write_bytes("id,y_pred\n1,wide\n".encode("utf-16"))
+    (common / "wide.csv").write_bytes("id,y_pred\n1,wide\n".encode("utf-16-le"))
     sms = [f"m{i},{i % 2},{'win money now' if i % 2 else 'see you soon'} {i}" for i in range(40)]
     (common / "train.csv").write_text("\n".join(["msg_id,target,sms", *sms, ""]), "utf-8")
     (common / "test.csv").write_text("msg_id,sms\nm900,win money\nm901,see you\n", "utf-8")

@@ -275,7 +275,7 @@ def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
 
 def test_rows_are_record_numbers_not_places(dataset: Path) -> None:
     data = embedkit.load(dataset)
-    hits = Searcher(dataset, keep_duplicates=True).like([41], k=5)[0].hits
+    hits = Searcher(dataset, keep_duplicates=True).like(41, k=5).hits
     for hit in hits:
         place = int(np.flatnonzero(data.row == hit.row)[0])
         assert (hit.text, hit.id, hit.label) == (
