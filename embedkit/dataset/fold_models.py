@@ -165,10 +165,11 @@ def _read(run: Path) -> SeenRecords:
     names = ("row", "text_key", "fold")
     check_columns(table, dict.fromkeys(names, pa.int64()), file=file, advice=advice)
     content = parse_json((table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice)
-    kinds: tuple[Any, ...] = (FoldRecord, TokenizerSettings)
-    models, tokens = (from_json(kind, content, file=file, advice=advice) for kind in kinds)
-    columns = (numbers(table[name]) for name in names)
-    return SeenRecords(run, models, tokens, tuple(content["source"]), *columns)
+    about: dict[str, Any] = {"file": file, "advice": advice}
+    models = from_json(FoldRecord, content, **about)
+    tokens = from_json(TokenizerSettings, content, **about)
+    source = from_json(tuple[str, ...], content.get("source"), **about)
+    return SeenRecords(run, models, tokens, source, *(numbers(table[name]) for name in names))
 
 
 def _file(run: Path) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from embedkit import storage
 from embedkit.choices import POOLINGS, Pooling
@@ -95,6 +95,13 @@ class Receipt:
     environment: dict[str, Any]
 
 
+class EnvironmentShards(TypedDict):
+    """Versions and device, and the shards that were made under them."""
+
+    environment: dict[str, Any]
+    shards: tuple[Count, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
     """Names of inputs and model as the user gave them; not part of the identity."""
@@ -138,15 +145,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON.
-
-    Each of ``environments`` has the ``shards`` that were made under an ``environment``, which is
-    versions and device.
-    """
+    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON."""
 
     fingerprint: str
     job: JobSettings
-    environments: tuple[dict[str, Any], ...]
+    environments: tuple[EnvironmentShards, ...]
     totals: Totals
     files: dict[str, FileEntry]
     names: Names

@@ -370,7 +370,7 @@ class JobFolder:
             fingerprint=settings.fingerprint,
             job=settings,
             environments=tuple(
-                {"environment": json.loads(environment), "shards": sorted(shards)}
+                {"environment": json.loads(environment), "shards": tuple(sorted(shards))}
                 for environment, shards in shards_of.items()
             ),
             totals=totals,
