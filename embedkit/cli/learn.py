@@ -169,7 +169,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--level --task",
     option(
         "--objective",
-        help="{OBJECTIVES}. [contrastive up to 160 training texts]",
+        help="{OBJECTIVES}. [contrastive up to 320 training texts]",
         **choice(OBJECTIVES),
     ),
     "--label-separator --split --folds --test",

@@ -42,7 +42,7 @@ _STEPS = 200  # that fine-tuning of few texts needs
 _STEPS_OF_CLASS = 15  # for each class, since a step of 16 texts shows a class of 77 once in five
 _EPOCHS = 3, 20  # at least, at most
 _PATIENCE = 5  # epochs, where their number is left open
-_FEW = 160  # texts, of which twenty epochs make no 200 steps, up to which pairs are learnt from
+_FEW = 320  # texts, up to which pairs are learnt from; docs/finetuning.md has what was measured
 _VALIDATION = 0.1  # of the training records
 _NEW_RATE = 1e-3  # of weights that were drawn at random
 _OF_LABELS = (
@@ -59,7 +59,7 @@ class TrainingOptions:
         task: ``classification``, ``regression``, or ``multilabel``: a record has any number of
             classes, each with a logit of its own.
         objective: {OBJECTIVES}.
-            By default the latter up to 160 training texts, where ``epochs`` and the options that
+            By default the latter up to 320 training texts, where ``epochs`` and the options that
             mean nothing with pairs are left open too.
         label_separator: between the classes of a record, for ``multilabel``.
         level: ``sentence``: texts are labelled, or ``word``: their words, by a linear layer on the

@@ -141,8 +141,8 @@ def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any)
 @pytest.mark.parametrize(
     ("texts", "options", "objective"),
     [
-        (160, {}, "contrastive"),
-        (161, {}, "labels"),
+        (320, {}, "contrastive"),
+        (321, {}, "labels"),
         (96, {"objective": "labels"}, "labels"),
         (960, {"objective": "contrastive"}, "contrastive"),
         # whoever says how labels are learnt wants to learn labels
