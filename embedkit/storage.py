@@ -246,12 +246,15 @@ def remove_file(path: Path) -> None:
 
 
 @contextmanager
-def exclusive(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+def exclusive(
+    path: Path, *, shared: bool = False, wait: bool = False, leave_empty: bool = True
+) -> Iterator[None]:
     """Hold the lock of a folder or file; the kernel frees it at the end.
 
     A :class:`LockedError` if another process holds it, unless both ask for a ``shared`` one; or
     ``wait`` until it is free. Also if something fails because another process has deleted the
-    folder meanwhile: it is not the disk that fails then.
+    folder meanwhile: it is not the disk that fails then. Unless it may be left ``leave_empty``, a
+    folder in which nothing is after an error is removed.
     """
     try:
         # flock locks folders too, and what is open for reading; it needs no file beside, which a
@@ -271,12 +274,18 @@ def exclusive(path: Path, *, shared: bool = False, wait: bool = False) -> Iterat
             raise _locked(path) from error
         try:
             yield
-        except (OSError, StorageError) as error:
+        except BaseException as error:
             # a folder without links was deleted under us: what failed was not the disk
             status = os.fstat(descriptor)
-            if status.st_nlink or not stat.S_ISDIR(status.st_mode) or os.path.lexists(path):
-                raise
-            raise _locked(path) from error
+            is_there = status.st_nlink or not stat.S_ISDIR(status.st_mode) or os.path.lexists(path)
+            if not is_there and isinstance(error, OSError | StorageError):
+                raise _locked(path) from error
+            # only now, or it would be taken for deleted by another process; and still locked, or it
+            # might be one that another process has begun meanwhile
+            if not leave_empty:
+                with suppress(OSError):
+                    path.rmdir()
+            raise
     finally:
         os.close(descriptor)
 
@@ -534,18 +543,14 @@ def begun(out: Path, free: Callable[[], object], *, shared: bool = False) -> Ite
     """Make the folder of work of ``out`` and hold its lock; yields what stands at ``out`` then.
 
     Only under the lock is it certain that no other command is about to finish this output: that is
-    when ``free`` is called, which raises an error if it may not be replaced.
+    when ``free`` is called, which raises an error if it may not be replaced. After an error an
+    empty folder goes: nothing of this attempt is left to go on with.
     """
     work = incomplete(out)
     make_folder(work)
-    with exclusive(work, shared=shared):
-        try:
-            free()
-            yield state_of(out)
-        except BaseException:
-            with suppress(OSError):
-                work.rmdir()  # only if it is empty: nothing of this attempt is left to go on with
-            raise
+    with exclusive(work, shared=shared, leave_empty=False):
+        free()
+        yield state_of(out)
 
 
 @contextmanager

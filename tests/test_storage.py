@@ -132,6 +132,9 @@ def test_the_old_or_the_new(tmp_path: Path) -> None:
     make(out, "new")
     assert (out / "file").read_text() == "new"
     check_files(out)
+    # what fails before anything is written is the disk, not another process, and leaves nothing
+    with pytest.raises(OSError, match="full"), new_folder(tmp_path / "none"):
+        raise OSError("full")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert sorted(path.name for path in out.iterdir()) == ["SHA256SUMS", "file"]
 

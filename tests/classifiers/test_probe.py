@@ -128,8 +128,7 @@ def test_few_records_of_a_curve_are_of_all_classes() -> None:
         for n in range(3, len(order)):
             expected = np.bincount(y[train]) * n / len(train)
             assert np.abs(np.bincount(y[order[:n]], minlength=3) - expected).max() <= 2
-    values = Target(np.arange(200.0), ())
-    assert sorted(growing_order(train, values, seed=0)) == list(train)
+    assert sorted(growing_order(train, Target(np.arange(200.0), ()), seed=0)) == list(train)
 
 
 def test_a_curve_of_a_small_corpus(tmp_path: Path) -> None:
