@@ -27,7 +27,6 @@ PROTOCOLS = ("https", "http", "s3", "gs", "az", "hf")
 
 # one slash or more: pathlib makes s3:/bucket of s3://bucket
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
-_MANGLED = re.compile(rf"\b({'|'.join(PROTOCOLS)}):/(?!/)")
 
 
 # an ETag that can be computed here: an MD5, or that of parts with their number behind it
@@ -63,8 +62,6 @@ spelled: dict[str, str] = {}
 
 def as_given(text: str) -> str:
     """A text with the addresses of object stores as they were given, without their secrets."""
-    # a path that nothing was fetched from
-    text = _MANGLED.sub(r"\1://", text)
     for path, address in spelled.items():
         # the folder of work is local, and is named by its local path after all
         text = text.replace(path, address).replace(f"{address}.incomplete", f"{path}.incomplete")

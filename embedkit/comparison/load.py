@@ -186,7 +186,6 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
     """The columns of a file of predictions, in the order of the records."""
     schema = ("fold", "y_pred", *(f"proba_{label}" for label in records.classes))
     named = {"fold": {*fold_names(records.fold)}, "y_pred": {*records.classes}}
-    named = {"fold": {*fold_names(records.fold)}, "y_pred": {*records.classes}}
     # the table below a corpus: all formats, quotings and separators work, and numbers are ids too
     with input_files(path) as files, closing(open_table(files[0])) as table:
         columns = table.columns
