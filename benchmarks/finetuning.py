@@ -54,7 +54,7 @@ from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.model import n_seen, padded, parameter_groups
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, LengthSampler, train_fold
-from embedkit.machine import peak_memory_bytes
+from embedkit.machine import peak_memory_bytes, release_memory
 from embedkit.units.target import Target
 from embedkit.units.units import Units
 
@@ -281,6 +281,7 @@ def _ours(
 ) -> tuple[dict[str, torch.Tensor], float, float]:
     """Weights and seconds of one fold that trains on everything."""
     cpu = torch.device("cpu")
+    release_memory()
     plain = load_model(checkpoint, pad_id=texts.pad_id, device=cpu, dtype=torch.float32)
     settings = {"head": "mean", "n_outputs": len(target.classes), "dropout": 0.1}
     model = build_model(plain, seed=0, **settings)

@@ -2,10 +2,14 @@
 
     git clone https://github.com/OWNER/NAME FOLDER/NAME        of the repositories that --list shows
     python -m benchmarks.published FOLDER [--task STS13 ...] [--model MODEL]
+    python -m benchmarks.published FOLDER --layers
 
 The published values are the results of MTEB (embeddings-benchmark/results, revision 8b3219a9 of the
 model). Pairs: Spearman's correlation of cosines with the human scores. Classification: MTEB's own
 protocol (:mod:`benchmarks.mteb`). Tasks whose files are not there are left out and said to be.
+
+``--layers`` gives the same files to the tasks of MTEB itself, and times ``embedkit.mteb.by_layer``
+of the last layer alone and of all layers, one after the other, three times.
 """
 
 from __future__ import annotations
@@ -14,14 +18,17 @@ import argparse
 import csv
 import json
 import random
+import statistics
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scipy.stats import spearmanr
 
 import embedkit
+from benchmarks.measure import describe, table
 from benchmarks.mteb import mteb_protocol
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.views import l2_normalize
@@ -122,16 +129,20 @@ TASKS = {
 }
 
 
-def pairs_of(task: Task, folder: Path) -> Iterator[Pair]:
-    """Yield texts and scores of the pairs that people scored."""
+def pairs_of(task: Task, folder: Path) -> list[Pair]:
+    """Return texts and scores of the pairs that people scored."""
     score, first, second = task.columns
+    pairs = []
     for file in task.files:
         for row in _rows(task, folder / file):
             value = row[score]
             value = value["real-label"] if isinstance(value, dict) else value
             # quotes that span lines leave rows without their last cells
             if value not in ("", None) and row[second] is not None:
-                yield row[first], row[second], float(value)
+                pairs.append((row[first], row[second], float(value)))
+    if task.shuffled:
+        random.Random(42).shuffle(pairs)
+    return pairs[-task.shuffled :]  # all of them, where it is 0
 
 
 def _rows(task: Task, file: Path) -> Iterator[Any]:
@@ -151,10 +162,7 @@ def _rows(task: Task, file: Path) -> Iterator[Any]:
 def score_of(task: Task, folder: Path, encoder: embedkit.Encoder) -> float:
     """Return the score of a task in per cent."""
     if not task.samples:
-        pairs = list(pairs_of(task, folder))
-        if task.shuffled:
-            random.Random(42).shuffle(pairs)
-            pairs = pairs[-task.shuffled :]
+        pairs = pairs_of(task, folder)
         a, b, scores = zip(*pairs, strict=True)
         texts = list(dict.fromkeys([*a, *b]))
         unit = l2_normalize(encoder.encode(texts))
@@ -177,24 +185,104 @@ def score_of(task: Task, folder: Path, encoder: embedkit.Encoder) -> float:
         return 100 * mteb_protocol(*parts, samples_per_label=task.samples).accuracy
 
 
+def mteb_task(name: str, folder: Path) -> Any:
+    """Return the task of MTEB, with the data of its files."""
+    import mteb
+    from datasets import Dataset, DatasetDict
+
+    task = TASKS[name]
+    if task.repository == _REVIEWS:
+        subset = name[-3:-1]
+        found = mteb.get_task(
+            "AmazonCounterfactualClassification", hf_subsets=[subset], eval_splits=["test"]
+        )
+    else:
+        subset, found = "", mteb.get_task(name)
+    if not task.samples:
+        columns = zip(*pairs_of(task, folder), strict=True)
+        parts = dict(zip(("sentence1", "sentence2", "score"), map(list, columns), strict=True))
+        found.dataset = DatasetDict({found.eval_splits[0]: Dataset.from_dict(parts)})
+    else:
+        text, label = task.columns
+        rows = [list(_rows(task, folder / file)) for file in task.files]
+        classes = sorted({row[label] for row in rows[0]})
+        found.dataset = DatasetDict(
+            {
+                split: Dataset.from_dict(
+                    {
+                        "text": [row[text] for row in part],
+                        "label": [classes.index(row[label]) for row in part],
+                    }
+                )
+                for split, part in zip(("train", "test"), rows, strict=True)
+            }
+        )
+        if subset:
+            found.dataset = {subset: found.dataset}
+    found.data_loaded = True
+    return found
+
+
+def _folder(name: str, folder: Path) -> Path | None:
+    """The clone that has all files of a task, if there is one."""
+    task = TASKS[name]
+    clone = folder / task.repository.rpartition("/")[2]
+    return clone if all((clone / file).is_file() for file in task.files) else None
+
+
+def layers(folders: Mapping[str, Path], encoder: embedkit.Encoder, *, rounds: int = 3) -> None:
+    """Print what the table of all layers takes, as multiples of that of the last one."""
+    from embedkit.mteb import by_layer
+
+    last = f"mean_{encoder.n_layers}"
+    seconds: dict[str, dict[int, list[float]]] = {name: {1: [], 2: []} for name in folders}
+    scores = {}
+    for _ in range(rounds):
+        for name, folder in folders.items():
+            for which, views in ((1, [last]), (2, [])):
+                task = mteb_task(name, folder)
+                started = time.perf_counter()
+                frame = by_layer([task], encoder, views=views)
+                seconds[name][which].append(time.perf_counter() - started)
+                scores[name] = 100 * float(frame[last].iloc[0])
+    one, every = (
+        {name: statistics.median(taken[which]) for name, taken in seconds.items()}
+        for which in (1, 2)
+    )
+    one["all of them"], every["all of them"] = sum(one.values()), sum(every.values())
+    rows = []
+    for name in one:
+        known = (
+            [f"{TASKS[name].published:.2f}", f"{scores[name]:.2f}"] if name in TASKS else ["", ""]
+        )
+        ratio = f"{every[name] / one[name]:.2f}"
+        rows.append([name, *known, f"{one[name]:.1f}", f"{every[name]:.1f}", ratio])
+    print(describe(["embedkit", "torch", "scikit-learn", "mteb"]), "\n")
+    print(table(["task", "published", "here", "s, last layer", "s, all layers", "ratio"], rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", default=Path())
     parser.add_argument("--task", action="append", choices=TASKS)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--layers", action="store_true", help="time all layers beside the last one")
     options = parser.parse_args()
     if options.list:
         for name, task in TASKS.items():
             print(f"{name:26} {task.repository:60} {', '.join(task.files)}")
         return
     encoder = embedkit.Encoder(options.model, device="cpu")
+    if options.layers:
+        named = {name: _folder(name, options.folder) for name in options.task or TASKS}
+        layers({name: found for name, found in named.items() if found}, encoder)
+        return
     print("| task | published | here | difference |\n|---|---:|---:|---:|")
     near = []
     for name in options.task or TASKS:
-        task = TASKS[name]
-        folder = options.folder / task.repository.rpartition("/")[2]
-        if not all((folder / file).is_file() for file in task.files):
+        task, folder = TASKS[name], _folder(name, options.folder)
+        if folder is None:
             print(f"| {name} | {task.published:.2f} | no files of {task.repository} | |")
             continue
         score = score_of(task, folder, encoder)

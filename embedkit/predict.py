@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
@@ -35,6 +34,7 @@ from embedkit.prediction_files import (
     Submission,
     check_file,
     parse_submission,
+    predictions_of,
     with_columns,
     write_prediction_file,
 )
@@ -317,23 +317,6 @@ class Predictor:
         sets = content is not None and content.task == "multilabel"
         y_pred = decide(proba, threshold=threshold, sets=sets)
         return list(predictions_of(proba, y_pred, self.names, separator=separator))
-
-
-def predictions_of(
-    proba: Float64, y_pred: NDArray[Any], names: Sequence[str], *, separator: str = ""
-) -> Iterator[Prediction]:
-    """Yield predictions for probabilities ``(n, classes)`` and decisions, or values ``(n,)``.
-
-    The ``separator`` stands between the names of a set of classes.
-    """
-    for row, decided in zip(proba, y_pred, strict=True):
-        if names:
-            by_name = dict(zip(names, row.tolist(), strict=True))
-            # one class, or each class of a set whose number is 1
-            chosen = [int(decided)] if y_pred.ndim == 1 else decided.nonzero()[0].tolist()
-            yield Prediction(separator.join(names[i] for i in chosen), by_name)
-        else:
-            yield Prediction(f"{row:.6g}", {}, float(row))
 
 
 class _Trained:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.corpus.memory import InputFile
@@ -62,6 +63,23 @@ _FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".pa
 PredictedRecord = tuple[dict[str, Any], Prediction]
 """A row of a prediction file: ``row`` and ``id`` of a record, of words ``word`` and ``text``, of
 folds ``fold``; and the prediction."""
+
+
+def predictions_of(
+    proba: Float64, y_pred: NDArray[Any], names: Sequence[str], *, separator: str = ""
+) -> Iterator[Prediction]:
+    """Yield predictions for probabilities ``(n, classes)`` and decisions, or values ``(n,)``.
+
+    The ``separator`` stands between the names of a set of classes.
+    """
+    for row, decided in zip(proba, y_pred, strict=True):
+        if names:
+            by_name = dict(zip(names, row.tolist(), strict=True))
+            # one class, or each class of a set whose number is 1
+            chosen = [int(decided)] if y_pred.ndim == 1 else decided.nonzero()[0].tolist()
+            yield Prediction(separator.join(names[i] for i in chosen), by_name)
+        else:
+            yield Prediction(f"{row:.6g}", {}, float(row))
 
 
 def with_columns(

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.errors import Message, Option, UsageError
-from embedkit.predict import predictions_of
 from embedkit.prediction_files import (
     PredictedRecord,
     Submission,
+    predictions_of,
     read_prediction_files,
     with_columns,
     write_prediction_file,

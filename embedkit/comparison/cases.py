@@ -27,7 +27,6 @@ from embedkit.pages import in_context
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import ClassScore
 from embedkit.runs.scores import scores_by_class
-from embedkit.search.exact import nearest
 from embedkit.storage import file_sha256
 from embedkit.types import Bool, Float64, Int64
 from embedkit.units.units import Units, reading_of, unit_keys
@@ -204,6 +203,8 @@ def _nearest(
     records: Predictions, dataset: Dataset, views: Sequence[str], listed: Sequence[int]
 ) -> tuple[str, dict[int, list[tuple[int, float]]]]:
     """Return the view, and the three nearest other records of every record in a list."""
+    from embedkit.search.exact import nearest
+
     level = "word" if records.of_words else "sentence"
     try:
         data = load(dataset.path, list(views) or None, level=level)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedkit.corpus.sources import (
@@ -221,7 +220,12 @@ class ArrowTable(_ColumnarTable):
 
 def _column(batch: pa.RecordBatch, top: str, *inner: str) -> pa.Array:
     column = batch.column(top)
-    return pc.struct_field(column, list(inner)) if inner else column
+    if not inner:
+        return column
+    # half as long to import as the rest of pyarrow, and columns inside of others are rare
+    import pyarrow.compute as pc
+
+    return pc.struct_field(column, list(inner))
 
 
 def _nested(

@@ -43,7 +43,7 @@ from embedkit.finetuning.heads import EncoderWithHead, build_model, head_setting
 from embedkit.finetuning.model import predict_logits, read_to_train, tokenized, write_model
 from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions
 from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
-from embedkit.machine import __version__
+from embedkit.machine import __version__, release_memory
 from embedkit.runs.cross_validation import Fits, FoldFit, Problem, held_out_predictions
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold
@@ -156,7 +156,6 @@ class FineTuned(NamedTuple):
     """
 
     checkpoint: Checkpoint
-    tokenizer: TextTokenizer
     options: TrainingOptions  # all decided
     device: torch.device
     folder: Path = Path()
@@ -164,13 +163,26 @@ class FineTuned(NamedTuple):
 
     @classmethod
     def of(
-        cls, checkpoint: Checkpoint, options: TrainingOptions, data: Units, *, device: torch.device
-    ) -> Self:
-        """Return the method for some units, with all options decided but those of training."""
+        cls,
+        checkpoint: Checkpoint,
+        options: TrainingOptions,
+        data: Units,
+        further: Units | None,
+        *,
+        device: torch.device,
+        split: str | Path | Split | None,
+        folds: int,
+    ) -> tuple[Self, Problem]:
+        """Return the method, with all options decided but those of training, and its problem.
+
+        The problem is what is to be learnt: the units as tokens, in folds, and the test set, which
+        is that of the split, or ``further`` units.
+        """
         frozen = str(options.freeze_layers)
         if frozen.isdecimal() and int(frozen) > checkpoint.n_layers:
             count = checkpoint.n_layers
             raise UsageError(f"the encoder has {count} layers.", freeze_layers=int(frozen))
+        # nothing keeps it: of a multilingual encoder it takes 0.3 GB, all the time of the training
         tokenizer = load_tokenizer(checkpoint)
         # a vocabulary that lacks the words of the texts is told before anything is trained
         note_if_spelled_out(checkpoint, tokenizer, data.records.column("text"))
@@ -180,38 +192,11 @@ class FineTuned(NamedTuple):
             stride = length // 4
         prefix = checkpoint.prefix_or_own(options.prefix)
         options = replace(options, max_length=length, prefix=prefix, stride=stride)
-        method = cls(checkpoint=checkpoint, tokenizer=tokenizer, options=options, device=device)
+        method = cls(checkpoint=checkpoint, options=options, device=device)
         # raises if special tokens leave no room for a text, or windows would not advance
         tokenizer.room(method.tokens, paired=data.pairs)
-        return method
-
-    @property
-    def tokens(self) -> TokenizerSettings:
-        """How texts are tokenized."""
-        o = self.options
-        assert o.max_length is not None
-        assert o.prefix is not None
-        return TokenizerSettings(o.max_length, o.on_long, o.stride or 0, o.prefix)
-
-    def tokenized(self, units: Units) -> Units:
-        """Return units whose inputs are tokens, with a warning if texts are cut."""
-        units = tokenized(units, self.tokenizer, self.tokens)
-        texts, limit = _texts(units), Option("max_length", self.tokens.max_length)
-        if cut := int(texts.cut.sum()):
-            counts = f"{cut:,} of {len(texts):,} texts of {units.name}"
-            logger.warning(Message(f"{counts} are cut at {limit} tokens"))
-        return units
-
-    def problem(
-        self, data: Units, further: Units | None, *, split: str | Path | Split | None, folds: int
-    ) -> Problem:
-        """Return what is to be learnt: the units as tokens, in folds, and the test set.
-
-        That is the one of the split, or ``further`` units.
-        """
-        options = self.options
         # words that the tokenizer's limit cuts off are left out here, before folds are made
-        units = self.tokenized(data)
+        units = method._tokenized(data, tokenizer)
         problem = Problem.of(
             units,
             task=options.task,
@@ -222,10 +207,27 @@ class FineTuned(NamedTuple):
         )
         options.check(problem.target)
         if further is None:
-            return problem
+            return method, problem
         problem.split.check_test(further.name)
-        further = self.tokenized(further)
-        return problem._replace(test=TestSet.further(further, units, problem.target))
+        further = method._tokenized(further, tokenizer)
+        return method, problem._replace(test=TestSet.further(further, units, problem.target))
+
+    @property
+    def tokens(self) -> TokenizerSettings:
+        """How texts are tokenized."""
+        o = self.options
+        assert o.max_length is not None
+        assert o.prefix is not None
+        return TokenizerSettings(o.max_length, o.on_long, o.stride or 0, o.prefix)
+
+    def _tokenized(self, units: Units, tokenizer: TextTokenizer) -> Units:
+        """Return units whose inputs are tokens, with a warning if texts are cut."""
+        units = tokenized(units, tokenizer, self.tokens)
+        texts, limit = _texts(units), Option("max_length", self.tokens.max_length)
+        if cut := int(texts.cut.sum()):
+            counts = f"{cut:,} of {len(texts):,} texts of {units.name}"
+            logger.warning(Message(f"{counts} are cut at {limit} tokens"))
+        return units
 
     def decided(self, problem: Problem) -> Self:
         """Return the method with all options decided; raises what would end the fit."""
@@ -379,34 +381,40 @@ class FineTuned(NamedTuple):
         self, folds: Sequence[Fold], choosing: Int64, problem: Problem, progress: ProgressCallback
     ) -> Iterator[FoldResult]:
         """Train the models that are not finished, and yield the results of all."""
-        # on the CPU, and read again for each fold: what the next ones start from would take as much
-        # memory as a large vocabulary
-        about: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+        for fold in folds:
+            result = _read_result(self.folder, fold)
+            yield self._trained(fold, choosing, problem, progress) if result is None else result
+
+    def _trained(
+        self, fold: Fold, choosing: Int64, problem: Problem, progress: ProgressCallback
+    ) -> FoldResult:
+        """Train a model, and keep it; nothing of it is left in memory for the next one."""
+        settings = head_settings(fold.options, fold.target, fold.target.y[fold.train])
+        # what the tokenizer and the fold before have left
+        release_memory()
+        if self.earlier is None:
+            # on the CPU, and read again for each fold: what the next ones start from would take as
+            # much memory as a large vocabulary
+            about: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+            encoder = load_model(self.checkpoint, pad_id=fold.texts.pad_id, **about)
+            lacking = self.options.head == "pooler" and pooler_layer(encoder) is None
+            if lacking and fold.number == fold.member == 0:
+                message = "%s has no pooler weights; the head starts with random ones"
+                logger.warning(message, self.checkpoint.name)
+            start = build_model(encoder, seed=fold.seed, **settings)
+        else:
+            start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
+            # each fold starts from its own model, and shares no vocabulary
+            fold.vocabulary.truncate(0)
         train: Callable[..., tuple[EncoderWithHead, FoldResult]] = train_fold
         if self.options.objective == CONTRASTIVE:
             train = train_contrastive
-        for fold in folds:
-            result = _read_result(self.folder, fold)
-            if result is None:
-                settings = head_settings(fold.options, fold.target, fold.target.y[fold.train])
-                if self.earlier is None:
-                    encoder = load_model(self.checkpoint, pad_id=self.tokenizer.pad_id, **about)
-                    lacking = self.options.head == "pooler" and pooler_layer(encoder) is None
-                    if lacking and fold.number == fold.member == 0:
-                        message = "%s has no pooler weights; the head starts with random ones"
-                        logger.warning(message, self.checkpoint.name)
-                    start = build_model(encoder, seed=fold.seed, **settings)
-                else:
-                    start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
-                    # each fold starts from its own model, and shares no vocabulary
-                    fold.vocabulary.truncate(0)
-                # predicted before it is written: a fold is finished when its predictions are there
-                # too
-                model, result = train(fold, start, progress=progress)
-                _predict(fold, model, result, choosing, problem)
-                self._keep(fold, model, result)
-                storage.remove_tree(fold.work)
-            yield result
+        # predicted before it is written: a fold is finished when its predictions are there too
+        model, result = train(fold, start, progress=progress)
+        _predict(fold, model, result, choosing, problem)
+        self._keep(fold, model, result)
+        storage.remove_tree(fold.work)
+        return result
 
     def _keep(self, fold: Fold, model: EncoderWithHead, result: FoldResult) -> None:
         """Write a fold's model to its final place, then its result, and last their checksums."""
@@ -420,7 +428,8 @@ class FineTuned(NamedTuple):
             storage.make_folder(place)
         # written aside and renamed, so that model/ never has half a model
         with saving(ready):
-            write_model(model, self.tokenizer, ready, classes=classes, max_length=length)
+            tokenizer = load_tokenizer(self.checkpoint)
+            write_model(model, tokenizer, ready, classes=classes, max_length=length)
         storage.sync_tree(ready)
         # synced before it is renamed: after a power cut the name must not stand for empty files
         storage.publish_folder(ready, final)
@@ -476,7 +485,7 @@ class FineTuned(NamedTuple):
             "head": options.head_name,
             "precision": options.precision,
             "tokens": self.tokens,
-            "pad_id": int(self.tokenizer.pad_id),
+            "pad_id": int(texts.pad_id),
             "type_vocab": int(self.checkpoint.config.get("type_vocab_size") or 0),
             "settings": {name: value for name, value in settings.items() if name not in _FIELDS},
             "views": (),

@@ -373,9 +373,11 @@ def write_model(
     if plain and model.config.problem == "one_logit":
         for name in (kernel, bias):
             weights[name] = torch.cat([torch.zeros_like(weights[name]), weights[name]])
-    for name, value in weights.items():  # in half precision if it holds the same numbers
-        if (half := value.half()).to(value.dtype).equal(value):
-            weights[name] = half
+    for name, value in weights.items():
+        # the first numbers tell of nearly all that was trained: two copies of a large vocabulary
+        # would be most of the memory of a run
+        if _is_half(value.flatten()[:1_024]) and _is_half(value):
+            weights[name] = value.half()
     save_weights(weights, folder)
     _write_json(folder / "config.json", _config(model, classes, plain=plain))
     # what is in the weights is not applied again: read back, mean and scale are 0 and 1
@@ -390,6 +392,11 @@ def write_model(
     settings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     # transformers cuts texts at this length if it is asked to, as training did
     _write_json(file, _without_paths(settings) | {"model_max_length": max_length})
+
+
+def _is_half(value: Tensor) -> bool:
+    """Whether half precision holds the same numbers."""
+    return value.half().to(value.dtype).equal(value)
 
 
 def read_config(folder: Path) -> HeadConfig:
