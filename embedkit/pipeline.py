@@ -77,7 +77,9 @@ def read_recipe(
         text = path.read_text("utf-8")
         content = tomllib.loads(text)
     except OSError as error:
-        raise storage.unreadable(path, error, error=errors.UsageError, advice="") from error
+        advice = "Recipes are read from files of this machine: download it first."
+        advice = advice if address_of(path) else ""
+        raise storage.unreadable(path, error, error=errors.UsageError, advice=advice) from error
     except (ValueError, RecursionError) as error:
         problem = errors.first_line(error)
         raise errors.DamagedError(f"{path} is not valid TOML: {problem}.") from error

@@ -13,7 +13,7 @@ new records, but not for those of the folds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,14 +49,16 @@ class Blend(NamedTuple):
 
     name: str
     predictions: Predictions  # for the records of the runs
-    runs: int
+    runs: tuple[str, ...]  # their names
     cross_fitted: bool  # there are predictions for the records of the folds, not NaN
     threshold: float | None  # of the second of two classes, for new records
     apply: _Apply
 
 
-def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None = None) -> Blend:
-    """Blend runs, by one of :data:`~embedkit.choices.BLENDS`.
+def blend(
+    kind: str, named: Mapping[str, Predictions], *, threshold: Threshold | None = None
+) -> Blend:
+    """Blend runs, given by their names, by one of :data:`~embedkit.choices.BLENDS`.
 
     Weights and thresholds for the records of a fold are learnt from inner predictions for its
     training records, where all runs have them. Without them, or with those of one class alone, a
@@ -64,7 +66,8 @@ def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None
     out-of-fold predictions for the other folds. Without a threshold the likelier class is
     predicted.
     """
-    fit, records = _BLENDS[kind], runs[0]
+    fit, runs = _BLENDS[kind], list(named.values())
+    records = runs[0]
     if len(records.classes) != 2:
         threshold = None
 
@@ -101,7 +104,7 @@ def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None
         proba[test] = apply(outputs(test))
         y_pred[test] = decide(proba[test], threshold=final)
     blended = records.with_proba(proba, y_pred)
-    return Blend(f"blend: {kind}", blended, len(runs), cross_fitted, final, apply)
+    return Blend(f"blend: {kind}", blended, tuple(named), cross_fitted, final, apply)
 
 
 def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDArray[Any]]:
@@ -213,12 +216,13 @@ def write_blend(
     p = method.predictions
     if answers and not p.classes:
         raise UsageError("it needs runs that predict labels; these predict values.", answers=...)
-    if answers and len(answers) != method.runs:
-        raise UsageError(
-            f"{len(answers)} files for {method.runs} runs. Give one file for every run, in their "
-            "order.",
-            answers=...,
-        )
+    stems, order = tuple(path.stem for path in answers), ", ".join(method.runs)
+    # nothing in a file of predictions tells whose they are but its name, if it is a run's
+    mixed_up = sorted(stems) == sorted(method.runs) and stems != method.runs
+    if answers and (len(stems) != len(method.runs) or mixed_up):
+        problem = "files of other runs" if mixed_up else f"{len(stems)} files"
+        advice = f"Give one file for every run, in their order: {order}."
+        raise UsageError(f"{problem} for {len(method.runs)} runs. {advice}", answers=...)
     if p.of_words and (answers or submission is not None):
         name = "answers" if answers else "submission"
         raise UsageError("it is for runs that label records; these label words.", **{name: ...})

@@ -210,15 +210,16 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
     cells = [row.cells for row in rows if isinstance(row, Row) and row.cells[0]]
     if bad := len(rows) - len(cells):
         raise UsageError(f"{path}: {bad:,} of its {len(rows):,} rows are damaged or have no id.")
-    by_id = {row[0]: row[1:] for row in cells}
-    for place, ids in ((path, [row[0] for row in cells]), ("the runs", records.ids)):
+    named_ids = _spelled([row[0] for row in cells], {*records.ids})
+    by_id = {name: row[1:] for name, row in zip(named_ids, cells, strict=True)}
+    for place, ids in ((path, named_ids), ("the runs", records.ids)):
         if twice := [name for name, n in Counter(ids).items() if n > 1]:
             raise UsageError(
                 f"{path} is joined by id, and {len(twice)} ids of {place} occur more than once, "
                 f"such as {twice[0]!r}. Make ids unique."
             )
     if missing := [name for name in records.ids if name not in by_id]:
-        # ids that are written in another way, as 7.0 or x7, are recognised at a glance
+        # ids that are written in another way, as 007 or x7, are recognised at a glance
         shown = ", ".join(map(repr, list(by_id)[:3])) or "none"
         raise MismatchError(
             f"{path} has no prediction for {len(missing):,} of {len(records.ids):,} records, such "
@@ -233,7 +234,7 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
     }
 
 
-def _spelled(cells: tuple[str | None, ...], names: Collection[str]) -> tuple[str | None, ...]:
+def _spelled(cells: Sequence[str | None], names: Collection[str]) -> tuple[str | None, ...]:
     """Cells by these names, of which ``1`` may be spelled ``1.0``, as where gaps are NaN."""
     whole = {f"{name}.0": name for name in names}
     return tuple(cell if cell in names else whole.get(str(cell), cell) for cell in cells)

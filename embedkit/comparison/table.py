@@ -219,7 +219,7 @@ class Compared:
             raise UsageError("a probe holds no model to predict with. Give a run of train.")
         index, run = models[name]
         cut = run.content.threshold
-        return Blend(name, run.predictions, len(models), True, cut, lambda inputs: inputs[index])
+        return Blend(name, run.predictions, tuple(models), True, cut, lambda inputs: inputs[index])
 
 
 class Selection(NamedTuple):
@@ -391,7 +391,7 @@ def _predictions(
     records, models = runs[0].predictions, with_models(runs)
     if len(models) > 1 and not records.of_sets:
         threshold = _blend_threshold(metric, models)
-        inputs = [run.predictions for run in models]
+        inputs = {run.name: run.predictions for run in models}
         blends = {kind: blend(kind, inputs, threshold=threshold) for kind in BLENDS}
     # a blend without predictions for the folds can still predict new records, but has nothing to be
     # compared

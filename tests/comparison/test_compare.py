@@ -211,8 +211,7 @@ def blended_in_fold(tmp_path: Path, kind: str, flipped: bool, **options: Any) ->
         write_fake_run(tmp_path / n, list(map(str, y)), o, folds.tolist(), inner=0.9 * o + 0.05)
         for n, o in zip("ab", outputs, strict=True)
     ]
-    runs = [run.predictions for run in read_runs(paths)]
-    found = blend(kind, runs, **options).predictions
+    found = blend(kind, {r.name: r.predictions for r in read_runs(paths)}, **options).predictions
     here = found.fold == 2
     return np.column_stack([found.proba[here], found.y_pred[here]])
 
@@ -317,7 +316,7 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
                 "proba_1": output[:, 1],
             }
         )
-        files.append(tmp_path / f"{number}.tsv")
+        files.append(tmp_path / f"{'ab'[number]}.tsv")
         frame.to_csv(files[-1], sep="\t", index=False)
     made = compared.blends[kind]
     write_blend(made, tmp_path / "s.parquet", answers=files)
@@ -328,7 +327,7 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
     rows = [int(compared.records.row[i]) for i in held]
     assert np.allclose(found.loc[rows, ["proba_0", "proba_1"]], wanted, atol=1e-5)
     files[1].unlink()
-    with pytest.raises(UsageError, match=r"1\."):
+    with pytest.raises(UsageError, match=r"b\."):
         write_blend(made, tmp_path / "t.tsv", answers=files)
     frame.assign(row=range(1, 41)).to_parquet(tmp_path / "o.parquet")
     with pytest.raises(MismatchError, match=r"o\.parquet"):
@@ -338,6 +337,8 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
         write_blend(made, tmp_path / "t.tsv", answers=[tmp_path / "o.parquet"] * 2)
     with pytest.raises(UsageError, match="answers"):
         write_blend(made, tmp_path / "t.tsv", answers=files[:1])
+    with pytest.raises(UsageError, match="in their order: a, b"):  # as their names tell
+        write_blend(made, tmp_path / "t.tsv", answers=files[::-1])
 
 
 # what may be compared

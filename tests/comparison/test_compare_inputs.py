@@ -122,7 +122,7 @@ def test_predictions_of_another_tool_have_the_scores_of_a_run(
     assert theirs.to_baseline.p == pytest.approx(ours.to_baseline.p, rel=1e-6)
     assert theirs.cost is not None
     assert theirs.cost.milliseconds is theirs.cost.fit_seconds is theirs.cost.size_bytes is None
-    assert {one.runs for one in found.blends.values()} == {2}  # it holds no model
+    assert {len(one.runs) for one in found.blends.values()} == {2}  # it holds no model
     assert found.selection.with_model != file.name
     assert not [note for note in notes if file.name in note]
     text = comparison_text(found)
@@ -139,7 +139,7 @@ def test_ids_folds_and_labels_may_be_numbers(tmp_path: Path, suffix: str) -> Non
     file = as_of_another_tool(
         at,
         tmp_path / f"llm.{suffix}",
-        id=lambda t: t["id"].astype(int),
+        id=lambda t: t["id"].astype(float),
         fold=lambda t: t["fold"].astype(float),
         y_pred=lambda t: t["y_pred"].astype(float),
     )

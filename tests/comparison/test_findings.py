@@ -143,7 +143,7 @@ def test_the_choice_of_a_probe_is_a_candidate(tmp_path: Path) -> None:
     assert (found.rows[0].name, best.gain) == ("probe", found.winner.to_baseline)
     assert found.blend_to_use().name in ("one", "two", "blend: mean")  # a probe has no model
     assert set(found.blends) == {"mean", "stacked"}
-    assert {blend.runs for blend in found.blends.values()} == {2}
+    assert {len(blend.runs) for blend in found.blends.values()} == {2}
     # a little better is paired like everything else, not proven, and costs more to fit
     close = compare([*paths, probed(tmp_path / "close", 0.72)], min_difference=9)
     assert close.winner.kind != "probe"

@@ -140,7 +140,7 @@ def told(run: Predictions, made: Split) -> Predictions:
 
 
 def stacked_auc(*runs: Predictions) -> float:
-    made = blend("stacked", runs)
+    made = blend("stacked", {str(i): run for i, run in enumerate(runs)})
     assert made.cross_fitted
     return float(roc_auc_score(made.predictions.y, made.predictions.proba[:, 1]))
 
