@@ -128,10 +128,8 @@ def test_a_door_keeps_what_python_says_of_calls() -> None:
     def function(first: int, *, second: int = 2) -> tuple[int, int]:
         return first, second
 
-    one: Any = np.int64(1)
-    three: Any = np.int64(3)
-
-    assert function(one, second=three) == (1, 3)
+    numbers: Any = np.arange(4)
+    assert function(numbers[1], second=numbers[3]) == (1, 3)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'first'"):
         function()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="positional argument"):

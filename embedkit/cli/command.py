@@ -134,10 +134,11 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
     """Answer every line of standard input at once, until it ends or Ctrl-C is pressed.
 
     A line that has no answer is complained about, with ``--json`` in its place among the answers;
-    the next one is read all the same.
+    the next one is read all the same, and the exit code is that of rejected records.
     """
     if sys.stdin.isatty():
         say(f"note: type a {what} and Enter; Ctrl-D ends", err=True)
+    answered = 0
     try:
         # UTF-8 whatever the locale, and a broken byte is no end of a process that has loaded a
         # model to stay
@@ -147,6 +148,7 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
             except errors.UsageError as error:
                 message = in_options(error.message)
                 complain(message)
+                answered = errors.EXIT_REJECTS
                 if click.get_current_context().params["as_json"]:
                     click.echo(json_line({"error": message}))
             # the program at the other end of a pipe waits for this answer before it asks again
@@ -154,7 +156,7 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
     except KeyboardInterrupt:
         say("", err=True)
         return errors.EXIT_INTERRUPTED
-    return 0
+    return answered
 
 
 def seconds_so_far() -> float:

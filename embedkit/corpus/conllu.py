@@ -28,7 +28,7 @@ from embedkit.corpus.sources import (
     ShardRange,
     TextTable,
 )
-from embedkit.corpus.values import NotText, list_of, text_of
+from embedkit.corpus.values import list_of, text_of
 from embedkit.errors import CorpusError, Option
 
 # of CoNLL-U; the numbers below are places in a line of them
@@ -138,11 +138,12 @@ class ConlluTable(TextTable):
             raise CorpusError(f"{self.path} is not CoNLL-U: {problem}. Set {Option('format')}.")
         # a column of ids that are all missing would be guessed to be the id, and every
         # record would count as one without an id
-        has_ids = any(line.data.startswith(b"# sent_id") for line in peeked)
+        has_ids = any(re.match(rb"#\s*sent_id\b", line.data) for line in peeked)
         return [name for name in _OF_SENTENCES if has_ids or name != "id"]
 
 
 _NAMES = {2: ("form", "label"), 3: ("form", "pos", "label"), 4: ("form", "pos", "chunk", "ner")}
+_TAG = re.compile(r"O|[BIESLU]-.+")
 # `#` may be a word, and `#tag` is one of tweets; what is said of a sentence has a name, or a space
 # in what would be the word
 _ABOUT = re.compile(r"#+ +(id|sent_id|text)\b|#[^\t]* [^\t]*\t")
@@ -161,12 +162,16 @@ class ConllTable(ConlluTable):
         words = [(number, _columns(line)) for number, line in lines if not _ABOUT.match(line)]
         # `#` is also a word of tweets: a line of the right width is one
         words = [w for w in words if len(w[1]) == self._width or w[1][0][:1] != "#"]
-        if not words or words[0][1][0] == "-DOCSTART-":
+        # a sentence may follow it without a blank line
+        words = [(number, columns) for number, columns in words if columns[0] != "-DOCSTART-"]
+        if not words:
             return {}, ()
         for number, columns in words:
             if len(columns) != self._width:
                 detail = f"expected {self._width} columns, got {len(columns)}"
                 raise BadRecordError("wrong_columns", f"line {number}: {detail}")
+            if not columns[self._numbered].strip():
+                raise BadRecordError("empty_form", f"line {number}: the word is empty")
         # lines of words become columns: the forms first, then the labels
         values = list(zip(*(columns[self._numbered :] for _, columns in words), strict=True))
         text, spans = joined(values[0])
@@ -191,7 +196,17 @@ class ConllTable(ConlluTable):
             for first, second in pairwise(firsts)
         )
         names = tuple(map(str, range(self._width)))[self._numbered :]
-        self.word_columns = _NAMES.get(len(names), names)
+        # of GermEval's columns both are labels, of the outer and of the inner entities
+        self.word_columns = (
+            names if self._numbered and len(names) > 2 else _NAMES.get(len(names), names)
+        )
+        tagged = {
+            place: all(_TAG.fullmatch(columns[place]) for columns in words if len(columns) > place)
+            for place in (self._numbered, self._numbered + 1)
+        }
+        if words and tagged == {self._numbered: True, self._numbered + 1: False}:
+            problem = "its first column has the labels (O, B-…), where the words are expected"
+            raise CorpusError(f"{self.path}: {problem}. Exchange the columns.")
         # the columns of words are no columns of records: `word_label` finds them
         return ["text"]
 
@@ -291,7 +306,8 @@ def words_of(row: Row, cell: Cell, text: str, *, labelled: bool) -> Words:
         return Words(spans, None)
     if cell is None:
         raise BadRecordError("null_word_label", "the labels of the words are null or absent")
-    several = list_of(cell) if isinstance(cell, NotText) else None
+    # also as str() of a list writes it into a CSV file
+    several = list_of(cell)
     # a list has empty and missing labels too; a text of labels has only those that it shows
     labels = tuple(cell.split() if several is None else several)
     # without spans, words are what white space divides, as

@@ -277,14 +277,18 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
 
 def _readable(frame: Any) -> Any:
     """A frame of pandas with its named index as columns, and text for intervals and periods."""
-    names = [name for name in frame.index.names if name is not None]
     # an index without a name is only the numbers of the rows
-    if names and not {*names} & {*frame.columns}:
+    names = [n for n in frame.index.names if n is not None and n not in frame.columns]
+    if names:
         frame = frame.reset_index(names)
     for place, kind in enumerate(frame.dtypes):
+        column, texts = frame.iloc[:, place], None
         # of a category the type of its values; else that of the column itself, of no rows
-        if str(getattr(kind, "categories", frame.iloc[:0, place]).dtype).startswith(_WITHOUT_ARROW):
-            texts = [None if is_missing(value) else str(value) for value in frame.iloc[:, place]]
+        if str(getattr(kind, "categories", column[:0]).dtype).startswith(_WITHOUT_ARROW):
+            texts = [None if is_missing(value) else str(value) for value in column]
+        elif str(kind) == "object" and any(isinstance(value, set | frozenset) for value in column):
+            texts = list(map(plain, column))  # each process has another order of a set
+        if texts is not None:
             # the frame belongs to the caller
             frame = frame.copy(deep=False)
             # by place, since two columns may have one name until that is refused

@@ -143,7 +143,8 @@ class JsonTable(TextTable):
             raise CorpusError(
                 f"{self.path} holds neither JSON objects, one per line, nor an array of them "
                 f"({problem}). Objects over several lines: jq -c . old > new. Records inside of a "
-                "document are passed in Python: embedkit.extract(json.load(file)['data'], …)."
+                "document, or a list of texts, are passed in Python: "
+                "embedkit.extract(json.load(file)['data'], …)."
             )
         if objects == len(filled) == 1 and _is_frame(record):
             raise CorpusError(

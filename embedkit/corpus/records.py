@@ -219,7 +219,8 @@ class CorpusReader:
     def _with_list(self, raw: Row, row: int) -> Row:
         """The row with the spans of its id, from their table, as its last cell."""
         plan = self.plan
-        name = str(row) if plan.id is None else str(raw.cells[plan.cell_columns.index(plan.id)])
+        name = str(row) if plan.id is None else raw.cells[plan.cell_columns.index(plan.id)]
+        name = str(name or f"row {row}")  # as a record without an id is called
         self._unmet.discard(name)
         return raw._replace(cells=(*raw.cells, self._lists.get(name)))
 
@@ -342,6 +343,11 @@ def _joined(raw: Row) -> Row:
     words = list_of(first) if isinstance(first, NotText) else first and first.split()
     if words is None:
         return raw
+    odd = [word for word in words if isinstance(word, NotText)]
+    # a number may be a word among others; numbers alone are no text
+    if odd and (len(odd) == len(words) or any(word.startswith(("[", "{")) for word in odd)):
+        problem = "the text is a list of numbers, lists or objects, not of words"
+        raise BadRecordError("text_not_string", problem)
     if not words or not all(word and word.strip() for word in words):
         detail = "the text has no words" if not words else "one of the words is null or blank"
         raise BadRecordError("empty_text", detail)
@@ -375,7 +381,7 @@ def _span_lists(file: InputFile) -> dict[str, str]:
         try:
             for row in table.rows(("id", "start", "end")):
                 cells = row.cells if isinstance(row, Row) else row.detail
-                name, start, end = map(str, cells)
+                name, start, end = map(str, filter(None, cells))  # fewer without an id
                 lists.setdefault(name, []).append((int(number_text(start)), int(number_text(end))))
         except (LookupError, ValueError):
             lists.clear()

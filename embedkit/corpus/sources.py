@@ -118,12 +118,12 @@ def compression_of(path: Path) -> str | None:
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def check_kind(path: Path, head: bytes = b"", *, text: bool = True) -> None:
+def check_kind(path: Path, head: bytes | None = None, *, text: bool = True) -> None:
     """Raise a :class:`CorpusError` for a file of a foreign kind, by its first bytes.
 
     Of a file that is not ``text`` only signatures of text are looked for.
     """
-    head = head or first_bytes(path)
+    head = first_bytes(path) if head is None else head
     # in lower case, as tags of HTML are written either way
     start = head[:_HEAD].replace(codecs.BOM_UTF8, b"").lstrip()[:_EXCERPT].lower()
     for kind, at, mark, advice in _FOREIGN:

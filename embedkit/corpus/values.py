@@ -7,7 +7,8 @@ in a workbook; true is ``True`` in Python and ``true`` in JSON. Every reader the
 module, and the same rows get the same ids, labels and spans from every container:
 
 - a float that is whole has no decimal point, by itself and not by its column: a workbook cannot
-  tell ``1`` and ``1.0``, and the first rows of a corpus keep their text when it grows;
+  tell ``1`` and ``1.0``, and the first rows of a corpus keep their text when it grows. Up to 21
+  digits are written out, as those of an id are, without an exponent; decimals are as floats;
 - otherwise a float has the fewest digits that tell it from its neighbours, in its own precision;
 - ``True`` and ``False`` are spelt so; dates are in ISO 8601, a time after a space, unless midnight;
 - None, NaN, NaT and NA of any library are missing, at any depth;
@@ -19,7 +20,10 @@ A text is itself: ``nan``, ``1.0`` and ``true`` in a column of texts are the tex
 from __future__ import annotations
 
 import ast
+import io
 import json
+import re
+import tokenize
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -105,13 +109,15 @@ def number_text(literal: str) -> NotText:
 
 
 def list_of(text: str) -> list[str | None] | None:
-    """The texts in the text of a list, as JSON or Python write it; ``None`` if it is none.
+    """The texts in the text of a list, as JSON, Python or NumPy write it; ``None`` if it is none.
 
     >>> list_of('["a|b", 1.0, null]'), list_of("['x', 'y']"), list_of("[NP]")
     (['a|b', '1', None], ['x', 'y'], None)
+    >>> list_of("['x' 'y']"), list_of("{'y', 'x'}"), list_of("['x', nan]")
+    (['x', 'y'], ['x', 'y'], ['x', None])
     """
     text = text.strip()
-    if not text.startswith("[") or not text.endswith("]"):
+    if (text[:1], text[-1:]) not in _BRACKETS and text != "set()":
         return None
     try:
         # numbers keep their digits, as those of JSON files do
@@ -120,13 +126,37 @@ def list_of(text: str) -> list[str | None] | None:
         try:
             # as str() of a list writes it: CSV files of pandas have such cells.
             # Only literals are read, no code is run
-            values = ast.literal_eval(text)
+            values = ast.literal_eval(_as_python(text))
         # a list as a key, and expressions so deep that the parser gives up
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return None
     except RecursionError:
         return None
-    return [text_of(value) for value in values]
+    return [text_of(value) for value in _ordered(values)] if _is_list(values) else None
+
+
+_BRACKETS = {("[", "]"), ("(", ")"), ("{", "}")}
+# what Python takes for one string, or for a name
+_NOT_PYTHON = re.compile(r"['\"\d.]\s+['\"\d.-]|\bnan\b")
+
+
+def _as_python(text: str) -> str:
+    """A list as Python writes it, of one that NumPy printed or that holds its ``nan``."""
+    if not _NOT_PYTHON.search(text):
+        return text
+    parts, values = [""], (tokenize.STRING, tokenize.NUMBER, tokenize.NAME)
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text.replace("\n", " ")).readline):
+            # NumPy's strings and numbers stand side by side; a minus sign is a token of its own
+            follows = token.type in values or token.string == "-"
+            parts += [","] * (follows and parts[-1] not in "[({,-")
+            parts.append("None" if token.string == "nan" else token.string)
+    except (tokenize.TokenError, IndentationError):
+        return text
+    return "".join(parts)
+
+
+_WRITTEN_OUT = 1e21  # as in JavaScript
 
 
 def _is_list(value: object) -> bool:
@@ -143,16 +173,23 @@ def _ordered(values: Iterable[Any]) -> Iterable[Any]:
 def _scalar(value: Any) -> str:
     if isinstance(value, np.datetime64):
         # nanoseconds would become an int, not a datetime; so do years that only NumPy has, which
-        # keep its text
-        moment = value.astype("datetime64[us]").item()
-        value = str(value) if isinstance(moment, int) else moment
-    # a date in a column of times has midnight; with a zone midnight is a time that somebody gave
+        # keep its text, as do those with nanoseconds
+        moment = value.astype("datetime64[us]")
+        whole = moment == value and not isinstance(moment.item(), int)
+        value = moment.item() if whole else str(value).replace("T", " ")
+    # a date in a column of times has midnight; with a zone midnight is a time that somebody gave.
+    # The times of pandas have nanoseconds besides
     if isinstance(value, datetime) and value.time() == time.min and value.tzinfo is None:
-        value = value.date()
+        value = value if getattr(value, "nanosecond", 0) else value.date()
     if isinstance(value, timedelta | np.timedelta64):
         value = np.timedelta64(value, "us").item()  # of Python, as that of pandas has days always
     if isinstance(value, float | np.floating):
-        return str(value + 0.0).removesuffix(".0")  # zero has no sign, as in a column of integers
+        text = str(value + 0.0).removesuffix(".0")  # zero has no sign, as in a column of integers
+        return f"{Decimal(text):f}" if "e+" in text and abs(float(value)) < _WRITTEN_OUT else text
+    if isinstance(value, Decimal) and abs(value) < _WRITTEN_OUT:
+        text = f"{value:f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+        return "0" if text == "-0" else text
     return str(value)
 
 

@@ -7,6 +7,7 @@ before the package. No code of a checkpoint is run.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ from embedkit.encoding.definition import (
 from embedkit.encoding.inventory import Statement
 from embedkit.errors import DamagedModelError, ModelError, UsageError, did_you_mean, first_line
 from embedkit.storage import State, file_sha256, state_of
+
+logger = logging.getLogger(__name__)
 
 GIVE_ANOTHER = f"Give a folder, or use {DEFAULT_MODEL}."
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
@@ -135,6 +138,9 @@ class Checkpoint:
 
     def prefix_or_own(self, prefix: str | None, prompt: str | None = None) -> str:
         """The requested prefix, or that of a prompt by its name; by default the checkpoint's."""
+        if prefix and any(s.key == "include_prompt" and s.value is False for s in self.inventory):
+            makers = f"{self.name} leaves the tokens of a prompt out of its mean (include_prompt)"
+            logger.warning(f"{makers}; here the mean is of all tokens, those of a prefix too")
         if prompt is None:
             return self.prefix if prefix is None else prefix
         if prefix is not None:

@@ -52,7 +52,7 @@ from embedkit.encoding.views import (
     parse_view,
 )
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
-from embedkit.errors import Message, ModelError, Option, UsageError
+from embedkit.errors import EncodeError, Message, ModelError, Option, UsageError
 from embedkit.records import Positive
 from embedkit.scale import one_ahead, threads_limited
 from embedkit.types import Float32, Progress, no_progress, reported
@@ -366,6 +366,9 @@ class Encoder:
         result = {}
         for view in parsed:
             vectors = np.concatenate([part[view.name] for part in parts])
+            if len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
+                problem = f"NaN or infinite values in {len(bad)} vectors (text {bad[0]})"
+                raise EncodeError(f"{self.checkpoint.name}, {view.name}: {problem}.")
             result[view.name] = l2_normalize(vectors) if normalize_embeddings else vectors
         return result
 

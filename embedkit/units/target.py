@@ -70,6 +70,9 @@ class Target:
             raise UsageError(f"{name} has no labelled records.")
         if len(names) == 1:
             raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
+        if sets and (twofold := [part for part in names.tolist() if separator in part]):
+            problem = f"the class {twofold[0]!r} holds what stands between classes"
+            raise UsageError(f"{name}: {problem}.", label_separator=separator)
         # most likely another separator is meant; it may still be right
         if sets and max(map(len, each)) == 1:
             by = Option("label_separator", separator)
@@ -192,14 +195,18 @@ def parts_of(label: str | None, separator: str) -> list[str]:
     return [name for part in parts if (name := part.strip())]
 
 
+_LARGEST = 1e100
+
+
 def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
     # a missing label is None, whose text is no number: it becomes NaN, and is not wrong
     values = np.array([float_of(str(label)) for label in labels])
-    wrong = ~np.isfinite(values) & [has_label(label) for label in labels]
+    # NaN is not small either; squares of larger numbers overflow
+    wrong = ~(np.abs(values) < _LARGEST) & [has_label(label) for label in labels]
     if wrong.any():
         i = int(np.argmax(wrong))
         raise UsageError(
-            f"{name}: the label {labels[i]!r} of row {rows[i]} is not a number, as "
+            f"{name}: the label {labels[i]!r} of row {rows[i]} is not a number below 1e100, as "
             f"{Option('task', 'regression')} needs."
         )
     return values
@@ -208,7 +215,8 @@ def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
 def float_of(label: str | None) -> float:
     """Return a number from its text; NaN for what is none."""
     try:
-        return float(label or "nan")
+        # Python's own writing of large numbers is no number in a corpus: 1_000
+        return float("nan" if not label or "_" in label else label)
     except ValueError:
         return float("nan")
 

@@ -287,6 +287,7 @@ def test_a_table_of_spans_is_a_column_of_lists(corpus: Path, tmp_path: Path, suf
         (SPANS.drop(columns="end"), "it has id, start, and no rows"),
         (SPANS.assign(end="x"), r"it has id, start, end, and \('017', '5', 'x'\)"),
         (SPANS[:0], "it has id, start, end, and no rows"),
+        (SPANS.assign(id=[*SPANS["id"][:3], None]), r"and \(None, "),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(

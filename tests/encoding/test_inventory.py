@@ -40,7 +40,7 @@ from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.inventory import SENTENCE_FILES
 from embedkit.encoding.model import describe_model
-from embedkit.errors import ModelError, UsageError
+from embedkit.errors import EncodeError, ModelError, UsageError
 from tests.models import TEXTS, distance, save_model
 from tests.processes import invoke
 
@@ -182,9 +182,11 @@ def test_modules_before_the_pooling_are_of_tokens(folder: Path) -> None:
     is_refused(folder, "1_Pooling (Pooling) after 2_Dense")
 
 
-def test_a_prompt_that_is_not_pooled(folder: Path, tmp_path: Path) -> None:
-    """Refused by every way to the makers' vector."""
+def test_a_prompt_that_is_not_pooled(folder: Path, tmp_path: Path, notes: list[str]) -> None:
+    """Refused by every way to the makers' vector; a prefix is pooled, and said to be."""
     state(folder / "1_Pooling/config.json", include_prompt=False)
+    Encoder(folder, device="cpu").encode(SOME, prefix="x ")
+    assert any("include_prompt" in note for note in notes)
     state(folder / "config_sentence_transformers.json", prompts={"a": "x "})
     encoder = is_refused(folder, "prompt")
     with pytest.raises(ModelError, match="prompt"):
@@ -304,6 +306,12 @@ def test_weights_that_are_no_numbers(folder: Path, notes: list[str]) -> None:
     with pytest.raises(ModelError, match=f"NaN.*{name}"):
         Encoder(folder, device="cpu")
     assert not any("zip()" in note for note in notes)
+    word = "embeddings.word_embeddings.weight"  # of tokens that the trial at loading does not meet
+    rows = torch.ones(1_000_000, 1).masked_fill(torch.arange(1_000_000)[:, None] > 5, torch.nan)
+    sound = {name: torch.nan_to_num, word: lambda weight: weight * rows[: len(weight)]}
+    reweigh(folder, lambda w: w | {name: change(w[name]) for name, change in sound.items()})
+    with pytest.raises(EncodeError, match="NaN or infinite"):
+        Encoder(folder, device="cpu").encode(SOME)
 
 
 def adapt(folder: Path, seed: int, **settings: Any) -> None:

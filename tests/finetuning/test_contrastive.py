@@ -138,20 +138,18 @@ def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any)
         TrainingOptions(objective="contrastive", **{name: value})
 
 
+OF_LABELS: dict[str, Any] = {"objective": "labels", "epochs": 3, "head": "cls", "patience": 2}
+OF_LABELS |= {"task": "multilabel", "level": "word", "freeze_layers": "all"}
+
+
 @pytest.mark.parametrize(
     ("texts", "options", "objective"),
     [
         (320, {}, "contrastive"),
         (321, {}, "labels"),
-        (96, {"objective": "labels"}, "labels"),
         (960, {"objective": "contrastive"}, "contrastive"),
         # whoever says how labels are learnt wants to learn labels
-        (96, {"epochs": 3}, "labels"),
-        (96, {"head": "cls"}, "labels"),
-        (96, {"patience": 2}, "labels"),
-        (96, {"task": "multilabel"}, "labels"),
-        (96, {"level": "word"}, "labels"),
-        (96, {"freeze_layers": "all"}, "labels"),
+        *((96, {name: value}, "labels") for name, value in OF_LABELS.items()),
         (96, {"freeze_layers": 3, "threshold": "f1", "seeds": 3}, "contrastive"),
     ],
 )

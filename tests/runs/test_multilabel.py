@@ -143,8 +143,12 @@ def test_no_class_and_no_label_are_not_the_same(tmp_path: Path) -> None:
     assert np.setdiff1d(np.arange(40), p.row).tolist() == unknown
     assert (p.y.sum(1) == 0).sum() == 5
     assert parts_of(" a | b||", "|") == ["a", "b"]
-    with pytest.raises(UsageError, match=r"the label \[1, 0, 1\] is 0 or 1 for each class"):
-        Target.of(["[1, 0, 1]", "[0, 1, 0]"], rows=np.arange(2), name="c.tsv", task="multilabel")
+    for label, problem in (
+        ("[1, 0]", r"the label \[1, 0\] is 0 or 1"),
+        ('["a|b", 1]', "'a.b' holds"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            Target.of([label, "[0, 1]"], rows=np.arange(2), name="c.tsv", task="multilabel")
 
 
 @pytest.mark.parametrize("options", [{"features": "tfidf"}, {"estimator": "knn"}, {}])

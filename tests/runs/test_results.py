@@ -415,8 +415,8 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "odd.tsv").write_text("one\ttwo\na\tb\n")
     assert "--text" in refused("odd.tsv", "--out", "b.tsv")
     done = command("predict", run, "-", cwd=tmp_path, stdin=b"good \xff\n\nbad")
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2  # an empty line has no answer, as of search
+    assert done.returncode == 3, done.stderr  # an empty line has no answer, as of search
+    assert len(done.stdout.splitlines()) == 2
 
 
 def test_a_pair_is_predicted_as_it_is_typed(tmp_path: Path) -> None:
