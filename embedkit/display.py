@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import unicodedata
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -48,6 +49,12 @@ def visible(text: str, *, limit: int | None = None, keep: str = "\n") -> str:
 
     shown = _without_controls(text, keep, escaped)
     return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def as_argument(path: object) -> str:
+    """A path in a command to type: quoted, and no option where its name begins with a dash."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def json_line(value: Any, **options: Any) -> str:

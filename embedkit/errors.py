@@ -1,7 +1,8 @@
 """The errors of embedkit, their exit codes, and the messages that they and notes are.
 
 A message states the given value, the expected one, and the remedy, in one line unless it lists
-differences. An argument of the wrong type is a ``UsageError``, an unknown keyword a ``TypeError``.
+differences. An argument of the wrong type is a ``UsageError``; an unknown keyword, and texts that
+are no list of strings, are a ``TypeError``.
 
     EmbedkitError                    exit code 1
      ├ UsageError                    2   what was asked for cannot be done

@@ -34,6 +34,9 @@ from embedkit.remote import address_of
 OUTPUTS = ("out", "report", "write-blend", "makes")
 """Options that name an output; every other value that is the name of a file is an input."""
 
+_WRITING = ("extract", "split", "train", "probe", "finetune", "explore", "export")
+"""Commands that write to a place of their own choice, if they are given none."""
+
 _CODE = {"head": "imports and runs {}", "estimator": "imports {}"}
 """Options that lead to code, if their value is ``module:Class``."""
 
@@ -135,6 +138,9 @@ def read_recipe(
             fail(name, str(error))
         if needs and not trust:
             fail(name, f"{needs[0]}. If you trust the recipe, pass {errors.Option('trust', True)}.")
+        if command in _WRITING and not stages[-1].outputs:
+            # a default place is found anew each time, and what is there already would be in the way
+            fail(name, f'has no out. Say where it writes, such as out = "{word or command}".')
         stages[-1] = stages[-1]._replace(needs_trust=needs)
     return stages
 

@@ -407,10 +407,10 @@ def predict_file(
     overwrite: bool = False,
     as_json: bool = False,
     progress: ProgressCallback = no_progress,
-) -> tuple[str, dict[str, int]]:
+) -> tuple[int, str, dict[str, int]]:
     """Predict a corpus or a dataset into a file; a mistake is found before a model is loaded.
 
-    Return how many texts or words are predicted, in words, and the rejected records by reason. The
+    Return how many are predicted, texts or words, and the rejected records by reason. The
     arguments are those of :class:`Predictor` and :func:`write_prediction_file`.
     """
     # all that can be wrong with names and places, in order of its cost: a model takes longest
@@ -453,13 +453,13 @@ def predict_file(
             extra_columns=("word", "text") if of_words else (),
         )
         predictor.warn_of_cuts()
-        done = f"{count_text(count, 'word' if of_words else 'text')} predicted"
+        unit = "word" if of_words else "text"
         if reader is None:
-            return done, data.rejected
+            return count, unit, data.rejected
         # known when everything was read
         for notice in reader.counts.notices:
             logger.warning(notice)
-        return done, reader.counts.rejected
+        return count, unit, reader.counts.rejected
 
 
 def _predicted(

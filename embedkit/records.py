@@ -40,6 +40,9 @@ those that write shards, may end the process (0.22.0)."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
 Positive = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
 
 

@@ -157,6 +157,8 @@ class TextEncoder(_Vectors):
         """Load the checkpoint; nothing is fitted."""
         from embedkit.encoding.views import parse_view
 
+        if not isinstance(self.cache, str | Path | None):
+            raise UsageError("expected 'memory', a folder, or None.", cache=self.cache)
         encoder, name, unit = self._encoder(), self.view, False
         # the makers' vector is that of the last layer, and may be normalised; of a view that was
         # asked for nothing is known, so it stays as it is

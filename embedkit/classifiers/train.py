@@ -191,7 +191,9 @@ def side_by_side(
     with libraries.limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the inner score judges such a fit
         # filters are those of the process: one set by a thread ends when another thread's does
-        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "The (least populated|number of unique) class", UserWarning
+        )
         warnings.filterwarnings("ignore", "One or more of the test scores", UserWarning)
         # a class of sets that all records of a fold have, or none
         warnings.filterwarnings("ignore", r"Label (not )?\d+ is present in all", UserWarning)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from embedkit.choices import ENGINES, ON_LONG, STORAGES, SUBTOKENS
 from embedkit.cli.command import Result, command, in_options, seconds_so_far
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
 from embedkit.cli.text import asked_for_all, number_text, table_text
-from embedkit.display import bytes_text, count_text, duration_text, ledger_text
+from embedkit.display import as_argument, bytes_text, count_text, duration_text, ledger_text
 from embedkit.errors import EXIT_REJECTS, Message, UsageError
 from embedkit.types import ProgressCallback
 
@@ -328,7 +327,7 @@ def _dataset_text(info: DatasetInfo) -> str:
 
     manifest = info.manifest
     totals, names, model = manifest.totals, manifest.names, manifest.job.model
-    ledger, path = totals.ledger, shlex.quote(str(info.path))
+    ledger, path = totals.ledger, as_argument(info.path)
     good = sum(not h.zeros and h.anisotropy < USELESS for h in info.health)
     views = count_text(len(info.health), "view")
     suitable = "suitable" if good == len(info.health) else f"{good} of them suitable"

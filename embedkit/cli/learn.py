@@ -274,7 +274,7 @@ def predict(
     # a bar while the model is loaded, and none when lines are typed and answered
     with progress_bar() as progress:
         if corpus not in (None, "-"):
-            done, rejected = predict_file(
+            count, unit, rejected = predict_file(
                 run, corpus, reading=reading, as_json=as_json, progress=progress, **model, **output
             )
         elif file_options := [
@@ -298,10 +298,13 @@ def predict(
             return answer_lines(partial(_show_line, predictor, as_json=as_json), "text")
         _show_text(predictor, str(reading.text), reading.text_pair, as_json=as_json)
         return 0
+    if as_json and output["out"]:  # without a file the predictions themselves are printed
+        place = {"out": str(output["out"]), "predicted": count}
+        click.echo(json_line({**place, "rejected": rejected}))
     if not quiet:
         where = f" → {output['out']}" if output["out"] else ""
         lost = f"{count_text(sum(rejected.values()), 'record')} rejected{reasons_text(rejected)}"
-        say(f"{done}, {lost}{where}", err=True)
+        say(f"{count_text(count, unit)} predicted, {lost}{where}", err=True)
     return EXIT_REJECTS if rejected else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from embedkit import storage
 from embedkit.cli.command import Result
 from embedkit.cli.text import asked_for_all, table_text
 from embedkit.dataset.format import is_dataset, read_manifest
-from embedkit.display import bytes_text, count_text, duration_text, reasons_text
+from embedkit.display import as_argument, bytes_text, count_text, duration_text, reasons_text
 from embedkit.encoding.views import layer_rank, split_view, view_ranges, view_text
 from embedkit.errors import EXIT_REJECTS
 from embedkit.runs.metrics import (
@@ -52,14 +51,14 @@ def run_text(result: RunResult[Any]) -> str:
     content, out = result.content, result.out
     finding, results = _KINDS[content.kind]
     lines = [finding(content), *results(content), f"{_method(content)}: {_cost(content)}"]
-    note = f"everything: embedkit info {shlex.quote(str(out))} --all"
+    note = f"everything: embedkit info {as_argument(out)} --all"
     return "\n".join([*lines, f"wrote {out} ({note})"])
 
 
 def run_info_text(path: Path, content: Run) -> str:
     """Return the finding, settings and results of a run, and how to open it."""
     finding, results = _KINDS[content.kind]
-    folder = shlex.quote(str(path))
+    folder = as_argument(path)
     lines = [finding(content), *results(content)]
     lines += [f"  {name:9}  {text}" for name, text in _facts(path, content)]
     if (path / "model").is_dir():

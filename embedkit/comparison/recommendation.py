@@ -333,7 +333,7 @@ def _curve(content: ProbeRun) -> Iterator[Decision]:
 
 
 def _command(compared: Compared, command: str, *options: str) -> str:
-    """A command on the dataset and split of the runs; empty if the dataset is gone."""
+    """A command on the dataset and split of the runs; empty if it or its labels are gone."""
     # vectors of fold models belong to a run, and cannot be probed or trained on under another
     # split; then the dataset that most runs share
     datasets = sorted(
@@ -349,6 +349,11 @@ def _command(compared: Compared, command: str, *options: str) -> str:
         parts += ["--model", model_text(model)]
     if content.level != "sentence":
         parts += ["--level", content.level]
+    elif content.label != (stored := dataset.manifest.job.input.label) or stored is None:
+        # labels that were passed in Python are nowhere
+        if content.label not in dataset.manifest.job.input.keep:
+            return ""
+        parts += ["--label", str(content.label)]
     if content.task != "classification":
         parts += ["--task", content.task]
     if content.task == "multilabel":
@@ -364,7 +369,8 @@ def _free(path: Path) -> Path:
 
 def portable(path: str | Path) -> str:
     """Return a path as it can be typed in the user's folder: relative, however far it is."""
-    return os.path.relpath(path, typing_folder())
+    text = os.path.relpath(path, typing_folder())
+    return f"./{text}" if text.startswith("-") else text  # which is no option
 
 
 def model_text(model: str) -> str:

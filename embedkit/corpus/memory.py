@@ -99,7 +99,10 @@ class InputFile(SourceFile):
                 near = did_you_mean(path.name, (p.name for p in path.parent.iterdir()))
             raise unreadable(path, error, error=CorpusError, advice=near.strip()) from error
         if stat.S_ISDIR(status.st_mode):
-            raise CorpusError(f"{path} is a folder; give its files: {path}/*.tsv.")
+            kind, advice = "a folder", f"give its files: {path}/*.tsv"
+            if (path / "SHA256SUMS").is_file():
+                kind, advice = "a folder of embedkit", "other commands take it as it is"
+            raise CorpusError(f"{path} is {kind}; {advice}.")
         if not stat.S_ISREG(status.st_mode):
             problem = "is a pipe or a device, which cannot be read twice"
             raise CorpusError(f"{path} {problem}. Give a file, or '-' for standard input.")

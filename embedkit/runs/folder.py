@@ -206,6 +206,7 @@ def write_results(
     draw_run(folder, predictions)
     test = problem.test
     run = kind(
+        label=problem.units.reading["label"],
         classes=predictions.classes,
         threshold_metric=decision.metric if decision else None,
         split=problem.split.record,

@@ -27,6 +27,7 @@ from embedkit.display import Shown
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import DamagedError
 from embedkit.geometry import METRICS
+from embedkit.records import Count, Seconds
 from embedkit.runs.intervals import Score
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.split import SplitSettings
@@ -63,10 +64,10 @@ class DatasetContent:
 class Cost:
     """Cost of a run, in seconds of processors, which other programs do not add to; or ``None``."""
 
-    fit_seconds: float | None = None
-    predict_seconds: float | None = None
-    peak_memory_bytes: int | None = None
-    parameters: int | None = None  # of one model, where they can be counted
+    fit_seconds: Seconds | None = None
+    predict_seconds: Seconds | None = None
+    peak_memory_bytes: Count | None = None
+    parameters: Count | None = None  # of one model, where they can be counted
     device: str = "cpu"
 
 
@@ -152,6 +153,7 @@ class PredictionRun(Run):
     features: Annotated[str, one_of((*FEATURES, "text"))]
     views: tuple[str, ...]  # side by side; empty if the run reads texts
     columns: tuple[str, ...] = ()  # of the user's own numbers, behind the views
+    label: str | None = None  # the column that the labels of records are from, if it has a name
     classes: tuple[str, ...]  # by class number; empty for a regression
     threshold: float | None = None  # probability from which the second of two classes is predicted
     records: dict[str, int]  # in "folds" and in the "test" set

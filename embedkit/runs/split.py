@@ -164,12 +164,14 @@ class Split(Shown):
                 continue
             where = f"the training records of fold {fold}"
             counts = np.bincount(target.y[train], minlength=len(target.classes))
-            if self.word is None and not counts.all():
-                absent = target.classes[int(np.argmin(counts))]
-                raise UsageError(
-                    f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
-                    f"{len(target.y)} records. Use other folds, or leave rare labels out."
-                )
+            rare = [target.classes[i] for i in np.flatnonzero(counts == 0)]
+            if rare and self.word is None:
+                many = f"{len(target.classes)} labels for {len(target.y)} records. Use other folds"
+                problem = f"label {rare[0]!r} does not occur in {where}"
+                raise UsageError(f"{problem}: {many}, or leave rare labels out.")
+            if rare:  # of words
+                shown = f"{', '.join(rare):.200}"
+                logger.warning(f"label {shown}: no word in {where} has it, its probability is 0")
             if np.count_nonzero(counts) == 1:
                 label = target.classes[int(np.argmax(counts))]
                 raise UsageError(f"all words have the label {label!r} in {where}. Use other folds.")

@@ -106,9 +106,10 @@ class Target:
                 raise UsageError(f"{name}: row {row} has no label, unlike others. Label all.")
             for part in parts_of(label, self.separator) if self.separator else [label]:
                 if self.classes and part not in self.classes:
+                    shown = ", ".join([*self.classes[:10], *["…"] * (len(self.classes) > 10)])
                     raise UsageError(
                         f"{name}: row {row} has the label {part!r}, which no training record has; "
-                        f"there are {', '.join(self.classes[:10])}."
+                        f"there are {shown}."
                     )
         return self._filled(labels, rows, name)
 

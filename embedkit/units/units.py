@@ -605,6 +605,7 @@ def load_or_extract(
         with _naming(keep):
             out = extract(source, progress=progress, **{**words, **options}).out
     except OutputExistsError as error:
-        advice = "These are options of extract: extract the corpus first, and give its dataset."
-        raise OutputExistsError(f"{format(error.message)}\n{advice}") from error
+        # its own options are those of the run here
+        advice = "Extract the corpus by embedkit extract, under another name, and give its dataset."
+        raise OutputExistsError(f"{advice} {format(error.message)}") from error
     return VectorData.of(out, view, level=level)

@@ -58,7 +58,7 @@ def test_no_command_prints_what_controls_a_terminal(tmp_path: Path) -> None:
             record = {"id": f"{i}{EVIL}", "document": text, "label": f"l{i % 2}{EVIL}"}
             lines.write(json.dumps(record | {f"kept{EVIL}": EVIL}, ensure_ascii=False) + "\n")
     np.save(tmp_path / f"moved{EVIL}.npy", np.random.default_rng(0).normal(size=(40, 16)))
-    recipe = f"[extract]\ncorpus = {json.dumps(CORPUS)}\ntext = 'document'\n"
+    recipe = f"[extract]\ncorpus = {json.dumps(CORPUS)}\ntext = 'document'\nout = 'v'\n"
     (tmp_path / "recipe.toml").write_text(recipe, "utf-8")
     assert set(cli.commands) - set(COMMANDS) <= {"fetch", "doctor"}
     lines_typed = [(name, *typed) for name, typed in COMMANDS.items()]

@@ -275,9 +275,9 @@ RECIPES = f"""\
 [extract]|{CORPUS}|out = "s3://bucket/x"
 [extract]|{CORPUS}|out = "https://example.org/x"
 [extract]|{CORPUS}|out = "file:///tmp/x"
-[extract]|corpus = ["c.tsv", "--out=../evil"]
-[finetune]|{CORPUS}|head = "evil:Head"
-[train]|dataset = "c.tsv"|estimator = "evil:X"
+[extract]|corpus = ["c.tsv", "--out=../evil"]|makes = "v"
+[finetune]|{CORPUS}|head = "evil:Head"|out = "r"
+[train]|dataset = "c.tsv"|estimator = "evil:X"|out = "r"
 [predict]|run = "r"|{CORPUS}|head = "evil:X"
 [compare]|runs = ["r"]|report = "../r.html"
 [index]|dataset = "../v"

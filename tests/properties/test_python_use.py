@@ -62,7 +62,7 @@ def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(predictions(first.out), predictions(again.out))
     assert embedkit.probe(renamed, folds=3, **options).content.views
     # of these options the call has others, for its run
-    with pytest.raises(OutputExistsError, match="These are options of extract"):
+    with pytest.raises(OutputExistsError, match="by embedkit extract"):
         embedkit.train(renamed.assign(part="0"), split="part", out="no", **options)
     with pytest.raises(UsageError, match=r"text='text'.*dataframe\.vectors"):
         embedkit.train("dataframe.vectors", out="no", text="text")

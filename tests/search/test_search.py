@@ -254,7 +254,7 @@ def test_a_warm_searcher_reads_nothing_more(dataset: Path, calls_of: Any) -> Non
 def test_lines_of_standard_input_are_queries(dataset: Path, tmp_path: Path) -> None:
     options = ("search", dataset, "-k", "2", "--json")
     done = command(*options, cwd=tmp_path, stdin=b"the movie was good\n\nbus home")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     assert "the query is empty" in done.stderr
     texts = ("the movie was good", "bus home")
     answers = [json.loads(command(*options, text, cwd=tmp_path).stdout)[0] for text in texts]
