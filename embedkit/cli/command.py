@@ -138,7 +138,7 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
     """
     if sys.stdin.isatty():
         say(f"note: type a {what} and Enter; Ctrl-D ends", err=True)
-    answered = 0
+    code = 0
     try:
         # UTF-8 whatever the locale, and a broken byte is no end of a process that has loaded a
         # model to stay
@@ -148,7 +148,7 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
             except errors.UsageError as error:
                 message = in_options(error.message)
                 complain(message)
-                answered = errors.EXIT_REJECTS
+                code = errors.EXIT_REJECTS
                 if click.get_current_context().params["as_json"]:
                     click.echo(json_line({"error": message}))
             # the program at the other end of a pipe waits for this answer before it asks again
@@ -156,7 +156,7 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
     except KeyboardInterrupt:
         say("", err=True)
         return errors.EXIT_INTERRUPTED
-    return answered
+    return code
 
 
 def seconds_so_far() -> float:

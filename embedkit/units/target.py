@@ -82,8 +82,10 @@ class Target:
         if sets and len(lengths) == 1 and max(lengths) > 1 and {*names} <= {"0", "1"}:
             problem = f"the label {present[0]!s:.60} is 0 or 1 for each class"
             raise UsageError(f"{name}: {problem}. Give each record the list of its classes.")
-        # a list of classes: as a name it would be one more class, which few records have
-        if lists := [label for label in present if not sets and list_of(str(label)) is not None]:
+        # a list of classes: as a name it would be one more class, which few records have. What
+        # stands in other brackets may be one, such as the interval (0, 5)
+        listed = (label for label in present if not sets and str(label).startswith("["))
+        if lists := [label for label in listed if list_of(str(label)) is not None]:
             problem = f"the label {lists[0]:.60} is a list of classes"
             raise UsageError(f"{name}: {problem}. Pass {Option('task', 'multilabel')}.")
         classes = tuple(names.tolist()) if sets else ()

@@ -33,6 +33,7 @@ from embedkit.runs.predictions import Predictions
 from embedkit.storage import seal
 from tests.processes import invoke
 from tests.run_fixtures import edit_run, random_runs, write_fake_run
+from tests.store_fixtures import extract_tiny
 
 
 @pytest.fixture(scope="module")
@@ -486,3 +487,15 @@ def test_numbers_stay_within_their_cells(
 def test_numbers_near_zero_stay_within_their_cells() -> None:
     columns = {name: {"mean_0": (3.8e-14, _three_digits(3.8e-14))} for name in "abcdef"}
     check_within_cells(shaded_table("Layers", ["mean_0"], columns))
+
+
+def test_suggested_commands_name_the_labels_of_the_runs(tmp_path: Path) -> None:
+    """Those of a kept column; there is no command for values that were passed in Python."""
+    stars = [str(i % 3) for i in range(60)]
+    table = {"text": [f"a movie {i}" for i in range(60)], "label": ["x", "y"] * 30, "stars": stars}
+    data = extract_tiny(pd.DataFrame(table), tmp_path / "data", keep=["stars"]).out
+    for number, (label, told) in enumerate(((None, ""), ("stars", "--label stars"), (stars, None))):
+        run = embedkit.train(data, label=label, folds=2, out=tmp_path / f"{number}").out
+        commands = [decision.command for decision in recommend(compare([run])).decisions]
+        assert all(("--label stars" if told else "--label") in c for c in commands) == bool(told)
+        assert any(commands) == (told is not None)
