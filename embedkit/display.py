@@ -51,10 +51,15 @@ def visible(text: str, *, limit: int | None = None, keep: str = "\n") -> str:
     return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
 
 
-def as_argument(path: object) -> str:
-    """A path in a command to type: quoted, and no option where its name begins with a dash."""
+def undashed(path: object) -> str:
+    """A path that is no option where its name begins with a dash."""
     text = str(path)
-    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+    return f"./{text}" if text.startswith("-") else text
+
+
+def as_argument(path: object) -> str:
+    """A path as it is typed in a command: quoted, and no option."""
+    return shlex.quote(undashed(path))
 
 
 def json_line(value: Any, **options: Any) -> str:

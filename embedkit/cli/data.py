@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# tokens of a text of full length, for --batch-size without --max-length: the library counts the
-# tokens of a batch, not its texts
-_USUAL_LENGTH = 512
-
 
 def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     """``--words`` may stand without a value, and then takes a corpus behind it for one."""
@@ -91,7 +87,6 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--keep", help="Further columns to store, separated by commas."),
     "--format --encoding --quoting --delimiter --sheet --header/--no-header --min-chars",
     "--sample --limit --revision --device --max-length",
-    option("--batch-size", type=POSITIVE, help="Texts of the full length per batch. [by device]"),
     option(
         "--on-long",
         help="Texts of more than --max-length tokens: {ON_LONG}. "
@@ -130,7 +125,6 @@ def extract(
     overwrite: bool,
     reuse: tuple[Path, ...],
     no_text: bool,
-    batch_size: int | None,
     reading: CorpusOptions,
     progress: ProgressCallback,
     **settings: Any,
@@ -150,8 +144,6 @@ def extract(
     from embedkit.dataset.planning import plan_extract
     from embedkit.dataset.settings import ExtractOptions
 
-    if batch_size is not None:
-        settings["batch_tokens"] = batch_size * (settings["max_length"] or _USUAL_LENGTH)
     chosen = ExtractOptions(**settings, store_text=not no_text)
     files = [Path(name) for name in corpus]
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:

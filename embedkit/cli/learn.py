@@ -120,6 +120,7 @@ def train(
 @command(
     "embedkit probe reviews.vectors --out runs/probe",
     "embedkit probe reviews.vectors --control random-weights --learning-curve --out runs/probe",
+    with_all=True,
 )
 @click.argument("dataset", type=FILE)
 @options(

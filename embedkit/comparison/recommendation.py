@@ -26,7 +26,7 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases
 from embedkit.comparison.load import FOREIGN, LoadedRun
 from embedkit.comparison.table import MAJORITY, Compared, Row, price, records_to_decide
-from embedkit.display import count_text, duration_text, typing_folder
+from embedkit.display import count_text, duration_text, typing_folder, undashed
 from embedkit.encoding.views import split_view, view_ranges, view_text
 from embedkit.runs.intervals import Difference
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
@@ -369,8 +369,7 @@ def _free(path: Path) -> Path:
 
 def portable(path: str | Path) -> str:
     """Return a path as it can be typed in the user's folder: relative, however far it is."""
-    text = os.path.relpath(path, typing_folder())
-    return f"./{text}" if text.startswith("-") else text  # which is no option
+    return undashed(os.path.relpath(path, typing_folder()))
 
 
 def model_text(model: str) -> str:

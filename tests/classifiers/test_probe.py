@@ -24,6 +24,7 @@ from embedkit.runs.split import split_for, write_split
 from embedkit.units.target import Target, growing_order
 from embedkit.units.units import Units
 from tests.comparison.test_report import corpus_of
+from tests.processes import invoke
 from tests.run_fixtures import edit_run, one_by_one
 from tests.store_fixtures import extract_tiny
 
@@ -136,3 +137,14 @@ def test_a_curve_of_a_small_corpus(tmp_path: Path) -> None:
     extract_tiny(corpus_of(tmp_path / "c.tsv", 30), tmp_path / "data")
     found = probe(tmp_path / "data", out=tmp_path / "probe", folds=3, learning_curve=True)
     assert [len(view.curve) for view in found.content.view_scores] == [5]
+
+
+def test_all_views_and_the_numbers_without_labels_are_printed_by_all(
+    data: Path, tmp_path: Path
+) -> None:
+    typed = ("probe", data, "--out", tmp_path / "p", "--overwrite")
+    few, every = (invoke(*typed, *more).stdout for more in ((), ("--all",)))
+    assert "without labels:" not in few
+    assert "selectivity" in every
+    numbers = every.partition("without labels:")[2].splitlines()
+    assert [line.split()[0] for line in numbers[2:6]] == ["cls_0", "mean_0", "cls_2", "mean_2"]
