@@ -289,6 +289,7 @@ def as_svg(scene: Scene, *, name: str, page: bool = True) -> Markup:
         else Markup(
             ' xmlns="http://www.w3.org/2000/svg" width="{:g}" height="{:g}"'
             ' font-family="Noto Sans, Noto Sans CJK KR, sans-serif"'
+            ' style="max-width:100%;height:auto"'  # where a window is narrower
         ).format(scene.width, scene.height)
     )
     # read by screen readers: title and description are the name of the image

@@ -212,13 +212,13 @@ def _with_lists(data: Any) -> Any:
 
 
 def draw(scores: Any, file: str | Path, *, title: str = "Layers by task") -> None:
-    """Draw a table of :func:`by_layer`, a column for each task, as ``.svg``, ``.pdf`` or ``.png``.
+    """Draw a table of :func:`by_layer` as ``.svg``, ``.pdf`` or ``.png``, a row for each task.
 
-    Each column is shaded from its least to its most.
+    In per cent; each row is shaded from its least to its most, which is bold.
     """
     columns = {
-        task: {view: (value, f"{100 * value:.1f}") for view, value in row.items()}
-        for task, row in scores.to_dict(orient="index").items()
+        view: {task: (value, f"{100 * value:.1f}") for task, value in column.items()}
+        for view, column in scores.to_dict().items()
     }
-    scene = shaded_table(title, list(scores.columns), columns)
+    scene = shaded_table(title, list(scores.index), columns, across=True)
     Path(file).write_bytes(as_file(scene, Path(file).suffix.lstrip(".")))

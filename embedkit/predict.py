@@ -496,7 +496,7 @@ def _plan_as(
     joined by these, and numbers of rows under that name would be joined to the wrong records.
     """
     names: dict[str, Any] = {}
-    content = read_run(Path(run)) if (Path(run) / "run.json").is_file() else None
+    content = None if _is_checkpoint(os.fspath(run)) else read_run(Path(run))
     if isinstance(content, PredictionRun):
         names, path = content.dataset.reading or {}, Path(run, content.dataset.path)
         # a run on vectors has none: its dataset says how it was read, if that is still where it was

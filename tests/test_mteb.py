@@ -82,6 +82,8 @@ def test_similarities_of_pairs_are_the_diagonal_of_all() -> None:
 def test_a_table_is_drawn(tmp_path: Path) -> None:
     frame = by_layer(tasks("MockSTSTask"), str(tiny_model()), views=["cls_0", "mean_-1"])
     draw(frame, tmp_path / "layers.svg")
-    assert "mean_2" in (tmp_path / "layers.svg").read_text("utf-8")
+    svg = (tmp_path / "layers.svg").read_text("utf-8")
+    assert "mean_2" in svg
+    assert f">{frame.index[0]}<" in svg
     with pytest.raises(UsageError, match="mean_7"):
         by_layer(tasks("MockSTSTask"), str(tiny_model()), views=["mean_7"])

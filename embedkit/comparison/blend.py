@@ -220,9 +220,10 @@ def write_blend(
     # nothing in a file of predictions tells whose they are but its name, if it is a run's
     mixed_up = sorted(stems) == sorted(method.runs) and stems != method.runs
     if answers and (len(stems) != len(method.runs) or mixed_up):
-        problem = "files of other runs" if mixed_up else f"{len(stems)} files"
+        problem = f"{len(stems)} files for {len(method.runs)} runs"
+        problem = "the files have the names of other runs" if mixed_up else problem
         advice = f"Give one file for every run, in their order: {order}."
-        raise UsageError(f"{problem} for {len(method.runs)} runs. {advice}", answers=...)
+        raise UsageError(f"{problem}. {advice}", answers=...)
     if p.of_words and (answers or submission is not None):
         name = "answers" if answers else "submission"
         raise UsageError("it is for runs that label records; these label words.", **{name: ...})

@@ -201,9 +201,10 @@ class Source:
             raise StopIteration
         self._number += 1
         offset, length = self._offset, len(data)
-        # one endless line with carriage returns is a file of an old
-        # Macintosh; it would be a single record
-        if self._number == 1 and not data.endswith(b"\n") and b"\r" in data:
+        # one line with carriage returns is a file of an old Macintosh, to whose end an editor may
+        # have added a line end; it would be a single record
+        inside = data.rstrip(b"\r\n") if data.endswith(b"\n") else data
+        if self._number == 1 and b"\r" in inside and not self._guarded(self._stream.peek, 1):
             problem = "has lines that end in a carriage return alone"
             raise CorpusError(f"{self.path} {problem}. Convert it: tr '\\r' '\\n' < old > new.")
         if too_long := length > MAX_RECORD_BYTES:

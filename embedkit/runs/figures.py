@@ -344,33 +344,48 @@ def _three_digits(value: float) -> str:
 
 
 def shaded_table(
-    title: str, rows: Sequence[str], columns: Mapping[str, Mapping[str, tuple[float, str]]]
+    title: str,
+    rows: Sequence[str],
+    columns: Mapping[str, Mapping[str, tuple[float, str]]],
+    *,
+    across: bool = False,
 ) -> Scene:
-    """Values and texts by column and view; each column is shaded from its least to its most."""
+    """Values and texts by column and row; each column is shaded from its least to its most.
+
+    ``across``: each row is, and its most is bold. Such a table is a file of its own, as wide as its
+    names need; the other one has the width of a page, for which names are cut.
+    """
+    longest, first = (60, "task") if across else (18, "view")
     # names of views have wide letters, for which the estimate is too small
-    left = max(text_width(shorten(name, 18)) for name in ["view", *rows]) * 1.15 + 16
+    left = max(text_width(shorten(name, longest)) for name in [first, *rows]) * 1.15 + 16
     width, height = min((WIDTH - left) / len(columns), 110.0), 26.0
+    if across:
+        width = max(46.0, *(text_width(name) * 1.15 for name in columns)) + 4
     description = "; ".join(
         f"{c}: {', '.join(t for _, t in cells.values())}" for c, cells in columns.items()
     )
     scene = Scene(
         left + width * len(columns), 26 + height * len(rows), title=title, description=description
     )
-    scene.note(left - 10, 16, "view", anchor="end")
+    scene.note(left - 10, 16, first, anchor="end")
+    groups: dict[str, list[float]] = {}
+    for column, cells in columns.items():
+        for row, (value, _) in cells.items():
+            groups.setdefault(row if across else column, []).append(value)
     for number, (column, cells) in enumerate(columns.items()):
         scene.note(left + width * (number + 0.5), 16, shorten(column, max(width / 6, 6)))
-        numbers = [value for value, _ in cells.values() if math.isfinite(value)]
-        low, high = min(numbers, default=0.0), max(numbers, default=0.0)
         for row, (value, text) in cells.items():
             x, y = left + width * number, 24 + height * rows.index(row)
-            # columns have units of their own, so that shades are of a column, and a constant one is
+            # groups have units of their own, so that shades are of a group, and a constant one is
             # pale
+            numbers = [n for n in groups[row if across else column] if math.isfinite(n)]
+            low, high = min(numbers, default=0.0), max(numbers, default=0.0)
             depth = (value - low) / ((high - low) or 1) if math.isfinite(value) else 0.0
-            shade = round(0.04 + 0.4 * depth, 3)
+            shade, bold = round(0.04 + 0.4 * depth, 3), across and value == high
             scene.box(x + 1, y + 1, width - 2, height - 2, colour="m0", opacity=shade)
-            scene.text(x + width / 2, y + 17, text, size=12, anchor="middle")
+            scene.text(x + width / 2, y + 17, text, size=12, anchor="middle", bold=bold)
     for number, row in enumerate(rows):
-        scene.text(left - 10, 24 + height * number + 17, shorten(row, 18), anchor="end")
+        scene.text(left - 10, 24 + height * number + 17, shorten(row, longest), anchor="end")
     return scene
 
 

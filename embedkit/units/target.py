@@ -82,12 +82,14 @@ class Target:
         if sets and len(lengths) == 1 and max(lengths) > 1 and {*names} <= {"0", "1"}:
             problem = f"the label {present[0]!s:.60} is 0 or 1 for each class"
             raise UsageError(f"{name}: {problem}. Give each record the list of its classes.")
-        # a list of classes: as a name it would be one more class, which few records have. What
-        # stands in other brackets may be one, such as the interval (0, 5)
-        listed = (label for label in present if not sets and str(label).startswith("["))
-        if lists := [label for label in listed if list_of(str(label)) is not None]:
-            problem = f"the label {lists[0]:.60} is a list of classes"
-            raise UsageError(f"{name}: {problem}. Pass {Option('task', 'multilabel')}.")
+        # as a name a list of classes would be one more class, which few records have, and so would
+        # an object. What stands in other brackets may be one, such as the interval (0, 5)
+        inside = [part for part in names.tolist() if part[0] in "[{"]
+        if lists := [part for part in inside if part[:2] == '{"' or list_of(part) is not None]:
+            kind, advice = "list of classes", f"Pass {Option('task', 'multilabel')}."
+            if sets or lists[0][:2] == '{"':
+                kind, advice = "list or an object within one", "Name the field with the class."
+            raise UsageError(f"{name}: the label {lists[0]:.60} is a {kind}. {advice}")
         classes = tuple(names.tolist()) if sets else ()
         _warn_of_twins(names, name)
         if task == "classification":
@@ -208,10 +210,7 @@ def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
     wrong = ~(np.abs(values) < _LARGEST) & [has_label(label) for label in labels]
     if wrong.any():
         i = int(np.argmax(wrong))
-        raise UsageError(
-            f"{name}: the label {labels[i]!r} of row {rows[i]} is not a number below 1e100, as "
-            f"{Option('task', 'regression')} needs."
-        )
+        raise UsageError(f"{name}: {labels[i]!r} of row {rows[i]} is not a number below 1e100.")
     return values
 
 

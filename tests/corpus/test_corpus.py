@@ -16,6 +16,8 @@ def test_carriage_returns_alone_are_refused(folder: Folder) -> None:
     for rows in (1, 40_000):  # more than is buffered
         with pytest.raises(CorpusError, match="carriage return"):
             folder.plan("id\ttext\r" + "1\ta\r" * rows)
+    with pytest.raises(CorpusError, match="carriage return"):  # an editor has added a line end
+        folder.plan("id\ttext\r1\ta\r\n")
 
 
 def test_either_text_of_a_pair_may_not_be_empty(folder: Folder) -> None:

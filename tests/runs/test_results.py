@@ -463,13 +463,14 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
         "missing": ([""] * N, "no labelled records"),
         "values": ([f"{i % 50 / 10}" for i in range(N)], "task='regression'"),
         "lists": (['["b"]', "b"] * (N // 2), "is a list of classes. Pass task='multilabel'"),
+        "objects": (['{"b": 1}', "b"] * (N // 2), "Name the field with the class"),
     }
     for name, (labels, message) in cases.items():
         data = extract_tiny(corpus_of(tmp_path / f"{name}.tsv", labels), tmp_path / name)
         with pytest.raises(UsageError, match=message):
             train(data, out=tmp_path / "run")
     words = extract_tiny(corpus_of(tmp_path / "w.tsv", ["a", "2.5"] * (N // 2)), tmp_path / "words")
-    with pytest.raises(UsageError, match="label 'a' of row 0"):
+    with pytest.raises(UsageError, match="'a' of row 0"):
         train(words, out=tmp_path / "run", task="regression", estimator="ridge")
     assert not (tmp_path / "run").exists()
 
