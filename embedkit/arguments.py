@@ -186,6 +186,8 @@ def matrix_of(name: str, vectors: Any) -> Float32:
     """Vectors as a matrix of finite numbers; a tensor leaves its device, one vector is a row."""
     if hasattr(vectors, "detach"):
         vectors = vectors.detach().cpu().float()  # NumPy has no bf16
+    if np.ma.isMaskedArray(vectors):
+        vectors = np.ma.filled(vectors.astype(np.float64), np.nan)
     try:
         matrix = np.atleast_2d(np.asarray(vectors))
     except ValueError as error:  # of lists of several lengths

@@ -112,7 +112,7 @@ WHITENINGS = {
 }
 INDEX_KINDS = {
     "flat": "exact",
-    "hnsw": "fastest, in memory",
+    "hnsw": "fastest, all of it visited over time",
     "ivf": "on disk",
     "ivfpq": "compressed",
 }

@@ -39,7 +39,9 @@ from embedkit.arguments import accepts, matrix_of
 from embedkit.choices import Pooling
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.train import Frozen
+from embedkit.comparison.load import spelled_as
 from embedkit.comparison.table import scores_and_differences
+from embedkit.corpus.readers import suffix_of
 from embedkit.corpus.values import text_of
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import is_dataset, local_dataset
@@ -233,8 +235,9 @@ def diff(
     return replace(result, before=before, explanations=tuple(tried))
 
 
-# the column of ids in a table of another tool
-_IDS = ("id", "ID", "Id")
+_IDS = ("id", "doc_id", "document_id", "uid", "guid")
+"""Columns of ids in a table of another tool, in any case, with spaces around or none."""
+
 _ADVICE = "Give a dataset, or .npy, .parquet, .csv, .tsv or .jsonl with vectors."
 
 
@@ -247,7 +250,7 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
 
     name = "the matrix"
     if isinstance(source, str | os.PathLike):
-        path, name, as_text = Path(source), os.fspath(source), dict.fromkeys(_IDS, str)
+        path, name = Path(source), os.fspath(source)
 
         def table_of(file: Path, sep: str) -> Any:
             table = pd.read_csv(file, sep=sep)
@@ -255,7 +258,7 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
                 raise ValueError("its first line holds numbers, not names of columns")
             # ids as they are written: 007, and NA, which is a missing number in other columns
             settings: dict[str, Any] = {"sep": sep, "dtype": str, "keep_default_na": False}
-            ids = pd.read_csv(file, usecols=_IDS.__contains__, **settings)
+            ids = pd.read_csv(file, usecols=lambda n: n.strip().lower() in _IDS, **settings)
             return table.assign(**ids)
 
         readers: dict[str, Callable[[Path], Any]] = {
@@ -265,12 +268,13 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
             ".parquet": lambda file: pq.read_table(file).to_pandas(ignore_metadata=True),
             ".csv": partial(table_of, sep=","),
             ".tsv": partial(table_of, sep="\t"),
-            ".jsonl": partial(pd.read_json, dtype=as_text, lines=True, precise_float=True),
+            # types as they are there: an id may be 007
+            ".jsonl": partial(pd.read_json, dtype=False, lines=True, precise_float=True),
         }
-        if path.suffix not in readers:
+        if (suffix := suffix_of(path)) not in readers:
             raise UsageError(f"{path} is neither a dataset nor a file of vectors. {_ADVICE}")
         try:
-            source = readers[path.suffix](path)
+            source = readers[suffix](path)
         except (ValueError, OSError, TypeError, EOFError) as error:
             raise unreadable(path, error, error=UsageError, advice=_ADVICE) from error
     elif hasattr(source, "to_pandas"):  # of Arrow, Polars and datasets
@@ -279,7 +283,11 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
         source = pd.DataFrame({"vector": source})
     if not isinstance(source, pd.DataFrame):
         return matrix_of(name, source), None
-    ids = next(([text_of(key) or "" for key in source[n]] for n in _IDS if n in source), None)
+    if source.index.name is not None and source.index.name not in source:
+        source = source.reset_index()
+    spelt = {str(n).strip().lower(): n for n in reversed(source.columns)}
+    columns = (source[spelt[n]] for n in _IDS if n in spelt)
+    ids = next(([text_of(key) or "" for key in column] for column in columns), None)
     if ids is not None and "" in ids:
         raise UsageError(f"{name}, row {ids.index('')}, has no id. Give every row one.")
     try:
@@ -349,8 +357,9 @@ def _joined(data: VectorData, name: str, ids: Sequence[str] | None, count: int) 
                 f"{len(twice):,} ids of {place} occur more than once, such as {str(twice[0])!r}. "
                 "Make ids unique, or give rows in the order of the dataset, without ids."
             )
+    names = np.array(spelled_as(ids, {*data.ids}))
     # sorted by id; the order of A is restored below
-    _, first, second = np.intersect1d(data.ids, ids, assume_unique=True, return_indices=True)
+    _, first, second = np.intersect1d(data.ids, names, assume_unique=True, return_indices=True)
     if not len(first):
         shown = f"{str(ids[0])!r} against {str(data.ids[0])!r}"
         raise MismatchError(f"{name} has none of the {len(data):,} ids of {data.path}: {shown}.")

@@ -44,6 +44,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 EXIT_REJECTS = 3  # a finished job with rejected records
@@ -215,8 +216,10 @@ _SYNONYMS = {"avg": "mean", "average": "mean", "logistic_regression": "logreg"}
 """What other libraries call a value."""
 
 
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str], *, place: str = "") -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string.
+
+    The ``place`` stands before the name that is proposed.
 
     >>> did_you_mean("-lables", ["-label", "-folds"]) + did_you_mean("-format", ["-out"])
     " Did you mean '-label'?"
@@ -225,10 +228,22 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     names = {str(choice).lower().lstrip("-"): str(choice) for choice in choices}
     usual = _SYNONYMS.get(name.lower().replace("-", "_"), name.lower().lstrip("-"))
     near = difflib.get_close_matches(usual, names, n=1, cutoff=0.6)
-    return f" Did you mean {names[near[0]]!r}?" if near and names[near[0]] != name else ""
+    other = near and names[near[0]] != name
+    return f" Did you mean {place + names[near[0]]!r}?" if other else ""
+
+
+def near_path(path: Path) -> str:
+    """As :func:`did_you_mean`, for a file or a folder that does not exist."""
+    if not path.parent.is_dir():
+        return ""
+    place = str(path).removesuffix(path.name)
+    return did_you_mean(path.name, (p.name for p in path.parent.iterdir()), place=place)
 
 
 def first_line(error: BaseException) -> str:
     """First line of another library's error, without the full stop."""
-    lines = str(error).strip().splitlines()
+    text = str(error)
+    if len(error.args) > 1 and text == str(error.args):  # which Python prints as a tuple
+        text = ". ".join(map(str, error.args))
+    lines = text.strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(". :")

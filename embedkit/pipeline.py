@@ -122,16 +122,7 @@ def read_recipe(
         options = {n: _filled(v, places, partial(fail, name)) for n, v in table.items()}
         parameters = {n.lstrip("-"): p for p in commands[command].params for n in p.opts}
         stages.append(_stage(name, options, path.resolve().parent, parameters))
-        try:
-            # the command's own parser judges every option before the
-            # first stage runs, which may take hours
-            words = list(stages[-1].line[1:])
-            # without --help, which would print it and end the run as if all was done
-            context = commands[command].make_context(command, words, help_option_names=[])
-        except click.UsageError as error:
-            fail(name, error.format_message())
-        # at once: nothing is run in it
-        context.close()
+        context = _parsed(commands[command], stages[-1], settings, partial(fail, name))
         try:
             needs = tuple(_needs_trust(context, stages[-1], _values(settings)))
         except errors.UsageError as error:
@@ -143,6 +134,23 @@ def read_recipe(
             fail(name, f'has no out. Say where it writes, such as out = "{word or command}".')
         stages[-1] = stages[-1]._replace(needs_trust=needs)
     return stages
+
+
+def _parsed(
+    command: click.Command, stage: Stage, settings: Sequence[str], fail: Callable[[str], NoReturn]
+) -> click.Context:
+    """What the command's own parser understands of a stage, before any of them runs for hours."""
+    try:
+        # without --help, which would print it and end the run as if all was done
+        context = command.make_context(command.name, [*stage.line[1:]], help_option_names=[])
+    except click.UsageError as error:
+        message = error.format_message()
+        for setting in settings:  # the recipe may have another value
+            if f"'{setting.partition('=')[2].strip()}'" in message:
+                raise errors.UsageError(f"--set {setting}: {message}") from error
+        fail(message)
+    context.close()  # at once: nothing is run in it
+    return context
 
 
 def _values(settings: Sequence[str]) -> list[str]:

@@ -205,20 +205,22 @@ def read_prediction_files(
     Return the rows and ids of the records, and the probabilities ``(n, classes)`` of each file.
     """
     columns = ["row", "id", *(f"proba_{name}" for name in classes)]
-    proba, records = [], list[Sequence[Any]]()
+    proba, records = [], list[tuple[Any, ...]]()
     for path in paths:
         row, ids, *numbers = _cells(path, columns)
-        # by row and id, in order: probabilities of other records would be averaged without notice
-        records = records or [row, ids]
-        if [row, ids] != records:
+        keys = list(zip(row, ids, strict=True))
+        # by row and id: probabilities of other records would be averaged without notice
+        records = records or keys
+        if sorted(keys) != sorted(records):
             raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
+        place = {key: number for number, key in enumerate(keys)}
         # what is no number is NaN, and no valid probability
-        matrix = np.array([[float_of(cell) for cell in cells] for cells in numbers]).T
+        matrix = np.array([[float_of(cells[place[key]]) for key in records] for cells in numbers]).T
         tolerance = len(numbers) * _ROUNDING
         if problem := invalid_proba(np.array(row), matrix, tolerance=tolerance):
             raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
         proba.append(matrix)
-    return [int(row) for row in records[0]], [str(name) for name in records[1]], proba
+    return [int(row) for row, _ in records], [str(name) for _, name in records], proba
 
 
 def _cells(path: Path, names: Sequence[str]) -> list[tuple[str | None, ...]]:

@@ -164,8 +164,11 @@ def store_of(
         raise error(f"{shown}: {first_line(problem)}.") from problem
     except EmbedkitError:
         raise
-    except FileNotFoundError as problem:
-        raise error(f"{shown} does not exist.") from problem
     except Exception as problem:  # every file system has errors of its own
-        reason = without_secrets(first_line(problem)).rstrip(".")
+        cause = problem.__cause__
+        # which fsspec also raises where there is no connection
+        missing = isinstance(problem, FileNotFoundError)
+        if missing and (not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError)):
+            raise error(f"{shown} does not exist.") from problem
+        reason = without_secrets(first_line((missing and cause) or problem)).rstrip(".")
         raise error(f"{shown} cannot be reached: {reason}.") from problem

@@ -216,7 +216,12 @@ def test_ids_of_a_table_are_texts_whatever_holds_them(bench: Bench, tmp_path: Pa
     theirs.to_csv(tmp_path / "na.csv", index=False)
     found = diff(folder, tmp_path / "floats.parquet")
     assert (found.joined, found.equal, found.only_a) == ("id", len(records) - 1, 1)
-    for other in (tmp_path / "na.csv", theirs, pa.Table.from_pandas(theirs)):
+    theirs.rename(columns={"id": " Doc_Id "}).to_csv(tmp_path / "NA.CSV.gz", index=False)
+    whole = theirs.assign(id=[f"{key}.0".replace("NA.0", "NA") for key in theirs["id"]])
+    whole.to_csv(tmp_path / "0.csv", index=False)  # as pandas writes numbers beside gaps
+    whole.to_json(tmp_path / "0.jsonl", orient="records", lines=True, double_precision=15)
+    files = [tmp_path / name for name in ("na.csv", "NA.CSV.gz", "0.csv", "0.jsonl")]
+    for other in (*files, theirs, theirs.set_index("id"), pa.Table.from_pandas(theirs)):
         found = diff(folder, other)
         assert (found.joined, found.equal) == ("id", len(records))
 

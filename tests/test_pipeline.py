@@ -481,6 +481,7 @@ def test_options_of_all_stages_of_a_command(tmp_path: Path) -> None:
         (GOOD, ("corpuss=x",), r"corpuss=x.*Did you mean 'corpus'"),
         ("[split]\n", ("split=1",), "with STAGE.OPTION"),
         (GOOD, ("train.c.tune=true",), r"train\.c\.tune.*extract, train.b, split"),
+        (SHARED, ("train.a.seed=x",), r"^--set train\.a\.seed=x: .* 'x' is not a valid integer"),
     ],
 )
 def test_mistakes_in_shared_options_and_on_the_command_line(

@@ -138,6 +138,7 @@ def _compare_text(compared: Compared, advice: Recommendation, written: list[str]
             f"{decision.question}: {decision.sentence or decision.command}"
             for decision in advice.decisions
         ]
+        last += [f"look first: {notice.sentence}" for notice in run_notices(compared)]
     else:
         answers = {decision.question.lower(): decision.answer for decision in advice.decisions}
         missing = [question for question, answer in answers.items() if answer == "not tried"]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
@@ -247,10 +248,20 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
             yield f"without labels:\n{table_text(rows)}"
     else:
         yield grid_text({view.name: metric_text(view.score.value, metric) for view in views})
-    controls = [view.control for view in views]
-    low, high = (metric_text(end(controls), metric) for end in (min, max))
-    guess = metric_text(content.nested.majority, metric)
-    yield f"with shuffled labels {low} to {high}; guessing {guess}"
+
+    def between(values: list[float]) -> str:
+        # one where there is one view, or where both are alike
+        return " to ".join({metric_text(end(values), metric): 0 for end in (min, max)})
+
+    controls = f"with shuffled labels {between([view.control for view in views])}"
+    if untrained := content.random_weights.values():
+        controls += f"; never trained {between([fmean(values) for values in untrained])}"
+    yield f"{controls}; guessing {metric_text(content.nested.majority, metric)}"
+    best = max(views, key=lambda view: view.chosen)
+    for view in views if asked_for_all() else [best]:
+        if view.curve:
+            points = (f"{n:,} → {metric_text(p.value, metric)}" for n, p in view.curve)
+            yield f"{view_text(view.name)}, by training {content.noun}s: {', '.join(points)}"
     counts = Counter(content.choices).most_common()
     chosen = [f"{view_text(name)} in {count_text(count, 'fold')}" for name, count in counts]
     if len(chosen) > 3 and not asked_for_all():
@@ -280,10 +291,14 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
         source = path / content.dataset.path
         if content.dataset.path and is_dataset(source):
             manifest = read_manifest(source)
-            # the path is where the dataset was: another one may have been written there
-            if content.dataset.fingerprint != manifest.fingerprint:
-                now = f"{manifest.totals.accepted:,} records"
-                yield "dataset", f"another one has its place now, of {now}"
+            # the path is where the dataset was: another one may have been written there. Of a run
+            # on its texts, whose fingerprint is another one, the corpus has to be the same
+            now, then = manifest.source, content.dataset.source
+            if not isinstance(content, FinetuneRun):
+                now, then = (manifest.fingerprint,), (content.dataset.fingerprint,)
+            if now != then:
+                count = count_text(manifest.totals.accepted, "record")
+                yield "dataset", f"another one has its place now, of {count}"
         yield "cost", _cost(content)
     if isinstance(content, SimilarityRun):
         yield "model", content.model

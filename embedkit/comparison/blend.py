@@ -253,8 +253,8 @@ def _own_records(method: Blend, *, test_only: bool) -> Iterator[PredictedRecord]
     p = method.predictions
     if test_only and not len(p.test):
         raise UsageError(
-            f"it is of a test set, and the runs have none. Pass {Option('answers')} for new "
-            f"records, or make the runs with {Option('test', of='train')}.",
+            f"it is of a test set, which not all runs have. Pass {Option('answers')} for new "
+            f"records, or make all runs with {Option('test', of='train')}.",
             submission=...,
         )
     folds = p.out_of_fold if method.cross_fitted and not test_only else p.test[:0]

@@ -210,7 +210,7 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
     cells = [row.cells for row in rows if isinstance(row, Row) and row.cells[0]]
     if bad := len(rows) - len(cells):
         raise UsageError(f"{path}: {bad:,} of its {len(rows):,} rows are damaged or have no id.")
-    named_ids = _spelled([row[0] for row in cells], {*records.ids})
+    named_ids = spelled_as([row[0] for row in cells], {*records.ids})
     by_id = {name: row[1:] for name, row in zip(named_ids, cells, strict=True)}
     for place, ids in ((path, named_ids), ("the runs", records.ids)):
         if twice := [name for name, n in Counter(ids).items() if n > 1]:
@@ -229,13 +229,13 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
         logger.warning(f"{path}: {surplus:,} predictions for other ids are left out")
     values = zip(*map(by_id.__getitem__, records.ids), strict=True)
     return {
-        name: _spelled(column, named.get(name, ()))
+        name: spelled_as(column, named.get(name, ()))
         for name, column in zip(keep, values, strict=True)
     }
 
 
-def _spelled(cells: Sequence[str | None], names: Collection[str]) -> tuple[str | None, ...]:
-    """Cells by these names, of which ``1`` may be spelled ``1.0``, as where gaps are NaN."""
+def spelled_as(cells: Sequence[str | None], names: Collection[str]) -> tuple[str | None, ...]:
+    """Return cells by these names, of which ``1`` may be spelled ``1.0``, as beside gaps."""
     whole = {f"{name}.0": name for name in names}
     return tuple(cell if cell in names else whole.get(str(cell), cell) for cell in cells)
 

@@ -457,9 +457,9 @@ def input_text(setting: str, runs: Mapping[str, Sequence[str]]) -> str:
 def _cut(compared: Compared) -> Iterator[Notice]:
     def notice(name: str, every: int, texts: int, lost: float, limit: int) -> Iterator[Notice]:
         if texts / max(every, 1) >= _CUT:
-            percent = f"{texts / every * 100:.2g} %"
+            percent = f"{texts / every * 100:.3g} %"
             sentence = f"{name} cuts {texts:,} of {every:,} texts ({percent}) at {limit} tokens; "
-            sentence += f"{lost * 100:.2g} % of all tokens are not read."
+            sentence += f"{lost * 100:.3g} % of all tokens are not read."
             yield Notice(f"{percent} of texts cut in {name}", sentence, "cut")
 
     for dataset in compared.datasets:
@@ -469,9 +469,9 @@ def _cut(compared: Compared) -> Iterator[Notice]:
         yield from notice(dataset.path.resolve().name, totals.accepted, texts, lost, limit)
     for run in compared.runs:
         if isinstance(content := run.content, FinetuneRun):
-            cut, count = content.truncated, sum(content.records.values())
+            cut, limit = content.truncated, content.tokens.max_length
             lost = cut["tokens"] / max(cut["tokens_all"], 1)
-            yield from notice(run.name, count, cut["records"], lost, content.tokens.max_length)
+            yield from notice(run.name, cut["records_all"], cut["records"], lost, limit)
 
 
 def _random_weights(compared: Compared) -> Iterator[Notice]:

@@ -29,7 +29,7 @@ from embedkit.corpus.sources import (
     TextTable,
 )
 from embedkit.corpus.values import list_of, text_of
-from embedkit.errors import CorpusError, Option
+from embedkit.errors import CorpusError, Message, Option
 
 # of CoNLL-U; the numbers below are places in a line of them
 _COLUMNS = 10
@@ -144,6 +144,8 @@ class ConlluTable(TextTable):
 
 _NAMES = {2: ("form", "label"), 3: ("form", "pos", "label"), 4: ("form", "pos", "chunk", "ner")}
 _TAG = re.compile(r"O|[BIESLU]-.+")
+# names of columns above the first sentence, which are no words of it
+_HEADER = re.compile(r"(?i)(token|word|form)s?\s+(\w+\s+)*(tags?|labels?|ner|pos|\w+_tags?)")
 # `#` may be a word, and `#tag` is one of tweets; what is said of a sentence has a name, or a space
 # in what would be the word
 _ABOUT = re.compile(r"#+ +(id|sent_id|text)\b|#[^\t]* [^\t]*\t")
@@ -180,10 +182,13 @@ class ConllTable(ConlluTable):
 
     def _read_columns(self) -> list[str]:
         peeked = list(islice(self._lines, _PEEK))
-        self._lines.back(peeked)
         # the most frequent width is the right one: single lines may be damaged or comments. Blank
         # ones, of which there may be as many as words, have none
         texts = [line.data.decode(self._encoding, "replace") for line in peeked]
+        if texts and _HEADER.fullmatch(texts[0].strip()):
+            self.notices = (Message(f"the first line names columns: {texts.pop(0).strip()}"),)
+            del peeked[0]
+        self._lines.back(peeked)
         words = [_columns(text) for text in texts if text.strip() and not _ABOUT.match(text)]
         widths = Counter(map(len, words))
         self._width = widths.most_common(1)[0][0] if widths else 0

@@ -35,7 +35,7 @@ from embedkit.corpus.columnar import (
 from embedkit.corpus.readers import format_of_name
 from embedkit.corpus.sources import PACKED_SUFFIXES
 from embedkit.corpus.values import is_missing, plain
-from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
+from embedkit.errors import CorpusError, UsageError, first_line, near_path
 from embedkit.records import Count
 from embedkit.remote import address_of, spelled, store_of
 from embedkit.storage import storage_errors, unreadable, without_secrets
@@ -94,9 +94,8 @@ class InputFile(SourceFile):
         try:
             status = path.stat()
         except (OSError, ValueError) as error:  # of a list of paths, in which there may be a NUL
-            near = f" The folder {path.parent} does not exist."
-            if path.parent.is_dir():
-                near = did_you_mean(path.name, (p.name for p in path.parent.iterdir()))
+            gone = f" The folder {path.parent} does not exist."
+            near = near_path(path) if path.parent.is_dir() else gone
             raise unreadable(path, error, error=CorpusError, advice=near.strip()) from error
         if stat.S_ISDIR(status.st_mode):
             kind, advice = "a folder", f"give its files: {path}/*.tsv"
@@ -343,7 +342,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType | None:
     """The type in which a column is written; ``None`` if it is left out."""
     kind = inner_type(kind)
     # images and audio of a Hugging Face Dataset are not copied; Parquet has no unions, no months
-    if has_bytes(kind) or pa.types.is_union(kind) or pa.types.is_interval(kind):
+    unread = pa.types.is_union, pa.types.is_interval, pa.types.is_run_end_encoded
+    if has_bytes(kind) or any(test(kind) for test in unread):
         return None
     if is_list(kind):
         inner = _plain_type(kind.value_type)

@@ -64,6 +64,7 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a NumPy array", 0, b"\x93NUMPY", "Load it, and pass the list of its texts in Python"),
     ("a file of Stata or SPSS", 0, (b"<stata_dta>", b"$FL2@(#)"), "Export it as CSV"),
     ("a Parquet or Arrow file", 0, (b"PAR1", b"ARROW1"), _KIND),
+    ("an Avro file", 0, b"Obj\x01", "Convert it to Parquet"),
     ("a pointer of Git LFS, not the file", None, b"version https://git-lfs", "Run git lfs pull"),
     ("a pointer of git-annex, not the file", None, b"/annex/objects/", "Run git annex get"),
     ("a web page", None, (b"<!doctype html", b"<html", b"<head"), _FETCH),

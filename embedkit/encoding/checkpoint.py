@@ -32,7 +32,7 @@ from embedkit.encoding.definition import (
     sentence_settings,
 )
 from embedkit.encoding.inventory import Statement
-from embedkit.errors import DamagedModelError, ModelError, UsageError, did_you_mean, first_line
+from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line, near_path
 from embedkit.storage import State, file_sha256, state_of
 
 logger = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ def find_checkpoint(
         )
     # a name on the hub has one slash at most; this is a path, and the hub need not be asked
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"no such folder.{near_folder(path)}", model=name)
+        raise ModelError(f"no such folder.{near_path(path)}", model=name)
     folder, commit = _from_hub(name, revision, offline=offline)
     return _describe(name, folder, "hub", commit)
 
@@ -266,7 +266,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     # options of sentence-transformers override config.json, as its loader does
     config |= inventory.options_of(sentence, "config_kwargs")
     config["model_type"] = kind = _model_type(config, transformer, name)
-    rules = inventory.config_rules(kind)
+    rules = inventory.config_rules(kind, alone=not modules)
     listed = {key: config[key] for key in config.keys() & rules}
     statements = list(inventory.statements("config.json", listed, rules))
     # what names code is among the statements, and goes no further
@@ -453,7 +453,7 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     at = f" at revision {revision}" if revision else ""
-    nowhere = f"no such folder.{near_folder(Path(name))} As a hub id{at}: "
+    nowhere = f"no such folder.{near_path(Path(name))} As a hub id{at}: "
     # without a request: a cached branch is not compared with the hub
     if cached := _cached_snapshot(name, revision):
         return cached, cached.name
@@ -513,7 +513,7 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
         cached = next((file for file in places if isinstance(file, str)), None)
     except HFValidationError as error:
         raise ModelError(
-            f"no folder, and no name on the hub (owner/name).{near_folder(Path(name))}", model=name
+            f"no folder, and no name on the hub (owner/name).{near_path(Path(name))}", model=name
         ) from error
     folder = None if cached is None else Path(cached).parent
     # a snapshot without weights is a download that was interrupted, and is continued
@@ -543,13 +543,6 @@ def wrong_size(config: Mapping[str, Any], *weights: Path) -> str:
         if limit is not None and isinstance(value, int) and value > limit:
             return f"{name} is {value:,}, which does not fit the weights of {weight_bytes:,} bytes"
     return ""
-
-
-def near_folder(path: Path) -> str:
-    """As :func:`did_you_mean`, for a folder that does not exist."""
-    if not path.parent.is_dir():
-        return ""
-    return did_you_mean(path.name, (p.name for p in path.parent.iterdir() if p.is_dir()))
 
 
 _FIRST_TRUSTED = "2.10"

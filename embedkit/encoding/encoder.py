@@ -124,6 +124,11 @@ class Encoder:
         # loading has shown which weights the class of transformers does not use
         self.checkpoint = checkpoint = plain.checkpoint
         self.model: Model = plain
+        if plain.leaves_types and "token_type_ids" in self.tokenizer.hf.model_input_names:
+            logger.warning(
+                f"{checkpoint.name}: its tokenizer numbers segments, for which its model has no "
+                "embeddings; they are left out, and transformers would add those of words"
+            )
         if self.precision == "int8":
             settings = TokenizerSettings(self.max_length, prefix=checkpoint.prefix)
             with threads_limited(1):  # ranges must not depend on the number of threads

@@ -159,7 +159,7 @@ MODULES: dict[str, Rules] = {
 """Modules of ``modules.json`` that are computed, and the keys of their configurations."""
 
 
-def config_rules(family: str) -> Rules:
+def config_rules(family: str, *, alone: bool = False) -> Rules:
     """Keys of ``config.json`` that transformers does not give to the class of a family."""
     return {
         # refused if the model itself is code and transformers has no class made from it; of code of
@@ -167,7 +167,8 @@ def config_rules(family: str) -> Rules:
         "auto_map": lambda code: family in _PORTED or "AutoModel" not in (code or ()),
         "position_embedding_type": (None, "absolute", *POSITIONS.get(family, ())),
         "pruned_heads": (None, {}),
-        "is_encoder_decoder": APPLIED,
+        # of T5 sentence-transformers takes the encoder, too; of others the states of the decoder
+        "is_encoder_decoder": APPLIED if alone or "t5" in family else (None, False),
         **_each(HARMLESS, "architectures model_type transformers_version dtype torch_dtype"),
         **_each(HARMLESS, "id2label label2id num_labels problem_type"),
         **OVERRIDDEN,

@@ -154,6 +154,7 @@ class Model:
         # GPT-2 has no segments, and would add the embedding of a word
         takes = "token_type_ids" in inspect.signature(module.forward).parameters
         self._takes_types = takes and bool(getattr(module.config, "type_vocab_size", 0))
+        self.leaves_types = takes and not self._takes_types
 
     def forward(
         self,

@@ -501,6 +501,7 @@ class FineTuned(NamedTuple):
             },
             "truncated": {
                 "records": int(texts.cut.sum()),
+                "records_all": len(texts),
                 "tokens": int(texts.n_tokens.sum()) - len(texts.ids),
                 "tokens_all": int(texts.n_tokens.sum()),
             },

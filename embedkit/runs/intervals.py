@@ -245,7 +245,9 @@ def paired_test(
         # without a difference the error may be 0 as well, and t would be 0 / 0
         p = 1.0 if same or apart == 0 else float(2 * stdtr(freedom, -abs(apart) / error))
     if scale != "area":
-        return Difference(value, value - near, value + near, p)
+        # neither of two fractions leaves its range, nor does their difference
+        most = {"fraction": 1.0, "correlation": 2.0}.get(scale, np.inf)
+        return Difference(value, max(value - near, -most), min(value + near, most), p)
     # in units of the metric: as many times the difference as it is there
     near *= value / apart if apart else 0.0
     # what the intervals of both say, which depend on each other as the influences do (G. Y. Zou,
@@ -268,7 +270,9 @@ def paired_test(
     elif near < -value:
         above = near
     else:
-        below, above = max(below, near), max(above, near)
+        # as far as the test goes, which of few units is further than both intervals go
+        down, up = (min(near, limit) for limit in first + second)
+        below, above = max(below, down, value), max(above, up, -value)
     return Difference(value, value - below, value + above, p)
 
 

@@ -26,7 +26,7 @@ from embedkit.runs.run import TestSetContent
 from embedkit.runs.split import TEST, Split, same_text_groups
 from embedkit.storage import check_files
 from embedkit.types import Float64, Int64
-from embedkit.units.target import Target, class_prior
+from embedkit.units.target import Target, best_set, class_prior
 from embedkit.units.units import Units, unit_keys
 
 logger = logging.getLogger(__name__)
@@ -195,11 +195,7 @@ class Predictions:
                 )
             proba[test] = class_prior(y, self.classes, len(test))
             if self.of_sets:
-                # predicting the k most frequent classes for every record has the micro-F1 2 Σ f /
-                # (k + Σ all f), f being the frequencies; the factor 2 does not move the best k
-                order = np.argsort(-y.mean(0))
-                gains = y.mean(0)[order].cumsum() / (np.arange(1, len(order) + 1) + y.mean(0).sum())
-                y_pred[np.ix_(test, order[: gains.argmax() + 1])] = 1
+                y_pred[test] = best_set(y)
         return self.with_proba(proba, y_pred if self.of_sets else None)
 
 

@@ -239,7 +239,7 @@ class FinetuneRun(PredictionRun):
     tokens: TokenizerSettings
     pad_id: int  # fills a batch
     type_vocab: int  # segments of a sequence
-    truncated: dict[str, int]  # ``records`` and ``tokens`` that were cut, and ``tokens_all``
+    truncated: dict[str, int]  # ``records`` and ``tokens`` that were cut, ``…_all``: of how many
     history: dict[str, tuple[dict[str, float], ...]] = field(default_factory=dict)
     """By model and epoch: means over its training steps, and validation scores (macro-F1, R²)."""
     seed_scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -251,6 +251,7 @@ class FinetuneRun(PredictionRun):
         # not by super(), which classes with slots do not have before Python 3.14
         return PredictionRun._agreements(self) | {
             "models": bool(self.models) and plain,
+            "truncated": {*self.truncated} == {"records", "records_all", "tokens", "tokens_all"},
             "thresholds": all(map(_is_threshold, self.thresholds)),
         }
 

@@ -402,7 +402,7 @@ def split_by_column(
     if (marks == "").any():
         row = records.row[int(np.argmax(marks == ""))]
         raise UsageError(f"row {row} has no value there.", split=column)
-    in_test = marks == "test"
+    in_test = np.char.lower(marks) == "test"
     # records marked test may have no label: they are predicted, not scored
     used = ~in_test & records.labelled(sets=sets)
     names = np.unique(marks[used])

@@ -77,14 +77,15 @@ class Target:
         if sets and max(map(len, each)) == 1:
             by = Option("label_separator", separator)
             logger.warning(Message(f"{name}: no record has two classes by {by}"))
-        # 0 or 1 for each class: the names of both are no classes, which all records would have
-        lengths = set(map(len, each))
-        if sets and len(lengths) == 1 and max(lengths) > 1 and {*names} <= {"0", "1"}:
-            problem = f"the label {present[0]!s:.60} is 0 or 1 for each class"
+        # a number for each class, such as 0 or 1: they are no names, which all records would have
+        lengths, truths = set(map(len, each)), {"True", "False"}
+        numbers = all(part in truths or 0 <= float_of(part) <= 1 for part in names.tolist())
+        if sets and len(lengths) == 1 < max(lengths) and numbers:
+            problem = f"the label {present[0]!s:.60} is a number for each class"
             raise UsageError(f"{name}: {problem}. Give each record the list of its classes.")
         # as a name a list of classes would be one more class, which few records have, and so would
         # an object. What stands in other brackets may be one, such as the interval (0, 5)
-        inside = [part for part in names.tolist() if part[0] in "[{"]
+        inside = [p for p in names.tolist() if p[0] in "[{" and task != "regression"]
         if lists := [part for part in inside if part[:2] == '{"' or list_of(part) is not None]:
             kind, advice = "list of classes", f"Pass {Option('task', 'multilabel')}."
             if sets or lists[0][:2] == '{"':
@@ -97,7 +98,7 @@ class Target:
         # the labels become numbers in a second step, the one that further labels take too
         target = cls(rows[:0], classes, separator if sets else None)._filled(labels, rows, name)
         if missing := len(labels) - len(present):
-            logger.warning(f"{name}: {missing:,} of {len(labels):,} records have no label")
+            logger.warning(Message(f"{name}: {missing:,} of {len(labels):,} records have no label"))
         return target
 
     def like(self, labels: Sequence[str | None] | None, *, rows: Int64, name: str) -> Self:
@@ -167,7 +168,7 @@ def _warn_of_twins(names: NDArray[np.str_], name: str) -> None:
         looks = unicodedata.normalize("NFKC", label).translate(_UNSEEN).strip().casefold()
         if (twin := seen.setdefault(looks, label)) != label:
             problem = "look alike, and are two classes; spaces, case or Unicode forms differ"
-            logger.warning(f"{name}: the labels {twin!r} and {label!r} {problem}")
+            logger.warning(Message(f"{name}: the labels {twin!r} and {label!r} {problem}"))
             return
 
 
@@ -229,6 +230,15 @@ def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
         # a regression has one mean; sets have the frequency of each class
         return np.tile(y.mean(0), (count,) + (1,) * (y.ndim - 1))
     return np.tile(np.bincount(y, minlength=len(classes)) / len(y), (count, 1))
+
+
+def best_set(y: Int64) -> Int64:
+    """Return the set of classes that has the best micro-F1 if it is predicted for every record."""
+    # the k most frequent classes have the micro-F1 2 Σ f / (k + Σ all f), f being the frequencies;
+    # the factor 2 does not move the best k
+    order = np.argsort(-y.mean(0))
+    gains = y.mean(0)[order].cumsum() / (np.arange(1, len(order) + 1) + y.mean(0).sum())
+    return np.isin(np.arange(len(order)), order[: gains.argmax() + 1]).astype(np.int64)
 
 
 def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:

@@ -444,10 +444,18 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
     if isinstance(label, str):
         # a dataset stores texts, and counts as whole numbers
         return label, [None if cell is None else str(cell) for cell in data.column(label)]
-    if not isinstance(label, Iterable):
-        raise UsageError("expected a column, or a label for each record.", label=label)
+    # what has names or no order would give these; an array without dimensions has no values
+    unordered = isinstance(label, Mapping | set | frozenset) or hasattr(label, "columns")
+    if unordered or not isinstance(label, Iterable) or getattr(label, "ndim", 1) == 0:
+        kind = type(label).__name__
+        raise UsageError(f"{kind}; expected a column, or a label for each record.", label=...)
+    # of torch, whose numbers are tensors
+    sequence: Iterable[Any] = label
+    values = [value.tolist() if hasattr(value, "detach") else value for value in sequence]
+    if any(isinstance(value, bytes) for value in values):
+        raise UsageError("bytes; expected texts or numbers. Decode them.", label=...)
     # labels are given for all records of the input; the rejected among them are skipped here
-    labels, count = [text_of(value) for value in label], data.manifest.totals.records
+    labels, count = [text_of(value) for value in values], data.manifest.totals.records
     if len(labels) != count:
         raise UsageError(
             f"{count_text(len(labels), 'value')}; expected {count:,}, one for each record of the "
@@ -523,10 +531,12 @@ def _number(value: Any) -> float | None:
         return float("nan")
     try:
         number = _TRUTHS[value] if value in _TRUTHS else float(value)
+        if "_" in str(value):  # Python's own writing of large numbers
+            return None
     except (TypeError, ValueError):
         return None
     # beyond float32 it would be infinite, which no estimator takes; `nan` as a text is a word
-    return number if abs(number) < np.finfo(np.float32).max else None
+    return number if abs(number) < float(np.finfo(np.float32).max) else None
 
 
 def _some(values: Any, index: Int64) -> Any:
@@ -605,7 +615,9 @@ def load_or_extract(
         with _naming(keep):
             out = extract(source, progress=progress, **{**words, **options}).out
     except OutputExistsError as error:
-        # its own options are those of the run here
+        # its own options are those of the run here, so that its advice is left out
         advice = "Extract the corpus by embedkit extract, under another name, and give its dataset."
-        raise OutputExistsError(f"{advice} {format(error.message)}") from error
+        problem, _, differences = format(error.message).partition(". Pass another")
+        problem += differences.rpartition(". It differs in")[2].replace(":", " in", 1)
+        raise OutputExistsError(f"{problem}\n{advice}") from error
     return VectorData.of(out, view, level=level)

@@ -326,6 +326,10 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
     wanted = made.predictions.proba[held]
     rows = [int(compared.records.row[i]) for i in held]
     assert np.allclose(found.loc[rows, ["proba_0", "proba_1"]], wanted, atol=1e-5)
+    # in another order they are joined by row and id
+    frame[::-1].to_csv(files[1], sep="\t", index=False)
+    write_blend(made, tmp_path / "r.parquet", answers=files)
+    assert pd.read_parquet(tmp_path / "r.parquet").equals(found)
     files[1].unlink()
     with pytest.raises(UsageError, match=r"b\."):
         write_blend(made, tmp_path / "t.tsv", answers=files)

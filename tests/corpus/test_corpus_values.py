@@ -268,6 +268,8 @@ one word\n"""
     tabs = folder.read(f"{about}New York\tB-LOC\n.\tO\n", "c.tsv", word_label="label")
     assert tabs.texts == ["New York ."]
     assert tabs.records[0].words == Words(((0, 8), (9, 10)), ("B-LOC", "O"))
+    headed = folder.read("token\tlabel\nEU\tB-ORG\n.\tO\n", "c.conll", word_label="label")
+    assert headed.texts == ["EU ."]
     german = folder.read("1\tEU\tB-ORG\tO\n2\tor\tO\tB-X\n", "c.conll", word_label="3")
     assert german.records[0].words == Words(((0, 2), (3, 5)), ("O", "B-X"))
     with pytest.raises(CorpusError, match="first column has the labels"):

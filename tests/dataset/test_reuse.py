@@ -16,7 +16,7 @@ from embedkit.dataset import extract as extract_module
 from embedkit.dataset.shards import ExtractPlan, Shard, ShardMaker
 from embedkit.errors import EmbedkitError, MismatchError, OutputExistsError, UsageError
 from embedkit.search.index import open_index
-from tests.finetune_fixtures import write_lines
+from tests.finetune_fixtures import tuned, write_lines
 from tests.processes import command, invoke
 from tests.store_fixtures import manifest_of, run, tiny_model, tree, write_tsv
 
@@ -302,9 +302,12 @@ def test_a_run_tells_that_its_dataset_is_another_one(tmp_path: Path) -> None:
     run(corpus, out)
     embedkit.train(out, out=tmp_path / "run", folds=2)
     embedkit.index(out, kind="flat")
-    assert "another one" not in invoke("info", tmp_path / "run").output
+    tuned(out, tmp_path / "tuned", epochs=1, folds=2)
+    for name in ("run", "tuned"):
+        assert "another one" not in invoke("info", tmp_path / name).output
     write_tsv(corpus, rows)
     run(corpus, out, reuse=out, overwrite=True)
-    assert "another one has its place now, of 40 records" in invoke("info", tmp_path / "run").output
+    for name in ("run", "tuned"):
+        assert "another one has its place now, of 40" in invoke("info", tmp_path / name).output
     with pytest.raises(UsageError, match="no index"):
         open_index(embedkit.load(out), kind="flat")

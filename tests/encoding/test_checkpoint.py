@@ -126,7 +126,7 @@ def test_model_type_by_architecture(architecture: str, kind: str, copy: Path) ->
     [
         ("{}", {"revision": "main"}, "revision='main'"),
         ("{}/config.json", {}, r"config\.json'"),
-        ("{}/../tinny", {}, "'tiny'"),
+        ("{}/../tinny", {}, "Did you mean '.*/tiny'"),
         ("~/no-such-folder-of-mine", {}, "model='~/no"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,22 @@ def build(family: str, folder: Path) -> Path:
     more = {**DECODERS, **ENCODERS}[family]
     save_model(folder, family, bos_token_id=0, eos_token_id=2, **ids, **more)
     return folder
+
+
+def test_what_other_libraries_compute_otherwise_is_told(tmp_path: Path, notes: list[str]) -> None:
+    """Segments of a decoder are words to transformers; of BART its decoder is the vector."""
+    decoder = build("gpt2", tmp_path / "gpt2")
+    file = decoder / "tokenizer_config.json"
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_input_names": names}))
+    Encoder(decoder, device="cpu")
+    assert sum("numbers segments" in note for note in notes) == 1
+    both = build("bart", tmp_path / "bart")
+    Encoder(both, device="cpu").encode(SOME)
+    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    (both / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ModelError, match="is_encoder_decoder"):
+        Encoder(both, device="cpu").encode(SOME)
 
 
 @pytest.mark.parametrize("family", [*QUICK, *slow(*sorted({*DECODERS, *ENCODERS} - {*QUICK}))])

@@ -16,7 +16,7 @@ from transformers import AutoModel
 
 from embedkit import storage
 from embedkit.classifiers import probe as probing
-from embedkit.comparison.recommendation import recommend
+from embedkit.comparison.recommendation import recommend, run_notices
 from embedkit.comparison.table import compare
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.errors import (
@@ -304,8 +304,14 @@ def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
     reading = CorpusOptions(text="a", text_pair="b")
     content = tuned(corpus, tmp_path / "run", epochs=1, folds=2, reading=reading).content
     assert content.tokens.max_length == 24  # positions of the model
-    assert 0 < content.truncated["records"] < 40
+    assert 0 < content.truncated["records"] < content.truncated["records_all"] == 40
     assert 0 < content.truncated["tokens"] < content.truncated["tokens_all"]
+    compared = compare([tmp_path / "run"])
+    share = content.truncated["records"] / 40
+    assert f"({100 * share:.3g} %)" in next(run_notices(compared)).sentence
+    # a single model holds a fifth out, and has cut as many
+    alone = tuned(corpus, tmp_path / "alone", epochs=1, folds=1, reading=reading).content
+    assert (alone.records["folds"], alone.truncated) == (8, content.truncated)
     predictor = Predictor(tmp_path / "run", device="cpu")
     there = predictor.predict_proba(["good movie"], ["bad bus"])
     swapped = predictor.predict_proba(["bad bus"], ["good movie"])

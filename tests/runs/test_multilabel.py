@@ -144,8 +144,11 @@ def test_no_class_and_no_label_are_not_the_same(tmp_path: Path) -> None:
     assert (p.y.sum(1) == 0).sum() == 5
     assert parts_of(" a | b||", "|") == ["a", "b"]
     for label, problem in (
-        ("[1, 0]", r"the label \[1, 0\] is 0 or 1"),
+        ("[1, 0]", r"the label \[1, 0\] is a number for each class"),
+        ("[true, 0.2]", "is a number for each class"),
         ('["a|b", 1]', "'a.b' holds"),
+        ('[["a"], "b"]', "Name the field with the class"),
+        ('[{"label": "a"}]', "Name the field with the class"),
     ):
         with pytest.raises(UsageError, match=problem):
             Target.of([label, "[0, 1]"], rows=np.arange(2), name="c.tsv", task="multilabel")
@@ -175,6 +178,9 @@ def test_a_probe_of_sets(folder: Path, tmp_path: Path) -> None:
     assert content.metric == "micro_f1"
     assert len(content.view_scores) == 2
     assert content.nested.value > content.nested.majority
+    run: Any = read_run(folder / "run")
+    scores = run.scores["cross_validation"]
+    assert content.nested.majority == scores["micro_f1"].majority > 0  # on the same folds
     assert all(view.control < view.score.value for view in content.view_scores)
     assert read_run(tmp_path / "probe") == replace(content, command=None)
     write_report(embedkit.compare([folder / "run", tmp_path / "probe"]), tmp_path / "page.html")

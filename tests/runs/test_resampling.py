@@ -133,11 +133,20 @@ def test_intervals_stay_in_range(scale: str, value: float, spread: float, large:
 
 
 def test_of_the_mean_of_a_few_values_the_interval_is_students() -> None:
-    values = np.array([0.1, 0.4, 0.5, 0.9, 1.1, 1.3, 1.8, 2.0])  # no long tails
+    values = np.array([0.1, 0.4, 0.5, 0.9, 1.1, 1.3, 1.8, 2.0]) / 4  # no long tails
     influence = influences({0: mean_of(values)}, np.arange(8), seed=0)[0]
     wanted = stats.t.interval(0.95, 7, values.mean(), values.std(ddof=1) / np.sqrt(8))
     found = interval_of(values.mean(), influence)
     assert found == pytest.approx(wanted, abs=0.02)
+
+
+@pytest.mark.parametrize("scale", ["fraction", "area"])
+def test_no_difference_of_fractions_leaves_its_range(scale: str) -> None:
+    """However few the units are: of two of them Student's t has one degree of freedom."""
+    for values in ([0.9, 0.4], [0.4, 0.9], [0.6, 0.6]):
+        influence = np.array([[0.2, -0.1], [-0.2, 0.1]])
+        _, low, high, *_ = astuple(paired_test(np.array(values), influence, scale))
+        assert -1 <= low <= 0 <= high <= 1
 
 
 def test_long_tails_lengthen_the_interval() -> None:

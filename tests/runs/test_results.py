@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from safetensors.numpy import save as save_arrays
 from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
@@ -303,7 +304,7 @@ def test_stored_vectors_are_predicted_without_encoding(
 
 def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> None:
     lines = corpus_of(tmp_path / "c.tsv").read_text("utf-8").splitlines()
-    for name, values in (("named", ["a", "b", "test"]), ("dealt", ["train", "train", "test"])):
+    for name, values in (("named", ["a", "b", "test"]), ("dealt", ["train", "train", "Test"])):
         marks = ["part", *(values[i % 3] for i in range(N))]
         corpus = tmp_path / f"{name}.tsv"
         rows = zip(lines, marks, strict=True)
@@ -326,7 +327,7 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
     texts = pd.Series([text_key(line.split("\t")[0]) for line in lines[1:]])
     shared_texts = parts.groupby(texts).transform("nunique") > 1
     assert [message.split()[0] for message in notes] == [str(shared_texts.sum())]
-    corpus.write_text(corpus.read_text("utf-8").replace("\ttest\n", "\t\n"), "utf-8")
+    corpus.write_text(corpus.read_text("utf-8").replace("\tTest\n", "\t\n"), "utf-8")
     with pytest.raises(UsageError, match="split='part': row 2 "):
         train(extract_tiny(corpus, tmp_path / "gaps", keep=["part"]), split="part")
 
@@ -469,6 +470,19 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
         data = extract_tiny(corpus_of(tmp_path / f"{name}.tsv", labels), tmp_path / name)
         with pytest.raises(UsageError, match=message):
             train(data, out=tmp_path / "run")
+    given: dict[str, tuple[Any, str]] = {
+        "mapping": (dict.fromkeys(range(N), "a"), "dict; expected a column"),
+        "frame": (pd.DataFrame({"a": range(N)}), "DataFrame; expected"),
+        "number": (np.array(3), "ndarray; expected"),
+        "bytes": ([b"a", b"b"] * (N // 2), "bytes; expected texts"),
+    }
+    for values, message in given.values():
+        with pytest.raises(UsageError, match=message):
+            train(data, out=tmp_path / "run", label=values)
+    tensor = torch.arange(N) % 2
+    for number, values in enumerate([tensor, list(tensor)]):
+        made = train(data, out=tmp_path / f"tensor{number}", label=values)
+        assert made.content.classes == ("0", "1")
     words = extract_tiny(corpus_of(tmp_path / "w.tsv", ["a", "2.5"] * (N // 2)), tmp_path / "words")
     with pytest.raises(UsageError, match="'a' of row 0"):
         train(words, out=tmp_path / "run", task="regression", estimator="ridge")
@@ -555,6 +569,7 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     assert f"{100 * content.nested.value:.1f} %" in finding
     assert "over the last layer" in finding
     assert told.startswith("held-out accuracy: ")
+    assert "; never trained " in run_info_text(tmp_path / "probe", content)
     single = train(shared / "data", out=tmp_path / "run", view="mean_1", tune=True, **same)
     accuracy = single.content.scores["cross_validation"]["accuracy"].value
     assert accuracy == next(v.score.value for v in content.view_scores if v.name == "mean_1")
