@@ -75,7 +75,9 @@ def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
         compare(corpus, score="score", out=tmp_path / "out")
 
 
-def test_scores_that_are_no_numbers(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_that_are_no_numbers(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
     monkeypatch.setattr(Encoder, "load", None)  # it is said before anything is computed
     text = corpus.read_text("utf-8")
     corpus.write_text(text.replace("0.5", "n/a"), "utf-8")
@@ -84,6 +86,10 @@ def test_scores_that_are_no_numbers(corpus: Path, monkeypatch: pytest.MonkeyPatc
     corpus.write_text("one\ttwo\tscore\na\tb\t1\ngood\tbad\t1\nbus\thome\t1\n", "utf-8")
     with pytest.raises(UsageError, match="score="):
         compare(corpus, score="score")
+    corpus.write_text("one\ttwo\tscore\na\tb\t1\ngood\tbad\t\nbus\thome\t2\n", "utf-8")
+    with pytest.raises(UsageError, match="row 1 has no label"):
+        compare(corpus, score="score")
+    assert "score='score': 1 of 3 records have no label" in notes
     corpus.write_text("one\ttwo\tscore\n\t\t1\n", "utf-8")
     with pytest.raises(UsageError, match="pairs"):
         compare(corpus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from sklearn.metrics import fbeta_score
 import embedkit
 from embedkit.classifiers import probe as probing
 from embedkit.classifiers.probe import probe
+from embedkit.cli.run_text import run_text
 from embedkit.records import to_json
 from embedkit.runs.figures import learning
 from embedkit.runs.folder import read_run
@@ -70,6 +72,7 @@ def test_every_fit_is_on_training_records(
         assert records <= folds[number // 5]  # one fold after the other, in one thread
     sizes = [records for records, _ in result.content.view_scores[0].curve]
     assert sizes == [6, 12, 24, 42, 60]
+    assert re.search("by training records: 6 → .*, 60 → ", run_text(result))
 
 
 def test_a_curve_ends_at_the_score_of_the_view(probed: Path, tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import os
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedkit.corpus.memory import InputFile
+from embedkit.corpus.memory import InputFile, input_files
 from embedkit.errors import CorpusError, UsageError
 from tests.corpus_fixtures import Folder, plan_files, read_files
 
@@ -31,6 +32,12 @@ def test_what_is_no_file(folder: Folder, name: str, message: str) -> None:
     os.mkfifo(folder.path / "pipe")
     with pytest.raises(CorpusError, match=message):
         InputFile.of(folder.path / name)
+
+
+def test_a_host_that_does_not_answer() -> None:
+    address = Path("http://127.0.0.1:1/x.csv")
+    with pytest.raises(CorpusError, match="cannot be reached"), input_files(address):
+        pass
 
 
 def test_a_change_is_noticed(folder: Folder) -> None:

@@ -307,8 +307,9 @@ def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
     assert 0 < content.truncated["records"] < content.truncated["records_all"] == 40
     assert 0 < content.truncated["tokens"] < content.truncated["tokens_all"]
     compared = compare([tmp_path / "run"])
-    share = content.truncated["records"] / 40
-    assert f"({100 * share:.3g} %)" in next(run_notices(compared)).sentence
+    share = f"({100 * content.truncated['records'] / 40:.3g} %)"
+    assert share in next(run_notices(compared)).sentence
+    assert share in invoke("compare", tmp_path / "run", "--all").output.replace("\n  ", " ")
     # a single model holds a fifth out, and has cut as many
     alone = tuned(corpus, tmp_path / "alone", epochs=1, folds=1, reading=reading).content
     assert (alone.records["folds"], alone.truncated) == (8, content.truncated)
