@@ -129,6 +129,7 @@ def write_fake_run(
         "scores": {},
         "views": ("mean_2",),
         "classes": tuple(classes),
+        "prior": () if max(folds) else (1 / (len(classes) or 1),) * (len(classes) or 1),
         "records": {"folds": n, "test": 0},
         "dataset": DatasetContent(
             fingerprint="f",

@@ -453,6 +453,8 @@ class Candidates(NamedTuple):
             "features": "vectors",
             "views": tuple(self.names),
             "classes": target.classes,
+            "label": problem.units.reading["label"],
+            "prior": problem.prior,
             "records": {"folds": len(problem.split.held_out), "test": 0},
             "scores": {"cross_validation": {self.metric: self.nested(problem, fits)}},
             "metric": self.metric,
@@ -495,7 +497,7 @@ class Candidates(NamedTuple):
             # as in other runs: the majority is mostly the first class, whose F score is 0
             prior = [_decided(proba, 0.0) for proba in prior]
         # hardly a class has a half of the records: by frequencies every set would be empty
-        sets = [np.tile(best_set(target.y[a]), (len(b), 1)) for a, b in parts if target.of_sets]
+        sets = [np.tile(best_set(p[0]), (len(p), 1)) for p in prior if target.of_sets]
         majority = self.value(problem, prior, _ordered(problem, sets) if sets else None)
         score = self.score(problem, _outputs(fits.folds))
         return ReportedScore(**asdict(score), majority=majority)

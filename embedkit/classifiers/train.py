@@ -33,7 +33,7 @@ from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import dataset_folder
 from embedkit.dataset.read import VectorData
 from embedkit.dataset.settings import EXTRACTION
-from embedkit.errors import Option, UsageError
+from embedkit.errors import UsageError
 from embedkit.machine import peak_memory_bytes, peak_memory_since
 from embedkit.records import Positive, Seed
 from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validate
@@ -82,9 +82,6 @@ class Frozen(NamedTuple):
         """Raise a :class:`UsageError` for what this method cannot judge."""
         if self.threshold is not None:
             self.threshold.check(problem.target)
-        if problem.split.n_folds == 1 and not self.tune:
-            needs = f"it needs {Option('tune', True)}"
-            raise UsageError(f"{needs}: inner folds hold the labels of the majority.", folds=1)
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit and predict every fold, and fit the units of all folds."""

@@ -188,6 +188,8 @@ def _methods_text(compared: Compared, advice: Recommendation, other_lines: list[
     guess = score_text(compared.row("majority").scores[metric], metric)
     lines["majority"] = dict.fromkeys(next(iter(lines.values())), "–")
     lines["majority"] |= {"  method": "  majority", _score_heading(metric): guess}
+    if test := compared.row("majority").test:
+        lines["majority"]["test"] = metric_text(test[metric].value, metric)
     # the answer is to fit a small terminal, 15 lines with the one that counts the rest
     room = 14 - sum(len(fitted(line)) for line in other_lines)
     if asked_for_all() or len(lines) <= room:

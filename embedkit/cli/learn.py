@@ -69,6 +69,8 @@ def split(
 
     def text() -> str:
         names = [f"{'fold ' if n.isdigit() else ''}{n} {size:,}" for n, size in sizes.items()]
+        if left := records - sum(sizes.values()):
+            names.append(f"without a label {left:,}")
         return (
             f"wrote {path_text(out)}: {count_text(records, 'record')}, "
             f"{count_text(result.n_folds, 'fold')}\n"

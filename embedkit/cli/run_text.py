@@ -77,7 +77,7 @@ def _prediction_finding(content: PredictionRun) -> str:
     # the test set, where there is one: nothing was chosen by it
     subset = "test" if "test" in content.scores else "cross_validation"
     count = content.records["test"] if subset == "test" else content.records["folds"]
-    support = [label.support for label in content.per_class.get(subset, ())]
+    support = [label.support for label in content.per_class.get("cross_validation", ())]
     metric = "accuracy" if content.classes else "r2"
     if support:
         # as compare judges it, so that both speak of one number
@@ -109,7 +109,10 @@ def agreement_finding(agreement: Mapping[str, Mapping[str, Score]]) -> str:
 def _probe_finding(content: ProbeRun) -> str:
     """What inner folds choose, its score, and what it gains over the last layer."""
     nested, metric = content.nested, content.metric
-    text = f"{view_text(content.choice)}: {score_text(nested, metric, unit=True)}"
+    text, chosen = view_text(content.choice), content.choices.count(content.choice)
+    # the score is that of all choices, inside of folds
+    text += f" in {chosen} of {len(content.choices)} folds" * (chosen < len(content.choices))
+    text += f": {score_text(nested, metric, unit=True)}"
     if content.over_last is not None:
         gain = metric_text(content.over_last.value, metric, signed=True)
         ends = interval_text(content.over_last, metric, signed=True) or "no interval"
@@ -162,7 +165,7 @@ def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
     support = [label.support for label in content.per_class.get("cross_validation", ())]
     metric = headline_metric([content], support) if support else "r2"
     if spread := content.seeds_text(metric):
-        yield f"  {spread} (of training, which no interval covers)"
+        yield f"  on held-out {content.noun}s {spread} (of training, which no interval covers)"
     yield from _scores(content)
     cut, rejected = content.truncated, content.dataset.rejected or {}
     epochs = ", ".join(f"{epoch:g}" for epoch in sorted(set(content.epochs)))
@@ -253,7 +256,8 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
         # one where there is one view, or where both are alike
         return " to ".join({metric_text(end(values), metric): 0 for end in (min, max)})
 
-    controls = f"with shuffled labels {between([view.control for view in views])}"
+    listed = [*views, *content.combinations] if asked_for_all() else views
+    controls = f"with shuffled labels {between([view.control for view in listed])}"
     if untrained := content.random_weights.values():
         controls += f"; never trained {between([fmean(values) for values in untrained])}"
     yield f"{controls}; guessing {metric_text(content.nested.majority, metric)}"

@@ -94,6 +94,7 @@ def read_runs(
             raise UsageError(f"{path} is a {content.kind} run, which cannot be compared.")
         views = content.views if isinstance(content, ProbeRun) else ()
         predictions = read_predictions(path, content.classes, views)
+        predictions = replace(predictions, prior=content.prior)
         runs.append(LoadedRun(name, path, content, predictions))
         step()
     # a stable sort: the first run stands for the records, and one with a model knows the test set
@@ -175,6 +176,7 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
             features="text",
             views=(),
             classes=content.classes,
+            prior=content.prior,
             records=content.records,
             scores={},
         ),

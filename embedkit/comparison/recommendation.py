@@ -121,6 +121,8 @@ def p_text(p: float | None) -> str:
 
 
 def _majority_text(compared: Compared) -> str:
+    if compared.records.of_sets:
+        return "the best constant set"
     return "the majority class" if compared.records.classes else "the mean of the values"
 
 
@@ -153,9 +155,14 @@ def _reason(compared: Compared, chosen: Row) -> str:
         if not rivals and not failed:
             return f"It is the only method here, and better than {guess}."
         gaps = {name: compared.differences[chosen.name, name] for name in rivals}
+        at = compared.rows.index(chosen)
         level = [n for n, gap in gaps.items() if compared.judge(gap) != "better"]
         text = f"It has the best {metric_name(metric)}"
         text += " of those that hold on the test set" if failed else ""
+        # rows are sorted by their scores
+        above = [name for name in gaps if compared.rows.index(compared.row(name)) < at]
+        if above:
+            text += f" of those proven better than {guess}, which {above[0]} is not"
         cheaper = [name for name in equal[1:] if price(compared.row(name)) < price(chosen)]
         if cheaper:
             text += f"; {cheaper[0]} is cheaper and not proven worse"
@@ -227,7 +234,7 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
     runs = [row for row in rows if row.kind not in ("blend", "probe", FOREIGN)]
     blends = [row for row in rows if row.kind == "blend"]
     if blends:
-        models = f"{len(compared.models)} models to keep"
+        models = f"{count_text(len(compared.models), 'run')} to keep"
         # rows are sorted, so that this is the best single method
         single = next(row for row in rows if row.kind != "blend")
         yield _effect(compared, "Blend", blends[0], single, models)

@@ -93,9 +93,6 @@ def divide(
     models can be chosen on their mean predictions.
     """
     fraction, seed = options.held_back, split.settings.seed + VALIDATION_SEED
-    if not fraction and split.n_folds == 1:
-        problem = "the baseline is of validation records; take a tenth of them, 0.1."
-        raise UsageError(problem, folds=1, validation=0)
     chosen_from = partial(validation_records, group=split.group, strata=target.strata)
     parts = split.subsets()
     # none, unless a threshold is chosen
@@ -244,8 +241,7 @@ class FineTuned(NamedTuple):
         # the most
         def decide(trains: list[Int64]) -> TrainingOptions:
             fewest = min(len(np.unique(units.place[train])) for train in trains)
-            about = {"texts": fewest, "classes": len(target.classes), "folds": split.n_folds}
-            return options.decided(head=head, **about)
+            return options.decided(texts=fewest, classes=len(target.classes), head=head)
 
         decided = decide([train for train, _ in split.subsets()])
         divided, _ = divide(split, target, decided)

@@ -250,10 +250,10 @@ class TrainingOptions:
         enough = max(_STEPS, _STEPS_OF_CLASS * classes)
         return self.epochs or min(max(math.ceil(enough / steps), least), most)
 
-    def decided(self, *, texts: int, classes: int, head: str, folds: int) -> TrainingOptions:
+    def decided(self, *, texts: int, classes: int, head: str) -> TrainingOptions:
         """Return the options with what was left open, for what there is to learn.
 
-        >>> decided = TrainingOptions().decided(texts=96, classes=6, head="mean", folds=5)
+        >>> decided = TrainingOptions().decided(texts=96, classes=6, head="mean")
         >>> decided.objective, decided.validation
         ('contrastive', 0.0)
         """
@@ -265,8 +265,8 @@ class TrainingOptions:
         decided = replace(self, objective=objective, epochs=epochs, validation=self.held_back)
         if objective == CONTRASTIVE:
             # it has a head of its own, and every epoch is trained: a few labels more are worth
-            # more than records that choose nothing. The baseline of a single fold needs them
-            if self.validation is None and not self.chooses_threshold and folds > 1:
+            # more than records that choose nothing
+            if self.validation is None and not self.chooses_threshold:
                 decided = replace(decided, validation=0.0)
             return decided
         if self.level == "sentence" and self.head is None:

@@ -13,6 +13,7 @@ the threshold of each fold, and the test set, which nothing is learnt from.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -20,7 +21,7 @@ from embedkit.runs.predictions import Predictions, TestSet
 from embedkit.runs.run import Cost
 from embedkit.runs.split import Split, split_for
 from embedkit.types import Float64, Int64, ProgressCallback, no_progress
-from embedkit.units.target import SEPARATOR, Target
+from embedkit.units.target import SEPARATOR, Target, class_prior
 from embedkit.units.units import Units
 
 
@@ -82,6 +83,17 @@ class Problem(NamedTuple):
         assignment.check(target)
         return cls(units, target, assignment, TestSet.of_split(assignment, units, target))
 
+    @property
+    def prior(self) -> tuple[float, ...]:
+        """Frequencies of the classes, or the mean, of the units that a single fold is trained on.
+
+        Empty for several folds, whose held-out units are the training units of the others.
+        """
+        if self.split.n_folds > 1:
+            return ()
+        ((train, _),) = self.split.subsets()
+        return tuple(class_prior(self.target.y[train], self.target.classes, 1).ravel().tolist())
+
 
 class Method(Protocol):
     """A way to learn and predict.
@@ -102,7 +114,7 @@ def cross_validate(
     # a probe compares views and predicts no test set
     if problem.test is not None and fits.test is not None:
         parts.append(problem.test.predictions(fits.test, threshold=fits.threshold))
-    return Predictions.joined(parts), fits
+    return replace(Predictions.joined(parts), prior=problem.prior), fits
 
 
 def held_out_predictions(folds: Sequence[FoldFit], problem: Problem) -> list[Predictions]:

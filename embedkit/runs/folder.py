@@ -208,6 +208,7 @@ def write_results(
     run = kind(
         label=problem.units.reading["label"],
         classes=predictions.classes,
+        prior=problem.prior,
         threshold_metric=decision.metric if decision else None,
         split=problem.split.record,
         records={"folds": len(predictions.out_of_fold), "test": len(predictions.test)},

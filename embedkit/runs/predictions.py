@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedkit.dataset.parquet import check_columns, numbers, read_table, write_parquet
-from embedkit.errors import DamagedError, Option, UsageError
+from embedkit.errors import DamagedError
 from embedkit.runs.run import TestSetContent
 from embedkit.runs.split import TEST, Split, same_text_groups
 from embedkit.storage import check_files
@@ -59,6 +59,7 @@ class Predictions:
     classes: tuple[str, ...]  # by class number; empty for a regression
     word: Int64  # number in the record; -1 where records are predicted
     inner: Predictions | None = None
+    prior: tuple[float, ...] = ()  # see Problem.prior
     views: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of a probe, like y_pred
 
     @classmethod
@@ -121,6 +122,7 @@ class Predictions:
             **{name: getattr(self, name)[index] for name in _ARRAYS},
             ids=tuple(map(self.ids.__getitem__, index.tolist())),
             classes=self.classes,
+            prior=self.prior,
             views={name: values[index] for name, values in self.views.items()},
         )
 
@@ -174,8 +176,8 @@ class Predictions:
     def majority(self) -> Predictions:
         """Return the baseline: class frequencies (or the mean) of each fold's training records.
 
-        Where no other fold holds them, they are those with inner predictions. Of sets of classes it
-        is the set with the best micro-F1.
+        Where no other fold holds them, the run tells their :attr:`prior`. Of sets of classes it is
+        the set with the best micro-F1.
         """
         proba, y_pred = np.empty(self.proba.shape), np.zeros_like(self.y_pred)
         # the test set is guessed from the records of all folds, as the final model is fitted on
@@ -183,19 +185,13 @@ class Predictions:
         for train, test in [*self.folds(), (self.out_of_fold, self.test)]:
             if not len(test):
                 continue
-            if len(train):
-                y = self.y[train]
-            elif self.inner is not None:
-                y = self.inner.y
-            else:
-                above = f"{Option('tune', True)}, or {Option('validation')} above 0"
-                raise UsageError(
-                    "the training records of a single fold are known by inner predictions alone, "
-                    f"which a probe has not. Make a run with {above}, and compare it too."
-                )
-            proba[test] = class_prior(y, self.classes, len(test))
+            # of a single fold for the test set too, which its model predicts
+            prior = np.array(self.prior)
+            if not self.prior:
+                prior = class_prior(self.y[train], self.classes, 1).ravel()
+            proba[test] = prior if self.classes else prior[0]
             if self.of_sets:
-                y_pred[test] = best_set(y)
+                y_pred[test] = best_set(prior)
         return self.with_proba(proba, y_pred if self.of_sets else None)
 
 

@@ -161,6 +161,7 @@ class PredictionRun(Run):
     scores: dict[str, dict[str, ReportedScore]]  # by subset (cross_validation, test) and metric
     per_class: dict[str, tuple[ClassScore, ...]] = field(default_factory=dict)  # by subset
     threshold_metric: str | None = None  # that the threshold was chosen by
+    prior: tuple[float, ...] = ()  # of a single fold: frequencies of classes, or mean, in training
 
     @property
     def noun(self) -> str:
@@ -187,11 +188,15 @@ class PredictionRun(Run):
             and (vectors is None or views <= vectors.columns(self.level)),
             "scores": {*self.scores, *self.per_class} <= {"cross_validation", "test"},
             "threshold": _is_threshold(self.threshold),
+            "prior": len(self.prior) == (max(len(classes), 1) if self.split.folds == 1 else 0),
         }
 
     def __repr__(self) -> str:
         subset = "test" if "test" in self.scores else "cross_validation"
-        name, score = next(iter(self.scores[subset].items()))
+        scores = self.scores[subset]
+        # a file has them in the order of their names
+        name = next((n for n in ("accuracy", "micro_f1", "r2") if n in scores), next(iter(scores)))
+        score = scores[name]
         return f"{self.kind} run: {metric_name(name)} {score_text(score, name)}"
 
     def as_rows(self) -> list[dict[str, Any]]:

@@ -232,12 +232,15 @@ def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
     return np.tile(np.bincount(y, minlength=len(classes)) / len(y), (count, 1))
 
 
-def best_set(y: Int64) -> Int64:
-    """Return the set of classes that has the best micro-F1 if it is predicted for every record."""
-    # the k most frequent classes have the micro-F1 2 Σ f / (k + Σ all f), f being the frequencies;
+def best_set(prior: Float64) -> Int64:
+    """Return the set of classes that has the best micro-F1 if it is predicted for every record.
+
+    ``prior`` are the frequencies f of the classes. The k most frequent ones have the micro-F1
+    2 Σ f / (k + Σ all f).
+    """
+    order = np.argsort(-prior)
     # the factor 2 does not move the best k
-    order = np.argsort(-y.mean(0))
-    gains = y.mean(0)[order].cumsum() / (np.arange(1, len(order) + 1) + y.mean(0).sum())
+    gains = prior[order].cumsum() / (np.arange(1, len(order) + 1) + prior.sum())
     return np.isin(np.arange(len(order)), order[: gains.argmax() + 1]).astype(np.int64)
 
 

@@ -156,7 +156,7 @@ OF_LABELS |= {"task": "multilabel", "level": "word", "freeze_layers": "all"}
 def test_pairs_are_the_default_of_few_labels(
     texts: int, options: dict[str, Any], objective: str
 ) -> None:
-    decided = TrainingOptions(**options).decided(texts=texts, classes=2, head="mean", folds=5)
+    decided = TrainingOptions(**options).decided(texts=texts, classes=2, head="mean")
     assert decided.objective == objective
     # validation records are kept only where they choose something
     chooses = objective == "labels" or "threshold" in options

@@ -313,6 +313,13 @@ def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
     # a single model holds a fifth out, and has cut as many
     alone = tuned(corpus, tmp_path / "alone", epochs=1, folds=1, reading=reading).content
     assert (alone.records["folds"], alone.truncated) == (8, content.truncated)
+    # the baseline has the frequencies of all that are trained on, whatever is held back
+    labels = np.array([line[-1] for line in lines[1:]])
+    held_out = predictions(tmp_path / "alone")["row"].to_numpy()
+    assert alone.prior[1] == (np.delete(labels, held_out) == "1").mean()
+    right = np.eye(2)[(labels[held_out] == "1").astype(int)] @ np.log(alone.prior)
+    scores = alone.scores["cross_validation"]
+    assert scores["log_loss"].majority == pytest.approx(-right.mean())
     predictor = Predictor(tmp_path / "run", device="cpu")
     there = predictor.predict_proba(["good movie"], ["bad bus"])
     swapped = predictor.predict_proba(["bad bus"], ["good movie"])

@@ -57,7 +57,8 @@ def test_the_spread_is_that_of_runs_with_one_seed_each(common: Path, given: dict
     # log-loss needs no threshold, which is that of the mean
     assert content.seed_scores["log_loss"] == pytest.approx(singles)
     assert "seeds" not in run_info_text(common / "first", first)
-    assert run_info_text(common / "both", content).split("\n")[1].startswith("  2 seeds alone: ")
+    second_line = run_info_text(common / "both", content).split("\n")[1]
+    assert second_line.startswith("  on held-out records 2 seeds alone: ")
     found = compare([common / "both", common / "first"], metric="log_loss")
     assert found.as_json()["seeds"] == {"both": content.seed_scores["log_loss"]}
     cost, seconds = compare([common / "both"]).row("both").cost, content.cost.predict_seconds or 0

@@ -42,7 +42,7 @@ from embedkit.storage import seal
 from embedkit.units.units import Units
 from tests.finetune_fixtures import check_test_set, predictions
 from tests.models import slow
-from tests.processes import command
+from tests.processes import command, invoke
 from tests.run_fixtures import train, units_with
 from tests.store_fixtures import extract_tiny
 
@@ -570,6 +570,8 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     assert "over the last layer" in finding
     assert told.startswith("held-out accuracy: ")
     assert "; never trained " in run_info_text(tmp_path / "probe", content)
+    # it keeps no model, so that the next command trains one
+    assert "embedkit train " in invoke("compare", tmp_path / "probe").output
     single = train(shared / "data", out=tmp_path / "run", view="mean_1", tune=True, **same)
     accuracy = single.content.scores["cross_validation"]["accuracy"].value
     assert accuracy == next(v.score.value for v in content.view_scores if v.name == "mean_1")
