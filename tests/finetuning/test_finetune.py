@@ -299,7 +299,7 @@ def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
     lines = ["a\tb\tlabel"]
     for i in range(40):
         first, second = ("good", "bad") if i % 2 else ("bad", "good")
-        lines.append(f"{first} {'movie ' * (i % 30)}\t{second} bus {i % 3}\t{i % 2}")
+        lines.append(f"{first} {'movie ' * (i % 30)}\t{second} bus {i % 3}\t{int(i % 5 == 0)}")
     corpus = write_lines(tmp_path / "pairs.tsv", *lines)
     reading = CorpusOptions(text="a", text_pair="b")
     content = tuned(corpus, tmp_path / "run", epochs=1, folds=2, reading=reading).content
