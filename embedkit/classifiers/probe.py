@@ -45,16 +45,23 @@ from embedkit.dataset.settings import EXTRACTION
 from embedkit.encoding.views import split_view
 from embedkit.errors import UsageError
 from embedkit.records import Positive, Seed
-from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validate
+from embedkit.runs.cross_validation import (
+    Fits,
+    FoldFit,
+    Problem,
+    cross_validate,
+    held_out_predictions,
+)
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Metric, Score, influences, paired_test, scored
 from embedkit.runs.metrics import best_threshold, beta_of, check_metric, metrics_for
-from embedkit.runs.predictions import decide, write_predictions
+from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
+from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import Split, write_split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
-from embedkit.units.target import SEPARATOR, Target, best_set, class_prior, growing_order
+from embedkit.units.target import SEPARATOR, Target, growing_order
 from embedkit.units.units import Labels, Units, load_or_extract
 
 # fractions of the training records of a learning curve
@@ -477,30 +484,21 @@ class Candidates(NamedTuple):
         unit = problem.split.group[np.sort(problem.split.held_out)]
         return scored({"": self._metric(problem, folds)}, unit, seed=self.settings.seed)[""]
 
-    def value(
-        self, problem: Problem, folds: Sequence[Float64], y_pred: NDArray[Any] | None = None
-    ) -> float:
+    def value(self, problem: Problem, folds: Sequence[Float64]) -> float:
         """The score alone."""
-        return self._metric(problem, folds, y_pred).value(len(problem.split.held_out))
+        return self._metric(problem, folds).value(len(problem.split.held_out))
 
-    def _metric(
-        self, problem: Problem, folds: Sequence[Float64], y_pred: NDArray[Any] | None = None
-    ) -> Metric:
+    def _metric(self, problem: Problem, folds: Sequence[Float64]) -> Metric:
         y = problem.target.y[np.sort(problem.split.held_out)]
-        return metrics_for(y, _ordered(problem, folds), y_pred, beta=self.beta)[self.metric]
+        return metrics_for(y, _ordered(problem, folds), beta=self.beta)[self.metric]
 
     def nested(self, problem: Problem, fits: Fits) -> ReportedScore:
         """The score of the views that inner folds choose, beside that of the majority."""
-        target, parts = problem.target, problem.split.subsets()
-        prior = [class_prior(target.y[a], target.classes, len(b)) for a, b in parts]
-        if self.beta is not None:
-            # as in other runs: the majority is mostly the first class, whose F score is 0
-            prior = [_decided(proba, 0.0) for proba in prior]
-        # hardly a class has a half of the records: by frequencies every set would be empty
-        sets = [np.tile(best_set(p[0]), (len(p), 1)) for p in prior if target.of_sets]
-        majority = self.value(problem, prior, _ordered(problem, sets) if sets else None)
+        joined = Predictions.joined(held_out_predictions(fits.folds, problem))
+        guesses = replace(joined, prior=problem.prior).majority()
+        majority = metrics_of(guesses, beta=self.beta, baseline=True)[self.metric]
         score = self.score(problem, _outputs(fits.folds))
-        return ReportedScore(**asdict(score), majority=majority)
+        return ReportedScore(**asdict(score), majority=majority.value(len(guesses.row)))
 
     def over_last(self, problem: Problem, fits: Fits) -> Score | None:
         """The nested score less that of the last layer, whose pooling the inner folds choose.
@@ -561,7 +559,7 @@ def _outputs(folds: Sequence[FoldFit]) -> list[Float64]:
     return [_decided(fold.proba, fold.threshold) for fold in folds]
 
 
-def _ordered(problem: Problem, folds: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _ordered(problem: Problem, folds: Sequence[Float64]) -> Float64:
     """Outputs, which are given fold after fold, in the order of the input."""
     # each unit is held out once, so that its rank puts fold after fold into input order
     return np.concatenate(folds)[np.argsort(problem.split.held_out)]
