@@ -6,7 +6,7 @@ The two sentences of a pair are encoded separately, each once; one forward pass 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from embedkit.display import Shown, count_text
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import CorpusError, Option, UsageError
 from embedkit.runs.folder import free_out, new_run, versions, write_run
-from embedkit.runs.intervals import Score, scored
+from embedkit.runs.intervals import Score, holm, influences, paired, scored
 from embedkit.runs.metrics import metrics_for
 from embedkit.runs.run import Cost, SimilarityRun
 from embedkit.search.exact import unit_rows
@@ -49,6 +49,7 @@ class PairSimilarity(Shown):
     cosines: dict[str, Float64]  # (n,) by view; 0 where a vector is all zeros
     gold: Float64 | None  # (n,) scores
     agreement: dict[str, dict[str, Score]]  # by view: spearman and pearson with the scores
+    as_high: tuple[str, ...]  # views whose Spearman is not proven lower than the highest
     rejected: int
     truncated: int  # texts that were cut
     model: str
@@ -122,18 +123,13 @@ def similarity(
     )
     prefix = encoder.checkpoint.prefix_or_own(prefix)
     cosines, truncated = _cosines(records, encoder, views, prefix, progress)
-    agreement = {}
-    if gold is not None:
-        for view, values in cosines.items():
-            metrics = metrics_for(gold, values)
-            correlations = {name: metrics[name] for name in ("spearman", "pearson")}
-            # each pair is a group of its own for the interval
-            agreement[view] = scored(correlations, np.arange(len(records)))
+    agreement, as_high = _agreement(cosines, gold) if gold is not None else ({}, ())
     pairs = PairSimilarity(
         records=tuple(records),
         cosines=cosines,
         gold=gold,
         agreement=agreement,
+        as_high=as_high,
         rejected=sum(reader.counts.rejected.values()),
         truncated=truncated,
         model=encoder.checkpoint.name,
@@ -147,11 +143,39 @@ def similarity(
             settings=settings | {"precision": encoder.precision},
             records={"pairs": len(records), "rejected": pairs.rejected, "truncated": truncated},
             agreement=agreement,
+            as_high=as_high,
             cost=Cost(),
             versions=versions(),
         )
         _write(Path(out), pairs, content, overwrite=overwrite)
     return pairs
+
+
+def _agreement(
+    cosines: Mapping[str, Float64], gold: Float64
+) -> tuple[dict[str, dict[str, Score]], tuple[str, ...]]:
+    """Correlations of every view with the scores, and the views as high as the highest."""
+    unit = np.arange(len(gold))  # each pair is a group of its own for the interval
+    metrics = {
+        (view, name): metrics_for(gold, values)[name]
+        for view, values in cosines.items()
+        for name in ("spearman", "pearson")
+    }
+    moved = influences(metrics, unit)
+    agreement: dict[str, dict[str, Score]] = {view: {} for view in cosines}
+    for (view, name), score in scored(metrics, unit, moved=moved).items():
+        agreement[view][name] = score
+    values = {view: scores["spearman"].value for view, scores in agreement.items()}
+    highest = max(cosines, key=lambda view: np.nan_to_num(values[view], nan=-np.inf))
+    others = [view for view in cosines if view != highest and np.isfinite(values[view])]
+    # all views have the same pairs, so that a difference is far surer than two intervals say
+    tests = [
+        paired(*(metrics[key] for key in keys), unit=unit, moved=[moved[key] for key in keys])
+        for keys in ([(highest, "spearman"), (view, "spearman")] for view in others)
+    ]
+    p = holm([test.p for test in tests])
+    as_high = (v for v, q in zip(others, p, strict=True) if q is None or q >= 0.05)
+    return agreement, tuple(as_high)
 
 
 def _read_pairs(corpus: CorpusLike, reading: CorpusOptions) -> tuple[CorpusReader, list[Record]]:

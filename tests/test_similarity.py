@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from embedkit import sts
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.sts import similarity
@@ -55,6 +56,36 @@ def test_cosines_are_those_of_vectors_encoded_alone(corpus: Path) -> None:
             wanted = x @ y / np.linalg.norm(x) / np.linalg.norm(y)
             assert cosine == pytest.approx(wanted, abs=1e-5)
     assert found.cosines["mean_2"][2] == pytest.approx(1)
+
+
+def test_views_as_high_are_those_of_the_paired_test(corpus: Path) -> None:
+    """The same pairs tell views apart whose intervals overlap."""
+    random = np.random.default_rng(0)
+    gold, noise, further = random.normal(size=(3, 200))
+    cosines = {"a": gold + 0.5 * noise, "b": gold + 0.5 * noise + 0.01 * further}
+    cosines |= {"c": gold + 0.56 * noise, "d": np.zeros(200)}
+    agreement, as_high = sts._agreement(cosines, gold)
+    lower, best = (agreement[view]["spearman"] for view in ("c", "a"))
+    # the highest is one of the two that hardly differ
+    assert len(as_high) == 1
+    assert {*as_high} < {"a", "b"}
+    assert lower.low < best.value < lower.high
+    said = invoke(
+        "similarity",
+        corpus,
+        "--text",
+        "one",
+        "--text-pair",
+        "two",
+        "--score",
+        "score",
+        "--model",
+        str(tiny_model()),
+        "--layers",
+        "0,-1",
+        "--all",
+    )
+    assert "pearson" in said.output
 
 
 def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -54,11 +54,11 @@ from embedkit.runs.cross_validation import (
 )
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
-from embedkit.runs.intervals import Metric, Score, influences, paired_test, scored
+from embedkit.runs.intervals import Metric, Score, influences, paired, scored
 from embedkit.runs.metrics import best_threshold, beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
-from embedkit.runs.scores import metrics_of
+from embedkit.runs.scores import beside, metrics_of
 from embedkit.runs.split import Split, write_split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR, Target, growing_order
@@ -496,9 +496,9 @@ class Candidates(NamedTuple):
         """The score of the views that inner folds choose, beside that of the majority."""
         joined = Predictions.joined(held_out_predictions(fits.folds, problem))
         guesses = replace(joined, prior=problem.prior).majority()
-        majority = metrics_of(guesses, beta=self.beta, baseline=True)[self.metric]
-        score = self.score(problem, _outputs(fits.folds))
-        return ReportedScore(**asdict(score), majority=majority.value(len(guesses.row)))
+        majority = {"": metrics_of(guesses, beta=self.beta, baseline=True)[self.metric]}
+        metric = {"": self._metric(problem, _outputs(fits.folds))}
+        return beside(majority, metric, guesses.group, seed=self.settings.seed)[""]
 
     def over_last(self, problem: Problem, fits: Fits) -> Score | None:
         """The nested score less that of the last layer, whose pooling the inner folds choose.
@@ -512,13 +512,11 @@ class Candidates(NamedTuple):
         # the last layer has the same choice of pooling as all candidates have, or the gain would be
         # too high
         baseline = best_of_folds(fits.final[name] for name in last)
-        metrics = [self._metric(problem, _outputs(folds)) for folds in (fits.folds, baseline)]
+        first, second = (self._metric(problem, _outputs(f)) for f in (fits.folds, baseline))
         # of both on the same units, so that the interval is that of a paired difference
         unit = problem.split.group[np.sort(problem.split.held_out)]
-        moved = influences(dict(enumerate(metrics)), unit, seed=self.settings.seed)
-        values = np.array([metric.value(len(unit)) for metric in metrics])
-        scale, units = metrics[0].scale, metrics[0].units(unit)
-        test = paired_test(values, np.stack([*moved.values()], axis=1), scale, units)
+        moved = influences({0: first, 1: second}, unit, seed=self.settings.seed)
+        test = paired(first, second, unit=unit, moved=[*moved.values()])
         return Score(test.value, test.low, test.high)
 
     def of_view(self, name: str, problem: Problem, fits: Fits) -> ViewScore:

@@ -230,8 +230,8 @@ def comparison_text(compared: Compared) -> str:
         cells = [_score_cells(row.name, row.test, metric) for row in tested]
         parts += ["Test set:", table_text(cells)]
     parts += [
-        f"Differences in {metric}{unit} to the baseline ({compared.baseline}) and to the first row "
-        f"({rows[0].name}), with 95 % intervals; p of a paired t-test of units, "
+        f"Differences in {metric}{unit} to the baseline ({compared.baseline}) and to the best "
+        f"({compared.best}), with 95 % intervals; p of a paired t-test of units, "
         "for the models that were trained, corrected for "
         f"{count_text(compared.tests, 'pair')} of methods:",
         table_text([_gain_cells(r.name, r.to_baseline, r.to_best, metric) for r in rows]),
@@ -242,7 +242,7 @@ def comparison_text(compared: Compared) -> str:
         ]
         parts += [f"Differences in {metric}{unit} on the test set:", table_text(gains)]
     parts += [input_text(setting, runs) for setting, runs in compared.inputs.items()]
-    parts.append("Cost; an encoder that was not trained further is not counted on disk:")
+    parts.append("Cost; the model is without an encoder that was not trained further:")
     costs = [_cost_cells(row.name, row.cost, compared.level) for row in rows if row.cost]
     return "\n".join([*parts, table_text(costs)])
 
@@ -259,7 +259,7 @@ def _gain_cells(
     from embedkit.comparison.recommendation import p_text
 
     cells = {"method": name}
-    for other, difference in (("baseline", to_baseline), ("first row", to_best)):
+    for other, difference in (("baseline", to_baseline), ("best", to_best)):
         cells |= {f"to {other}": "–", f"p ({other})": "–"}
         if difference is not None and not math.isnan(difference.value):
             cells[f"to {other}"] = score_text(difference, metric, signed=True)
@@ -276,9 +276,9 @@ def _cost_cells(name: str, cost: MethodCost, level: str) -> dict[str, str]:
         f"encode, {per}": number_text(cost.encode_seconds, ".1f"),
         f"predict, {per}": number_text(cost.predict_seconds),  # seconds per 1,000
         "peak memory": "–" if memory is None else bytes_text(memory),
-        "trainable": number_text(fitted, ",")
+        "fitted": number_text(fitted, ",")
         if fitted is None or fitted < 1_000_000
         else f"{fitted / 1e6:.1f} M",
-        "on disk": "–" if cost.size_bytes is None else bytes_text(cost.size_bytes),
+        "model": "–" if cost.size_bytes is None else bytes_text(cost.size_bytes),
         "device": cost.device,
     }

@@ -19,7 +19,7 @@ from embedkit.cli.options import FILE, LAYERS, choice, names_of, option, options
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, json_line, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
-from embedkit.runs.metrics import metric_text
+from embedkit.runs.metrics import metric_text, score_text
 
 if TYPE_CHECKING:
     from embedkit.contexts.uses import Use, WordReport
@@ -165,7 +165,7 @@ PAIR_COLUMNS = {"group": "int64", "cosine": "float64"} | {
 def _duplicates_text(duplicates: NearDuplicates, out: Path | None) -> str:
     """How many there are, and the nearest pair of each of the largest groups."""
     lines = [
-        f"{duplicates.grouped:,} of {count_text(duplicates.records, 'record')} have a "
+        f"{duplicates.grouped:,} of {count_text(duplicates.records, 'record')} with a "
         f"near-duplicate (cosine {duplicates.threshold:g} or more): "
         f"{count_text(len(duplicates.pairs), 'pair')} in "
         f"{count_text(duplicates.groups, 'group')}; {duplicates.repeated:,} repeat a text"
@@ -268,7 +268,7 @@ def similarity(
 
 def _similarity_text(result: PairSimilarity) -> str:
     """Correlations by pooling and layer; without human scores the cosine of every pair."""
-    from embedkit.cli.run_text import agreement_finding, grid_text
+    from embedkit.cli.run_text import agreement_finding, agreement_table, grid_text
 
     count = count_text(len(result.records), "pair")
     count += f", {count_text(result.rejected, 'record')} rejected" if result.rejected else ""
@@ -283,20 +283,17 @@ def _similarity_text(result: PairSimilarity) -> str:
         return f"{table_text(cells)}\n{count}"
     scores = {view: correlations["spearman"] for view, correlations in result.agreement.items()}
     lines = [
-        agreement_finding(result.agreement),
+        agreement_finding(result),
         f"Spearman of the cosine with the score, {count} ({result.model}):",
         grid_text({view: number_text(score.value) for view, score in scores.items()}),
     ]
     finite = [score for score in scores.values() if math.isfinite(score.value)]
     if finite:
         width = max((score.high - score.low) / 2 for score in finite)
-        lines.append(
-            f"95 % intervals: ±{number_text(width)} at most; Pearson: --json, or "
-            "embedkit info of --out"
-        )
+        lines.append(f"95 % intervals: ±{number_text(width)} at most; all, and Pearson: --all")
     if len(finite) < len(scores):
         lines.append("–: the cosines of all pairs are equal, so there is no correlation")
-    return "\n".join(lines)
+    return "\n".join([*lines, *agreement_table(result)])
 
 
 @command(
@@ -475,7 +472,7 @@ def _diff_text(result: Diff) -> str:
         first, second = (per_cent(value, unit=True) for value in result.accuracies)
         facts["decisions"] = (
             f"{per_cent(result.decisions, unit=True)} change; accuracy {first} and {second} "
-            f"({per_cent(gap.value)}, 95 %: {per_cent(gap.low)} to {per_cent(gap.high)})"
+            f"({score_text(gap, 'accuracy', signed=True)})"
         )
     lines = [_diff_finding(result), *(f"{n:12}{fact}" for n, fact in facts.items() if fact)]
     everything = asked_for_all()
@@ -495,7 +492,7 @@ def _diff_finding(result: Diff) -> str:
     """Equal, explained by settings, or how much of what vectors are used for stays."""
     largest, best = result.distance["largest"], result.explanation
     if result.equal == result.records:
-        return f"the same vectors: all {count_text(result.records, 'record')} have the same bits"
+        return f"the same vectors: the same bits in {count_text(result.records, 'record')}"
     if result.same:
         return f"equal to within {largest:.0e} (relative L2), as engines of one precision are"
     if best is not None:

@@ -25,13 +25,22 @@ from embedkit.runs.metrics import (
     metric_text,
     score_text,
 )
-from embedkit.runs.run import UNTRAINED, FinetuneRun, PredictionRun, ProbeRun, Run, SimilarityRun
-from embedkit.runs.scores import headline_metric
+from embedkit.runs.run import (
+    UNTRAINED,
+    FinetuneRun,
+    PredictionRun,
+    ProbeRun,
+    ReportedScore,
+    Run,
+    SimilarityRun,
+    seen_text,
+)
+from embedkit.runs.scores import constant_text, headline_metric
 
 if TYPE_CHECKING:
     from embedkit.runs.folder import RunResult
     from embedkit.runs.intervals import Score
-    from embedkit.runs.run import ReportedScore
+    from embedkit.sts import PairSimilarity
 
 _FIRST = ("accuracy", "entity_f1", "micro_f1", "macro_f1", "log_loss", "r2", "rmse", "spearman")
 """Scores that are printed without ``--all``."""
@@ -89,21 +98,19 @@ def _prediction_finding(content: PredictionRun) -> str:
     return f"{_score(metric, score)}: {baseline}"
 
 
-def agreement_finding(agreement: Mapping[str, Mapping[str, Score]]) -> str:
+def agreement_finding(content: SimilarityRun | PairSimilarity) -> str:
     """Return which view agrees best with human scores."""
-    if not agreement:
+    if not content.agreement:
         return "no human scores to compare the cosines with"
-    scores = {view: correlations["spearman"] for view, correlations in agreement.items()}
+    scores = {view: correlations["spearman"] for view, correlations in content.agreement.items()}
     scores = {view: score for view, score in scores.items() if math.isfinite(score.value)}
     if not scores:
         return "no view agrees with the scores"
     best = max(scores, key=lambda view: scores[view].value)
-    value = scores[best].value
-    # those with an interval that holds its score
-    near = [v for v, s in scores.items() if v != best and s.low <= value <= s.high]
+    near = content.as_high
     text = f"{best} agrees best with the scores: "
     text += f"Spearman {score_text(scores[best], 'spearman')}"
-    return text + (f"; as high within their intervals: {view_ranges(near)}" if near else "")
+    return text + (f"; not proven lower: {view_ranges(near)}" if near else "")
 
 
 def _probe_finding(content: ProbeRun) -> str:
@@ -132,11 +139,9 @@ def _score(metric: str, score: Score) -> str:
 def _against(content: PredictionRun, metric: str, score: ReportedScore) -> str:
     """Comparison of a score with the baseline that knows only the labels."""
     majority = score.majority
-    names = {"regression": "the mean", "multilabel": "the best constant set"}
-    name = names.get(content.task, "the majority class")
+    name = constant_text(metric, content.classes, sets=content.task == "multilabel")
     baseline = f"{name} ({metric_text(majority, metric, unit=True)})"
-    # a baseline within the interval is no proven difference, on either side
-    if math.isnan(score.value) or math.isnan(score.low) or score.low <= majority <= score.high:
+    if not score.differs:
         return f"no proven gain over {baseline}"
     better = (score.value < majority) == (metric in LOWER_IS_BETTER)
     distance = metric_text(abs(score.value - majority), metric)
@@ -144,7 +149,8 @@ def _against(content: PredictionRun, metric: str, score: ReportedScore) -> str:
     return f"{distance} {'better' if better else 'worse'} than {baseline}"
 
 
-def _agreement_table(content: SimilarityRun) -> Iterator[str]:
+def agreement_table(content: SimilarityRun | PairSimilarity) -> Iterator[str]:
+    """Yield the table of all correlations with their intervals, where everything is asked for."""
     if asked_for_all():
         views = sorted(content.agreement, key=lambda view: layer_rank(split_view(view)[1]))
         rows = [
@@ -190,20 +196,19 @@ def _scores(content: PredictionRun) -> Iterator[str]:
             # what the first line has said is not said again
             shown = [text for text in shown if not finding.startswith(text)]
             size = content.records[subset.replace("cross_validation", "folds")]
-            yield f"  {size:,} {_SUBSETS[subset]} {content.noun}s: {', '.join(shown) or finding}"
+            units = count_text(size, f"{_SUBSETS[subset]} {content.noun}")
+            yield f"  {units}: {', '.join(shown) or finding}"
     loss = "log_loss" if content.classes else "rmse"
     for subset, scores in content.scores.items():
         score = scores.get(loss)
         # a model can be right more often than the majority and still be sure of its errors, which
         # only these losses show
-        if score and score.value > score.majority:
+        if score and score.differs and score.value > score.majority:
             value, guess = metric_text(score.value, loss), metric_text(score.majority, loss)
-            # as shown: equal to the last digit would be a riddle
-            if value != guess:
-                yield (
-                    f"warning: {loss} is worse than a constant guess ({value} against {guess}, "
-                    f"{_SUBSETS[subset]})"
-                )
+            yield (
+                f"warning: {loss} is worse than a constant guess ({value} against {guess}, "
+                f"{_SUBSETS[subset]})"
+            )
     if content.threshold is not None:
         yield f"decision threshold for {content.classes[1]}: {content.threshold:.3g}"
     test, count = content.test_set, content.records["test"]
@@ -211,7 +216,7 @@ def _scores(content: PredictionRun) -> Iterator[str]:
         rejected = count_text(test.rejected, "record")
         yield f"{rejected} of the test set rejected, {count:,} predicted"
     if test and test.seen_texts:
-        yield f"{test.seen_texts:,} of the {count:,} test texts are also training texts"
+        yield f"warning: {seen_text(test.seen_texts, count)}"
 
 
 def _score_tables(content: PredictionRun) -> Iterator[str]:
@@ -290,7 +295,8 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
         shown = content.classes if asked_for_all() else content.classes[:_CLASSES]
         ellipsis = ", …" if len(shown) < len(content.classes) else ""
         labels = f"; {count_text(len(content.classes), 'label')}: {', '.join(shown)}{ellipsis}"
-        data = f"{content.records['folds']:,} {content.noun}s{test}"
+        held_out = " held-out" * (split.folds == 1)  # of one fold the others are trained on alone
+        data = f"{count_text(content.records['folds'], f'{held_out} {content.noun}'.strip())}{test}"
         yield "data", data + (labels if content.classes else "")
         source = path / content.dataset.path
         if content.dataset.path and is_dataset(source):
@@ -323,7 +329,7 @@ _KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Iterator[str]]]] =
     "frozen": (_prediction_finding, _scores),
     "finetuned": (_finetuned_finding, _finetuned_scores),
     "probe": (_probe_finding, _probe_results),
-    "similarity": (lambda run: agreement_finding(run.agreement), _agreement_table),
+    "similarity": (agreement_finding, agreement_table),
 }
 
 

@@ -30,7 +30,8 @@ from embedkit.display import count_text, duration_text, typing_folder, undashed
 from embedkit.encoding.views import split_view, view_ranges, view_text
 from embedkit.runs.intervals import Difference
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
-from embedkit.runs.run import UNTRAINED, FinetuneRun, ProbeRun, ViewScore
+from embedkit.runs.run import UNTRAINED, FinetuneRun, ProbeRun, ViewScore, seen_text
+from embedkit.runs.scores import constant_text
 
 # a smaller share of cut texts is not worth a warning
 _CUT = 0.005
@@ -121,9 +122,8 @@ def p_text(p: float | None) -> str:
 
 
 def _majority_text(compared: Compared) -> str:
-    if compared.records.of_sets:
-        return "the best constant set"
-    return "the majority class" if compared.records.classes else "the mean of the values"
+    records = compared.records
+    return constant_text(compared.metric, records.classes, sets=records.of_sets)
 
 
 def _title(compared: Compared, chosen: Row) -> str:
@@ -172,8 +172,8 @@ def _reason(compared: Compared, chosen: Row) -> str:
             if 1 <= records < math.inf:
                 text += f": about {float(f'{records:.1g}'):,.0f} more {compared.noun}s would decide"
         elif level:
-            many = len(rivals) > 1
-            text += f"; {len(level)} of {len(rivals)} others are" if many else "; the other one is"
+            text += f"; {len(level)} of {len(rivals)} others" if rivals[1:] else "; the other one"
+            text += " are" if level[1:] else " is"
             text += " not proven worse, but not cheaper"
             text += "" if set(level) <= set(equal) else f" or not proven better than {guess}"
         elif rivals:
@@ -439,8 +439,8 @@ def notices(compared: Compared, cases: Cases) -> Iterator[Notice]:
         sentence = f"{labels} that all methods and the nearest {compared.noun}s contradict."
         yield Notice(f"{labels} to check", sentence, "relabel")
     if count := len(cases.lists.get("all_wrong", ())):
-        sentence = f"{count:,} of {len(cases.records.row):,} are predicted wrongly by every method."
-        short = f"{count_text(count, compared.noun)} that no method gets right"
+        sentence = f"{count:,} of {len(cases.records.row):,} are predicted wrongly by every run."
+        short = f"{count_text(count, compared.noun)} that no run gets right"
         yield Notice(short, sentence, "all_wrong")
 
 
@@ -448,6 +448,10 @@ def run_notices(compared: Compared) -> Iterator[Notice]:
     """Yield the warnings that need neither predictions nor texts."""
     for setting, runs in compared.inputs.items():
         yield Notice(f"{setting} differs", input_text(setting, runs))
+    if seen := compared.seen_texts:
+        sentence = seen_text(seen, compared.counts["test"])
+        ruled = "a difference that they alone could make there rules no method out"
+        yield Notice("test texts in training", f"{sentence}: {ruled}.")
     yield from _cut(compared)
     yield from _random_weights(compared)
     for run in compared.runs:

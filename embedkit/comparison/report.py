@@ -331,6 +331,8 @@ def _tiles(
         error = sum(b.records * abs(b.confidence - b.right) for b in bins) / records
         trust = "Yes" if error <= 0.05 else "Roughly" if error <= 0.1 else "No"
         off = f"off by {error * 100:.1f} points on average"
+        if len(bins) == 1:  # which compares two means: errors on both sides would cancel out
+            trust, off = "Not known", f"too few {compared.noun}s to tell"
         yield "trust its probabilities?", trust, off, ""
     elif compared.records.of_sets:
         score = method.scores["subset_accuracy"]

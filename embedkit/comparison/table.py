@@ -118,7 +118,12 @@ class Compared:
         """Return the numbers."""
         names = ("metric", "baseline", "tests", "rows", "inputs", "level", "seeds")
         numbers = {name: getattr(self, name) for name in names}
-        return numbers | {"best": self.rows[0].name, "records": self.counts}
+        return numbers | {"best": self.best, "records": self.counts}
+
+    @property
+    def best(self) -> str:
+        """Name of the method with the best score; the majority is none."""
+        return next(row.name for row in self.rows if row.kind != "majority")
 
     @property
     def counts(self) -> dict[str, int]:
@@ -159,6 +164,11 @@ class Compared:
     def lower(self) -> bool:
         """True if lower values of the metric are better."""
         return self.metric in LOWER_IS_BETTER
+
+    @property
+    def seen_texts(self) -> int:
+        """Number of texts of the test set that are also training texts."""
+        return _seen_texts(self.runs)
 
     def judge(self, difference: Difference) -> str:
         """Return the verdict on a difference."""
@@ -256,6 +266,7 @@ def compare(
     values = {name: by_metric[metric].value for name, by_metric in scores.items()}
     margin = _margin(metric, values[chosen], max(values.values()), min_difference)
     names = _best_first(values, metric)
+    best = next(name for name in names if name != MAJORITY)
     costs = _costs(opened, datasets, blends)
     by_name = {run.name: run for run in opened}
     kinds = {MAJORITY: "majority"} | {run.name: run.content.kind for run in opened}
@@ -266,9 +277,9 @@ def compare(
             str(by_name[name].path) if name in by_name else None,
             scores[name],
             test.get(name, {}),
-            differences.get((name, names[0])),
+            differences.get((name, best)),
             (gain := differences.get((name, chosen))),
-            on_test.get((name, names[0])),
+            on_test.get((name, best)),
             on_test.get((name, chosen)),
             costs.get(name),
             judge(gain, metric, margin) if gain else "",
@@ -276,9 +287,14 @@ def compare(
         for name in names
     )
 
+    # a method that remembers texts is right about those that it was trained on: as much as they
+    # make of the test set may be of them alone
+    seen = _seen_texts(opened) / max(len(opened[0].predictions.test), 1)
+
     def verdict(row: Row, other: str, *, test: bool = False) -> str:
         gap = (on_test if test else differences).get((row.name, other))
-        return judge(gap, metric, margin) if gap else ""
+        remembered = test and gap is not None and abs(gap.value) <= seen
+        return judge(gap, metric, margin) if gap and not remembered else ""
 
     def shortfall(row: Row, best: Row) -> float:
         """The upper end of what a method lacks to the best."""
@@ -299,6 +315,11 @@ def compare(
         predictions=predictions,
         differences=differences,
     )
+
+
+def _seen_texts(runs: Sequence[LoadedRun]) -> int:
+    tests = [run.content.test_set for run in with_models(runs)]
+    return max((test.seen_texts for test in tests if test), default=0)
 
 
 def _best_first(values: Mapping[str, float], metric: str) -> list[str]:
@@ -360,11 +381,17 @@ def records_to_decide(gap: Difference, margin: float, records: int) -> float:
 
     As many as narrow its interval until it proves one method better, or leaves less than the margin
     to gain, whichever comes first, if the difference itself stays. An interval is narrower by the
-    root of the number of records.
+    root of the number of records. Of a proof p is corrected for all pairs, which asks for an
+    interval as wide as that of the level that the correction leaves.
     """
+    from scipy.special import ndtri
+
     value, half = abs(gap.value), (gap.high - gap.low) / 2
-    reach = max(margin - value, value)
-    return records * max((half / reach) ** 2 - 1, 0) if reach > 0 else math.inf
+    pairs = max((gap.p_corrected or 0) / gap.p, 1) if gap.p else 1
+    wider = half * float(ndtri(0.025 / pairs) / ndtri(0.025))
+    ways = (half, margin - value), (wider, value)
+    ratios = [width / reach for width, reach in ways if reach > 0]
+    return records * max(min(ratios) ** 2 - 1, 0) if ratios else math.inf
 
 
 def _margin(metric: str, baseline: float, best: float, min_difference: float | None) -> float:

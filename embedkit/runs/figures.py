@@ -362,7 +362,8 @@ def shaded_table(
     if across:
         width = max(46.0, *(text_width(name) * 1.15 for name in columns)) + 4
     description = "; ".join(
-        f"{c}: {', '.join(t for _, t in cells.values())}" for c, cells in columns.items()
+        f"{column}: {', '.join(f'{row} {text}' for row, (_, text) in cells.items())}"
+        for column, cells in columns.items()
     )
     scene = Scene(
         left + width * len(columns), 26 + height * len(rows), title=title, description=description

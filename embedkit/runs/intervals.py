@@ -153,18 +153,19 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
     # binomial distribution still knows how much n records can show
     if not influence.any() or not least < value < most:
         # an error of 0 is no count of successes, for which Wilson would have an interval
+        # A single unit has no influence whatever it is, and says nothing of others
         if metric.scale in ("error", "explained"):
-            return value, value
+            return (value, value) if len(influence) > 1 else (float("nan"), float("nan"))
         n, size = round(max(metric.units(unit), 1)), most - least
-        low, high = wilson(round((value - least) / size * n), n)
-        # the count is rounded, so that the interval may miss the value by a fraction of a record
-        return min(least + size * low, value), max(least + size * high, value)
+        # mostly no whole number: a constant has half of the largest area, of any number of records
+        low, high = wilson((value - least) / size * n, n)
+        return least + size * low, least + size * high
     low, high = _SCALES.get(metric.scale, _log_odds)(value, _quantile(freedom) * error)
     return float(np.clip(low, least, value)), float(np.clip(high, value, most))
 
 
-def wilson(count: int, n: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a fraction of ``n`` units.
+def wilson(count: float, n: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of the fraction that ``count`` is of ``n`` units.
 
     ``scipy.stats`` has it too, and takes a second to import.
 
@@ -213,6 +214,15 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
 
 # of fractions and areas it is the log-odds
 _SCALES = {"correlation": _fisher, "error": _power, "explained": _explained}
+
+
+def paired(first: Metric, second: Metric, *, unit: Int64, moved: Sequence[Float64]) -> Difference:
+    """Return the difference of a metric of two methods on the same records, and its test.
+
+    ``moved`` are the influences of the units on each, of one seed.
+    """
+    values = np.array([first.value(len(unit)), second.value(len(unit))])
+    return paired_test(values, np.stack(moved, axis=1), first.scale, first.units(unit))
 
 
 def paired_test(

@@ -82,6 +82,11 @@ class TestSetContent:
     seen_texts: int  # texts that are also training texts
 
 
+def seen_text(seen: int, count: int) -> str:
+    """Return how many of the texts of a test set are also training texts, in words."""
+    return f"{seen:,} of the {count:,} test texts are also training texts"
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Parameters of one fit; the model of all folds has no fold."""
@@ -94,9 +99,20 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ReportedScore(Score):
-    """A score with its interval, and the score of the majority class (regression: the mean)."""
+    """A score with its interval, and the score of the majority class (regression: the mean).
+
+    ``p`` is of the paired test of both, the one of ``compare``: an interval that leaves out the
+    majority's score is no test, since that score depends on the same records. ``None`` where one of
+    them is undefined.
+    """
 
     majority: float
+    p: float | None = None
+
+    @property
+    def differs(self) -> bool:
+        """True if the score is proven to be another one than the majority's."""
+        return self.p is not None and self.p < 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +435,7 @@ class SimilarityRun(Run):
     settings: dict[str, Any]
     records: dict[str, int]
     agreement: dict[str, dict[str, Score]]  # by view: spearman and pearson
+    as_high: tuple[str, ...] = ()  # views whose Spearman is not proven lower than the highest
 
 
 KINDS: Mapping[str, type[Run]] = {

@@ -10,12 +10,12 @@ records of a fold, not of the ones that happen to be scored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
 
-from embedkit.runs.intervals import Metric, scored
+from embedkit.runs.intervals import Key, Metric, influences, paired, scored
 from embedkit.runs.metrics import Entities, beta_of, metrics_for
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import ClassScore, PredictionRun, ReportedScore
@@ -45,6 +45,19 @@ def metrics_of(
         first = np.diff(p.row, prepend=-1) != 0
         metrics["entity_f1"] = Metric(Entities(p.y, p.y_pred, p.classes, first).f1)
     return metrics
+
+
+def constant_text(metric: str, classes: Sequence[str], *, sets: bool = False) -> str:
+    """Name the baseline that knows only the labels, which is another one for F-beta.
+
+    >>> constant_text("accuracy", ["ham", "spam"]), constant_text("f2", ["ham", "spam"])
+    ('the majority class', 'the class spam for all')
+    """
+    if sets:
+        return "the best constant set"
+    if beta_of(metric) and len(classes) == 2:  # as metrics_of
+        return f"the class {classes[1]} for all"
+    return "the majority class" if classes else "the mean of the values"
 
 
 def headline_metric(runs: Sequence[PredictionRun], support: Sequence[int] | Int64) -> str:
@@ -78,11 +91,24 @@ def reported_scores(
     for name, index in _scored_subsets(predictions).items():
         subset = predictions.take(index)
         majority = metrics_of(baseline.take(index), beta=beta, baseline=True)
-        scores = scored(metrics_of(subset, beta=beta), subset.group, seed=seed)
-        reported[name] = {
-            metric: ReportedScore(**asdict(score), majority=majority[metric].value(len(index)))
-            for metric, score in scores.items()
-        }
+        reported[name] = beside(majority, metrics_of(subset, beta=beta), subset.group, seed=seed)
+    return reported
+
+
+def beside(
+    majority: Mapping[Key, Metric], metrics: Mapping[Key, Metric], unit: Int64, *, seed: int
+) -> dict[Key, ReportedScore]:
+    """Return metrics with their intervals, each beside the baseline's on the same records.
+
+    ``unit`` ``(n,)`` is the sampling unit of each record, the seed that of their blocks.
+    """
+    moved, guessed = influences(metrics, unit, seed=seed), influences(majority, unit, seed=seed)
+    scores = scored(metrics, unit, moved=moved)
+    reported = {}
+    for name, score in scores.items():
+        test = paired(metrics[name], majority[name], unit=unit, moved=[moved[name], guessed[name]])
+        value = majority[name].value(len(unit))
+        reported[name] = ReportedScore(**asdict(score), majority=value, p=test.p)
     return reported
 
 

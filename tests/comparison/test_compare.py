@@ -21,6 +21,7 @@ from embedkit.comparison.table import Compared, compare, judge
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.intervals import Difference
 from embedkit.runs.metrics import Threshold, best_threshold
+from embedkit.runs.scores import reported_scores
 from embedkit.storage import seal
 from tests.processes import invoke
 from tests.run_fixtures import edit_run, random_runs, scores_of, write_fake_run
@@ -409,7 +410,7 @@ def test_values(tmp_path: Path) -> None:
     assert worst.p_corrected < 0.05
     for metric in ("mae", "r2", "pearson", "spearman"):
         assert row_of(compare(paths, metric=metric), "coarse").to_best.p_corrected < 0.05
-    assert "p (first row)" in comparison_text(table)
+    assert "p (best)" in comparison_text(table)
 
 
 def test_cost_is_taken_over(tmp_path: Path) -> None:
@@ -444,3 +445,25 @@ def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:
     assert found.rows[-1].name == "flat"
     assert np.isnan(found.rows[-1].scores["spearman"].value)
     assert "nan" not in comparison_text(found)
+
+
+def test_a_run_says_of_the_majority_what_compare_says(tmp_path: Path) -> None:
+    """By the one paired test: an interval without the majority's score proves nothing of it."""
+    y, right = np.repeat([0, 1], [88, 85]), np.repeat([True, False, True, False], [54, 34, 51, 34])
+    proba = np.eye(2)[np.where(right, y, 1 - y)] * 0.6 + 0.2
+    path = write_fake_run(tmp_path / "run", y.astype(str), proba, [i % 5 for i in range(173)])
+    for metric in ("accuracy", "macro_f1", "log_loss", "roc_auc"):
+        table = compare([path], metric=metric)
+        score = reported_scores(table.predictions["run"], seed=0)["cross_validation"][metric]
+        assert score.p == pytest.approx(table.differences["run", "majority"].p)
+        if metric == "accuracy":
+            assert score.low > score.majority
+            assert stats.binomtest(34, 85).pvalue > 0.05  # the sign test of records that differ
+            assert not score.differs
+    # the majority is no method, so that it is never the best one
+    worse = write_fake_run(
+        tmp_path / "worse", y.astype(str), proba[::-1], [i % 5 for i in range(173)]
+    )
+    table = compare([worse])
+    assert (table.rows[0].name, table.best) == ("majority", "worse")
+    assert table.as_json()["best"] == "worse"

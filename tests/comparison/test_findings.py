@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, norm
 from sklearn.metrics import confusion_matrix
 
 import embedkit
@@ -22,14 +22,15 @@ from embedkit.comparison.cases import (
     confused_pairs,
     label_suspicions,
 )
-from embedkit.comparison.recommendation import Recommendation, notices, recommend
-from embedkit.comparison.report import charts_of
+from embedkit.comparison.recommendation import Recommendation, notices, recommend, run_notices
+from embedkit.comparison.report import charts_of, write_report
 from embedkit.comparison.table import Compared, compare, records_to_decide
 from embedkit.drawing import Scene, text_width
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.figures import _three_digits, confusion, heat_map, reliability_bins, shaded_table
 from embedkit.runs.intervals import Difference, Score
 from embedkit.runs.predictions import Predictions
+from embedkit.runs.run import TestSetContent
 from embedkit.storage import seal
 from tests.processes import invoke
 from tests.run_fixtures import edit_run, random_runs, write_fake_run
@@ -107,6 +108,10 @@ def test_the_cheapest_of_those_that_lack_nothing_that_matters(
     gap = Difference(0.004, -0.016, 0.024)
     assert records_to_decide(gap, 0.01, 100) == pytest.approx(100 * ((0.02 / 0.006) ** 2 - 1))
     assert records_to_decide(replace(gap, value=0.02), 0.01, 100) == 0  # proven by now
+    # of a proof that is corrected for three pairs, by as many records p is 0.05
+    gap = Difference(0.03, 0.03 - 1.96 * 0.02, 0.03 + 1.96 * 0.02, p=0.13, p_corrected=0.39)
+    more = records_to_decide(gap, 0.01, 100)
+    assert 3 * 2 * norm.sf(0.03 / 0.02 * np.sqrt(1 + more / 100)) == pytest.approx(0.05, rel=1e-3)
     with pytest.raises(UsageError, match="prefer"):
         compare(paths, prefer="best")
     dear = costing(paths, good=(1.0, 9.0), same=(9.0, 1.0), bad=(0.1, 0.1))
@@ -161,7 +166,9 @@ def test_a_probe_is_compared_with_runs_on_the_same_records(tmp_path: Path) -> No
         compare([path, tmp_path / "probe"])  # of other records
 
 
-def planted(folder: Path, folds: dict[str, float], test: dict[str, float]) -> Compared:
+def planted(
+    folder: Path, folds: dict[str, float], test: dict[str, float], **content: Any
+) -> Compared:
     """Runs that are right on fractions of 400 records in folds and of 200 in the test set."""
     y, fold = np.arange(600) % 2, [-1 if i < 200 else i % 5 for i in range(600)]
     order = np.concatenate(
@@ -171,7 +178,7 @@ def planted(folder: Path, folds: dict[str, float], test: dict[str, float]) -> Co
     for name in folds:
         limit = np.where(np.array(fold) < 0, test[name] * 200, folds[name] * 400)
         proba = right_where(order < limit, y)
-        paths.append(write_fake_run(folder / name, y.astype(str), proba, fold))
+        paths.append(write_fake_run(folder / name, y.astype(str), proba, fold, **content))
     return compare(paths)
 
 
@@ -185,6 +192,16 @@ def test_what_fails_on_the_test_set_is_not_recommended(tmp_path: Path) -> None:
     assert fails.blend_to_use().name == "robust"
     blend = next(one for one in advice.decisions if one.question == "Blend")
     assert (blend.answer, blend.why) == ("no", "fails on the test set")
+    write_report(fails, tmp_path / "r.html")
+    assert "It has ruled out sharp" in (tmp_path / "r.html").read_text("utf-8")
+    # a method may remember texts that it was trained on, and be ahead by as many
+    seen = TestSetContent(source=("t",), rejected=0, seen_texts=90)
+    memory = [{"sharp": 0.9, "robust": 0.75}, {"sharp": 0.5, "robust": 0.94}]
+    remembered = planted(tmp_path / "5", *memory, test_set=seen)
+    assert (remembered.winner.name, remembered.selection.failed) == ("sharp", ())
+    assert "90 of the 200 test texts" in next(run_notices(remembered)).sentence
+    fewer = planted(tmp_path / "6", *memory, test_set=replace(seen, seen_texts=80))
+    assert fewer.selection.failed
     # a little worse on the test set proves nothing: the folds decide
     close = planted(tmp_path / "2", {"sharp": 0.9, "robust": 0.75}, {"sharp": 0.74, "robust": 0.75})
     assert (close.winner.name, close.selection.failed) == ("sharp", ())

@@ -144,6 +144,17 @@ def test_baselines_of_rare_positives() -> None:
     assert found["accuracy"].majority == pytest.approx(1 - target.y.mean())
 
 
+def test_what_no_record_can_change_and_what_one_record_can_show() -> None:
+    """Half of the largest area is as far from both ends, of any number of records."""
+    for rare in (6, 7):
+        y, same = np.repeat([0, 1], [40, rare]), np.full((40 + rare, 2), 0.5)
+        area = scores_of(y, same, same.argmax(1))["roc_auc"]
+        assert (area.value, area.low + area.high) == pytest.approx((0.5, 1))
+    only = scores_of(np.array([1]), np.array([[0.1, 0.9]]), np.array([1]))
+    assert np.isnan([only["log_loss"].low, only["brier"].high]).all()
+    assert only["accuracy"].low == pytest.approx(0.207, abs=1e-3)  # Wilson's, of 1 of 1
+
+
 def test_scores_of_every_class() -> None:
     y, shares = problem(120, 3)
     row = np.arange(120)
