@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -323,6 +324,8 @@ def _dataset_text(info: DatasetInfo) -> str:
     good = sum(not h.zeros and h.anisotropy < USELESS for h in info.health)
     views = count_text(len(info.health), "view")
     suitable = "suitable" if good == len(info.health) else f"{good} of them suitable"
+    if all(math.isnan(health.anisotropy) for health in info.health):  # of a text or two
+        suitable = "too few to be judged"
     findings = health_findings(info.health)
     tables = [
         f"{folder} {count_text(rows, 'row')}, {bytes_text(size)}"

@@ -307,6 +307,9 @@ def test_nothing_is_better_than_the_majority(tmp_path: Path) -> None:
     assert not advice.useful
     assert "majority class" in advice.title
     assert "noise" in advice.reason
+    # of few records a bin tells nothing, in which errors on both sides cancel out
+    write_report(compare(predicting(tmp_path / "few", {"noise": 0.5}, n=80)), tmp_path / "r.html")
+    assert "too few records to tell" in (tmp_path / "r.html").read_text("utf-8")
     # by the metric alone: weights and thresholds may make probabilities worse
     better = compare(predicting(tmp_path, {"sharp": 0.62}))
     sharp, guess = (better.row(name).scores["log_loss"] for name in ("sharp", "majority"))
