@@ -189,10 +189,9 @@ class Manifest:
         """Everything that shapes a vector."""
         return self.job.vector_settings
 
-    @property
-    def n_shards(self) -> int:
-        """Number of shards; each has a sentence file, even one without rows."""
-        return sum(name.startswith("sentences/") for name in self.files)
+    def files_of(self, table: str) -> list[FileEntry]:
+        """The files of a table, one for each shard in order; a shard without rows has one too."""
+        return [self.files[name] for name in sorted(self.files) if name.startswith(f"{table}/")]
 
 
 def in_column_order(views: Mapping[str, int]) -> dict[str, int]:

@@ -59,8 +59,7 @@ def describe_dataset(path: Path) -> DatasetInfo:
     data, tables = load(path), []
     manifest = data.manifest
     for folder in TABLES:
-        files = [f for name, f in manifest.files.items() if name.startswith(folder + "/")]
-        if files:
+        if files := manifest.files_of(folder):
             rows, size = sum(f.rows for f in files), sum(f.bytes for f in files)
             tables.append((folder, len(files), rows, size))
     keys = text_keys(data)
