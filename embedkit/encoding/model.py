@@ -273,11 +273,11 @@ def load_model(
             f"{checkpoint.name} needs {', '.join(checkpoint.unread)}, which is not computed here: "
             "its vectors are those of transformers, not its makers'"
         )
-    # a decoder would keep keys and values, which nothing reads here
-    model.config.use_cache = False
     if checkpoint.config.get("is_encoder_decoder"):
         # its decoder would need inputs of its own
         model = model.get_encoder()
+    # a decoder would keep keys and values of all layers, which nothing reads here
+    model.config.use_cache = False
     if (pooler := getattr(model, "pooler", None)) is not None:
         model.pooler = nn.Identity()  # applied on request, not in every forward
     if isinstance(pooler, nn.Linear):  # ALBERT's forward has the other steps
