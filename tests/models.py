@@ -158,6 +158,14 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
     model.save_pretrained(folder)
 
 
+def state(path: Path, **values: Any) -> None:
+    """Change keys of a JSON file, of a list those of its last element."""
+    path.parent.mkdir(exist_ok=True)
+    content = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    (content[-1] if isinstance(content, list) else content).update(values)
+    path.write_text(json.dumps(content), "utf-8")
+
+
 def build_bert(folder: Path, *, layers: int, heads: int, width: int) -> str:
     """A random BERT with 300 tokens, of which five have a name."""
     sizes: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": layers}
