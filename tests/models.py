@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from embedkit.choices import Pooling
-from embedkit.encoding.checkpoint import _FROM_PADDING
+from embedkit.encoding.checkpoint import _FROM_PADDING, find_checkpoint
 from embedkit.encoding.checkpoint import FAMILIES as KNOWN
 from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.views import LayerSpec, View
 
 Floats = NDArray[np.float32]
@@ -311,6 +312,14 @@ class Plain:
         hidden = [h[0].to(kind).numpy() for h in output.hidden_states]
         pooled = output.get("pooler_output")
         return hidden, None if pooled is None else pooled[0].to(kind).numpy()
+
+
+def plain_model(
+    folder: Path | str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> PlainModel:
+    """The model of a checkpoint as embedkit runs it without its packed forward."""
+    checkpoint = find_checkpoint(folder)
+    return load_model(checkpoint, pad_id=0, device=torch.device(device), dtype=dtype)
 
 
 PlainOf = Callable[[str], Plain]
