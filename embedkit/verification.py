@@ -240,10 +240,8 @@ def _recompute(
     # by random numbers over all rows, then shard by shard, so that each file is read once
     random = np.random.default_rng(seed)
     chosen = np.sort(random.choice(len(data), min(count, len(data)), replace=False))
-    ends = [block.stop for block in data.reader.blocks]
-    shard_of = np.array([block.shard for block in data.reader.blocks], np.int64)[
-        np.searchsorted(ends, chosen, side="right")
-    ]
+    ends = np.cumsum([file.rows for file in manifest.files_of("sentences")])
+    shard_of = np.searchsorted(ends, chosen, side="right")
     result.recomputed_shards = np.unique(shard_of).tolist()
     for done, number in enumerate(result.recomputed_shards):
         progress(Progress("recomputing", done, len(result.recomputed_shards), "shards"))
