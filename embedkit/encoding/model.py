@@ -510,7 +510,7 @@ def describe_model(name: str) -> ModelInfo:
         architecture=kind,
         max_length=choose_max_length(checkpoint, tokenizer, None),
         vocabulary=len(tokenizer.hf),
-        tokenizer=type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.is_fast else " (slow)"),
+        tokenizer=type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.hf.is_fast else " (slow)"),
         has_pooler=has_pooler,
         sentence=str(checkpoint.definition),
         prompts=checkpoint.definition.prompts,
