@@ -156,11 +156,9 @@ class TableReader:
     def fill(self, matrix: Float32) -> None:
         """Read all vectors into ``(n, width)`` float32, several row groups at a time."""
         with ThreadPoolExecutor(min(8, usable_cores())) as pool:
-            # files are read without the interpreter's lock
-            read = pool.map(lambda b: self.read_block(b, matrix[b.start : b.stop]), self.blocks)
-            # asked for each result, since an error of a thread is raised here alone
-            for _ in read:
-                pass
+            # files are read without the interpreter's lock; results are listed, since an error of a
+            # thread is raised with its result alone
+            list(pool.map(lambda b: self.read_block(b, matrix[b.start : b.stop]), self.blocks))
 
     @cached_property
     def blocks(self) -> list[Block]:
