@@ -353,10 +353,9 @@ def load_module(
     ``kind`` is a class of transformers, such as ``AutoModel``; ``device="meta"`` loads no numbers.
     """
     for file in (checkpoint.weights[0], checkpoint.adapter):
-        if not file.endswith(".bin"):
-            continue
-        check_pickle(checkpoint.name, file)
-        logger.info(f"{file} is a pickle file; PyTorch's restricted reader runs no code of it")
+        if file.endswith(".bin"):
+            check_pickle(checkpoint.name, file)
+            logger.info(f"{file} is a pickle file; PyTorch's restricted reader runs no code of it")
     quiet_transformers()
     import transformers
 
