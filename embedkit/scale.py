@@ -111,10 +111,9 @@ def _begin(shared: Any, threads: int) -> None:
     logging.getLogger("embedkit").setLevel(logging.ERROR)  # each would repeat the same notes
     _of_worker[:] = [shared]
     _set_threads(threads)
+    # a parent that is killed cannot end its workers: each waits for that by itself
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        # a parent that is killed cannot end its workers: each waits for that by itself
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _set_threads(threads: int) -> None:

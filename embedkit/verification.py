@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from embedkit.dataset.read import VectorData
 from embedkit.dataset.tables import TableReader
 from embedkit.display import Shown, count_text
 from embedkit.encoding.windows import ranges
-from embedkit.errors import DamagedError, StorageError, UsageError
+from embedkit.errors import DamagedError, UsageError
 from embedkit.records import Count, Seed
 from embedkit.remote import address_of, store_of, stored_sha256
 from embedkit.runs.folder import is_run, read_run
@@ -107,10 +108,8 @@ def verify(
         if folder.suffix != ".parquet":
             raise UsageError(f"{folder} has no checksum; give a dataset, run, index or Parquet.")
         result.files = 1
-        try:
+        with _problems_of(result):
             result.rows = read_table(folder).num_rows
-        except DamagedError as error:
-            result.problems.append(str(error).rstrip(". "))
         return result
     if not is_dataset(folder) and not is_sealed(folder):
         # either raises an error that says what is there instead; a run may have lost its sums
@@ -122,14 +121,17 @@ def verify(
         result.problems += _differing_in_store(address, file_sums(folder))
     indexes = sorted(filter(is_sealed, Layout(folder).index.glob("*")))
     for part in (folder, *indexes):
-        _check_sums(part, result)
+        with _problems_of(result):
+            _check_sums(part, result)
     # only where the bytes are those that were written: else each damaged file would be told twice
     for part in (folder, *indexes) if result.ok else ():
-        _check_json(part, result)
+        with _problems_of(result):
+            _check_json(part)
     if not is_dataset(folder) or not result.ok:
         return result
     manifest = read_manifest(folder)
-    _check_rows(folder, manifest, result)
+    with _problems_of(result):
+        _check_rows(folder, manifest, result)
     if result.ok and recompute:
         if not manifest.job.storage.text:
             raise UsageError(f"{folder} stores no texts, so nothing can be recomputed.")
@@ -139,6 +141,15 @@ def verify(
         encoder = encode_as(manifest, views, owner=str(folder), device=device, model=model)
         _recompute(folder, manifest, encoder, result, recompute, seed, progress)
     return result
+
+
+@contextmanager
+def _problems_of(result: Verification) -> Iterator[None]:
+    """Let what a check finds damaged, which ends it, be a problem of the result."""
+    try:
+        yield
+    except (DamagedError, UsageError) as error:
+        result.problems.append(str(error).rstrip(". "))
 
 
 def _differing_in_store(address: str, sums: Mapping[str, str]) -> list[str]:
@@ -161,11 +172,7 @@ def _differing_in_store(address: str, sums: Mapping[str, str]) -> list[str]:
 
 def _check_sums(folder: Path, result: Verification) -> None:
     """Compare all files of a folder with ``SHA256SUMS``; shards must be listed there."""
-    try:
-        sums = file_sums(folder)
-    except DamagedError as error:
-        result.problems.append(str(error).rstrip("."))
-        return
+    sums = file_sums(folder)
     result.files += len(sums)
     result.problems += differing_files(folder, sums).values()
     for table in TABLES:
@@ -174,15 +181,12 @@ def _check_sums(folder: Path, result: Verification) -> None:
         result.problems += [f"{name} is not in SHA256SUMS" for name in names if name not in sums]
 
 
-def _check_json(folder: Path, result: Verification) -> None:
+def _check_json(folder: Path) -> None:
     """Read the description of a run or an index, as those who open it do."""
-    try:
-        if is_run(folder):
-            read_run(folder)
-        elif (folder / INFO).is_file():
-            read_index_info(folder)
-    except (DamagedError, UsageError) as error:
-        result.problems.append(str(error).rstrip("."))
+    if is_run(folder):
+        read_run(folder)
+    elif (folder / INFO).is_file():
+        read_index_info(folder)
 
 
 def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
@@ -195,16 +199,9 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
         accepted, *other_rows = (reader.rows for reader in readers)
         with layout.rejects.open(encoding="utf-8") as lines:
             rejected = np.array([int(json.loads(line)["row"]) for line in lines], np.int64)
-    except DamagedError as error:
-        result.problems.append(str(error).rstrip("."))
-        return
     except (OSError, ValueError, KeyError, TypeError) as error:
-        failure = unreadable(layout.rejects, error, advice="")
-        # not damage: the file may not be read, or the disk fails
-        if isinstance(failure, StorageError):
-            raise failure from error
-        result.problems.append(str(failure).rstrip("."))
-        return
+        # no damage, and no problem of the dataset, if the file may not be read or the disk fails
+        raise unreadable(layout.rejects, error, advice="") from error
     result.rows = len(accepted)
     # strictly ascending, so that no record is there twice
     if (np.diff(accepted) <= 0).any():
@@ -243,10 +240,8 @@ def _recompute(
     # by random numbers over all rows, then shard by shard, so that each file is read once
     random = np.random.default_rng(seed)
     chosen = np.sort(random.choice(len(data), min(count, len(data)), replace=False))
-    ends = [block.stop for block in data.reader.blocks]
-    shard_of = np.array([block.shard for block in data.reader.blocks], np.int64)[
-        np.searchsorted(ends, chosen, side="right")
-    ]
+    ends = np.cumsum([file.rows for file in manifest.files_of("sentences")])
+    shard_of = np.searchsorted(ends, chosen, side="right")
     result.recomputed_shards = np.unique(shard_of).tolist()
     for done, number in enumerate(result.recomputed_shards):
         progress(Progress("recomputing", done, len(result.recomputed_shards), "shards"))

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from embedkit.choices import Pooling
-from embedkit.encoding.checkpoint import _FROM_PADDING
+from embedkit.encoding.checkpoint import _FROM_PADDING, find_checkpoint
 from embedkit.encoding.checkpoint import FAMILIES as KNOWN
 from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.views import LayerSpec, View
 
 Floats = NDArray[np.float32]
@@ -156,6 +157,14 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
         for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
+
+
+def state(path: Path, **values: Any) -> None:
+    """Change keys of a JSON file, of a list those of its last element."""
+    path.parent.mkdir(exist_ok=True)
+    content = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    (content[-1] if isinstance(content, list) else content).update(values)
+    path.write_text(json.dumps(content), "utf-8")
 
 
 def build_bert(folder: Path, *, layers: int, heads: int, width: int) -> str:
@@ -303,6 +312,14 @@ class Plain:
         hidden = [h[0].to(kind).numpy() for h in output.hidden_states]
         pooled = output.get("pooler_output")
         return hidden, None if pooled is None else pooled[0].to(kind).numpy()
+
+
+def plain_model(
+    folder: Path | str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> PlainModel:
+    """The model of a checkpoint as embedkit runs it without its packed forward."""
+    checkpoint = find_checkpoint(folder)
+    return load_model(checkpoint, pad_id=0, device=torch.device(device), dtype=dtype)
 
 
 PlainOf = Callable[[str], Plain]

@@ -189,10 +189,9 @@ class Manifest:
         """Everything that shapes a vector."""
         return self.job.vector_settings
 
-    @property
-    def n_shards(self) -> int:
-        """Number of shards; each has a sentence file, even one without rows."""
-        return sum(name.startswith("sentences/") for name in self.files)
+    def files_of(self, table: str) -> list[FileEntry]:
+        """The files of a table, one for each shard in order; a shard without rows has one too."""
+        return [self.files[name] for name in sorted(self.files) if name.startswith(f"{table}/")]
 
 
 def in_column_order(views: Mapping[str, int]) -> dict[str, int]:
@@ -213,11 +212,8 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
     compared. Processes that need a copy at once wait for the one that fetches it.
     """
     address = address_of(path)
-    return _copy_of(address, new=new, whole=whole) if address else Path(path)
-
-
-def _copy_of(address: str, *, new: bool = False, whole: bool = False) -> Path:
-    """The local copy of a dataset in an object store, see :func:`local_dataset`."""
+    if not address:
+        return Path(path)
     # the whole address, its query included: equal names at two addresses are two copies
     digest = hashlib.sha256(address.encode()).hexdigest()[:16]
     shown = storage.without_secrets(address)
@@ -265,16 +261,13 @@ def _copy_of(address: str, *, new: bool = False, whole: bool = False) -> Path:
 
 
 def is_dataset(path: AnyPath) -> bool:
-    """True if the folder, or the address of one, is a complete dataset."""
-    address = address_of(path)
-    return _is_stored(address) if address else (Path(path) / MANIFEST).is_file()
+    """True if the folder, or the address of one, is a complete dataset.
 
-
-def _is_stored(address: str) -> bool:
-    """True if there is a dataset at an address.
-
-    One that ends as a corpus file does is not asked: some servers have a page for any name.
+    An address that ends as a corpus file does is not asked: some servers have a page for any name.
     """
+    address = address_of(path)
+    if not address:
+        return (Path(path) / MANIFEST).is_file()
     # the query of a signed address comes after the name
     if format_of_name(Path(address.partition("?")[0])):
         return False
@@ -296,14 +289,15 @@ def dataset_folder(
         if hasattr(source, "manifest"):
             raise UsageError(f"{source!r} is loaded; pass its folder.")
         return None
-    path, address = Path(source), address_of(source)
-    if not (_is_stored(address) if address else path.is_dir() or incomplete(path).is_dir()):
+    path = Path(source)
+    here = not address_of(source) and (path.is_dir() or incomplete(path).is_dir())
+    if not here and not is_dataset(source):
         return None
     # before anything is fetched
     for name, value in (options or {}).items():
         problem = f"is for a corpus; {source} is a dataset, whose records are settled"
         raise UsageError(f"{prefix}{Option(name, value)} {problem}.")
-    return _copy_of(address) if address else path
+    return local_dataset(source)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -59,8 +59,7 @@ def describe_dataset(path: Path) -> DatasetInfo:
     data, tables = load(path), []
     manifest = data.manifest
     for folder in TABLES:
-        files = [f for name, f in manifest.files.items() if name.startswith(folder + "/")]
-        if files:
+        if files := manifest.files_of(folder):
             rows, size = sum(f.rows for f in files), sum(f.bytes for f in files)
             tables.append((folder, len(files), rows, size))
     keys = text_keys(data)
@@ -166,12 +165,8 @@ def card_of(manifest: Manifest) -> str:
     job, totals, names = manifest.job, manifest.totals, manifest.names
     stored = [t for t in TABLES if t == "sentences" or getattr(job.vectors, t)]
     columns = {table: view_ranges(list(manifest.columns_of(table))) for table in stored}
-    configs = [
-        f"- config_name: {table}\n  data_files: {table}/*.parquet{default}"
-        # sentences come first and are the default; strict=False: there may be fewer tables than
-        # three
-        for table, default in zip(stored, ["\n  default: true", "", ""], strict=False)
-    ]
+    configs = [f"- config_name: {table}\n  data_files: {table}/*.parquet" for table in stored]
+    configs[0] += "\n  default: true"  # of sentences
     note = f" {BATCH_INVARIANT}." * batch_invariant(manifest)
     scaled = " Numbers are int8; `embedkit.scale` in the metadata of a column has the factors."
     note += scaled * (job.storage.profile == "int8")

@@ -4,7 +4,7 @@ A vector is a ``fixed_size_list<float>`` without nulls, dictionary or compressio
 for each page: other tools read it as it is, and :mod:`~embedkit.dataset.tables` by copying pages.
 The footer names the dataset's fingerprint, the shard's number and its rows, and the manifest has
 the digest of the footer, so that a shard of another dataset, or of another time, is noticed when it
-is opened, by one read of some kilobytes.
+is opened, by two reads of some kilobytes.
 
 Predictions, splits and lists of shards are small tables (:func:`write_parquet`,
 :func:`read_table`), whose page checksums pyarrow writes, and compares when it is asked to.
@@ -31,9 +31,6 @@ from embedkit.types import Float32
 
 # what a reader holds in memory at a time: 12 MB of a float32 view of width 384
 ROW_GROUP_ROWS = 8_192
-
-
-_FOOTER_BYTES = 1 << 16  # read at once, enough for most
 
 
 # columns of few different values
@@ -214,14 +211,11 @@ def footer_sha256(descriptor: int) -> str:
     """
     size = os.fstat(descriptor).st_size
     # a Parquet file ends with the footer, its length in four bytes, and PAR1
-    end = os.pread(descriptor, _FOOTER_BYTES, max(size - _FOOTER_BYTES, 0))
-    length = int.from_bytes(end[-8:-4], "little") + 8
-    if not end.endswith(b"PAR1") or length > size:
+    end = os.pread(descriptor, 8, max(size - 8, 0))
+    length = int.from_bytes(end[:4], "little") + 8
+    if end[4:] != b"PAR1" or length > size:
         raise ValueError("it does not end as a Parquet file does")
-    # many columns, or long job settings: a second read of the exact length
-    if length > len(end):
-        end = os.pread(descriptor, length, size - length)
-    return hashlib.sha256(end[-length:]).hexdigest()
+    return hashlib.sha256(os.pread(descriptor, length, size - length)).hexdigest()
 
 
 def text_column(values: Sequence[str | None]) -> pa.Array:

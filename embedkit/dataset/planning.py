@@ -123,7 +123,8 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
 
     if settings.pooling is not None:
         parse_poolings(settings.pooling)  # before the model is loaded
-    settings = _with_long_texts(settings, find_fold_models(settings.model))
+    seen = find_fold_models(settings.model)
+    settings = _with_long_texts(settings, seen)
     load = _arguments_of_load(settings, target)
     threads = max(usable_cores() // settings.n_workers, 1)
     # with as many threads as the workers: trials at loading may depend on them
@@ -148,7 +149,7 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
     # late, since it reads all bytes: mistakes above are found before
     corpus = hash_inputs(corpus)
     # after the hashes, by which it sees whether this is the corpus of the run
-    seen = _seen_records(settings.model, corpus)
+    _check_unseen(seen, settings.model, corpus)
     token_layers = specs if settings.tokens or settings.words else ()
     stride = encoder.max_length // 4 if settings.stride is None else settings.stride
     widths = {view.name: encoder.width_of(view) for view in views}
@@ -248,14 +249,14 @@ def _with_long_texts(settings: ExtractOptions, seen: SeenRecords | None) -> Extr
     return replace(settings, on_long=on_long, stride=stride)
 
 
-def _seen_records(model: str, corpus: CorpusPlan) -> SeenRecords | None:
-    """The records of a run that its models were trained on; ``None`` for a checkpoint.
+def _check_unseen(seen: SeenRecords | None, model: str, corpus: CorpusPlan) -> None:
+    """Raise if some vectors would be of a model that was trained on the text.
 
-    A :class:`UsageError` if some vectors would be of a model that was trained on the text.
+    ``seen`` are the records of the run that is the model; ``None`` for a checkpoint.
     """
-    seen, inside = find_fold_models(model), find_run_of(model)
+    inside = find_run_of(model)
     if seen is None and inside is None:
-        return None
+        return
     if seen is not None:
         _check_kept(corpus.keep, ("fold",))
     source = [file.sha256 for file in corpus.files]
@@ -267,7 +268,6 @@ def _seen_records(model: str, corpus: CorpusPlan) -> SeenRecords | None:
             seen.folds_of(keys_of(chunk))
         elif inside is not None:
             inside.check_unseen(Path(model).name, chunk)
-    return seen
 
 
 def _shard_rows(vectors: VectorSettings, storage: str) -> int:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.choices import LEVELS, POOLINGS, Export, Level, documented
-from embedkit.dataset.format import Manifest, local_dataset, read_manifest
+from embedkit.dataset.format import TABLES, Manifest, local_dataset, read_manifest
 from embedkit.dataset.parquet import numbers, vector_column
 from embedkit.dataset.tables import Block, TableReader
 from embedkit.display import Shown
@@ -128,7 +128,7 @@ def _joined(parts: Sequence[_Batch]) -> _Batch:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-_TABLE_OF = dict(zip(LEVELS, ("sentences", "words", "tokens"), strict=True))
+_TABLE_OF = dict(zip(LEVELS, TABLES, strict=True))
 
 
 @accepts()

@@ -229,9 +229,9 @@ class ShardMaker:
             name: settings.as_stored(vectors.views.pop(name), name=name, rows=rows[shard.new])
             for name in list(vectors.views)
         }
-        # vectors come as new ones, then those of each dataset; places say which row each belongs to
-        places = np.concatenate([shard.new, *(part.texts for part in shard.reused)])
-        yield "sentences", columns, _joined(views, [part.views() for part in shard.reused], places)
+        # vectors come as new ones, then those of each dataset
+        order = np.argsort(np.concatenate([shard.new, *(part.texts for part in shard.reused)]))
+        yield "sentences", columns, _joined(views, [part.views() for part in shard.reused], order)
 
     def _layer_table(self, name: str, table: WordVectors | TokenVectors, shard: Shard) -> _Table:
         """A table of words or tokens, record by record, of new texts and those of datasets."""
@@ -252,9 +252,8 @@ class ShardMaker:
         if reused:
             first = pa.table(columns)
             whole = pa.concat_tables([first, *(cells.cast(first.schema) for _, cells, _ in reused)])
-            # columns are taken by the order, vectors are put by its inverse
             columns = {n: whole[n].take(order).combine_chunks() for n in columns}
-            layers = _joined(layers, [vectors for _, _, vectors in reused], np.argsort(order))
+            layers = _joined(layers, [vectors for _, _, vectors in reused], order)
         # from numbers in the shard to numbers in the corpus
         columns = {"row": pa.array(rows[owner[order]], pa.int64())} | columns
         if name == "words" and settings.input.word_label is not None:
@@ -265,15 +264,15 @@ class ShardMaker:
 
 
 def _joined(
-    new: dict[str, NDArray[Any]], reused: Sequence[Mapping[str, Float32]], places: Int64
+    new: dict[str, NDArray[Any]], reused: Sequence[Mapping[str, Float32]], order: Int64
 ) -> dict[str, NDArray[Any]]:
-    """Stored vectors of new texts and of those of datasets, put where they belong."""
+    """Stored vectors of new texts and of those of datasets, in the order of their rows."""
     if not reused:
         return new
     joined = {}
     for name, vectors in new.items():
-        joined[name] = np.empty((len(places), vectors.shape[1]), vectors.dtype)
-        joined[name][places] = np.concatenate([vectors, *(views[name] for views in reused)])
+        parts = [vectors, *(views[name] for views in reused)]
+        joined[name] = np.concatenate(parts, dtype=vectors.dtype)[order]
     return joined
 
 

@@ -30,7 +30,7 @@ from isal import isal_zlib
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.dataset.format import FileEntry, Layout, Manifest, is_dataset, read_manifest
+from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
 from embedkit.dataset.parquet import footer_sha256, matrix_of, numbers, places
 from embedkit.errors import DamagedError, LockedError, Option, UsageError, did_you_mean
 from embedkit.machine import usable_cores
@@ -142,6 +142,7 @@ class TableReader:
 
     def __init__(self, path: Path, manifest: Manifest, table: str, views: tuple[str, ...]) -> None:
         self._path, self._manifest, self._table = path, manifest, table
+        self._files = manifest.files_of(table)
         # columns are read when they are used, maybe in another current folder; messages name the
         # folder as it was given
         self.folder = path.absolute()
@@ -150,27 +151,21 @@ class TableReader:
         self.width: int = self._edges[-1]
 
     def __len__(self) -> int:
-        return self._rows
-
-    @cached_property
-    def _rows(self) -> int:
-        return sum(self._entry(number).rows for number in range(self._manifest.n_shards))
+        return sum(file.rows for file in self._files)
 
     def fill(self, matrix: Float32) -> None:
         """Read all vectors into ``(n, width)`` float32, several row groups at a time."""
         with ThreadPoolExecutor(min(8, usable_cores())) as pool:
-            # files are read without the interpreter's lock
-            read = pool.map(lambda b: self.read_block(b, matrix[b.start : b.stop]), self.blocks)
-            # asked for each result, since an error of a thread is raised here alone
-            for _ in read:
-                pass
+            # files are read without the interpreter's lock; results are listed, since an error of a
+            # thread is raised with its result alone
+            list(pool.map(lambda b: self.read_block(b, matrix[b.start : b.stop]), self.blocks))
 
     @cached_property
     def blocks(self) -> list[Block]:
         """The row groups of all shards in order."""
         blocks: list[Block] = []
         start = 0
-        for number in range(self._manifest.n_shards):
+        for number in range(len(self._files)):
             with self._opened(number) as file:
                 metadata = self._metadata(number, file)
             for group in range(metadata.num_row_groups):
@@ -290,12 +285,6 @@ class TableReader:
         for number in np.unique(owner):
             yield self.blocks[int(number)], np.flatnonzero(owner == number)
 
-    def _entry(self, number: int) -> FileEntry:
-        return self._manifest.files[f"{self._table}/{self._part(number).name}"]
-
-    def _part(self, number: int) -> Path:
-        return Layout(self._path).shard_file(self._table, number)
-
     @contextmanager
     def _opened(self, number: int) -> Iterator[FileIO]:
         """A shard, open for reading; its size and footer are those that the manifest tells.
@@ -303,7 +292,7 @@ class TableReader:
         So it is this shard of this dataset. It stays open while it is read, since another process
         may give its name to another file. Whatever is wrong with it is a :class:`DamagedError`.
         """
-        part, entry = self._part(number), self._entry(number)
+        part, entry = Layout(self._path).shard_file(self._table, number), self._files[number]
         try:
             with (self.folder / self._table / part.name).open("rb", buffering=0) as file:
                 if (size := os.fstat(file.fileno()).st_size) != entry.bytes:
@@ -337,7 +326,7 @@ class TableReader:
                 raise LockedError(f"{self._path} {problem}")
 
     def _metadata(self, number: int, file: FileIO) -> pq.FileMetaData:
-        metadata, rows = pq.read_metadata(file), self._entry(number).rows
+        metadata, rows = pq.read_metadata(file), self._files[number].rows
         if metadata.num_rows != rows:
             raise ValueError(f"{metadata.num_rows} rows, {rows} were written")
         names = metadata.schema.to_arrow_schema().names

@@ -273,11 +273,11 @@ def load_model(
             f"{checkpoint.name} needs {', '.join(checkpoint.unread)}, which is not computed here: "
             "its vectors are those of transformers, not its makers'"
         )
-    # a decoder would keep keys and values, which nothing reads here
-    model.config.use_cache = False
     if checkpoint.config.get("is_encoder_decoder"):
         # its decoder would need inputs of its own
         model = model.get_encoder()
+    # a decoder would keep keys and values of all layers, which nothing reads here
+    model.config.use_cache = False
     if (pooler := getattr(model, "pooler", None)) is not None:
         model.pooler = nn.Identity()  # applied on request, not in every forward
     if isinstance(pooler, nn.Linear):  # ALBERT's forward has the other steps
@@ -353,10 +353,9 @@ def load_module(
     ``kind`` is a class of transformers, such as ``AutoModel``; ``device="meta"`` loads no numbers.
     """
     for file in (checkpoint.weights[0], checkpoint.adapter):
-        if not file.endswith(".bin"):
-            continue
-        check_pickle(checkpoint.name, file)
-        logger.info(f"{file} is a pickle file; PyTorch's restricted reader runs no code of it")
+        if file.endswith(".bin"):
+            check_pickle(checkpoint.name, file)
+            logger.info(f"{file} is a pickle file; PyTorch's restricted reader runs no code of it")
     quiet_transformers()
     import transformers
 
@@ -510,7 +509,7 @@ def describe_model(name: str) -> ModelInfo:
         architecture=kind,
         max_length=choose_max_length(checkpoint, tokenizer, None),
         vocabulary=len(tokenizer.hf),
-        tokenizer=type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.is_fast else " (slow)"),
+        tokenizer=type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.hf.is_fast else " (slow)"),
         has_pooler=has_pooler,
         sentence=str(checkpoint.definition),
         prompts=checkpoint.definition.prompts,

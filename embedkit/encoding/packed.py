@@ -384,7 +384,7 @@ def fastest(plain: PlainModel) -> Model:
         try:
             # inside of the try as well: laying out the weights may fail too
             packed = PackedModel(plain, attention=kind)
-            worst = _difference(packed, plain, _trial(plain))
+            worst = _difference(packed, plain)
         except Exception as error:  # of any kernel that this device or torch does not support
             reason = f"cannot run here ({first_line(error)})"
             if is_out_of_memory(error):
@@ -459,8 +459,6 @@ class PackedModel(Model):
             AttentionInterface.register(_NAME, _attend)
             # registered under one name for all models: the function finds its forward by the thread
             self.module.set_attn_implementation(_NAME)
-        # a decoder would keep keys and values of all layers
-        self.module.config.use_cache = False
         # the layers are the first list of modules in every family that is packed; where they are
         # not, the comparison at load fails
         for layer in next(m for m in self.module.modules() if isinstance(m, nn.ModuleList)):
@@ -594,7 +592,7 @@ def _kernel_of_short(plain: PlainModel, limit: float) -> str:
     with suppress(Exception):  # it takes neither windows nor grouped keys
         # a model of its own, in which it is the only kernel: the trial is not always short
         packed = PackedModel(plain, attention="efficient")
-        if _difference(packed, plain, _trial(plain)) <= limit:
+        if _difference(packed, plain) <= limit:
             return packed.attention
     return ""
 
@@ -615,9 +613,9 @@ def _random(plain: PlainModel, lengths: list[int]) -> PackedBatch:
     return PackedBatch.of(ids, torch.zeros_like(ids), lengths)
 
 
-def _difference(packed: PackedModel, plain: PlainModel, batch: PackedBatch) -> float:
+def _difference(packed: PackedModel, plain: PlainModel) -> float:
     """Maximum relative L2 difference of a layer between the two forwards; infinite for NaN."""
-    layers = range(packed.n_layers + 1)
+    batch, layers = _trial(plain), range(packed.n_layers + 1)
     outputs: list[Tensor] = []
     expected: list[Tensor] = []
     packed.forward(batch, layers, lambda _, h: outputs.append(h.float()))

@@ -276,13 +276,11 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Any, *, pad_id: int, type_vocab: int) -> None:
         self.hf = tokenizer
-        self.is_fast = bool(tokenizer.is_fast)
         self.pad_id = pad_id
-        self._left = tokenizer.truncation_side == "left"
         unknown = tokenizer.unk_token_id
         self.unknown_id = -1 if unknown is None else int(unknown)
         self._type_vocab = type_vocab
-        if self.is_fast:  # tokenizer.json may have limits: MiniLM's cuts at 128
+        if self.hf.is_fast:  # tokenizer.json may have limits: MiniLM's cuts at 128
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
         # for one text and for two, in the order in which they are indexed by a flag
@@ -295,7 +293,7 @@ class TextTokenizer:
         """The same tokenizer without its lower-casing; a :class:`UsageError` if it has none."""
         from tokenizers import Tokenizer
 
-        state = json.loads(self.hf.backend_tokenizer.to_str()) if self.is_fast else {}
+        state = json.loads(self.hf.backend_tokenizer.to_str()) if self.hf.is_fast else {}
         cased = cased_normalizer(state.get("normalizer"))
         if cased == state.get("normalizer"):
             raise UsageError("the tokenizer keeps case.")
@@ -384,7 +382,7 @@ class TextTokenizer:
                 ) from None
         lists: Iterable[list[int]]
         spans: Iterable[Sequence[tuple[int, int]]]
-        if self.is_fast:
+        if self.hf.is_fast:
             backend = self.hf.backend_tokenizer
             # encode_batch_fast computes no offsets, and takes less time
             encode = backend.encode_batch if offsets else backend.encode_batch_fast
@@ -446,7 +444,7 @@ class TextTokenizer:
         for number, side in enumerate(sides):
             to = ranges(places[:, 2 * number + 1], kept[:, number])
             # truncation on the left drops the beginning of the text instead of its end
-            skipped = (side.counts - kept[:, number]) * self._left
+            skipped = (side.counts - kept[:, number]) * (self.hf.truncation_side == "left")
             source = ranges(ends_of(side.counts)[:-1] + skipped, kept[:, number])
             ids[to], types[to], segment[to] = side.ids[source], template.text_types[number], number
             if spans is not None and side.spans is not None:
@@ -509,7 +507,7 @@ class TextTokenizer:
         for lengths in ((9, 7), (7, 9)):
             pair = ("a " * lengths[0], "a " * lengths[1])  # one word: lengths in tokens follow
             expected = self.hf(*pair, truncation="longest_first", max_length=settings.max_length)
-            if self.is_fast:  # the library keeps the limit
+            if self.hf.is_fast:  # the library keeps the limit
                 self.hf.backend_tokenizer.no_truncation()
             # the loop sets the attribute that encode() reads; the caller sets the final answer
             for self._odd_first in ((True, True), (False, False)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from transformers import (
 import embedkit
 from embedkit.dataset.info import describe_dataset
 from embedkit.encoding.model import describe_model
-from tests.models import Tiny
+from tests.models import Tiny, state
 from tests.processes import command
 from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
 
@@ -88,14 +87,11 @@ def test_a_classifier_is_shown_with_its_head(tiny: Tiny, tmp_path: Path, family:
 
 def test_weights_that_are_missing_and_unused_are_named(tiny: Tiny, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny("bert"), tmp_path / "m"))
-    config = json.loads((folder / "config.json").read_text())
-    config["architectures"] = ["BertForSequenceClassification"]
-    (folder / "config.json").write_text(json.dumps(config))
+    state(folder / "config.json", architectures=["BertForSequenceClassification"])
     info = describe_model(str(folder))
     assert info.missing == ("classifier.bias", "classifier.weight")
     model = BertForSequenceClassification.from_pretrained(tiny("bert"), num_labels=5)
     model.save_pretrained(folder)
-    config["architectures"] = ["BertModel"]
-    (folder / "config.json").write_text(json.dumps(config))
+    state(folder / "config.json", architectures=["BertModel"])
     assert describe_model(str(folder)).unused == ("classifier.bias", "classifier.weight")
     assert "unused     2 weights" in command("info", folder, cwd=tmp_path).stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from embedkit.encoding import bert
 from embedkit.encoding.bert import Bert
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedModelError
-from tests.models import TEXTS, Tiny, build, needs_plain_bf16
+from tests.models import TEXTS, Tiny, build, needs_plain_bf16, state
 
 FAMILIES = ("bert", "bert_mlm", "japanese", "roberta", "xlm-roberta", "camembert")
 FIRST = "model.safetensors"
@@ -47,11 +46,6 @@ def test_bits_are_those_of_the_modules_of_transformers(
         assert ours[view].tobytes() == theirs[view].tobytes(), view
 
 
-def with_config(folder: Path, **settings: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-
-
 def with_names(folder: Path, rename: Callable[[str], str | None]) -> None:
     tensors = {rename(name): tensor for name, tensor in load_file(folder / FIRST).items()}
     kept = {name: tensor for name, tensor in tensors.items() if name is not None}
@@ -66,7 +60,7 @@ def with_two_of_each(folder: Path) -> None:
 
 UNUSUAL: dict[str, Callable[[Path], None]] = {
     "each weight twice": with_two_of_each,
-    "another activation": lambda folder: with_config(folder, hidden_act="relu"),
+    "another activation": lambda folder: state(folder / "config.json", hidden_act="relu"),
     "names of 2019": lambda folder: with_names(
         folder, lambda n: n.replace("LayerNorm.weight", "LayerNorm.gamma")
     ),
@@ -84,7 +78,7 @@ def test_what_is_unusual_is_loaded_by_transformers(kind: str, tmp_path: Path) ->
 
 
 def test_what_nothing_can_be_built_of_is_said_by_transformers(tmp_path: Path) -> None:
-    with_config(build("bert", tmp_path), num_attention_heads=0)
+    state(build("bert", tmp_path) / "config.json", num_attention_heads=0)
     with pytest.raises(DamagedModelError, match="weights cannot be loaded"):
         Encoder(tmp_path, device="cpu")
 

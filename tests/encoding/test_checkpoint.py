@@ -24,7 +24,7 @@ from embedkit.encoding.checkpoint import FAMILIES, find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import choose_max_length
 from embedkit.errors import ModelError, UsageError
-from tests.models import TEXTS, EncoderOf, distance, trusted_reader
+from tests.models import TEXTS, EncoderOf, build_old, distance, state, trusted_reader
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/tiny-bert"
@@ -34,14 +34,6 @@ NAME = "someone/tiny-bert"
 def copy(tiny_bert: Path, tmp_path: Path) -> Path:
     """A copy of the tiny BERT that a test may change."""
     return Path(shutil.copytree(tiny_bert, tmp_path / "tiny"))
-
-
-def change_config(folder: Path, **changes: Any) -> None:
-    """Change entries of config.json; ``None`` removes one."""
-    path = folder / "config.json"
-    config = {**json.loads(path.read_text("utf-8")), **changes}
-    config = {key: value for key, value in config.items() if value is not None}
-    path.write_text(json.dumps(config), "utf-8")
 
 
 def test_folder(copy: Path) -> None:
@@ -115,9 +107,9 @@ def test_damaged_files(file: str, content: bytes | None, copy: Path) -> None:
     ("architecture", "kind"),
     [("XLMRobertaForMaskedLM", "xlm-roberta"), ("DebertaV2Model", "deberta-v2")],
 )
-def test_model_type_by_architecture(architecture: str, kind: str, copy: Path) -> None:
-    change_config(copy, model_type=None, architectures=[architecture])
-    assert find_checkpoint(str(copy)).model_type == kind
+def test_model_type_by_architecture(architecture: str, kind: str, tmp_path: Path) -> None:
+    folder = build_old(tmp_path, "cased", model_type=None, architectures=[architecture])
+    assert find_checkpoint(folder).model_type == kind
     assert kind in FAMILIES
 
 
@@ -214,11 +206,9 @@ def test_code_of_a_checkpoint_is_not_run(copy: Path) -> None:
     for name in ("configuration_own", "modeling_own", "tokenization_own"):
         (copy / f"{name}.py").write_text(code + "class Own: pass\n", "utf-8")
     own = {"AutoConfig": "configuration_own.Own", "AutoModel": "modeling_own.Own"}
-    change_config(copy, auto_map=own)
-    path = copy / "tokenizer_config.json"
-    config = json.loads(path.read_text("utf-8"))
-    config["auto_map"] = {"AutoTokenizer": ["tokenization_own.Own", "tokenization_own.Own"]}
-    path.write_text(json.dumps(config), "utf-8")
+    state(copy / "config.json", auto_map=own)
+    tokenizers = {"AutoTokenizer": ["tokenization_own.Own", "tokenization_own.Own"]}
+    state(copy / "tokenizer_config.json", auto_map=tokenizers)
     encoder = Encoder.load(str(copy), device="cpu")
     with pytest.raises(ModelError, match="code of the checkpoint"):
         encoder.encode(["a"])

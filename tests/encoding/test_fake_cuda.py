@@ -22,10 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import rms_norm
 from torch.overrides import TorchFunctionMode
 
-from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel, load_model
+from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel
 from embedkit.encoding.packed import PackedModel, attention_kinds
-from tests.models import Tiny, slow
+from tests.models import Tiny, plain_model, slow
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fake tensors
@@ -100,18 +99,6 @@ FAMILIES: dict[str, set[str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def plain_of(tiny: Tiny) -> Callable[[str, str], PlainModel]:
-    """A model of a family, loaded on the CPU in a precision."""
-
-    def load(family: str, precision: str) -> PlainModel:
-        checkpoint = find_checkpoint(str(tiny(family)))
-        dtype = PRECISIONS[precision]
-        return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=dtype)
-
-    return load
-
-
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
@@ -157,9 +144,9 @@ QUICK = ("bert", "mpnet", "modernbert", "eurobert")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", [*QUICK, *slow(*sorted(FAMILIES.keys() - {*QUICK}))])
 def test_kernels_take_what_they_are_given(
-    family: str, precision: str, plain_of: Callable[[str, str], PlainModel], fake: FakeTensorMode
+    family: str, precision: str, tiny: Tiny, fake: FakeTensorMode
 ) -> None:
-    plain = plain_of(family, precision)
+    plain = plain_model(tiny(family), PRECISIONS[precision])
     to_cuda(plain, fake)
     taken = set()
     kinds = attention_kinds(CUDA, plain.dtype)
@@ -180,10 +167,8 @@ def test_kernels_take_what_they_are_given(
     assert taken == expected
 
 
-def test_the_plain_forward_selects_tokens_without_waiting(
-    plain_of: Callable[[str, str], PlainModel], fake: FakeTensorMode
-) -> None:
-    plain = plain_of("fnet", "fp32")  # the others' own masks ask for numbers
+def test_the_plain_forward_selects_tokens_without_waiting(tiny: Tiny, fake: FakeTensorMode) -> None:
+    plain = plain_model(tiny("fnet"))  # the others' own masks ask for numbers
     to_cuda(plain, fake)
     plain.__dict__["_sees_padding"] = False  # which asks for numbers, once
     with fake:

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 import embedkit
-from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder, choose_precision
-from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, computes_bf16, load_model
+from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, computes_bf16
 from embedkit.encoding.packed import PackedModel, attention_kinds, fastest
 from embedkit.encoding.views import parse_view
 from embedkit.encoding.windows import TokenizerSettings
-from tests.models import TEXTS, EncoderOf, Tiny, build_bert, distance
+from tests.models import TEXTS, EncoderOf, Tiny, build_bert, distance, plain_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,12 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return build_bert(tmp_path_factory.mktemp("gpu"), layers=4, heads=4, width=128)
 
 
-def plain_on(folder: str, precision: str, device: torch.device) -> tuple[PlainModel, Checkpoint]:
-    checkpoint = find_checkpoint(folder)
-    dtype = PRECISIONS[precision]
-    return load_model(checkpoint, pad_id=0, device=device, dtype=dtype), checkpoint
-
-
 def states(model: PlainModel | PackedModel, *, first_only: bool = False) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 300, (sum(LENGTHS),), generator=generator).to(model.device)
@@ -61,10 +54,10 @@ def far(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("attention", ["varlen", "efficient", "runs"])
 def test_packed_equals_plain(folder: str, precision: str, attention: str) -> None:
-    plain, _ = plain_on(folder, precision, CUDA)
+    plain = plain_model(folder, PRECISIONS[precision], CUDA)
     if attention not in attention_kinds(CUDA, plain.dtype):
         pytest.skip(f"{attention} is not for this device in {precision}")
-    exact, _ = plain_on(folder, "fp32", torch.device("cpu"))
+    exact = plain_model(folder)
     ours = PackedModel(plain, attention=attention)
     for truth, theirs, mine in zip(states(exact), states(plain), states(ours), strict=True):
         assert far(mine, truth) <= max(1e-5, 1.2 * far(theirs, truth))
@@ -77,7 +70,7 @@ def test_packed_equals_plain(folder: str, precision: str, attention: str) -> Non
 def test_the_first_kernel_is_taken(folder: str, precision: str, notes: list[str]) -> None:
     if precision == "bf16" and not computes_bf16(CUDA):
         pytest.skip("this device has no bf16")
-    plain, _ = plain_on(folder, precision, CUDA)
+    plain = plain_model(folder, PRECISIONS[precision], CUDA)
     chosen = fastest(plain)
     assert notes == []
     assert isinstance(chosen, PackedModel)
@@ -89,7 +82,7 @@ def test_a_head_size_that_no_kernel_takes_is_packed_all_the_same(
     tmp_path: Path, notes: list[str]
 ) -> None:
     folder = build_bert(tmp_path, layers=3, heads=2, width=52)
-    plain, _ = plain_on(folder, choose_precision(None, CUDA), CUDA)
+    plain = plain_model(folder, PRECISIONS[choose_precision(None, CUDA)], CUDA)
     assert isinstance(fastest(plain), PackedModel)
     assert all("the attention kernel" in notice for notice in notes)
 

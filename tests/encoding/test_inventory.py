@@ -41,7 +41,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.inventory import SENTENCE_FILES
 from embedkit.encoding.model import describe_model
 from embedkit.errors import EncodeError, ModelError, UsageError
-from tests.models import TEXTS, distance, save_model
+from tests.models import TEXTS, distance, save_model, state
 from tests.processes import invoke
 
 SOME = [*TEXTS[:9], *TEXTS[10:]]
@@ -50,15 +50,7 @@ FLOOR = 2e-6
 
 
 def read(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
-
-
-def state(path: Path, **values: Any) -> None:
-    """Change keys of a JSON file, of a list those of its last element."""
-    path.parent.mkdir(exist_ok=True)
-    content = read(path)
-    (content[-1] if isinstance(content, list) else content).update(values)
-    path.write_text(json.dumps(content), "utf-8")
+    return json.loads(path.read_text("utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +223,7 @@ def test_a_transformer_in_a_folder_of_its_own(name: str, folder: Path, tmp_path:
     for path in [*folder.iterdir()]:
         if path.is_file() and not path.name.startswith(("modules", "config_")):
             path.rename(folder / name / path.name)
-    modules = json.loads((folder / "modules.json").read_text())
+    modules = read(folder / "modules.json")
     modules[0]["path"] = name
     (folder / "modules.json").write_text(json.dumps(modules))
     state(folder / name / S, max_seq_length=9)

@@ -19,7 +19,7 @@ import embedkit
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import describe_model
 from embedkit.errors import ModelError
-from tests.models import _TOKENIZERS, TEXTS, check_near, save_model, slow
+from tests.models import _TOKENIZERS, TEXTS, check_near, save_model, slow, state
 
 SOME = [text for text in TEXTS if text]
 DECODERS: dict[str, dict[str, Any]] = {
@@ -70,9 +70,8 @@ def build(family: str, folder: Path) -> Path:
 def test_what_other_libraries_compute_otherwise_is_told(tmp_path: Path, notes: list[str]) -> None:
     """Segments of a decoder are words to transformers; of BART its decoder is the vector."""
     decoder = build("gpt2", tmp_path / "gpt2")
-    file = decoder / "tokenizer_config.json"
     names = ["input_ids", "token_type_ids", "attention_mask"]
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_input_names": names}))
+    state(decoder / "tokenizer_config.json", model_input_names=names)
     Encoder(decoder, device="cpu")
     assert sum("numbers segments" in note for note in notes) == 1
     both = build("bart", tmp_path / "bart")

@@ -15,16 +15,8 @@ import torch
 
 from embedkit.encoding import packed as packed_module
 from embedkit.encoding.bert import Bert
-from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.model import (
-    PRECISIONS,
-    Model,
-    PackedBatch,
-    PlainModel,
-    load_model,
-    whole_fp32,
-)
+from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel, whole_fp32
 from embedkit.encoding.packed import KERNELS, PackedModel, fastest
 from embedkit.encoding.products import _Part, hasten
 from embedkit.encoding.views import parse_view
@@ -38,6 +30,7 @@ from tests.models import (
     build_bert,
     check_near,
     needs_plain_bf16,
+    plain_model,
     slow,
 )
 
@@ -52,14 +45,6 @@ LENGTHS: list[Sequence[int]] = [
     (150, 1),
     tuple(range(60, 0, -3)),
 ]
-
-
-def both(folder: str, precision: str = "fp32") -> tuple[PackedModel, PlainModel, Checkpoint]:
-    checkpoint = find_checkpoint(folder)
-    plain = load_model(
-        checkpoint, pad_id=0, device=torch.device("cpu"), dtype=PRECISIONS[precision]
-    )
-    return PackedModel(plain), plain, checkpoint
 
 
 def batch_of(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> PackedBatch:
@@ -88,11 +73,8 @@ def test_products_that_are_joined_on_a_gpu(
     family: str, precision: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Queries, keys and values at once, and GELU with its product: as near to float64 as apart."""
-    checkpoint = find_checkpoint(str(tiny(family)))
-    plain, exact = (
-        load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=dtype)
-        for dtype in (PRECISIONS[precision], torch.float64)
-    )
+    plain = plain_model(tiny(family), PRECISIONS[precision])
+    exact = in_float64(plain)
     joining = partial(hasten, join=True)
     monkeypatch.setattr(packed_module, "hasten", lambda module, **_: joining(module))
     joined = PackedModel(plain)
@@ -125,8 +107,8 @@ def test_fp32_on_cuda_is_whole_and_the_switch_is_set_back(monkeypatch: pytest.Mo
     assert older.allow_tf32 is True
 
 
-def in_float64(checkpoint: Checkpoint) -> PlainModel:
-    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float64)
+def in_float64(model: Model) -> PlainModel:
+    return plain_model(model.checkpoint.folder, torch.float64)
 
 
 def far(ours: Any, theirs: Any) -> float:
@@ -142,17 +124,16 @@ def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(params=["twelve", *slow("minilm")])
 def models(
     request: pytest.FixtureRequest, minilm: Encoder, twelve_layers: str
-) -> tuple[PackedModel, PlainModel, Checkpoint]:
+) -> tuple[PackedModel, PlainModel]:
     folder = {"minilm": str(minilm.checkpoint.folder), "twelve": twelve_layers}
-    return both(folder[request.param])
+    plain = plain_model(folder[request.param])
+    return PackedModel(plain), plain
 
 
-def test_every_layer_for_every_mix_of_lengths(
-    models: tuple[PackedModel, PlainModel, Checkpoint],
-) -> None:
-    ours, plain, checkpoint = models
-    all_models = (ours, plain, in_float64(checkpoint))
-    batches = [batch_of(lengths, int(checkpoint.config["vocab_size"])) for lengths in LENGTHS]
+def test_every_layer_for_every_mix_of_lengths(models: tuple[PackedModel, PlainModel]) -> None:
+    ours, plain = models
+    all_models = (ours, plain, in_float64(plain))
+    batches = [batch_of(lengths, plain.checkpoint.config["vocab_size"]) for lengths in LENGTHS]
     found = [[states(model, batch) for batch in batches] for model in all_models]
     for layer in range(ours.n_layers + 1):
         check_near(*(np.concatenate([each[layer] for each in of_model]) for of_model in found))
@@ -160,11 +141,11 @@ def test_every_layer_for_every_mix_of_lengths(
 
 @pytest.mark.parametrize("first_only", [False, True])
 def test_a_text_has_the_same_bits_in_any_company(
-    models: tuple[PackedModel, PlainModel, Checkpoint], first_only: bool
+    models: tuple[PackedModel, PlainModel], first_only: bool
 ) -> None:
     """Alone, between others, first or last: nothing but the text decides."""
-    ours, _, checkpoint = models
-    vocabulary = int(checkpoint.config["vocab_size"])
+    ours, _ = models
+    vocabulary = ours.checkpoint.config["vocab_size"]
     for length in (1, 2, 5, 12, 16, 45, 100):
         text = batch_of((length,), vocabulary, seed=length)
         seen = []
@@ -179,14 +160,12 @@ def test_a_text_has_the_same_bits_in_any_company(
         assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-def test_the_first_tokens_of_the_last_layer_alone(
-    models: tuple[PackedModel, PlainModel, Checkpoint],
-) -> None:
-    exact = in_float64(models[2])
-    for model in models[:2]:
+def test_the_first_tokens_of_the_last_layer_alone(models: tuple[PackedModel, PlainModel]) -> None:
+    exact = in_float64(models[1])
+    for model in models:
         vectors: dict[int, list[Any]] = {0: [], 1: [], model.n_layers: []}
         for lengths in LENGTHS:
-            batch = batch_of(lengths, int(models[2].config["vocab_size"]))
+            batch = batch_of(lengths, model.checkpoint.config["vocab_size"])
             whole, truth = states(model, batch), states(exact, batch)
             for top, rows in vectors.items():
                 layers = sorted({0, top})
@@ -245,7 +224,7 @@ def test_a_forward_that_disagrees_is_refused_with_a_warning(
 def test_sequences_attend_one_by_one_where_company_would_matter(
     tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, first_only: bool, notes: list[str]
 ) -> None:
-    _, plain, _ = both(str(tiny_bert))
+    plain = plain_model(tiny_bert)
     genuine = KERNELS["runs"]
 
     def by_company(*states: Any) -> Any:
@@ -277,7 +256,7 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     def wrong(query: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.zeros_like(query)
 
-    _, plain, checkpoint = both(str(tiny_bert))
+    plain = plain_model(tiny_bert)
     monkeypatch.setattr(
         packed_module, "attention_kinds", lambda *_: ("varlen", "efficient", "runs")
     )
@@ -287,7 +266,7 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == "runs"
     batch = batch_of((30, 7, 7), 40)
-    check_near(*(states(one, batch)[3] for one in (chosen, plain, in_float64(checkpoint))))
+    check_near(*(states(one, batch)[3] for one in (chosen, plain, in_float64(plain))))
     assert ["varlen" in notes[0], "efficient" in notes[1]] == [True, True]
     monkeypatch.setitem(KERNELS, "runs", refuse)
     notes.clear()
@@ -308,7 +287,7 @@ def test_short_sequences_have_a_kernel_of_their_own_where_it_agrees(
 
         return kernel
 
-    _, plain, _ = both(str(tiny_bert))
+    plain = plain_model(tiny_bert)
     # shorter than those of the trial, as where a wide window makes that long: it has to run both
     monkeypatch.setattr(packed_module, "_SHORT", 8)
     monkeypatch.setitem(KERNELS, "varlen", named("varlen", 1))
@@ -325,7 +304,7 @@ def test_short_sequences_have_a_kernel_of_their_own_where_it_agrees(
 
 def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(tiny: Tiny) -> None:
     with pytest.raises(ModelError, match="precision='fp32'"):
-        both(str(tiny("deberta")), "bf16")
+        plain_model(tiny("deberta"), torch.bfloat16)
 
 
 def test_a_text_that_spells_the_padding_token(encoder_of: EncoderOf) -> None:
@@ -335,7 +314,7 @@ def test_a_text_that_spells_the_padding_token(encoder_of: EncoderOf) -> None:
     pad = encoder.tokenizer.pad_id
     ids = torch.tensor([0, 5, pad, pad, 6, 2, 0, pad, 7, 2])
     batch = PackedBatch.of(ids, torch.zeros_like(ids), (6, 4))
-    models = (encoder.model, plain.model, in_float64(encoder.checkpoint))
+    models = (encoder.model, plain.model, in_float64(encoder.model))
     # the plain forward masks nothing but its own padding, as the packed one does
     for hidden in zip(*(states(model, batch).values() for model in models), strict=True):
         check_near(*hidden)

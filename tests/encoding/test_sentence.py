@@ -17,7 +17,7 @@ import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import ModelError, UsageError
-from tests.models import TEXTS, Tiny, check_near, slow
+from tests.models import TEXTS, Tiny, check_near, slow, state
 from tests.processes import invoke
 
 SOME = [*TEXTS[:9], *TEXTS[10:]]
@@ -58,8 +58,7 @@ def made(kind: str, tiny: Tiny, folder: Path) -> SentenceTransformer:
     )
     model.save(str(folder))
     if given.get("lower"):
-        stated = folder / "sentence_bert_config.json"
-        stated.write_text(json.dumps(json.loads(stated.read_text()) | {"do_lower_case": True}))
+        state(folder / "sentence_bert_config.json", do_lower_case=True)
     return SentenceTransformer(str(folder), device="cpu")
 
 
@@ -159,8 +158,7 @@ def test_fewer_dimensions(tiny: Tiny, tmp_path: Path, notes: list[str]) -> None:
     embedkit.extract(SOME, out=tmp_path / "out", dims=8, **options)
     check_near(embedkit.load(tmp_path / "out").X, *wanted)
     assert sum("Matryoshka" in note for note in notes) == 1
-    stated = tmp_path / "model/config.json"
-    stated.write_text(json.dumps(json.loads(stated.read_text()) | {"matryoshka_dimensions": [8]}))
+    state(tmp_path / "model/config.json", matryoshka_dimensions=[8])
     embedkit.extract(SOME, out=tmp_path / "declared", dims=8, **options)
     assert sum("Matryoshka" in note for note in notes) == 1
     with pytest.raises(UsageError, match="dims=41"):
