@@ -139,7 +139,7 @@ class Units:
     def of_corpus(
         cls,
         source: CorpusLike,
-        reading: CorpusOptions | None = None,
+        reading: CorpusOptions,
         *,
         level: str = "sentence",
         split: object = None,
@@ -149,7 +149,6 @@ class Units:
         Their inputs are texts. Records of a dataset are settled: options for reading are refused.
         Of a corpus also the column is read that ``split`` is named by.
         """
-        reading = reading or CorpusOptions()
         stored = cls._stored(source, reading, level=level)
         if stored is not None:
             return stored
