@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 Labels = str | Iterable[Any] | None
 """A column of labels by its name, or the labels themselves, one for each row of the input."""
 
+_PER_UNIT = ("row", "ids", "key", "label", "group", "word", "span", "record")
 _COLUMNS = ("text", "text_pair", "spans", "id", "label", "word_label")
 # which records were taken. A further file, such as a test set, has the columns of this one, a
 # choice of its own, and another dialect if it needs one
@@ -347,18 +348,11 @@ class Units:
         """Return some of the units; words keep all their records."""
         return replace(
             self,
-            row=self.row[index],
-            ids=_some(self.ids, index),
-            key=self.key[index],
-            label=_some(self.label, index),
-            group=_some(self.group, index),
+            **{name: _some(getattr(self, name), index) for name in _PER_UNIT},
             column=lambda name: _some(self.column(name), index),
             # positions among the taken ones become positions among all: nothing is copied or read
             # yet
             inputs=lambda positions: self.inputs(index[positions]),
-            word=_some(self.word, index),
-            span=_some(self.span, index),
-            record=_some(self.record, index),
         )
 
     def parts(self, size: int) -> Iterator[Units]:
