@@ -73,7 +73,6 @@ class Predictions:
         target: Target,
         fold: int,
         threshold: float | None = None,
-        inner: Predictions | None = None,
     ) -> Predictions:
         """Return the predictions ``proba`` of one fold, or of the test set.
 
@@ -93,7 +92,6 @@ class Predictions:
             proba=proba,
             y_pred=decide(proba, threshold=threshold, sets=target.of_sets),
             classes=target.classes,
-            inner=inner,
             word=np.full(len(index), -1) if word is None else word[index],
         )
 
