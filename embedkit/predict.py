@@ -468,8 +468,7 @@ def _predicted(
     """The prediction for every record, in chunks that fill batches."""
     records = (item for item in reader if isinstance(item, Record))
     while chunk := list(islice(records, _CHUNK_OF_TEXTS)):
-        plan = reader.plan
-        units = Units.of_records(chunk, plan)
+        units = Units.of_records(chunk, reader.plan)
         if predictor.labels_words:
             units = units.words_of([r.words for r in chunk], marks=predictor.marks)
         else:

@@ -93,7 +93,7 @@ class Problem(NamedTuple):
         if self.split.n_folds > 1:
             return ()
         ((train, _),) = self.split.subsets()
-        return tuple(class_prior(self.target.y[train], self.target.classes, 1).ravel().tolist())
+        return tuple(class_prior(self.target.y[train], self.target.classes).tolist())
 
 
 class Method(Protocol):

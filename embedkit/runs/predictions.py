@@ -184,9 +184,7 @@ class Predictions:
             if not len(test):
                 continue
             # of a single fold for the test set too, which its model predicts
-            prior = np.array(self.prior)
-            if not self.prior:
-                prior = class_prior(self.y[train], self.classes, 1).ravel()
+            prior = np.array(self.prior or class_prior(self.y[train], self.classes))
             proba[test] = prior if self.classes else prior[0]
             if self.of_sets:
                 y_pred[test] = best_set(prior)

@@ -224,12 +224,12 @@ def float_of(label: str | None) -> float:
         return float("nan")
 
 
-def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
-    """Return ``(count, classes)`` class frequencies, or the mean ``(count,)`` of a regression."""
+def class_prior(y: NDArray[Any], classes: Sequence[str]) -> Float64:
+    """Return ``(classes,)`` class frequencies, or the mean ``(1,)`` of a regression."""
     if not classes or y.ndim > 1:
         # a regression has one mean; sets have the frequency of each class
-        return np.tile(y.mean(0), (count,) + (1,) * (y.ndim - 1))
-    return np.tile(np.bincount(y, minlength=len(classes)) / len(y), (count, 1))
+        return np.atleast_1d(y.mean(0))
+    return np.bincount(y, minlength=len(classes)) / len(y)
 
 
 def best_set(prior: Float64) -> Int64:
