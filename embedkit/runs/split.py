@@ -424,7 +424,6 @@ def split_by_column(
         seed=seed,
         stratified=shuffled and records.label is not None and not sets,
         column=column,
-        unit="text",
     )
     return Split(records.row, groups, result, settings)
 
