@@ -38,7 +38,7 @@ from embedkit.prediction_files import (
     with_columns,
     write_prediction_file,
 )
-from embedkit.runs.folder import check_alike, read_run
+from embedkit.runs.folder import check_alike, is_run, read_run
 from embedkit.runs.predictions import decide
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, no_progress
@@ -357,7 +357,7 @@ def _is_checkpoint(name: str) -> bool:
     path = Path(name)
     if path.exists():
         # a run is told first, by its run.json
-        return (path / "config.json").is_file() and not (path / "run.json").is_file()
+        return (path / "config.json").is_file() and not is_run(path)
     return name.count("/") == 1 and name[0] not in "./~" and not path.parent.exists()
 
 
