@@ -155,7 +155,7 @@ class Units:
             return stored
         keep = split_column(split)
         reading = replace(reading, keep=[*reading.keep, *keep])
-        with _naming(keep), planned_corpus(source, reading) as plan:
+        with naming(keep), planned_corpus(source, reading) as plan:
             return cls._planned(plan, level=level)
 
     def further(
@@ -567,7 +567,7 @@ def split_column(split: object) -> dict[str, str]:
 
 
 @contextmanager
-def _naming(keep: Mapping[str, str]) -> Iterator[None]:
+def naming(keep: Mapping[str, str]) -> Iterator[None]:
     """Name the caller's option for a column where a message names it by that of ``extract``."""
     try:
         yield
@@ -605,7 +605,7 @@ def load_or_extract(
     words |= {"label": label} if isinstance(label, str) else {}
     options["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
     try:
-        with _naming(keep):
+        with naming(keep):
             out = extract(source, progress=progress, **{**words, **options}).out
     except OutputExistsError as error:
         # its own options are those of the run here, so that its advice is left out
