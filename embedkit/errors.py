@@ -176,16 +176,12 @@ class DamagedError(EmbedkitError):
     exit_code = 5
 
 
-class DamagedModelError(ModelError, DamagedError):
+class DamagedModelError(DamagedError, ModelError):
     """A file of a checkpoint has invalid content; also a ModelError."""
 
-    exit_code = 5
 
-
-class RecipeError(UsageError, DamagedError):
+class RecipeError(DamagedError, UsageError):
     """A recipe has invalid content; also a UsageError."""
-
-    exit_code = 5
 
 
 class EncodeError(EmbedkitError):

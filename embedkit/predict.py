@@ -38,7 +38,7 @@ from embedkit.prediction_files import (
     with_columns,
     write_prediction_file,
 )
-from embedkit.runs.folder import check_alike, read_run
+from embedkit.runs.folder import check_alike, is_run, read_run
 from embedkit.runs.predictions import decide
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, no_progress
@@ -357,7 +357,7 @@ def _is_checkpoint(name: str) -> bool:
     path = Path(name)
     if path.exists():
         # a run is told first, by its run.json
-        return (path / "config.json").is_file() and not (path / "run.json").is_file()
+        return (path / "config.json").is_file() and not is_run(path)
     return name.count("/") == 1 and name[0] not in "./~" and not path.parent.exists()
 
 
@@ -468,8 +468,7 @@ def _predicted(
     """The prediction for every record, in chunks that fill batches."""
     records = (item for item in reader if isinstance(item, Record))
     while chunk := list(islice(records, _CHUNK_OF_TEXTS)):
-        plan = reader.plan
-        units = Units.of_records(chunk, plan)
+        units = Units.of_records(chunk, reader.plan)
         if predictor.labels_words:
             units = units.words_of([r.words for r in chunk], marks=predictor.marks)
         else:

@@ -60,9 +60,9 @@ _COLUMNS = {"word": "int64", "text": "string", "fold": "string"}  # that only so
 _FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
-PredictedRecord = tuple[dict[str, Any], Prediction]
+PredictedRecord = dict[str, Any]
 """A row of a prediction file: ``row`` and ``id`` of a record, of words ``word`` and ``text``, of
-folds ``fold``; and the prediction."""
+folds ``fold``; and the fields of the prediction, see :func:`fields_of`."""
 
 
 def predictions_of(
@@ -87,7 +87,7 @@ def with_columns(
 ) -> Iterator[PredictedRecord]:
     """Yield predictions with the values of their records, by the names of columns."""
     for *values, prediction in zip(*columns.values(), predictions, strict=True):
-        yield dict(zip(columns, values, strict=True)), prediction
+        yield fields_of(dict(zip(columns, values, strict=True)), prediction)
 
 
 Submission = tuple[str, str]
@@ -113,12 +113,11 @@ def write_prediction_file(
     answer, of_answer = ("label", "string") if names else ("value", "float64")
     columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in extra_columns}
     columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
-    # an iterator up to here, so that rows can be printed as they are predicted
-    rows = (fields_of(*record) for record in records)
     if submission is not None:
         columns = {submission[0]: "string", submission[1]: of_answer}
-        rows = (dict(zip(columns, (f["id"], f[answer]), strict=True)) for f in rows)
-    return write_rows(rows, columns, out, as_json=as_json, overwrite=overwrite)
+        # an iterator too, so that rows can be printed as they are predicted
+        records = (dict(zip(columns, (r["id"], r[answer]), strict=True)) for r in records)
+    return write_rows(records, columns, out, as_json=as_json, overwrite=overwrite)
 
 
 def _format(out: Path | None, *, as_json: bool = False, name: str = "out") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import multiprocessing
 import os
@@ -28,11 +27,6 @@ Done = subprocess.CompletedProcess[str]
 
 _WIDE = {"COLUMNS": "1000"}  # lines are not divided
 
-# click 8.1 mixes both streams by default
-_TWO_STREAMS: dict[str, Any] = {}
-if "mix_stderr" in inspect.signature(CliRunner).parameters:
-    _TWO_STREAMS["mix_stderr"] = False
-
 
 def invoke(*arguments: object) -> Any:
     """Call ``embedkit`` in this process; ``return_value`` is its exit code."""
@@ -51,7 +45,7 @@ def command(
     with (
         pytest.MonkeyPatch.context() as patch,
         logging_as_before(),
-        CliRunner(env={"COLUMNS": str(columns)}, **_TWO_STREAMS).isolation(stdin) as (out, err, *_),
+        CliRunner(env={"COLUMNS": str(columns)}).isolation(stdin) as (out, err, *_),
     ):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", typed)

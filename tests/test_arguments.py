@@ -24,10 +24,9 @@ from embedkit.finetuning.options import TrainingOptions
 from embedkit.records import to_json
 from embedkit.runs.run import Cost
 from embedkit.runs.split import Split
-from embedkit.storage import seal
 from embedkit.types import AnyPath
 from tests.processes import ROOT, invoke
-from tests.run_fixtures import split_of
+from tests.run_fixtures import edit_run, split_of
 from tests.store_fixtures import run, write_tsv
 
 BY_USE = {"test", "head", "label"}
@@ -149,10 +148,8 @@ def test_verify_and_info_agree(tmp_path: Path) -> None:
     data = run(tmp_path / "c.tsv", tmp_path / "data").out
     made = embedkit.train(data, out=tmp_path / "run", folds=2, tune=False).out
     assert embedkit.verify(made).ok
-    content = json.loads((made / "run.json").read_text("utf-8"))
-    content["split"]["seed"] = True
-    (made / "run.json").write_text(json.dumps(content), "utf-8")
-    seal(made)
+    split = json.loads((made / "run.json").read_text("utf-8"))["split"]
+    edit_run(made, split=split | {"seed": True})
     with pytest.raises(DamagedError, match=r"run\.json.*seed"):
         embedkit.info(made)
     found = embedkit.verify(made)

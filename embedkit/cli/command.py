@@ -7,8 +7,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import fields
 from functools import wraps
 from io import TextIOWrapper
@@ -66,12 +67,13 @@ class Commands(click.Group):
 
         Interrupts are raised.
         """
-        stdout = sys.stdout
+        # a stage of a recipe is typed, so to speak, where the recipe was
+        stdout, typing = sys.stdout, copy_context()
+        typing.run(TYPED.set, Typed(tuple(words), typing_folder()))
         try:
             # click would print errors itself, and exit: here a stage of `embedkit run` may fail,
             # and the caller decides
-            with _typed(words):
-                code = self.main(list(words), standalone_mode=False, obj=started)
+            code = typing.run(self.main, list(words), standalone_mode=False, obj=started)
             return code if isinstance(code, int) else 0
         except SystemExit:
             if sys.stdout is stdout:
@@ -113,16 +115,6 @@ class Commands(click.Group):
         except errors.EmbedkitError as error:
             complain(in_options(error.message, ctx))
             ctx.exit(error.exit_code)
-
-
-@contextmanager
-def _typed(words: Sequence[str]) -> Iterator[None]:
-    """Keep what was typed. A stage of a recipe is typed, so to speak, where the recipe was."""
-    token = TYPED.set(Typed(tuple(words), typing_folder()))
-    try:
-        yield
-    finally:
-        TYPED.reset(token)
 
 
 def complain(message: str) -> None:

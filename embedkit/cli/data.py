@@ -294,7 +294,7 @@ def info(what: str) -> Result:
         data = {
             "path": str(path),
             **asdict(details.manifest),
-            "health": [asdict(h) for h in details.health],
+            "health": details.health,
             "health_rows": details.health_rows,
             "duplicate_texts": details.duplicate_texts,
         }

@@ -105,8 +105,7 @@ def search(
 
         return answer_lines(show, "query")
     answers = searcher.like(like, k=k) if like else searcher.texts([str(query)], k=k)
-    data = [asdict(answer) for answer in answers]
-    return Result(data, lambda: _answers_text(answers), asked_for=True)
+    return Result(answers, lambda: _answers_text(answers), asked_for=True)
 
 
 def _answers_text(answers: Sequence[Answer]) -> str:

@@ -29,21 +29,15 @@ Option = Callable[[Any], Any]
 FIRST_HEADING = "Options"
 HEADINGS: Mapping[str, frozenset[str]] = {
     heading: frozenset(names.split())
-    for heading, names in (
-        (
-            "Reading the corpus",
-            "--text-pair --id --keep --word-label --spans --format --encoding --quoting "
-            "--delimiter --header --sheet --min-chars --sample --limit",
-        ),
-        ("Encoding", "--revision --max-length --batch-size --on-long --prefix --precision"),
-        (
-            "Training",
-            "--seeds --dropout --class-weight --freeze-layers --lora "
-            "--validation --patience --threshold",
-        ),
-        ("Storage", "--storage --no-text"),
-        ("Running and printing", "--seed --overwrite --all --json --quiet --help"),
-    )
+    for heading, names in {
+        "Reading the corpus": "--text-pair --id --keep --word-label --spans --format --encoding "
+        "--quoting --delimiter --header --sheet --min-chars --sample --limit",
+        "Encoding": "--revision --max-length --batch-size --on-long --prefix --precision",
+        "Training": "--seeds --dropout --class-weight --freeze-layers --lora --validation "
+        "--patience --threshold",
+        "Storage": "--storage --no-text",
+        "Running and printing": "--seed --overwrite --all --json --quiet --help",
+    }.items()
 }
 """Headings of the help and their options; all others come first, under :data:`FIRST_HEADING`."""
 

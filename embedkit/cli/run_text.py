@@ -86,16 +86,20 @@ def _prediction_finding(content: PredictionRun) -> str:
     # the test set, where there is one: nothing was chosen by it
     subset = "test" if "test" in content.scores else "cross_validation"
     count = content.records["test"] if subset == "test" else content.records["folds"]
-    support = [label.support for label in content.per_class.get("cross_validation", ())]
-    metric = "accuracy" if content.classes else "r2"
-    if support:
-        # as compare judges it, so that both speak of one number
-        metric = headline_metric([content], support)
+    metric = _headline(content)
     if metric not in content.scores.get(subset, {}):
         return f"{count:,} {content.noun}s with one label only: there is no {metric}"
     score = content.scores[subset][metric]
     baseline = _against(content, metric, score)
     return f"{_score(metric, score)}: {baseline}"
+
+
+def _headline(content: PredictionRun) -> str:
+    """The metric by which compare judges the run, so that both speak of one number."""
+    support = [label.support for label in content.per_class.get("cross_validation", ())]
+    if support:
+        return headline_metric([content], support)
+    return "accuracy" if content.classes else "r2"
 
 
 def agreement_finding(content: SimilarityRun | PairSimilarity) -> str:
@@ -168,9 +172,7 @@ def _finetuned_finding(content: FinetuneRun) -> str:
 
 def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
     # first: what the interval of the first line does not cover
-    support = [label.support for label in content.per_class.get("cross_validation", ())]
-    metric = headline_metric([content], support) if support else "r2"
-    if spread := content.seeds_text(metric):
+    if spread := content.seeds_text(_headline(content)):
         yield f"  on held-out {content.noun}s {spread} (of training, which no interval covers)"
     yield from _scores(content)
     cut, rejected = content.truncated, content.dataset.rejected or {}
@@ -266,8 +268,7 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     if untrained := content.random_weights.values():
         controls += f"; never trained {between([fmean(values) for values in untrained])}"
     yield f"{controls}; guessing {metric_text(content.nested.majority, metric)}"
-    best = max(views, key=lambda view: view.chosen)
-    for view in views if asked_for_all() else [best]:
+    for view in views if asked_for_all() else [content.chosen]:
         if view.curve:
             points = (f"{n:,} → {metric_text(p.value, metric)}" for n, p in view.curve)
             yield f"{view_text(view.name)}, by training {content.noun}s: {', '.join(points)}"

@@ -304,9 +304,8 @@ class Words(NamedTuple):
     labels: tuple[str | None, ...] | None
 
 
-def words_of(row: Row, cell: Cell, text: str, *, labelled: bool) -> Words:
-    """The words of a row that marks or labels them."""
-    spans = row.spans
+def words_of(spans: tuple[Span, ...] | None, cell: Cell, text: str, *, labelled: bool) -> Words:
+    """The words of a text, which a row marks, or labels in a cell."""
     if not labelled:
         return Words(spans, None)
     if cell is None:

@@ -224,18 +224,18 @@ class CorpusReader:
         self._unmet.discard(name)
         return raw._replace(cells=(*raw.cells, self._lists.get(name)))
 
-    def _with_spans(self, raw: Row, text: str) -> Row:
-        """The row with the spans that kept columns tell, or that its sentences are."""
+    def _spans_of(self, raw: Row, text: str) -> tuple[Span, ...] | None:
+        """The spans of a row: those that its format marks or kept columns tell, or sentences."""
         plan = self.plan
         if plan.cuts_sentences:
-            return raw._replace(spans=sentence_spans(text))
+            return sentence_spans(text)
         if not plan.spans:
-            return raw
+            return raw.spans
         # kept columns are the last cells of a row
         values = [raw.cells[plan.keep.index(name) - len(plan.keep)] for name in plan.spans]
         # a text without any, as a left join with a table of spans leaves it
         if not any(values):
-            return raw._replace(spans=())
+            return ()
         cells = list(map(str, values))
         try:
             listed: Any = list_of(cells[0])  # None is not iterable
@@ -256,7 +256,7 @@ class CorpusReader:
                     "bad_span", f"{start} to {end} begins before {last}, the last end"
                 )
             last = end
-        return raw._replace(spans=spans)
+        return spans
 
     def _judge(self, raw: Row | Reject, row: int, number: int) -> Record | Reject | None:
         if isinstance(raw, Row):
@@ -273,7 +273,7 @@ class CorpusReader:
                 if labelled or raw.spans is not None or self.plan.spans:
                     # the kept columns stand after that of the word labels
                     cell = raw.cells[-len(self.plan.keep) - 1] if labelled else None
-                    words = words_of(self._with_spans(raw, text), cell, text, labelled=labelled)
+                    words = words_of(self._spans_of(raw, text), cell, text, labelled=labelled)
             except BadRecordError as error:
                 # half of a surrogate pair may be what is wrong with it
                 excerpt = (raw.cells[0] or "").encode("utf-8", "surrogatepass")[:_EXCERPT]

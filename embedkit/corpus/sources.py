@@ -562,10 +562,8 @@ def has_surrogate(text: str) -> bool:
 
 def check_names(names: Sequence[str], path: Path) -> None:
     """``CorpusError`` if two columns have the same name; any number may have none."""
-    # first position of each name, as the last one to be put in stays; linear,
-    # as files may have thousands of columns
-    first = dict(zip(names[::-1], range(len(names), 0, -1), strict=True))
+    first: dict[str, int] = {}  # linear, as files may have thousands of columns
     for position, name in enumerate(names, 1):
-        if name and first[name] < position:
+        if name and first.setdefault(name, position) < position:
             problem = f"columns {first[name]} and {position} are both named {name[:100]!r}"
             raise CorpusError(f"{path}: {problem}. Rename one.")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -92,7 +93,7 @@ class Problem(NamedTuple):
         if self.split.n_folds > 1:
             return ()
         ((train, _),) = self.split.subsets()
-        return tuple(class_prior(self.target.y[train], self.target.classes, 1).ravel().tolist())
+        return tuple(class_prior(self.target.y[train], self.target.classes).tolist())
 
 
 class Method(Protocol):
@@ -120,17 +121,16 @@ def cross_validate(
 def held_out_predictions(folds: Sequence[FoldFit], problem: Problem) -> list[Predictions]:
     """Return the predictions of each fold's model for the units that it holds out."""
     units, target, split, _ = problem
+    of_fold = partial(Predictions.of_fold, units=units, group=split.group, target=target)
+    parts = []
     # a method returns its folds in the order of subsets(); one more or less is an error of strict=
-    parts, about = [], dict[str, Any](units=units, group=split.group, target=target)
     for fold, ((_, held_out), fitted) in enumerate(zip(split.subsets(), folds, strict=True)):
+        part = of_fold(held_out, fitted.proba, fold=fold, threshold=fitted.threshold)
         # inner predictions are for training records, and carry the fold that their models have not
         # seen: blends are fitted on them
-        about["fold"], inner = fold, None
         if fitted.inner is not None and fitted.inner_proba is not None:
             cut = fitted.inner_threshold
-            inner = Predictions.of_fold(fitted.inner, fitted.inner_proba, threshold=cut, **about)
-        cut = fitted.threshold
-        parts.append(
-            Predictions.of_fold(held_out, fitted.proba, threshold=cut, inner=inner, **about)
-        )
+            inner = of_fold(fitted.inner, fitted.inner_proba, fold=fold, threshold=cut)
+            part = replace(part, inner=inner)
+        parts.append(part)
     return parts

@@ -234,11 +234,9 @@ def _rows(
     """The metrics of so many classes, or of values for 0, with that F-beta score."""
     if sets:
         return {n: row for n, row in METRICS.items() if row.task == "sets" or row.of_sets}
-    tasks: tuple[str, ...] = (
-        ("values",) if not classes else ("classes", "two") if classes == 2 else ("classes",)
-    )
-    tasks = (*tasks, "ordinal") if ordinal and classes > 2 else tasks
-    rows = {name: row for name, row in METRICS.items() if row.task in tasks}
+    applies = {"values": classes == 0, "classes": classes > 0, "two": classes == 2}
+    applies["ordinal"] = ordinal and classes > 2
+    rows = {name: row for name, row in METRICS.items() if applies.get(row.task)}
     if classes == 2 and beta is not None and f"f{beta:g}" not in rows:
         rows[f"f{beta:g}"] = _f_beta_row(beta)
     return rows

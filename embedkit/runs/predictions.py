@@ -26,7 +26,7 @@ from embedkit.runs.run import TestSetContent
 from embedkit.runs.split import TEST, Split, same_text_groups
 from embedkit.storage import check_files
 from embedkit.types import Float64, Int64
-from embedkit.units.target import Target, best_set, class_prior
+from embedkit.units.target import Target, best_set, class_prior, set_numbers
 from embedkit.units.units import Units, unit_keys
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,6 @@ class Predictions:
         target: Target,
         fold: int,
         threshold: float | None = None,
-        inner: Predictions | None = None,
     ) -> Predictions:
         """Return the predictions ``proba`` of one fold, or of the test set.
 
@@ -93,7 +92,6 @@ class Predictions:
             proba=proba,
             y_pred=decide(proba, threshold=threshold, sets=target.of_sets),
             classes=target.classes,
-            inner=inner,
             word=np.full(len(index), -1) if word is None else word[index],
         )
 
@@ -186,9 +184,7 @@ class Predictions:
             if not len(test):
                 continue
             # of a single fold for the test set too, which its model predicts
-            prior = np.array(self.prior)
-            if not self.prior:
-                prior = class_prior(self.y[train], self.classes, 1).ravel()
+            prior = np.array(self.prior or class_prior(self.y[train], self.classes))
             proba[test] = prior if self.classes else prior[0]
             if self.of_sets:
                 y_pred[test] = best_set(prior)
@@ -366,12 +362,7 @@ def invalid_proba(row: Int64, proba: Float64, *, tolerance: float) -> str:
 def _numbers(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[Any]:
     if not classes:
         return np.asarray(numbers(column), np.float64)
-    places: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: -1}
     if column.type == _SETS:
-        y = np.full((len(column), len(classes)), -1)
-        for row, names in enumerate(column.to_pylist()):
-            if names is not None:
-                y[row] = 0
-                y[row, [places[name] for name in names]] = 1
-        return y
+        return set_numbers(column.to_pylist(), classes)
+    places: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: -1}
     return np.array([places[label] for label in column.to_pylist()], np.int64)

@@ -33,12 +33,12 @@ from embedkit.dataset.parquet import check_columns, numbers, parquet_bytes, read
 from embedkit.dataset.read import VectorData
 from embedkit.display import Shown
 from embedkit.encoding.windows import match
-from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, UsageError
+from embedkit.errors import DamagedError, MismatchError, Option, UsageError
 from embedkit.records import Count, Positive, Seed, from_json, parse_json, to_json
 from embedkit.remote import address_of
 from embedkit.types import Int64
 from embedkit.units.target import Target
-from embedkit.units.units import Units, split_column
+from embedkit.units.units import Units, naming, split_column
 
 logger = logging.getLogger(__name__)
 
@@ -424,7 +424,6 @@ def split_by_column(
         seed=seed,
         stratified=shuffled and records.label is not None and not sets,
         column=column,
-        unit="text",
     )
     return Split(records.row, groups, result, settings)
 
@@ -575,13 +574,12 @@ def _records(
     if folder is not None:
         return Units.of_dataset(VectorData.of(folder), group=group, label=label)
     # to the corpus the group is a column that is kept, and its errors say so; the user wrote group=
-    options = replace(reading, label=label, keep=(group,) if group else ())
+    keep = {group: "group"} if group else {}
+    options = replace(reading, label=label, keep=tuple(keep))
     if reading.sample is not None:
         options = replace(options, seed=seed)
-    try:
+    with naming(keep):
         return Units.of_corpus(source, options)
-    except CorpusError as error:
-        raise CorpusError(error.message.renamed(keep="group")) from None
 
 
 def _strata(records: Units, folds: int, sets: bool) -> Int64:

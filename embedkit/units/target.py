@@ -147,17 +147,15 @@ class Target:
 
     def _filled(self, labels: Sequence[str | None], rows: Int64, name: str) -> Self:
         """The target of other labels, by the same classes."""
-        numbers = {label: i for i, label in enumerate(self.classes)}
         if not self.classes:
             return replace(self, y=_values(labels, rows, name))
         if self.separator is None:
+            numbers = {label: i for i, label in enumerate(self.classes)}
             y = [numbers[str(label)] if has_label(label) else -1 for label in labels]
             return replace(self, y=np.array(y, np.int64))
-        sets = np.zeros((len(labels), len(self.classes)), np.int64)
-        for row, label in enumerate(labels):
-            sets[row, [numbers[part] for part in parts_of(label, self.separator)]] = 1
-            sets[row] -= label is None  # unlike an empty label
-        return replace(self, y=sets)
+        # an empty label is a set without classes
+        sets = [None if label is None else parts_of(label, self.separator) for label in labels]
+        return replace(self, y=set_numbers(sets, self.classes))
 
 
 def _warn_of_twins(names: NDArray[np.str_], name: str) -> None:
@@ -201,6 +199,16 @@ def parts_of(label: str | None, separator: str) -> list[str]:
     return [name for part in parts if (name := part.strip())]
 
 
+def set_numbers(sets: Sequence[Sequence[str] | None], classes: Sequence[str]) -> Int64:
+    """Return ``(n, classes)`` with 1 for each class of a set; -1 where nothing is known of it."""
+    places = {name: i for i, name in enumerate(classes)}
+    numbers = np.zeros((len(sets), len(classes)), np.int64)
+    for row, names in enumerate(sets):
+        numbers[row, [places[name] for name in names or ()]] = 1
+        numbers[row] -= names is None
+    return numbers
+
+
 _LARGEST = 1e100
 
 
@@ -224,12 +232,12 @@ def float_of(label: str | None) -> float:
         return float("nan")
 
 
-def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
-    """Return ``(count, classes)`` class frequencies, or the mean ``(count,)`` of a regression."""
+def class_prior(y: NDArray[Any], classes: Sequence[str]) -> Float64:
+    """Return ``(classes,)`` class frequencies, or the mean ``(1,)`` of a regression."""
     if not classes or y.ndim > 1:
         # a regression has one mean; sets have the frequency of each class
-        return np.tile(y.mean(0), (count,) + (1,) * (y.ndim - 1))
-    return np.tile(np.bincount(y, minlength=len(classes)) / len(y), (count, 1))
+        return np.atleast_1d(y.mean(0))
+    return np.bincount(y, minlength=len(classes)) / len(y)
 
 
 def best_set(prior: Float64) -> Int64:

@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 Labels = str | Iterable[Any] | None
 """A column of labels by its name, or the labels themselves, one for each row of the input."""
 
+_PER_UNIT = ("row", "ids", "key", "label", "group", "word", "span", "record")
 _COLUMNS = ("text", "text_pair", "spans", "id", "label", "word_label")
 # which records were taken. A further file, such as a test set, has the columns of this one, a
 # choice of its own, and another dialect if it needs one
@@ -139,7 +140,7 @@ class Units:
     def of_corpus(
         cls,
         source: CorpusLike,
-        reading: CorpusOptions | None = None,
+        reading: CorpusOptions,
         *,
         level: str = "sentence",
         split: object = None,
@@ -149,13 +150,12 @@ class Units:
         Their inputs are texts. Records of a dataset are settled: options for reading are refused.
         Of a corpus also the column is read that ``split`` is named by.
         """
-        reading = reading or CorpusOptions()
         stored = cls._stored(source, reading, level=level)
         if stored is not None:
             return stored
         keep = split_column(split)
         reading = replace(reading, keep=[*reading.keep, *keep])
-        with _naming(keep), planned_corpus(source, reading) as plan:
+        with naming(keep), planned_corpus(source, reading) as plan:
             return cls._planned(plan, level=level)
 
     def further(
@@ -348,18 +348,11 @@ class Units:
         """Return some of the units; words keep all their records."""
         return replace(
             self,
-            row=self.row[index],
-            ids=_some(self.ids, index),
-            key=self.key[index],
-            label=_some(self.label, index),
-            group=_some(self.group, index),
+            **{name: _some(getattr(self, name), index) for name in _PER_UNIT},
             column=lambda name: _some(self.column(name), index),
             # positions among the taken ones become positions among all: nothing is copied or read
             # yet
             inputs=lambda positions: self.inputs(index[positions]),
-            word=_some(self.word, index),
-            span=_some(self.span, index),
-            record=_some(self.record, index),
         )
 
     def parts(self, size: int) -> Iterator[Units]:
@@ -574,7 +567,7 @@ def split_column(split: object) -> dict[str, str]:
 
 
 @contextmanager
-def _naming(keep: Mapping[str, str]) -> Iterator[None]:
+def naming(keep: Mapping[str, str]) -> Iterator[None]:
     """Name the caller's option for a column where a message names it by that of ``extract``."""
     try:
         yield
@@ -612,7 +605,7 @@ def load_or_extract(
     words |= {"label": label} if isinstance(label, str) else {}
     options["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
     try:
-        with _naming(keep):
+        with naming(keep):
             out = extract(source, progress=progress, **{**words, **options}).out
     except OutputExistsError as error:
         # its own options are those of the run here, so that its advice is left out

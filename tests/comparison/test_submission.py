@@ -11,12 +11,7 @@ import pytest
 from embedkit.comparison.blend import write_blend
 from embedkit.comparison.table import compare
 from embedkit.errors import UsageError
-from embedkit.prediction_files import (
-    Prediction,
-    parse_submission,
-    read_prediction_files,
-    write_prediction_file,
-)
+from embedkit.prediction_files import parse_submission, read_prediction_files, write_prediction_file
 from embedkit.runs.run import TestSetContent
 from tests.run_fixtures import random_runs, write_fake_run
 
@@ -45,14 +40,14 @@ def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> 
 
 def test_csv_keeps_what_a_tsv_cannot(tmp_path: Path) -> None:
     odd = 'a "b", c\nd\te'
-    record = {"row": 0, "id": odd}, Prediction("x,y", {"x,y": 0.75, "z": 0.25})
+    record = {"row": 0, "id": odd, "label": "x,y", "proba_x,y": 0.75, "proba_z": 0.25}
     write_prediction_file([record], ["x,y", "z"], tmp_path / "p.csv")
     found = pd.read_csv(tmp_path / "p.csv")
     assert found.iloc[0].tolist() == [0, odd, "x,y", 0.75, 0.25]
     _, ids, (proba,) = read_prediction_files([tmp_path / "p.csv"], ["x,y", "z"])
     assert ids == [odd]
     assert proba.tolist() == [[0.75, 0.25]]
-    value = {"row": 1, "id": "n"}, Prediction("2.5", {}, 2.5)
+    value = {"row": 1, "id": "n", "value": 2.5}
     write_prediction_file([value], [], tmp_path / "v.csv", submission=("id", "score"))
     assert (tmp_path / "v.csv").read_text() == "id,score\nn,2.500000\n"
 

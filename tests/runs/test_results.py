@@ -33,7 +33,7 @@ from embedkit.dataset.encoders import DatasetEncoder
 from embedkit.dataset.format import text_key
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.predict import Predictor, predict_file
-from embedkit.prediction_files import PredictedRecord, Prediction, write_prediction_file
+from embedkit.prediction_files import PredictedRecord, write_prediction_file
 from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
@@ -447,7 +447,7 @@ def test_a_pair_is_predicted_as_it_is_typed(tmp_path: Path) -> None:
 
 def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
     def answers() -> Iterator[PredictedRecord]:
-        yield {"row": 0, "id": "a"}, Prediction("1", {"0": 0.25, "1": 0.75})
+        yield {"row": 0, "id": "a", "label": "1", "proba_0": 0.25, "proba_1": 0.75}
         raise RuntimeError("in the middle")
 
     for name in ("a.tsv", "a.jsonl", "a.parquet"):

@@ -226,9 +226,8 @@ def test_the_kappa_of_ordered_classes_is_scikit_learns() -> None:
     assert "qwk" not in metrics_for(y % 2, np.eye(2)[y_pred % 2], ordinal=True)
 
 
-@pytest.mark.parametrize("text", ["qwk", "QWK", "Quadratic weighted kappa"])
-def test_metrics_are_found_in_any_spelling(text: str) -> None:
-    assert named_metric(text) == "qwk"
+def test_metrics_are_found_in_any_spelling() -> None:
+    assert named_metric("Quadratic weighted kappa") == "qwk"
     for name in METRICS:
         spellings = (
             name.upper(),
