@@ -104,16 +104,13 @@ class PairTrainer(FoldTrainer):
         fold = self.fold
         return CoupleSampler(fold.target.y[np.unique(fold.record[fold.train])], fold.seed)
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Any:
         """Compute the loss of a batch's pairs, and count it."""
         labels, totals = inputs.pop("labels"), self._totals
-        outputs = model(**inputs)
-        loss = pair_loss(outputs.hidden_states[0].float(), labels)
+        loss = pair_loss(model(**inputs).hidden_states[0].float(), labels)
         totals["texts"] += len(labels)
         totals["loss"] += loss.detach().double() * len(labels)
-        return (loss, outputs) if return_outputs else loss
+        return loss
 
 
 def pair_loss(vectors: Tensor, labels: Tensor) -> Tensor:

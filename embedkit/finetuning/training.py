@@ -302,13 +302,11 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         lengths = n_seen(self.fold.texts_of(self.fold.train))
         return LengthSampler(lengths, self.fold.options.batch_size, self.fold.seed)
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, **more: Any) -> Any:
         """Compute the loss of a batch as the Trainer does, and count it."""
         labels, totals = inputs["labels"], self._totals
         count: Any = len(labels)
-        # the outputs are needed for the accuracy, whether the caller wants them or not
+        # the outputs are needed for the accuracy; the Trainer takes the loss alone
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
         if self.fold.target.classes:
             proba = self.model.outputs(outputs.logits.detach())
@@ -320,7 +318,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         # tensors on the device: as numbers they would make each step wait for it
         totals["texts"] += count
         totals["loss"] += loss.detach().double() * count
-        return (loss, outputs) if return_outputs else loss
+        return loss
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Compute loss and score on the validation records, independent of batches."""
