@@ -66,8 +66,7 @@ def corpus_of(path: Path, *, count: int = N, labels: Any = None, label: bool = T
         text = "the movie was good" if i % 10 == 5 else f"the movie {' '.join(told)} was {i % 4}"
         shown = str(i % 2) if labels is None else labels[i]
         lines.append(f"{text}\t{shown}\tid{i}" if label else f"{text}\tid{i}")
-    path.write_text("\n".join(lines) + "\n", "utf-8")
-    return path
+    return write_lines(path, *lines)
 
 
 def finetuned(run: Path) -> FinetuneRun:

@@ -28,7 +28,7 @@ from embedkit.runs.predictions import Predictions, read_predictions
 from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import read_split
 from embedkit.units.units import Units
-from tests.finetune_fixtures import TINY, built, finetuned
+from tests.finetune_fixtures import TINY, built, finetuned, write_lines
 from tests.models import check_near
 from tests.runs.test_word_runs import extract
 from tests.store_fixtures import extract_tiny, tiny_model
@@ -238,9 +238,8 @@ def test_lists_of_spans_are_means_of_their_tokens(tmp_path: Path, on_long: str) 
         "on_long": on_long,
     }
     data = extract_tiny(frame, tmp_path / "v", **given)
-    written = tmp_path / "c.tsv"
     lines = (f"{t}\t{s}\t{k}" for t, s, k in zip(texts, spans, labels, strict=True))
-    written.write_text("\n".join(["text\tspans\tkind", *lines, ""]), "utf-8")
+    written = write_lines(tmp_path / "c.tsv", "text\tspans\tkind", *lines)
     as_text = extract_tiny(written, tmp_path / "t", **given)
     words = embedkit.load(data.out, level="word", view="2")
     assert words.text[:3] == ["the movie", "badly good", "home"]
