@@ -434,10 +434,10 @@ class _Pair(NamedTuple):
             # what only rounding moved is not shown
             order = order[cosine[order] < 1 - ROUNDING]
         names = [name for name in ("row", "id", "text") if name in self.data.columns]
-        cells = self.data.reader.pick(self.places[order], names)
-        cells |= {"cosine": cosine[order].tolist(), "kept": [of_query.get(i) for i in order]}
+        rows = self.data.reader.table_at(self.places[order], names).to_pylist()
         return tuple(
-            dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)
+            row | {"cosine": float(cosine[i]), "kept": of_query.get(i)}
+            for i, row in zip(order.tolist(), rows, strict=True)
         )
 
 

@@ -140,31 +140,28 @@ def shared_neighbours(near: Int64, others: Int64) -> Float64:
 
     Example:
         >>> a = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-        >>> shared_neighbours(nearest_rows(a, k=1), nearest_rows(a * 2, k=1))
+        >>> shared_neighbours(nearest_rows(a), nearest_rows(a * 2))
         array([1., 1., 1., 1.])
     """
     return np.asarray((near[:, :, None] == others[:, None, :]).any(2).mean(1), np.float64)
 
 
-def nearest_rows(X: NDArray[Any], *, k: int = NEIGHBOURS, rows: Int64 | None = None) -> Int64:
-    """Return the ``k`` nearest rows of each row by cosine, without itself, the nearest first.
+def nearest_rows(X: NDArray[Any], *, rows: Int64 | None = None) -> Int64:
+    """Return the ten nearest rows of each row by cosine, without itself, the nearest first.
 
-    Where there are fewer than ``k`` others, all of them count.
+    Where there are fewer others, all of them count.
 
     Args:
-        X: ``(n, width)`` vectors, of any float type.
-        k: number of neighbours.
+        X: ``(n, width)`` vectors, of any float type, two at least.
         rows: ``(m,)`` records whose neighbours are wanted, by default all; time and memory grow
             with ``m · n``.
 
     Returns:
-        ``(m, min(k, n - 1))`` numbers of rows.
+        ``(m, min(10, n - 1))`` numbers of rows.
     """
-    if k < 1 or len(X) < 2:
-        raise UsageError(f"{len(X)} vectors; expected k from 1 on, and two vectors.", k=k)
     unit = unit_vectors(X)
     rows = np.arange(len(unit)) if rows is None else np.asarray(rows, np.int64)
-    k = min(k, len(unit) - 1)
+    k = min(NEIGHBOURS, len(unit) - 1)
     near = np.empty((len(rows), k), np.int64)
     step = max(1, _AT_ONCE // len(unit))
     for start in range(0, len(rows), step):

@@ -1,21 +1,30 @@
-"""A tiny corpus, and fine-tuning runs of a tiny model on it."""
+"""A tiny corpus, a tiny model with a head, and fine-tuning runs of it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
+from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.tokenizer import load_tokenizer
+from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
+from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.run import finetune
 from embedkit.predict import Predictor
 from embedkit.runs.folder import RunResult, read_run
 from embedkit.runs.run import FinetuneRun
+from tests.models import TEXTS
 from tests.store_fixtures import tiny_model
 
 N = 60
+SHORT = TokenizerSettings(24)
 TINY: dict[str, Any] = {
     "model": str(tiny_model()),
     "device": "cpu",
@@ -28,6 +37,25 @@ LEARNING: dict[str, Any] = {"batch_size": 8, "learning_rate": 5e-3}
 """For runs that have to learn: more steps, which take most of the time of a tiny training."""
 
 
+def plain_of(checkpoint: Checkpoint) -> PlainModel:
+    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def built(
+    model: str | Path,
+    texts: Sequence[str] = TEXTS[:10],
+    *,
+    tokens: TokenizerSettings = SHORT,
+    offsets: bool = False,
+    seed: int = 5,
+    **settings: Any,
+) -> tuple[EncoderWithHead, TokenizedTexts]:
+    """A model with a head, and texts tokenized for it."""
+    checkpoint = find_checkpoint(str(model))
+    encoded = load_tokenizer(checkpoint).encode(list(texts), settings=tokens, offsets=offsets)
+    return build_model(plain_of(checkpoint), seed=seed, **settings).eval(), encoded
+
+
 def corpus_of(path: Path, *, count: int = N, labels: Any = None, label: bool = True) -> Path:
     """Texts of which one word tells the label; every fifth one stands there twice."""
     random = np.random.default_rng(count)
@@ -38,8 +66,7 @@ def corpus_of(path: Path, *, count: int = N, labels: Any = None, label: bool = T
         text = "the movie was good" if i % 10 == 5 else f"the movie {' '.join(told)} was {i % 4}"
         shown = str(i % 2) if labels is None else labels[i]
         lines.append(f"{text}\t{shown}\tid{i}" if label else f"{text}\tid{i}")
-    path.write_text("\n".join(lines) + "\n", "utf-8")
-    return path
+    return write_lines(path, *lines)
 
 
 def finetuned(run: Path) -> FinetuneRun:

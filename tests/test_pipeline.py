@@ -19,6 +19,7 @@ from embedkit.errors import DamagedError, MismatchError, StorageError, UsageErro
 from embedkit.pipeline import Stage, content_hash, fetch, read_recipe, run_recipe
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import PredictionRun
+from tests.finetune_fixtures import write_lines
 from tests.processes import ROOT, command, fresh, program
 from tests.runs.test_results import corpus_of
 from tests.store_fixtures import tiny_model
@@ -275,13 +276,10 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
         for i in range(12)
         for text, word, start, end in [kinds[i % 2]]
     ]
-    (folder / "uses.tsv").write_text(
-        "\n".join(["id\tsentence\tsense\tword\tstart\tend\tlanguage", *uses]) + "\n", "utf-8"
-    )
-    header = "id,title,abstract,judgement"
-    (folder / "papers.csv").write_text("\n".join([header, *random_words]) + "\n", "utf-8")
-    test = [line.rpartition(",")[0] for line in [header, *random_words[:12]]]
-    (folder / "test.csv").write_text("\n".join(test) + "\n", "utf-8")
+    write_lines(folder / "uses.tsv", "id\tsentence\tsense\tword\tstart\tend\tlanguage", *uses)
+    papers_csv = ["id,title,abstract,judgement", *random_words]
+    write_lines(folder / "papers.csv", *papers_csv)
+    write_lines(folder / "test.csv", *(line.rpartition(",")[0] for line in papers_csv[:13]))
     tiny = [f"model={tiny_model()}"]
     small = [*tiny, "epochs=1", "folds=2", "max-length=16", "device=cpu"]
     corpus = [f"corpus={folder / 'corpus.tsv'}"]

@@ -14,6 +14,7 @@ from embedkit import sts
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.sts import similarity
+from tests.finetune_fixtures import write_lines
 from tests.processes import invoke
 from tests.store_fixtures import tiny_model
 
@@ -31,10 +32,7 @@ PAIRS = (
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    path = tmp_path / "pairs.tsv"
-    lines = ["one\ttwo\tscore", *("\t".join(pair) for pair in PAIRS)]
-    path.write_text("\n".join(lines) + "\n", "utf-8")
-    return path
+    return write_lines(tmp_path / "pairs.tsv", "one\ttwo\tscore", *map("\t".join, PAIRS))
 
 
 def compare(corpus: Path, **settings: Any) -> Any:

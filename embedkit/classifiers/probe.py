@@ -36,8 +36,8 @@ from embedkit.arguments import accepts
 from embedkit.choices import Control, RunLevel, Task
 from embedkit.classifiers.estimators import CommonScaler, EstimatorSettings
 from embedkit.classifiers.layers import MOST_BYTES, Candidate, combinations_of, layer_of
-from embedkit.classifiers.train import side_by_side
-from embedkit.classifiers.tuning import Fitted, fit, predict_proba
+from embedkit.classifiers.train import fit_fold, side_by_side
+from embedkit.classifiers.tuning import predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.read import VectorData, load
@@ -55,7 +55,7 @@ from embedkit.runs.cross_validation import (
 from embedkit.runs.figures import draw_probe
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Metric, Score, influences, paired, scored
-from embedkit.runs.metrics import best_threshold, beta_of, check_metric, metrics_for
+from embedkit.runs.metrics import Threshold, beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import Predictions, decide, write_predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.scores import beside, metrics_of
@@ -302,15 +302,14 @@ class Candidates(NamedTuple):
         """Of an F score; ``None`` of other metrics."""
         return beta_of(self.metric)
 
-    def threshold(self, target: Target, train: Int64, fitted: Fitted) -> float | None:
+    @property
+    def threshold(self) -> Threshold | None:
         """The threshold by which an F score is the best in inner folds; other metrics have none.
 
         At 0.5 rare classes would hardly be predicted, and views would seem alike; tuning goes by
         the best threshold too.
         """
-        if self.beta is None or fitted.inner is None:
-            return None
-        return best_threshold(target.y[train], fitted.inner[:, 1], beta=self.beta)
+        return None if self.beta is None else Threshold(None, self.beta)
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit every candidate in every fold."""
@@ -361,14 +360,10 @@ class Candidates(NamedTuple):
     def _fold(
         self, problem: Problem, train: Int64, held_out: Int64, candidate: Candidate
     ) -> FoldFit:
-        started = time.thread_time()
         problem, settings = self._with(candidate, problem)
         inputs, target = problem.units.inputs, problem.target
-        fitted = fit(problem, train, settings, tune=True, held_out=self.beta is not None)
-        cut = self.threshold(target, train, fitted)
-        trained = time.thread_time()
-        proba = predict_proba(fitted.pipeline, inputs(held_out), target)
-        predicted = time.thread_time()
+        fold = fit_fold(problem, train, held_out, settings, threshold=self.threshold)
+        fitted = fold.model
         # the control task and the learning curve are no cost of the method: they come after the
         # clock
         before = fitted.pipeline[:-1]
@@ -376,7 +371,7 @@ class Candidates(NamedTuple):
         control = clone(fitted.pipeline[-1])
         control.fit(before.transform(inputs(train)), self.control.y[train])
         random = predict_proba(control, before.transform(inputs(held_out)), self.control)
-        random = _decided(random, cut)
+        random = _decided(random, fold.threshold)
         curve = list[Float64]()
         # one of each class at least, and two values of a regression
         order = growing_order(train, target, seed=self.settings.seed)
@@ -386,21 +381,16 @@ class Candidates(NamedTuple):
         for fraction in fractions:  # each set of training records lies within the next
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
             curve.append(self.outputs_of(problem, few, held_out))
-        curve.append(_decided(proba, cut))
+        curve.append(_decided(fold.proba, fold.threshold))
         weights = getattr(fitted.pipeline[-1], "weights_", ())
-        return FoldFit(
-            proba=proba,
-            model=_Probed(candidate.name, fitted.choice.score, random, tuple(curve), weights),
-            threshold=cut,
-            fit_seconds=trained - started,
-            predict_seconds=predicted - trained,
+        return fold._replace(
+            model=_Probed(candidate.name, fitted.choice.score, random, tuple(curve), weights)
         )
 
     def outputs_of(self, problem: Problem, train: Int64, held_out: Int64) -> Float64:
         """What a fit on the inputs of ``train`` gives for the held-out units."""
-        fitted = fit(problem, train, self.settings, tune=True, held_out=self.beta is not None)
-        proba = predict_proba(fitted.pipeline, problem.units.inputs(held_out), problem.target)
-        return _decided(proba, self.threshold(problem.target, train, fitted))
+        fold = fit_fold(problem, train, held_out, self.settings, threshold=self.threshold)
+        return _decided(fold.proba, fold.threshold)
 
     def _grown(self, problem: Problem, train: Int64, held_out: Int64, first: str) -> FoldFit:
         """A single view, and others beside it as long as the inner score rises."""
@@ -411,36 +401,33 @@ class Candidates(NamedTuple):
             # along the log-odds
             y = np.eye(len(target.classes))[y]
 
-        def fitted(*views: str) -> tuple[Candidate, Fitted]:
+        def fold_of(*views: str) -> tuple[Candidate, FoldFit]:
             # the same set of views is the same candidate, in whatever order it has grown
             in_order = tuple(name for name in self.names if name in views)
             candidate = Candidate(" + ".join(in_order), in_order)
+            about: dict[str, Any] = {"threshold": self.threshold, "inner": True}
             task, settings = self._with(candidate, problem)
-            return candidate, fit(task, train, settings, tune=True, held_out=True)
+            return candidate, fit_fold(task, train, held_out, settings, **about)
 
-        best, model = fitted(first)
+        best, fold = fold_of(first)
         while len(best.views) < min(_MOST_VIEWS, len(self.names)):
+            model = fold.model
             if model.inner is None or np.isnan(model.choice.score):  # no inner folds to choose by
                 break
             rest, errors = [n for n in self.names if n not in best.views], y - model.inner
             slopes = {name: self._slope(name, train, errors) for name in rest}
             steepest = sorted(slopes, key=slopes.__getitem__, reverse=True)[:_TRIED]
             # each of them is tuned as a single view is, so that the scores can be compared
-            larger = [fitted(*best.views, name) for name in steepest]
-            further = max(larger, key=lambda fit: fit[1].choice.score)
+            larger = [fold_of(*best.views, name) for name in steepest]
+            further = max(larger, key=lambda tried: tried[1].model.choice.score)
             # also where a score is NaN
-            if not further[1].choice.score > model.choice.score:
+            if not further[1].model.choice.score > model.choice.score:
                 break
-            best, model = further
-        cut, trained = self.threshold(target, train, model), time.thread_time()
-        proba = predict_proba(model.pipeline, self.input(best, held_out), target)
-        return FoldFit(
-            proba=proba,
-            model=_Probed(best.name, model.choice.score, proba[:0]),  # no control task
-            threshold=cut,
-            fit_seconds=trained - started,
-            predict_seconds=time.thread_time() - trained,
-        )
+            best, fold = further
+        probed = _Probed(best.name, fold.model.choice.score, fold.proba[:0])  # no control task
+        # of all that were tried
+        seconds = time.thread_time() - started - fold.predict_seconds
+        return fold._replace(model=probed, fit_seconds=seconds)
 
     def _slope(self, name: str, train: Int64, errors: Float64) -> float:
         """How steeply the loss falls along the coefficients of a view, on the scale of a fit."""

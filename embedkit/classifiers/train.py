@@ -136,29 +136,45 @@ class Frozen(NamedTuple):
         save_model(folder, fits.final.pipeline)
 
     def _fold(self, problem: Problem, train: Int64, held_out: Int64) -> FoldFit:
-        target, threshold = problem.target, self.threshold
-        by_metric = threshold is not None and threshold.value is None
-        # the libraries compute in this very thread (side_by_side leaves them one), so that its
-        # clock has all of the fit and nothing else
-        started = time.thread_time()  # others fit, and other programs run, at the same time
         # inner predictions are kept for blends too, which are stacked on them
-        inner = self.tune or by_metric
-        fitted = fit(problem, train, self.settings, tune=self.tune, held_out=inner)
-        trained, proba = time.thread_time(), np.empty(0)
-        if len(held_out):
-            proba = predict_proba(fitted.pipeline, problem.units.inputs(held_out), target)
-        predicted, cut = time.thread_time(), None if threshold is None else threshold.value
-        if threshold is not None and fitted.inner is not None:
-            cut = threshold.choose(target.y[train], fitted.inner[:, 1])
-        return FoldFit(
-            proba=proba,
-            model=fitted,
-            inner=train,
-            inner_proba=fitted.inner,
-            threshold=cut,
-            fit_seconds=trained - started,
-            predict_seconds=predicted - trained,
-        )
+        about: dict[str, Any] = {"threshold": self.threshold, "tune": self.tune, "inner": self.tune}
+        fold = fit_fold(problem, train, held_out, self.settings, **about)
+        return fold._replace(inner=train, inner_proba=fold.model.inner)
+
+
+def fit_fold(
+    problem: Problem,
+    train: Int64,
+    held_out: Int64,
+    settings: EstimatorSettings,
+    *,
+    threshold: Threshold | None,
+    tune: bool = True,
+    inner: bool = False,
+) -> FoldFit:
+    """Fit the units ``train``, and predict the units that are held out.
+
+    A threshold by a metric is chosen on predictions of inner folds, which a fit without one keeps
+    if ``inner`` is set.
+    """
+    by_metric = threshold is not None and threshold.value is None
+    # the libraries compute in this very thread (side_by_side leaves them one), so that its clock
+    # has all of the fit and nothing else
+    started = time.thread_time()  # others fit, and other programs run, at the same time
+    fitted = fit(problem, train, settings, tune=tune, held_out=inner or by_metric)
+    trained, proba = time.thread_time(), np.empty(0)
+    if len(held_out):
+        proba = predict_proba(fitted.pipeline, problem.units.inputs(held_out), problem.target)
+    predicted, cut = time.thread_time(), None if threshold is None else threshold.value
+    if threshold is not None and fitted.inner is not None:
+        cut = threshold.choose(problem.target.y[train], fitted.inner[:, 1])
+    return FoldFit(
+        proba=proba,
+        model=fitted,
+        threshold=cut,
+        fit_seconds=trained - started,
+        predict_seconds=predicted - trained,
+    )
 
 
 def side_by_side(

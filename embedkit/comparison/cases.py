@@ -6,7 +6,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -264,7 +264,7 @@ def find_lengths(
 
 
 def find_texts(
-    rows: Collection[int],
+    rows: Set[int],
     runs: Sequence[LoadedRun],
     datasets: Sequence[Dataset],
     texts: str | Path | None = None,
@@ -318,7 +318,7 @@ def shown_texts(
     return by_record
 
 
-def _texts(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> tuple[Texts, str]:
+def _texts(path: Path, rows: Set[int], reading: Mapping[str, Any]) -> tuple[Texts, str]:
     """Texts of a dataset, or of a corpus file that is read as ``reading`` says, and where from."""
     if is_dataset(path):
         data = load(path)
@@ -330,6 +330,5 @@ def _texts(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> tup
         units = Units.of_records(CorpusReader(plan).records(), plan)
         columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
         note = f"Texts from column {columns} of {path.name}."
-    chosen = frozenset(rows)
     texts = zip(units.row.tolist(), units.texts(separator="\n"), strict=True)
-    return {row: text for row, text in texts if row in chosen}, note
+    return {row: text for row, text in texts if row in rows}, note

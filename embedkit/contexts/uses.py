@@ -268,8 +268,7 @@ def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[Lines]
     """Read ``words`` or ``tokens`` by row groups, without special tokens and second texts."""
     table = load(data.path, list(data.manifest.columns_of(kind)), level=kind.removesuffix("s"))
     scalars = [n for n in ("row", "start", "end", "segment", "special") if n in table.columns]
-    for block in table.reader.blocks:
-        columns = table.reader.scalars_of(block, scalars)
+    for block, columns in table.reader.scalars(scalars):
         chosen = np.isin(columns.column("row").to_numpy(), rows)
         if "segment" in scalars:
             chosen &= columns.column("segment").to_numpy() == 0

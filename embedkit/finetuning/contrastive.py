@@ -39,7 +39,7 @@ from torch.utils.data import Sampler
 from embedkit.errors import UsageError
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import predict_logits
-from embedkit.finetuning.training import Fold, FoldResult, FoldTrainer, Totals, train_fold
+from embedkit.finetuning.training import Fold, FoldResult, FoldTrainer, train_fold
 from embedkit.types import Int64, ProgressCallback, no_progress
 
 _STRENGTH = 10.0  # C of the regression on vectors of length 1
@@ -96,24 +96,18 @@ def _set_layer(layer: Any, regression: LogisticRegression) -> None:
 class PairTrainer(FoldTrainer):
     """The Trainer of a fold whose loss is of the pairs of texts in a batch."""
 
-    def __init__(self, fold: Fold, model: EncoderWithHead, totals: Totals, *arguments: Any) -> None:
-        super().__init__(fold, model, totals, *arguments)
-        totals.pop("right", None)  # pairs have no predicted class
-
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         fold = self.fold
         return CoupleSampler(fold.target.y[np.unique(fold.record[fold.train])], fold.seed)
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Any:
         """Compute the loss of a batch's pairs, and count it."""
         labels, totals = inputs.pop("labels"), self._totals
-        outputs = model(**inputs)
-        loss = pair_loss(outputs.hidden_states[0].float(), labels)
+        loss = pair_loss(model(**inputs).hidden_states[0].float(), labels)
         totals["texts"] += len(labels)
+        # no "right" ones: pairs have no predicted class
         totals["loss"] += loss.detach().double() * len(labels)
-        return (loss, outputs) if return_outputs else loss
+        return loss
 
 
 def pair_loss(vectors: Tensor, labels: Tensor) -> Tensor:

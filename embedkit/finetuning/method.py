@@ -14,7 +14,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -333,7 +333,11 @@ class FineTuned(NamedTuple):
             vocabulary = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
         with vocabulary:
             folds, choosing = self.folds(problem, vocabulary)
-            results = list(self._results(folds, choosing, problem, progress))
+            # a model of which there is a result is finished
+            results = [
+                _read_result(self.folder, fold) or self._trained(fold, choosing, problem, progress)
+                for fold in folds
+            ]
         size = self.options.seeds
         # models of one fold stand together, and have the same records
         folds = folds[::size]
@@ -372,14 +376,6 @@ class FineTuned(NamedTuple):
                 device=self.device.type,
             ),
         )
-
-    def _results(
-        self, folds: Sequence[Fold], choosing: Int64, problem: Problem, progress: ProgressCallback
-    ) -> Iterator[FoldResult]:
-        """Train the models that are not finished, and yield the results of all."""
-        for fold in folds:
-            result = _read_result(self.folder, fold)
-            yield self._trained(fold, choosing, problem, progress) if result is None else result
 
     def _trained(
         self, fold: Fold, choosing: Int64, problem: Problem, progress: ProgressCallback

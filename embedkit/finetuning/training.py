@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -81,8 +82,8 @@ if _CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # its older na
     _CHECKPOINTING = "gradient_checkpointing"
 
 
-Totals = dict[str, Any]
-"""Sums over the texts of an epoch: numbers, or tensors on the device."""
+Totals = defaultdict[str, Any]
+"""Sums over the texts of an epoch: numbers, or tensors on the device; what a loss counts."""
 
 
 def model_name(fold: int, member: int = 0) -> str:
@@ -193,11 +194,12 @@ def train_fold(
     # after the move to the device, where they are computed
     states = frozen_states(model, parts, seen, precision=options.precision)
     last, earlier, state, best = _last_checkpoint(fold.work), 0.0, None, None
-    totals: Totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
+    totals: Totals = defaultdict(float)  # of the epoch so far
     if last is not None:
         kept_there = json.loads((last / _COMPLETE).read_text("utf-8"))
         # the process that was killed had done this much
-        earlier, totals = float(kept_there["seconds"]), kept_there["totals"]
+        earlier = float(kept_there["seconds"])
+        totals.update(kept_there["totals"])
         state = TrainerState.load_from_json(str(last / "trainer_state.json"))
         model.load_state_dict(load_file(str(last / WEIGHTS)), strict=False)  # frozen ones stay
         # without a file of its own the best epoch is that of the checkpoint
@@ -302,13 +304,11 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         lengths = n_seen(self.fold.texts_of(self.fold.train))
         return LengthSampler(lengths, self.fold.options.batch_size, self.fold.seed)
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, **more: Any) -> Any:
         """Compute the loss of a batch as the Trainer does, and count it."""
         labels, totals = inputs["labels"], self._totals
         count: Any = len(labels)
-        # the outputs are needed for the accuracy, whether the caller wants them or not
+        # the outputs are needed for the accuracy; the Trainer takes the loss alone
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
         if self.fold.target.classes:
             proba = self.model.outputs(outputs.logits.detach())
@@ -320,7 +320,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         # tensors on the device: as numbers they would make each step wait for it
         totals["texts"] += count
         totals["loss"] += loss.detach().double() * count
-        return (loss, outputs) if return_outputs else loss
+        return loss
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Compute loss and score on the validation records, independent of batches."""
@@ -503,7 +503,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         totals, means = self._totals, {"epoch": state.epoch, "step": state.global_step}
         texts = max(totals["texts"], 1)
         means["epoch_loss"] = float(totals["loss"] / texts)
-        if self._fold.target.classes and "right" in totals:
+        if "right" in totals:
             means["epoch_accuracy"] = float(totals["right"] / texts)
         # in place: the trainer adds to the same dict
         totals.update(dict.fromkeys(totals, 0.0))

@@ -497,18 +497,12 @@ class Searcher:
         # records are read at the end, each once, in the order of the files
         hit_indices = sorted({index for hits in kept.values() for index in hits})
         if self._records is None:
-            columns = self.data.reader.pick(np.array(hit_indices, np.int64), self._columns)
+            table = self.data.reader.table_at(np.array(hit_indices, np.int64), self._columns)
         else:
-            columns = self._records.take(places(hit_indices)).to_pydict()
-        records = dict(zip(hit_indices, zip(*columns.values(), strict=True), strict=True))
+            table = self._records.take(places(hit_indices))
+        records = dict(zip(hit_indices, table.to_pylist(), strict=True))
         return [
-            Answer(
-                name,
-                tuple(
-                    Hit(score, **dict(zip(columns, records[index], strict=True)))
-                    for index, score in kept[number].items()
-                ),
-            )
+            Answer(name, tuple(Hit(score, **records[i]) for i, score in kept[number].items()))
             for number, name in enumerate(names)
         ]
 
@@ -613,16 +607,15 @@ def near_duplicates(
     places = chosen[pairs[order]]
     records = np.unique(places)
     names = [name for name in ("row", "id", "text", "text_pair") if name in data.columns]
-    columns = data.reader.pick(records, names)
-    # the texts of a pair as one; none where a dataset stores none
-    texts_of = zip(
-        *(columns.get(n, [""] * len(records)) for n in ("text", "text_pair")), strict=True
-    )
-    columns["text"] = [" | ".join(filter(None, texts)) for texts in texts_of]
+    shown = data.reader.table_at(records, names).to_pylist()
+    for cells in shown:
+        # the texts of a pair as one; none where a dataset stores none
+        both = cells.pop("text", ""), cells.pop("text_pair", "")
+        cells["text"] = " | ".join(filter(None, both))
     rows = [
         {"group": int(number), "cosine": round(float(cosine), 6)}
-        | {name: columns[name][left] for name in ("row", "id", "text")}
-        | {f"other_{name}": columns[name][right] for name in ("row", "id", "text")}
+        | shown[left]
+        | {f"other_{name}": value for name, value in shown[right].items()}
         for (left, right), number, cosine in zip(
             np.searchsorted(records, places).tolist(), group[order], cosines[order], strict=True
         )

@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,10 +174,11 @@ def build_index(
             width=data.width,
             factory=factory,
             recall=recall,
-            nbytes=0,
-            seconds=0.0,
+            nbytes=_write_parts(faiss, index, fitted, folder),
+            seconds=time.perf_counter() - started,
         )
-        return _written(faiss, index, fitted, folder, info, started)
+        storage.write_durably(folder / INFO, to_json(info) + b"\n")
+    return info
 
 
 def _recall(
@@ -213,10 +214,8 @@ def _in_dataset(data: VectorData) -> Iterator[None]:
         yield
 
 
-def _written(
-    faiss: Any, index: Any, fitted: Whitening | None, folder: Path, info: IndexInfo, started: float
-) -> IndexInfo:
-    """Write an index, its whitening and its description; return that, with size and time."""
+def _write_parts(faiss: Any, index: Any, fitted: Whitening | None, folder: Path) -> int:
+    """Write an index and its whitening; return the bytes of the index."""
     file = folder / _FILE
     # faiss itself does not notice that the end of a file could not be written
     with storage.storage_errors(file, RuntimeError), file.open("wb") as sink:
@@ -227,11 +226,7 @@ def _written(
             np.savez(sink, mean=fitted.mean, matrix=matrix)
     # all parts are on the disk before the description, without which no index is opened
     storage.sync_tree(folder)
-    seconds = time.perf_counter() - started
-    info = replace(info, nbytes=file.stat().st_size, seconds=seconds)
-    content = to_json(info) + b"\n"
-    storage.write_durably(folder / INFO, content)
-    return info
+    return file.stat().st_size
 
 
 def _trained(

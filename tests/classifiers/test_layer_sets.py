@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 import embedkit
 from benchmarks.simulate import claims_of_layers, probed
 from embedkit.classifiers import probe as probing
-from embedkit.classifiers import tuning
+from embedkit.classifiers import train
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.layers import Candidate, LayerMixture, combinations_of, unit_layers
 from embedkit.classifiers.probe import Candidates
@@ -139,19 +139,13 @@ def test_what_only_one_layer_knows_is_taken_from_it() -> None:
 
 
 def test_every_fit_of_a_combination_is_on_training_records(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls_of: Any
 ) -> None:
-    fitted: list[frozenset[int]] = []
-    honest = tuning.fit
-
-    def recording(problem: Any, train: Any, *rest: Any, **more: Any) -> Any:
-        fitted.append(frozenset(train.tolist()))
-        return honest(problem, train, *rest, **more)
-
-    monkeypatch.setattr(probing, "fit", recording)
+    calls = calls_of(train, "fit")
     monkeypatch.setattr(probing, "side_by_side", one_by_one)
     names = ["mean_0", "mean_1", "mean_2"]
     content = probing.probe(data, out=tmp_path / "p", view=names, folds=2).content
+    fitted = [frozenset(call.arguments[1].tolist()) for call in calls]
     assert len(set(fitted)) == 2
     assert not frozenset.intersection(*set(fitted))
     assert len(content.choices) == 2

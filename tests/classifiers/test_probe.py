@@ -16,6 +16,7 @@ from sklearn.metrics import fbeta_score
 
 import embedkit
 from embedkit.classifiers import probe as probing
+from embedkit.classifiers import train
 from embedkit.classifiers.probe import probe
 from embedkit.cli.run_text import run_text
 from embedkit.records import to_json
@@ -61,7 +62,7 @@ def test_every_fit_is_on_training_records(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls_of: Any
 ) -> None:
     """Those of learning curves too: no fit has a record of the fold that it is scored on."""
-    calls = calls_of(probing, "fit")
+    calls = calls_of(train, "fit")
     monkeypatch.setattr(probing, "side_by_side", one_by_one)
     result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, learning_curve=True)
     split = split_for(Units.of_dataset(embedkit.load(data)), folds=3, seed=0)

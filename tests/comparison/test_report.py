@@ -23,7 +23,7 @@ from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import shown
 from embedkit.runs.metrics import interval_text, metric_name, metric_text
 from embedkit.runs.split import split
-from tests.finetune_fixtures import tuned
+from tests.finetune_fixtures import tuned, write_lines
 from tests.page_checks import json_block
 from tests.run_fixtures import edit_run, random_runs, train, write_fake_run
 from tests.store_fixtures import extract_tiny
@@ -39,8 +39,7 @@ def corpus_of(path: Path, n: int = N) -> Path:
         words = " ".join(random.choice(["good", "bad", "movie", "rain", "bus"], 4))
         text = f"{EVIL} {i}" if i % 3 == 0 else f"{words} & {i} \u202e \x1b[31m 👨\u200d👩"
         lines.append(f"r{i}\t{text}\t{i % 2}")
-    path.write_text("\n".join(lines) + "\n", "utf-8")
-    return path
+    return write_lines(path, *lines)
 
 
 def two_runs(folder: Path, n: int, **how: Any) -> dict[str, Any]:
@@ -267,10 +266,9 @@ def test_signs_that_no_picture_can_hold(tmp_path: Path, kind: str) -> None:
 
 def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
     """A corpus whose columns nobody could guess; long texts are cut on the page."""
-    corpus = tmp_path / "c.dat"
     long = "x" * 5_000
     lines = [f"{i}~first {i}~second {i} {long}~{i % 2}" for i in range(40)]
-    corpus.write_text("a~b~c~d\n" + "\n".join(lines) + "\n", "utf-8")
+    corpus = write_lines(tmp_path / "c.dat", "a~b~c~d", *lines)
     source = [embedkit.storage.file_sha256(corpus)]
     paths, _, _ = random_runs(tmp_path / "runs", ["p", "q"], n=40)
     reading = {

@@ -15,15 +15,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.tokenizer import load_tokenizer
-from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.finetuning.contrastive import CoupleSampler, _set_layer, pair_loss, train_contrastive
-from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.units.target import Target
-from tests.finetune_fixtures import check_test_set, corpus_of, finetuned, predictions, tuned
-from tests.finetuning.test_heads import plain_of
+from tests.finetune_fixtures import built, check_test_set, corpus_of, finetuned, predictions, tuned
 from tests.finetuning.test_vocabulary import SOME, fold_of
 from tests.store_fixtures import tiny_model
 
@@ -83,10 +79,9 @@ def test_records_of_one_class_are_refused_before_they_are_trained_on(tmp_path: P
 
 def trained(work: Path, y: Any, texts: list[str]) -> tuple[dict[str, torch.Tensor], Any]:
     """Weights of a fold that trains on the first eight texts."""
-    checkpoint = find_checkpoint(str(tiny_model()))
-    encoded = load_tokenizer(checkpoint).encode(texts, settings=TokenizerSettings(24))
-    model = build_model(plain_of(checkpoint), seed=3, head="contrastive")
+    model, encoded = built(tiny_model(), texts, seed=3, head="contrastive")
     with tempfile.TemporaryFile() as file:
+        checkpoint = find_checkpoint(str(tiny_model()))
         fold = fold_of(checkpoint, work, file, objective="contrastive")
         fold = replace(fold, texts=encoded, target=Target(y, CLASSES[:2]))
         model, result = train_contrastive(fold, model)

@@ -13,16 +13,13 @@ import torch
 from sklearn.metrics import f1_score
 
 from embedkit.choices import HEADS
-from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.finetuning import training
-from embedkit.finetuning.heads import EncoderWithHead, build_model
+from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import freeze, padded, predict_logits, read_model
 from embedkit.runs.split import split
-from tests.finetune_fixtures import corpus_of, log_of, tuned
-from tests.finetuning.test_heads import plain_of
+from tests.finetune_fixtures import built, corpus_of, log_of, tuned
 from tests.store_fixtures import tiny_model
 
 PROBA = ["proba_0", "proba_1"]
@@ -53,11 +50,8 @@ def long_texts() -> list[str]:
 @pytest.mark.parametrize("head", HEADS)
 def test_windows_are_combined_as_in_a_plain_loop(head: str) -> None:
     """Each window by itself through the encoder; then what the head's description says."""
-    checkpoint = find_checkpoint(str(tiny_model()))
-    tokenizer = load_tokenizer(checkpoint)
-    texts = tokenizer.encode(long_texts(), settings=WINDOWS)
+    model, texts = built(tiny_model(), long_texts(), tokens=WINDOWS, head=head, n_outputs=3)
     assert np.diff(texts.text_windows).max() > 3
-    model = build_model(plain_of(checkpoint), seed=3, head=head, n_outputs=3).eval()
     found = predict_logits(model, texts)
     for text, logits in zip(texts, found, strict=True):
         vectors, tokens = [], []
@@ -178,10 +172,8 @@ def test_the_optimizer_has_the_rates_and_decays_of_the_options(
 
 
 def test_frozen_layers_have_no_dropout() -> None:
-    checkpoint = find_checkpoint(str(tiny_model()))
-    tokenizer = load_tokenizer(checkpoint)
-    model = build_model(plain_of(checkpoint), seed=3, head="cls", dropout=0.0)
-    batch = padded(tokenizer.encode(["good movie", "bad"], settings=WINDOWS))
+    model, texts = built(tiny_model(), ["good movie", "bad"], head="cls", dropout=0.0)
+    batch = padded(texts)
     for freeze_layers in ("2", "all", "1"):
         freeze(model, freeze_layers)
         model.train()

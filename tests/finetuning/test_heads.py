@@ -15,32 +15,17 @@ from torch.nn import functional
 from transformers import BertForSequenceClassification
 
 from embedkit.choices import DEFAULT_MODEL, HEADS
-from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
-from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
 from embedkit.encoding.products import LinearToTrain
-from embedkit.encoding.tokenizer import load_tokenizer
-from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import UsageError
-from embedkit.finetuning.heads import EncoderWithHead, build_model
+from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
-from tests.finetune_fixtures import check_test_set, corpus_of, predictions, tuned
-from tests.models import TEXTS, Tiny, check_near, slow
+from tests.finetune_fixtures import built, check_test_set, corpus_of, predictions, tuned
+from tests.models import Tiny, check_near, slow
 from tests.store_fixtures import tiny_model
 
 quiet_transformers()
-
-
-def built(model: str | Path, **settings: Any) -> tuple[EncoderWithHead, TokenizedTexts]:
-    """A model with a head, and texts tokenized for it."""
-    checkpoint = find_checkpoint(str(model))
-    tokenizer = load_tokenizer(checkpoint)
-    texts = tokenizer.encode(list(TEXTS[:10]), settings=TokenizerSettings(24))
-    return build_model(plain_of(checkpoint), seed=5, **settings).eval(), texts
-
-
-def plain_of(checkpoint: Checkpoint) -> PlainModel:
-    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
 
 
 @pytest.mark.parametrize("model", [str(tiny_model()), *slow(DEFAULT_MODEL)], ids=["tiny", "minilm"])

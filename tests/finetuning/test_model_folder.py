@@ -15,7 +15,6 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError, OutputExistsError, UsageError
@@ -28,7 +27,7 @@ from embedkit.finetuning.model import (
     write_model,
 )
 from embedkit.predict import Predictor
-from tests.finetune_fixtures import corpus_of, log_of, tuned, write_lines
+from tests.finetune_fixtures import corpus_of, log_of, plain_of, tuned, write_lines
 from tests.models import TEXTS, Tiny, check_near, slow
 from tests.processes import command
 from tests.store_fixtures import tiny_model
@@ -47,10 +46,7 @@ def saved(model: Path, folder: Path, **settings: Any) -> tuple[EncoderWithHead, 
     """A model with random weights in a folder, with its tokenizer."""
     checkpoint = find_checkpoint(model)
     tokenizer = load_tokenizer(checkpoint)
-    plain = load_model(
-        checkpoint, pad_id=tokenizer.pad_id, device=torch.device("cpu"), dtype=torch.float32
-    )
-    made = build_model(plain, seed=3, **settings).eval()
+    made = build_model(plain_of(checkpoint), seed=3, **settings).eval()
     folder.mkdir()
     classes = NAMES[settings.get("problem", "classes")]
     write_model(made, tokenizer, folder, classes=classes, max_length=32)

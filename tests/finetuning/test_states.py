@@ -10,26 +10,20 @@ import pytest
 import torch
 
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.finetuning import states as states_module
 from embedkit.finetuning import training
-from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.model import freeze, predict_logits
 from embedkit.finetuning.states import frozen_states
-from tests.finetuning.test_heads import plain_of
-from tests.finetuning.test_vocabulary import trained
-from tests.models import TEXTS, check_near
+from tests.finetune_fixtures import built
+from tests.finetuning.test_vocabulary import SOME, trained
+from tests.models import check_near
 
 KEEPS = ("bert", "roberta", "electra", "distilbert", "modernbert", "mpnet", "deberta-v2")
 
 
-def built(folder: Path, layers: str, **tokens: Any) -> Any:
-    checkpoint = find_checkpoint(str(folder))
-    texts = load_tokenizer(checkpoint).encode(
-        [text for text in TEXTS if text.strip()], settings=TokenizerSettings(**tokens)
-    )
-    model = build_model(plain_of(checkpoint), seed=1, head="mean")
+def frozen(folder: Path, layers: str, **tokens: Any) -> Any:
+    model, texts = built(folder, SOME, tokens=TokenizerSettings(**tokens), seed=1, head="mean")
     return model, freeze(model, layers), texts
 
 
@@ -39,7 +33,7 @@ def test_logits_are_those_without_states(
     tiny: Callable[[str], Path], family: str, layers: str
 ) -> None:
     """Also of texts in windows; what is below is computed again once the states are closed."""
-    model, parts, texts = built(tiny(family), layers, max_length=12, on_long="window", stride=4)
+    model, parts, texts = frozen(tiny(family), layers, max_length=12, on_long="window", stride=4)
     before = predict_logits(model, texts, precision="fp32")
     states = frozen_states(model, parts, texts, precision="fp32")
     assert states is not None
@@ -61,7 +55,7 @@ def test_logits_are_those_without_states(
 @pytest.mark.parametrize("family", ["convbert", "fnet"])
 def test_no_states_where_they_are_not_enough(tiny: Callable[[str], Path], family: str) -> None:
     """Padding changes the states of a text."""
-    model, parts, texts = built(tiny(family), "1", max_length=24)
+    model, parts, texts = frozen(tiny(family), "1", max_length=24)
     before = predict_logits(model, texts, precision="fp32")
     assert frozen_states(model, parts, texts, precision="fp32") is None
     assert torch.equal(predict_logits(model, texts, precision="fp32"), before)
@@ -70,7 +64,7 @@ def test_no_states_where_they_are_not_enough(tiny: Callable[[str], Path], family
 def test_few_texts_alone_have_states(
     tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, parts, texts = built(tiny("bert"), "1", max_length=24)
+    model, parts, texts = frozen(tiny("bert"), "1", max_length=24)
     monkeypatch.setattr(states_module, "_MOST_BYTES", 1_000)
     assert frozen_states(model, parts, texts, precision="fp32") is None
     assert frozen_states(model, freeze(model, "embeddings"), texts[:1], precision="fp32") is None

@@ -20,7 +20,6 @@ from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
-from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.model import padded, predict_logits, read_model
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.predict import Predictor
@@ -29,8 +28,7 @@ from embedkit.runs.predictions import Predictions, read_predictions
 from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import read_split
 from embedkit.units.units import Units
-from tests.finetune_fixtures import TINY, finetuned
-from tests.finetuning.test_heads import plain_of
+from tests.finetune_fixtures import TINY, built, finetuned, write_lines
 from tests.models import check_near
 from tests.runs.test_word_runs import extract
 from tests.store_fixtures import extract_tiny, tiny_model
@@ -126,12 +124,9 @@ def test_transformers_gives_the_same_probabilities(made: Path, tmp_path: Path) -
 @pytest.mark.parametrize("on_long", ["truncate", "window"])
 def test_the_loss_is_of_first_tokens_alone(on_long: str) -> None:
     """As with the label -100 on all others; in windows each word is taken from one of them."""
-    checkpoint = find_checkpoint(str(tiny_model()))
-    tokenizer = load_tokenizer(checkpoint)
-    settings = TokenizerSettings(10, on_long, 3)
-    given = ["the movie badly rained", "a bus " * 9, "good"]
-    texts = tokenizer.encode(given, settings=settings, offsets=True)
-    model = build_model(plain_of(checkpoint), seed=1, head=WORDS, n_outputs=3).eval()
+    given: dict[str, Any] = {"tokens": TokenizerSettings(10, on_long, 3), "offsets": True}
+    some = ["the movie badly rained", "a bus " * 9, "good"]
+    model, texts = built(tiny_model(), some, head=WORDS, n_outputs=3, **given)
     batch = padded(texts)
     count = len(batch["places"])
     assert count == (4 + 18 + 1 if on_long == "window" else 4 + 8 + 1)
@@ -243,9 +238,8 @@ def test_lists_of_spans_are_means_of_their_tokens(tmp_path: Path, on_long: str) 
         "on_long": on_long,
     }
     data = extract_tiny(frame, tmp_path / "v", **given)
-    written = tmp_path / "c.tsv"
     lines = (f"{t}\t{s}\t{k}" for t, s, k in zip(texts, spans, labels, strict=True))
-    written.write_text("\n".join(["text\tspans\tkind", *lines, ""]), "utf-8")
+    written = write_lines(tmp_path / "c.tsv", "text\tspans\tkind", *lines)
     as_text = extract_tiny(written, tmp_path / "t", **given)
     words = embedkit.load(data.out, level="word", view="2")
     assert words.text[:3] == ["the movie", "badly good", "home"]

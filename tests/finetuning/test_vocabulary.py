@@ -21,7 +21,7 @@ from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
 from embedkit.units.target import Target
-from tests.finetuning.test_heads import plain_of
+from tests.finetune_fixtures import plain_of
 from tests.models import TEXTS, Tiny, slow
 
 SOME = [text for text in TEXTS if text.strip()]
