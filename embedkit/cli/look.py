@@ -164,7 +164,7 @@ PAIR_COLUMNS = {"group": "int64", "cosine": "float64"} | {
 def _duplicates_text(duplicates: NearDuplicates, out: Path | None) -> str:
     """How many there are, and the nearest pair of each of the largest groups."""
     lines = [
-        f"{duplicates.grouped:,} of {count_text(duplicates.records, 'record')} with a "
+        f"{duplicates.grouped:,} of {count_text(duplicates.records, 'record')} have a "
         f"near-duplicate (cosine {duplicates.threshold:g} or more): "
         f"{count_text(len(duplicates.pairs), 'pair')} in "
         f"{count_text(duplicates.groups, 'group')}; {duplicates.repeated:,} repeat a text"
@@ -470,8 +470,8 @@ def _diff_text(result: Diff) -> str:
     if gap is not None:
         first, second = (per_cent(value, unit=True) for value in result.accuracies)
         facts["decisions"] = (
-            f"{per_cent(result.decisions, unit=True)} change; accuracy {first} and {second} "
-            f"({score_text(gap, 'accuracy', signed=True)})"
+            f"{per_cent(result.decisions, unit=True)} change; accuracy {first} and {second}, "
+            f"{score_text(gap, 'accuracy', signed=True)}"
         )
     lines = [_diff_finding(result), *(f"{n:12}{fact}" for n, fact in facts.items() if fact)]
     everything = asked_for_all()
@@ -491,7 +491,7 @@ def _diff_finding(result: Diff) -> str:
     """Equal, explained by settings, or how much of what vectors are used for stays."""
     largest, best = result.distance["largest"], result.explanation
     if result.equal == result.records:
-        return f"the same vectors: the same bits in {count_text(result.records, 'record')}"
+        return f"the same vectors, bit for bit: {count_text(result.records, 'record')}"
     if result.same:
         return f"equal to within {largest:.0e} (relative L2), as engines of one precision are"
     if best is not None:
