@@ -128,6 +128,26 @@ def whole_fp32(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         setattr(matmul, name, before)
 
 
+def takes_segments(module: Any) -> bool:
+    """Whether a model computes the segments of a tokenizer.
+
+    It has embeddings of them; those of XLNet are of pairs of tokens and have no number in its
+    configuration. DeBERTa may have none, and passes over them.
+    """
+    takes = "token_type_ids" in inspect.signature(module.forward).parameters
+    segments = getattr(module.config, "type_vocab_size", 0) or module.config.model_type == "xlnet"
+    return takes and bool(segments)
+
+
+def adds_words_of_segments(module: Any) -> bool:
+    """Whether transformers takes segments for words and adds their embeddings, as for GPT-2.
+
+    These are the families whose configuration knows no number of segments, not even none.
+    """
+    takes = "token_type_ids" in inspect.signature(module.forward).parameters
+    return takes and not (takes_segments(module) or hasattr(module.config, "type_vocab_size"))
+
+
 class Model:
     """The modules of a checkpoint on a device, and what runs batches through them.
 
@@ -150,11 +170,8 @@ class Model:
         self.n_layers, self.width = checkpoint.n_layers, checkpoint.width
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
-        # asked once: a look at a signature takes longer than a product of a short text.
-        # GPT-2 has no segments, and would add the embedding of a word
-        takes = "token_type_ids" in inspect.signature(module.forward).parameters
-        self._takes_types = takes and bool(getattr(module.config, "type_vocab_size", 0))
-        self.leaves_types = takes and not self._takes_types
+        # asked once: a look at a signature takes longer than a product of a short text
+        self._takes_types = takes_segments(module)
 
     def forward(
         self,

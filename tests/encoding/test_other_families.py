@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tokenizers import ByteLevelBPETokenizer
 import embedkit
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import describe_model
+from embedkit.encoding.views import parse_view
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError
 from tests.models import _TOKENIZERS, TEXTS, check_near, save_model, slow
 
@@ -75,12 +78,33 @@ def test_what_other_libraries_compute_otherwise_is_told(tmp_path: Path, notes: l
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_input_names": names}))
     Encoder(decoder, device="cpu")
     assert sum("numbers segments" in note for note in notes) == 1
+    shutil.copytree(decoder, tmp_path / "deberta")  # which passes over segments
+    (tmp_path / "deberta/config.json").unlink()
+    save_model(tmp_path / "deberta", "deberta-v2", type_vocab_size=0, vocab_size=360)
+    Encoder(tmp_path / "deberta", device="cpu")
+    assert sum("numbers segments" in note for note in notes) == 1
     both = build("bart", tmp_path / "bart")
     Encoder(both, device="cpu").encode(SOME)
     modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
     (both / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ModelError, match="is_encoder_decoder"):
         Encoder(both, device="cpu").encode(SOME)
+
+
+def test_segments_of_xlnet_are_of_pairs_of_tokens(tmp_path: Path) -> None:
+    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
+    save_model(
+        tmp_path, "xlnet", d_head=12, d_inner=40, vocab_size=400, max_position_embeddings=None
+    )
+    encoder, view = Encoder(tmp_path, device="cpu"), parse_view("mean_-1", n_layers=3)
+    tokens = encoder.tokenizer.encode(["a film"], ["the end"], settings=TokenizerSettings(32))
+    ours = encoder.encode_shard(tokens, views=[view]).views[view.name][0]
+    inputs = encoder.tokenizer.hf("a film", "the end", return_tensors="pt")
+    assert inputs["token_type_ids"].any()
+    plain = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    with torch.inference_mode():
+        theirs = [model(**inputs).last_hidden_state[0].mean(0) for model in (plain, plain.double())]
+    check_near(ours, *(vectors.numpy() for vectors in theirs))
 
 
 @pytest.mark.parametrize("family", [*QUICK, *slow(*sorted({*DECODERS, *ENCODERS} - {*QUICK}))])
