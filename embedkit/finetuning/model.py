@@ -34,7 +34,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from embedkit.encoding.checkpoint import wrong_size
 from embedkit.encoding.definition import as_data
-from embedkit.encoding.model import whole_fp32
+from embedkit.encoding.model import takes_segments, whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings, ends_of, ranges
@@ -278,8 +278,10 @@ def predict_logits(
     """Return logits ``(units, outputs)`` float32 on the CPU, of any model for classification."""
     device = next(model.parameters()).device
     model.eval()
-    # models of transformers take less than ours, and some no segments
-    takes = inspect.signature(model.forward).parameters
+    # models of transformers take less than ours, and some no segments, or words in their place
+    takes = {*inspect.signature(model.forward).parameters}
+    if not (isinstance(model, EncoderWithHead) or takes_segments(model)):
+        takes.discard("token_type_ids")
     # a checkpoint of transformers has num_labels; in our own configuration n_outputs stands for it
     width = getattr(model.config, "n_outputs", None) or model.config.num_labels
     # rows of the result that belong to each text: one, or one for each of its words

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from torch.nn import functional
-from transformers import BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from embedkit.choices import DEFAULT_MODEL, HEADS
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
@@ -24,6 +24,7 @@ from embedkit.errors import UsageError
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.model import freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
+from tests.encoding.test_other_families import build
 from tests.finetune_fixtures import check_test_set, corpus_of, predictions, tuned
 from tests.models import TEXTS, Tiny, check_near, slow
 from tests.store_fixtures import tiny_model
@@ -82,6 +83,21 @@ def test_padding_and_company_change_nothing(tiny: Tiny, head: str, family: str) 
     assert float(together.std(0).min()) > 0  # it does look at the texts
     assert torch.allclose(together, alone, atol=1e-5)
     assert torch.allclose(in_batches, alone, atol=1e-5)
+
+
+def test_segments_are_no_words(tmp_path: Path) -> None:
+    """Neither in training nor in a classifier of transformers, as in the frozen encoder."""
+    ours, texts = built(build("gpt2", tmp_path), head="mean")
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path, pad_token_id=0).eval()
+    for model in (ours, theirs):
+        batches = [padded(text) for text in texts if len(text.ids)]
+        with torch.inference_mode():
+            alone = [
+                model(input_ids=b["input_ids"], attention_mask=b["attention_mask"]).logits
+                for b in batches
+            ]
+        found = predict_logits(model, texts)[np.flatnonzero(texts.n_kept)]
+        assert torch.allclose(found, torch.cat(alone), atol=1e-5)
 
 
 def test_a_convolution_sees_windows_of_its_width() -> None:
