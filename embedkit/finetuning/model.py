@@ -159,7 +159,7 @@ class OccurringRows:
 
     Args:
         layer: of :func:`~embedkit.finetuning.heads.embedding_layer`, on the CPU.
-        ids: tokens of all texts that the layer will meet, in any order.
+        ids: tokens of all texts that the layer will meet, and of padding, in any order.
         device: where the layer will be.
         file: of all rows, without a name; it is written if it is empty.
     """
@@ -169,7 +169,7 @@ class OccurringRows:
     ) -> None:
         # nothing of this object may hold the whole matrix, not even a slice of it
         self._layer, self._padding, whole = layer, layer.padding_idx, layer.weight.detach()
-        # padding tokens are in batches, not in texts
+        # the layer's own may be in no text, nor pad a batch
         padding = [] if layer.padding_idx is None else [layer.padding_idx]
         self._rows = torch.from_numpy(np.union1d(ids, np.array(padding, np.int64)))
         place = torch.full((len(whole),), -1)  # another token would be an error
