@@ -248,7 +248,10 @@ class _TrainedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _by_onednn(x, weight, bias)
+        product = _by_onednn(x, weight, bias)
+        # oneDNN's is a view of its rows, which autograd keeps from being changed in place, as
+        # DeBERTa and Longformer change their queries; here it is no view, and not copied either
+        return torch.ops.aten._unsafe_view(product, product.shape)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
