@@ -307,9 +307,18 @@ def load_model(
         # one token shows at load, and not in the middle of a corpus, what cannot run at all
         token = torch.zeros(1, dtype=torch.int64, device=device)
         batch = PackedBatch.of(token, token, [1])
-        plain.forward(
-            batch, [plain.n_layers], lambda _, last: _check_finite(checkpoint, model, last)
-        )
+        with torch.inference_mode():
+            states, _ = plain._states(batch)
+        # a layer may hold several, as in ALBERT, and a model may widen or narrow its states at the
+        # end, as Reformer and some sizes of OPT do
+        came = len(states) - 1, sorted({hidden.shape[-1] for hidden in states})
+        if came != (plain.n_layers, [plain.width]):
+            raise ModelError(
+                f"{checkpoint.name}: config.json says {plain.n_layers} layers of width "
+                f"{plain.width}, and transformers gives {came[0]} of width "
+                f"{' and '.join(map(str, came[1]))}. Such a checkpoint is not computed here."
+            )
+        _check_finite(checkpoint, model, states[-1])
         return plain
     except Exception as error:  # of the models of transformers
         if is_out_of_memory(error) or isinstance(error, ModelError):

@@ -144,6 +144,22 @@ def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str
         assert not encoder.encode("").any()  # no tokens at all
 
 
+@pytest.mark.parametrize(
+    ("family", "settings", "came"),
+    [
+        ("albert", {"embedding_size": 16, "inner_group_num": 2}, "6 of width 24"),
+        ("opt", {"word_embed_proj_dim": 16, "ffn_dim": 40}, "3 of width 16 and 24"),
+    ],
+)
+def test_other_states_than_the_configuration_says(
+    family: str, settings: dict[str, Any], came: str, tmp_path: Path
+) -> None:
+    _TOKENIZERS["roberta"]().save_pretrained(tmp_path)
+    save_model(tmp_path, family, vocab_size=400, **settings)
+    with pytest.raises(ModelError, match=f"says 3 layers of width 24, .* gives {came}"):
+        Encoder(tmp_path, device="cpu")
+
+
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "t5"])
 def test_sentences(family: str, tmp_path: Path) -> None:
     """As Qwen3-Embedding: the last token, padding on the left, a prompt."""
