@@ -234,9 +234,11 @@ class LinearToTrain(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the products of the rows of a tensor."""
-        # autocast has products of its own, and oneDNN none of float64
+        # autocast has products of its own, and oneDNN none of float64 or of no rows, which an
+        # adapter of X-MOD gets where a batch has no text of its language
         autocast = torch.is_autocast_enabled(input.device.type)
-        if autocast or not _packs(self.weight) or input.dtype != torch.float32:
+        usual = input.dtype == torch.float32 and input.numel()
+        if autocast or not _packs(self.weight) or not usual:
             return super().forward(input)
         product: Tensor = _TrainedProduct.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return product

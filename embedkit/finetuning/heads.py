@@ -75,7 +75,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             if type(module) is nn.Linear:
                 module.__class__ = LinearToTrain  # the same weights, under the same names
         if hasattr(self.encoder, "pooler"):
-            self.encoder.pooler = None  # the pooler head has its own
+            # the pooler head has its own; not None, which SqueezeBERT would call
+            self.encoder.pooler = nn.Identity()
         self.width = int(
             # DistilBERT calls it dim
             getattr(self.encoder.config, "hidden_size", None) or self.encoder.config.dim

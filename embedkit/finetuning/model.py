@@ -38,7 +38,7 @@ from embedkit.encoding.model import takes_segments, whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings, ends_of, ranges
-from embedkit.errors import Option, UsageError, first_line
+from embedkit.errors import ModelError, Option, UsageError, first_line
 from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.records import canonical_json, from_json, read_json
@@ -119,6 +119,9 @@ def add_lora(model: EncoderWithHead, rank: int, *, seed: int) -> Any:
 
     encoder = model.encoder
     linear = [name for name, module in encoder.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:  # GPT-2 has products of another class, SqueezeBERT convolutions
+        family = encoder.config.model_type
+        raise ModelError(f"a {family} encoder has no linear layers. Leave this out.", lora=rank)
     # A is drawn at random
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear)

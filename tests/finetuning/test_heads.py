@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.products import LinearToTrain
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
-from embedkit.errors import UsageError
+from embedkit.errors import ModelError, UsageError
 from embedkit.finetuning.heads import EncoderWithHead, build_model
-from embedkit.finetuning.model import freeze, padded, predict_logits
+from embedkit.finetuning.model import add_lora, freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
 from tests.encoding.test_other_families import build
 from tests.finetune_fixtures import check_test_set, corpus_of, predictions, tuned
-from tests.models import TEXTS, Tiny, check_near, slow
+from tests.models import _TOKENIZERS, TEXTS, Tiny, check_near, save_model, slow
 from tests.store_fixtures import tiny_model
 
 quiet_transformers()
@@ -98,6 +99,27 @@ def test_segments_are_no_words(tmp_path: Path) -> None:
             ]
         found = predict_logits(model, texts)[np.flatnonzero(texts.n_kept)]
         assert torch.allclose(found, torch.cat(alone), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("squeezebert", {"embedding_size": 24}, "a squeezebert encoder has no linear layers"),
+        ("xmod", {"languages": ["a", "b"], "default_language": "a", "type_vocab_size": 1}, ""),
+    ],
+)
+def test_families_with_other_layers_are_trained(
+    family: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """One calls its pooler, the other has layers that no row of a batch enters."""
+    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
+    save_model(tmp_path, family, vocab_size=400, pad_token_id=1, **settings)
+    model, texts = built(tmp_path)
+    model.train()(**padded(texts), labels=torch.zeros(len(texts)).long()).loss.backward()
+    found = [weight.grad for weight in model.encoder.parameters() if weight.grad is not None]
+    assert all(bool(gradient.isfinite().all()) for gradient in found)
+    with pytest.raises(ModelError, match=message) if message else nullcontext():
+        add_lora(model, 2, seed=0)
 
 
 def test_a_convolution_sees_windows_of_its_width() -> None:
