@@ -42,7 +42,7 @@ from embedkit.encoding.pooling import POOLERS, SentencePooler
 from embedkit.encoding.products import calibrate, calibration_texts
 from embedkit.encoding.shard import OnTokens, PendingShard, Request, queue_shard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
-from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
+from embedkit.encoding.tokenizer import load_tokenizer, usable_length
 from embedkit.encoding.views import (
     LayerSpec,
     ShardVectors,
@@ -117,7 +117,7 @@ class Encoder:
         where = choose_device(device)
         self.precision = choose_precision(precision, where)
         self.tokenizer = load_tokenizer(checkpoint)
-        self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
+        self.max_length = usable_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
         about: dict[str, Any] = {"pad_id": self.tokenizer.pad_id, "device": where, "dtype": dtype}
         # where vectors are not to be those of transformers' own modules, these need no import
@@ -528,7 +528,9 @@ class Encoder:
         on_gpu = self.device.type == "cuda"
         rows = batch_size or (_rows_for_gpu(texts) if on_gpu else _ENCODE_ROWS)
         limit = self.max_length if max_length is None else max_length
-        length = choose_max_length(self.checkpoint, self.tokenizer, limit)
+        length = limit
+        if limit > self.max_length:
+            length = usable_length(self.checkpoint, self.tokenizer, limit)
         settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
         started: deque[tuple[int, TokenizedTexts, PendingShard]] = deque()
 

@@ -32,9 +32,9 @@ from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenizer import (
     TextTokenizer,
-    choose_max_length,
     load_tokenizer,
     note_if_spelled_out,
+    usable_length,
 )
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import DamagedError, Message, MismatchError, ModelError, Option, UsageError
@@ -190,7 +190,7 @@ class FineTuned(NamedTuple):
         tokenizer = load_tokenizer(checkpoint)
         # a vocabulary that lacks the words of the texts is told before anything is trained
         note_if_spelled_out(checkpoint, tokenizer, data.records.column("text"))
-        length = choose_max_length(checkpoint, tokenizer, options.max_length)
+        length = usable_length(checkpoint, tokenizer, options.max_length)
         stride = options.stride
         if options.on_long == "window" and stride is None:
             stride = length // 4

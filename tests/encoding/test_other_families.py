@@ -144,6 +144,39 @@ def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str
         assert not encoder.encode("").any()  # no tokens at all
 
 
+_LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 50}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "key"),
+    [
+        (
+            "big_bird",
+            {"block_size": 5, "num_random_blocks": 2, "pad_token_id": 1},
+            "attention_type",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {**_LONG, "short_factor": [1.0] * 6, "long_factor": [3.0] * 6}},
+            "rope_parameters 'longrope'",
+        ),
+    ],
+)
+def test_longer_texts_would_depend_on_company(
+    family: str, settings: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
+    save_model(tmp_path, family, vocab_size=400, **settings)
+    limit = 45 if family == "big_bird" else 50
+    with pytest.raises(ModelError, match=rf"config\.json says {key}.* max_length={limit}"):
+        Encoder(tmp_path, device="cpu")
+    encoder = Encoder(tmp_path, device="cpu", max_length=limit, forward="transformers")
+    texts = ["a film", "the end " * 60]
+    assert np.allclose(encoder.encode(texts)[0], encoder.encode(texts[0]), atol=1e-5)
+    with pytest.raises(ModelError, match=f"max_length={limit}"):
+        encoder.encode(texts, max_length=limit + 1)
+
+
 @pytest.mark.parametrize(
     ("family", "settings", "came"),
     [

@@ -631,8 +631,6 @@ def test_what_cannot_be_used(
 
 def test_an_encoder_with_a_decoder_is_refused(shared: Path, tmp_path: Path) -> None:
     model = build("t5", tmp_path / "t5")
-    with pytest.raises(
-        ModelError, match="t5, an encoder with a decoder, which is not"
-    ):
+    with pytest.raises(ModelError, match="t5, an encoder with a decoder, which is not"):
         tuned(shared / "corpus.tsv", tmp_path / "run", model=str(model))
     assert [path.name for path in tmp_path.iterdir()] == ["t5"]
