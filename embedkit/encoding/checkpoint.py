@@ -131,10 +131,15 @@ class Checkpoint:
         # nothing of the encoder is unused
         if not weights:
             return self
-        unused = Statement("weights", weights[0], f"1 of {len(weights)}", inventory.REFUSED)
-        problem = ", ".join(filter(None, (self.definition.problem, str(unused))))
+        unused = f"1 of {len(weights)}"
+        return self.refusing(Statement("weights", weights[0], unused, inventory.REFUSED))
+
+    def refusing(self, statement: Statement) -> Checkpoint:
+        """The checkpoint, if a statement turned out not to be computed here."""
+        refused = statement._replace(effect=inventory.REFUSED)
+        problem = ", ".join(filter(None, (self.definition.problem, str(refused))))
         definition = replace(self.definition, problem=problem)
-        return replace(self, definition=definition, inventory=(*self.inventory, unused))
+        return replace(self, definition=definition, inventory=(*self.inventory, refused))
 
     def prefix_or_own(self, prefix: str | None, prompt: str | None = None) -> str:
         """The requested prefix, or that of a prompt by its name; by default the checkpoint's."""

@@ -26,6 +26,7 @@ from embedkit import choices
 from embedkit.arguments import accepts, matrix_of, strings_of
 from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice, documented
 from embedkit.encoding.bert import Bert
+from embedkit.encoding.casing import lowered
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.model import (
     BATCH_TOKENS,
@@ -113,10 +114,11 @@ class Encoder:
     ) -> None:
         check_choice(("auto", "transformers"), forward=forward)
         # what is cheap to refuse comes before the weights are read
-        self.checkpoint = checkpoint = find_checkpoint(model, revision=revision, offline=offline)
+        checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
         self.precision = choose_precision(precision, where)
         self.tokenizer = load_tokenizer(checkpoint)
+        checkpoint = lowered(checkpoint, fast=self.tokenizer.is_fast)
         self.max_length = usable_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
         about: dict[str, Any] = {"pad_id": self.tokenizer.pad_id, "device": where, "dtype": dtype}

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from embedkit.display import Shown
 from embedkit.encoding import bert, inventory
+from embedkit.encoding.casing import lowered
 from embedkit.encoding.checkpoint import (
     Checkpoint,
     check_pickle,
@@ -515,6 +516,7 @@ def describe_model(name: str) -> ModelInfo:
 
     checkpoint = find_checkpoint(name)
     tokenizer = load_tokenizer(checkpoint)
+    checkpoint = lowered(checkpoint, fast=tokenizer.is_fast)
     config = type(checkpoint.built_config())
     architectures = checkpoint.config.get("architectures")
     names = map(str, architectures if isinstance(architectures, list) else ())

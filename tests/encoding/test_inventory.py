@@ -41,7 +41,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.inventory import SENTENCE_FILES
 from embedkit.encoding.model import describe_model
 from embedkit.errors import EncodeError, ModelError, UsageError
-from tests.models import TEXTS, distance, save_model
+from tests.models import TEXTS, Tiny, distance, save_model
 from tests.processes import invoke
 
 SOME = [*TEXTS[:9], *TEXTS[10:]]
@@ -157,6 +157,12 @@ def test_or_refused_by_its_name(
     told = [note for note in notes if name in note]
     assert len(told) == (file in ("config.json", S))
     assert "refused" in describe_model(str(folder)).inventory.values()
+
+
+def test_a_tokenizer_in_python_cannot_be_made_to_lower_case(tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny("japanese"), tmp_path / "model"))
+    state(folder / S, do_lower_case=True)
+    is_refused(folder, "do_lower_case=True (sentence_bert_config.json)")
 
 
 @pytest.mark.parametrize(

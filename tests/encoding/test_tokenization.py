@@ -6,15 +6,19 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 import embedkit.encoding.tokenizer
+from embedkit.encoding.casing import lower_case
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, tokenize
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
@@ -334,3 +338,12 @@ def test_alignment_of_examples(text: str, tokens: str, found: list[str]) -> None
     assert [text[start:end] for start, end in spans] == found
     starts = [start for start, _ in spans]
     assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("before", [None, normalizers.Prepend("▁"), normalizers.Lowercase()])
+def test_a_tokenizer_is_made_to_lower_case_unless_it_does(before: Any) -> None:
+    """The mark that some put before a text is no sign of it."""
+    backend = SimpleNamespace(normalizer=before)
+    lower_case(SimpleNamespace(backend_tokenizer=backend), Mock())
+    assert backend.normalizer.normalize_str("A").removeprefix("▁") == "a"
+    assert (backend.normalizer is before) == isinstance(before, normalizers.Lowercase)
