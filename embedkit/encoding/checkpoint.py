@@ -66,6 +66,10 @@ _FROM_PADDING = (
     "xlm-roberta-xl",
 )
 """Families whose first position is the one after that of the padding token."""
+_ALSO_FROM_PADDING = (
+    *("xmod", "ibert", "luke", "roberta-prelayernorm", "lilt", "markuplm", "layoutlmv3", "esm"),
+)
+"""Others, which are not tested layer by layer."""
 FAMILIES = (
     *WORDPIECE,
     *_FROM_PADDING,
@@ -184,7 +188,10 @@ class Checkpoint:
     @property
     def counts_from_padding(self) -> bool:
         """True if the first position is the one after that of the padding token."""
-        return self.model_type in _FROM_PADDING
+        # ESM has two kinds of positions
+        if self.model_type == "esm" and self.config.get("position_embedding_type") == "rotary":
+            return False
+        return self.model_type in (*_FROM_PADDING, *_ALSO_FROM_PADDING)
 
     @property
     def is_sentence_encoder(self) -> bool:

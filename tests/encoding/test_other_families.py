@@ -144,6 +144,29 @@ def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str
         assert not encoder.encode("").any()  # no tokens at all
 
 
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("esm", {"position_embedding_type": "absolute"}),
+        *slow(
+            ("xmod", {"languages": ["a", "b"], "default_language": "a"}),
+            ("ibert", {}),
+            ("luke", {"entity_vocab_size": 10}),
+            ("roberta-prelayernorm", {}),
+        ),
+    ],
+)
+def test_positions_that_count_from_padding(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
+    ids = {"pad_token_id": 1, "vocab_size": 400, "type_vocab_size": 1}
+    save_model(tmp_path, family, max_position_embeddings=152, **ids, **settings)
+    encoder = Encoder(tmp_path, device="cpu")
+    assert encoder.max_length == 150
+    assert np.isfinite(encoder.encode("the end " * 160)).all()
+
+
 _LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 50}
 
 
