@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ _ALSO_FROM_PADDING = (
     *("xmod", "ibert", "luke", "roberta-prelayernorm", "lilt", "markuplm", "layoutlmv3", "esm"),
 )
 """Others, which are not tested layer by layer."""
+_UNLIMITED = (
+    *("xlnet", "t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mamba", "mamba2"),
+)
+"""Families without a table of positions: 512 are a default, and no limit."""
+_POSITIONS_STATED = "max_position_embeddings", "n_positions", "max_encoder_position_embeddings"
 FAMILIES = (
     *WORDPIECE,
     *_FROM_PADDING,
@@ -177,13 +183,25 @@ class Checkpoint:
 
     @property
     def positions(self) -> int:
-        """Maximum length of a sequence by the position embeddings, special tokens included."""
-        sizes = (self.config.get(key) for key in ("max_position_embeddings", "n_positions"))
+        """Maximum length of a sequence by the position embeddings, special tokens included.
+
+        Of families without such a table the length that texts are cut at by default.
+        """
+        sizes = (self.config.get(key) for key in _POSITIONS_STATED)
         positions = int(next(filter(None, sizes), 512))
         if self.counts_from_padding:
             # rows up to that of padding are never used by text: 514 embeddings are 512 positions
             positions -= int(self.config.get("pad_token_id", 1) or 0) + 1
         return positions
+
+    @property
+    def limit(self) -> float:
+        """The longest sequence that the class can compute."""
+        if self.model_type in _UNLIMITED:
+            return inf
+        # MPT has distances in place of positions, in a table of that size
+        stated = self.config.get("max_seq_len") if self.model_type == "mpt" else None
+        return float(stated or self.positions)
 
     @property
     def counts_from_padding(self) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,29 @@ def test_all_positions_can_be_used_and_no_more(family: str, encoder_of: EncoderO
         encoder.encode(["a"], max_length=161)
     with pytest.raises(UsageError, match="max_length=161"):
         Encoder.load(encoder.checkpoint.name, device="cpu", max_length=161)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stated", "default", "limit"),
+    [
+        ("led", {"max_encoder_position_embeddings": 900, "d_model": 24}, 900, 900),
+        ("mpt", {"max_seq_len": 900}, 512, 900),
+        ("bloom", {}, 512, None),
+        ("t5", {"n_positions": 512}, 512, None),
+        ("xlnet", {}, 512, None),
+    ],
+)
+def test_limits_of_families(
+    kind: str, stated: dict[str, Any], default: int, limit: int | None, copy: Path
+) -> None:
+    """A default of 512 is no limit where a family has no table of positions."""
+    change_config(copy, model_type=kind, max_position_embeddings=None, **stated)
+    tokenizer: Any = SimpleNamespace(hf=SimpleNamespace(model_max_length=10**30))
+    length = partial(choose_max_length, find_checkpoint(str(copy)), tokenizer)
+    assert (length(None), length(limit or 5_000)) == (default, limit or 5_000)
+    if limit is not None:
+        with pytest.raises(UsageError, match=f"max_length=901: .* has positions for {limit} tok"):
+            length(901)
 
 
 @pytest.mark.parametrize(
