@@ -22,6 +22,7 @@ from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL, Pooling, check_choice
 from embedkit.encoding import inventory, multilingual
 from embedkit.encoding.definition import (
     FETCH_AGAIN,
+    Casing,
     Definition,
     Module,
     SentenceModule,
@@ -221,9 +222,9 @@ class Checkpoint:
         """True if the weights are in ``.bin`` files."""
         return self.weights[0].endswith(".bin")
 
-    def side_json(self, name: str) -> dict[str, Any]:
-        """Content of a JSON file of the checkpoint; empty where it is absent."""
-        return dict(read_data(self.transformer / name))
+    def side_json(self, name: str, kind: Any = dict[str, Any]) -> dict[str, Any]:
+        """Content of a JSON file of the checkpoint, of a kind; empty where it is absent."""
+        return dict(read_data(self.transformer / name, kind))
 
     def built_config(self) -> Any:
         """The configuration of transformers; ``ModelError`` names the key that it refuses."""
@@ -290,7 +291,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     config_path = transformer / "config.json"
     if not config_path.is_file():
         raise ModelError(f"{name}: {transformer} holds no config.json. {_instead(folder, modules)}")
-    config = read_data(config_path)
+    config = read_data(config_path, Casing)
     settings = sentence_settings(transformer)
     sentence = {inventory.LEGACY.get(key, key): value for key, value in settings[1].items()}
     # options of sentence-transformers override config.json, as its loader does

@@ -52,6 +52,17 @@ class _SentenceConfig(TypedDict, total=False):
     pooling_mode: str | list[str]
 
 
+class Casing(TypedDict, total=False):
+    """What ``config.json`` may say for ``vocab.txt``; ``"false"`` would be true in Python."""
+
+    do_lower_case: bool | None
+    strip_accents: bool | None
+
+
+class TokenizerConfig(Casing, total=False):
+    """``tokenizer_config.json``, as far as it is read here and not by transformers alone."""
+
+
 _POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}
 """Poolings by their names in sentence-transformers; earlier ones end in ``_token``."""
 

@@ -27,6 +27,7 @@ from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.encoding import inventory
 from embedkit.encoding.casing import cased_normalizer, casing_of, lower_case, restore_case
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.definition import TokenizerConfig
 from embedkit.encoding.windows import (
     TokenizedTexts,
     TokenizerSettings,
@@ -62,7 +63,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
         )
     # what sentence-transformers would pass to the loader; it wins over tokenizer_config.json
     options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
-    settings = {**checkpoint.side_json("tokenizer_config.json"), **options}
+    settings = {**checkpoint.side_json("tokenizer_config.json", TokenizerConfig), **options}
     whole = bool(checkpoint.side_json("tokenizer.json"))  # raises a clear error if it is damaged
     casing = {} if whole else casing_of(checkpoint, settings)
     quiet_transformers()

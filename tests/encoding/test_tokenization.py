@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -23,7 +24,7 @@ from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, tokenize
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.encoding.words import align, word_spans
-from embedkit.errors import ModelError, UsageError
+from embedkit.errors import DamagedModelError, ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, Tiny, build_old
 
 KINDS = ("bert", "bert_left", "roberta", "roberta_wordpiece", "xlm-roberta", "japanese")
@@ -258,6 +259,24 @@ def test_case_is_as_stated(
     folder = build_old(tmp_path, vocabulary, tokenizer_config=tokenizer_config, **config)
     assert old_tokens(folder, "배를 여행을 Movies A") == [*SPLIT, *tokens]
     assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("config.json", "do_lower_case", "false"),
+        ("tokenizer_config.json", "do_lower_case", "false"),
+        ("tokenizer_config.json", "strip_accents", 1),
+    ],
+)
+def test_a_wrong_type_is_refused_by_its_key(
+    file: str, key: str, value: object, tmp_path: Path
+) -> None:
+    folder = build_old(tmp_path, "cased", tokenizer_config={})
+    stated = json.loads((folder / file).read_text("utf-8"))
+    (folder / file).write_text(json.dumps(stated | {key: value}), "utf-8")
+    with pytest.raises(DamagedModelError, match=rf"{file} is damaged: .* at `\$\.{key}`"):
+        tokenize("film", model=str(folder))
 
 
 @pytest.mark.parametrize("stated", [None, {"model_max_length": 40}])
