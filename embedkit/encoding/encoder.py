@@ -37,13 +37,14 @@ from embedkit.encoding.model import (
     choose_device,
     computes_bf16,
     load_model,
+    usable_length,
 )
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.pooling import POOLERS, SentencePooler
 from embedkit.encoding.products import calibrate, calibration_texts
 from embedkit.encoding.shard import OnTokens, PendingShard, Request, queue_shard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
-from embedkit.encoding.tokenizer import load_tokenizer, usable_length
+from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.views import (
     LayerSpec,
     ShardVectors,

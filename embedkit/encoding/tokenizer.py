@@ -163,33 +163,6 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: i
     return int(min(length, checkpoint.positions))
 
 
-def usable_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int | None) -> int:
-    """As :func:`choose_max_length`; ``ModelError`` where vectors would depend on other texts.
-
-    In a batch with a long text the positions of longrope are other ones for all texts, and the
-    sparse attention of BigBird draws its tokens anew for every length. Up to some length both
-    compute what every text would get alone.
-    """
-    length, config = choose_max_length(checkpoint, tokenizer, limit), checkpoint.built_config()
-    rope, bounds = getattr(config, "rope_parameters", None) or {}, dict[str, int]()
-    # one for all layers, or one for each kind of layer
-    for kind in (rope, *rope.values()):
-        if isinstance(kind, dict) and kind.get("rope_type") == "longrope":
-            key = "rope_scaling" if "rope_scaling" in checkpoint.config else "rope_parameters"
-            bounds[f"{key} 'longrope'"] = kind["original_max_position_embeddings"]
-    if getattr(config, "attention_type", "") == "block_sparse":
-        key = "attention_type 'block_sparse' (in a copy of the folder it may be 'original_full')"
-        bounds[key] = (5 + 2 * config.num_random_blocks) * config.block_size
-    for key, bound in bounds.items():
-        if length > bound:
-            raise ModelError(
-                f"{checkpoint.name}: config.json says {key}: the vector of a text would depend on "
-                f"the texts beside it, if any has more than {bound} tokens. "
-                f"Use {Option('max_length', bound)}."
-            )
-    return length
-
-
 @accepts()
 def tokenize(
     text: str | None = None,

@@ -28,8 +28,8 @@ from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
-from embedkit.encoding.model import choose_device, load_module, mismatched_keys
-from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, usable_length
+from embedkit.encoding.model import choose_device, load_module, mismatched_keys, usable_length
+from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError, Option, OutputExistsError, UsageError
 from embedkit.finetuning.model import (

@@ -29,13 +29,8 @@ from embedkit.choices import HEADS, Pooling
 from embedkit.dataset.fold_models import SeenRecords
 from embedkit.dataset.settings import FoldRecord
 from embedkit.encoding.checkpoint import Checkpoint
-from embedkit.encoding.model import load_model
-from embedkit.encoding.tokenizer import (
-    TextTokenizer,
-    load_tokenizer,
-    note_if_spelled_out,
-    usable_length,
-)
+from embedkit.encoding.model import load_model, usable_length
+from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, note_if_spelled_out
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import DamagedError, Message, MismatchError, ModelError, Option, UsageError
 from embedkit.finetuning.contrastive import train_contrastive
