@@ -62,6 +62,8 @@ class Casing(TypedDict, total=False):
 class TokenizerConfig(Casing, total=False):
     """``tokenizer_config.json``, as far as it is read here and not by transformers alone."""
 
+    model_max_length: float | None  # 1e30 where nothing is meant
+
 
 _POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}
 """Poolings by their names in sentence-transformers; earlier ones end in ``_token``."""

@@ -214,19 +214,19 @@ def _section(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def stated_length(sentence: Mapping[str, Any]) -> int | None:
-    """Tokens per text by the settings of the transformer, as sentence-transformers reads them."""
+def stated_length(sentence: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Key and number of tokens per text in the settings, as sentence-transformers reads them."""
     calls = _section(sentence, "processing_kwargs")
     # the order in which sentence-transformers lets one setting override another
-    for source, key in (
-        (_section(calls, "common"), "max_length"),
-        (_section(calls, "text"), "max_length"),
-        (_section(sentence, "processor_kwargs"), "model_max_length"),
-        (sentence, "max_seq_length"),
+    for source, key, path in (
+        (_section(calls, "common"), "max_length", "processing_kwargs.common."),
+        (_section(calls, "text"), "max_length", "processing_kwargs.text."),
+        (_section(sentence, "processor_kwargs"), "model_max_length", "processor_kwargs."),
+        (sentence, "max_seq_length", ""),
     ):
         value = source.get(key)
         if isinstance(value, int) and value > 0:
-            return value
+            return path + key, value
     return None
 
 

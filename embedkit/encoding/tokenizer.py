@@ -158,8 +158,16 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: i
         )
     if limit is not None:
         return limit
+    stated = inventory.stated_length(checkpoint.sentence)
     # model_max_length is 10**30 where nothing is stated; positions bound it
-    length = inventory.stated_length(checkpoint.sentence) or tokenizer.hf.model_max_length
+    key, length = stated or ("model_max_length", tokenizer.hf.model_max_length)
+    if length <= tokenizer.n_special:
+        files = [s.file for s in checkpoint.inventory if stated and s.key == key]
+        raise DamagedModelError(
+            f"{checkpoint.name}: {(*files, 'tokenizer_config.json')[0]} says {key}={length}, which "
+            f"leaves no room for text beside {tokenizer.n_special} special tokens. Correct it"
+            f"{Option('max_length', 512, before=', or use ')}."
+        )
     return int(min(length, checkpoint.positions))
 
 
@@ -305,6 +313,11 @@ class TextTokenizer:
         backend = Tokenizer.from_str(json.dumps(state))
         copied.hf.backend_tokenizer.normalizer = backend.normalizer
         return copied
+
+    @property
+    def n_special(self) -> int:
+        """Number of special tokens that one text gets."""
+        return self._templates[False].added
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Vocabulary entries of ids."""

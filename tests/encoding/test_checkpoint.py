@@ -24,7 +24,7 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.checkpoint import FAMILIES, find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import choose_max_length
-from embedkit.errors import ModelError, UsageError
+from embedkit.errors import DamagedModelError, ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, distance, trusted_reader
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -92,7 +92,7 @@ def test_limits_of_families(
 ) -> None:
     """A default of 512 is no limit where a family has no table of positions."""
     change_config(copy, model_type=kind, max_position_embeddings=None, **stated)
-    tokenizer: Any = SimpleNamespace(hf=SimpleNamespace(model_max_length=10**30))
+    tokenizer: Any = SimpleNamespace(hf=SimpleNamespace(model_max_length=10**30), n_special=2)
     length = partial(choose_max_length, find_checkpoint(str(copy)), tokenizer)
     assert (length(None), length(limit or 5_000)) == (default, limit or 5_000)
     if limit is not None:
@@ -115,8 +115,31 @@ def test_default_max_length(
 ) -> None:
     if stated is not None:
         (copy / "sentence_bert_config.json").write_text(json.dumps(stated), "utf-8")
-    tokenizer: Any = SimpleNamespace(hf=SimpleNamespace(model_max_length=tokenizer_limit))
+    tokenizer: Any = SimpleNamespace(
+        hf=SimpleNamespace(model_max_length=tokenizer_limit), n_special=2
+    )
     assert choose_max_length(find_checkpoint(str(copy)), tokenizer, None) == length
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "message"),
+    [
+        ("tokenizer_config.json", "model_max_length", 0, "model_max_length=0"),
+        ("tokenizer_config.json", "model_max_length", -5, "model_max_length=-5"),
+        ("tokenizer_config.json", "model_max_length", "512", r"damaged: .*model_max_length"),
+        ("sentence_bert_config.json", "max_seq_length", 2, "max_seq_length=2"),
+    ],
+)
+def test_a_limit_without_room_for_text_is_the_files(
+    file: str, key: str, value: object, message: str, copy: Path
+) -> None:
+    path = copy / file
+    stated = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    path.write_text(json.dumps({**stated, key: value}), "utf-8")
+    with pytest.raises(DamagedModelError, match=rf"{file} .*{message}"):
+        Encoder(copy, device="cpu")
+    if value != "512":
+        assert Encoder(copy, device="cpu", max_length=20).max_length == 20
 
 
 @pytest.mark.parametrize(
