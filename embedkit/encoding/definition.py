@@ -18,7 +18,7 @@ from embedkit.choices import Pooling
 from embedkit.encoding import inventory
 from embedkit.encoding.inventory import Statement
 from embedkit.errors import DamagedModelError, first_line
-from embedkit.records import read_json
+from embedkit.records import Positive, read_json
 
 FETCH_AGAIN = "Fetch it again."
 
@@ -42,7 +42,7 @@ class _GeneralConfig(TypedDict, total=False):
 
     prompts: dict[str, str | None] | None
     default_prompt_name: str | None
-    truncate_dim: int | None
+    truncate_dim: Positive | None
 
 
 class _SentenceConfig(TypedDict, total=False):

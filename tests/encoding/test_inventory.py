@@ -40,7 +40,7 @@ from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.inventory import SENTENCE_FILES
 from embedkit.encoding.model import describe_model
-from embedkit.errors import EncodeError, ModelError, UsageError
+from embedkit.errors import DamagedModelError, EncodeError, ModelError, UsageError
 from tests.models import TEXTS, Tiny, distance, save_model
 from tests.processes import invoke
 
@@ -216,6 +216,9 @@ def test_coordinates_that_the_makers_cut_off(folder: Path, tmp_path: Path) -> No
     assert np.array_equal(embedkit.load(stored.out).X, encoder.encode(SOME))
     assert encoder.encode(SOME, dims=5).shape == (len(SOME), 5)
     assert encoder.encode(SOME, pooling="mean").shape == (len(SOME), 24)
+    state(folder / ROOT, truncate_dim=0)
+    with pytest.raises(DamagedModelError, match=rf"{ROOT} is damaged: .* at `\$\.truncate_dim`"):
+        embedkit.extract(SOME, out=tmp_path / "none", model=str(folder))
     for dims in ({"dims": 8}, {"dims": 0}, {"dims": -1}, {"truncate_dim": 8}, {"truncate_dim": 0}):
         with pytest.raises(UsageError, match=r"dims?="):
             encoder.encode(SOME, **cast("Any", dims))
