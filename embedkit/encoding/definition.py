@@ -65,6 +65,19 @@ class TokenizerConfig(Casing, total=False):
     model_max_length: float | None  # 1e30 where nothing is meant
 
 
+class AdapterConfig(TypedDict, total=False):
+    """``adapter_config.json`` of peft, whose own errors name no key."""
+
+    peft_type: str
+    r: int
+    lora_alpha: float
+    target_modules: str | list[str] | None
+    modules_to_save: list[str] | None
+    bias: str
+    use_rslora: bool
+    use_dora: bool
+
+
 _POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}
 """Poolings by their names in sentence-transformers; earlier ones end in ``_token``."""
 

@@ -39,6 +39,7 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
+from embedkit.encoding.definition import AdapterConfig
 from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length, load_tokenizer
 from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, first_line
 
@@ -432,6 +433,8 @@ def load_module(
                 **({} if device is None else {"device_map": device}),
             )
         return (_adapted(checkpoint, model).to(dtype) if adapts else model), report
+    except ModelError:  # of adapter_config.json
+        raise
     except Exception as error:  # the loader raises what its many formats raise
         reason = first_line(error)
         # torch's message advises to load the file anyway
@@ -465,17 +468,27 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     import peft
 
     folder, file = str(checkpoint.transformer), checkpoint.adapter
+    kind = checkpoint.side_json("adapter_config.json", AdapterConfig).get("peft_type")
+    stated = f"adapter_config.json says peft_type={kind!r}"
+    if kind not in peft.PeftType.__members__:
+        raise ValueError(f"{stated}, which the installed peft does not have")
     settings = peft.PeftConfig.from_pretrained(folder)
+    if settings.is_prompt_learning:
+        raise ValueError(f"{stated}, which adds tokens and cannot be merged into weights")
     settings.inference_mode = True
     settings.megatron_config = None  # with it peft imports the module that the file names
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # weights are counted below
         tuned = peft.get_peft_model(model, settings)
         report = tuned.load_adapter(folder, "default")
-    if lacking := [*report.missing_keys, *report.unexpected_keys]:
-        raise ValueError(f"{len(lacking)} of {file} do not belong to it, such as {lacking[0]}")
+    for problem, names in (
+        ("weights of {} do not belong to the model", report.unexpected_keys),
+        ("weights that adapter_config.json asks for are missing in {}", report.missing_keys),
+    ):
+        if names:
+            raise ValueError(f"{len(names)} {problem.format(file)}, such as {names[0]}")
     if not hasattr(tuned, "merge_and_unload"):
-        raise ValueError(f"{file} is of the kind {settings.peft_type}, which cannot be merged")
+        raise ValueError(f"{stated}, which cannot be merged into weights")
     return tuned.merge_and_unload(safe_merge=True)
 
 

@@ -378,9 +378,19 @@ def test_adapters_that_cannot_be_applied(folder: Path) -> None:
     save_file(renamed, folder / "adapter_model.safetensors")
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors do not belong"):
         Encoder(folder, device="cpu")
-    state(folder / "adapter_config.json", peft_type="PREFIX_TUNING")
-    with pytest.raises(ModelError, match=r"adapter_model\.safetensors|weights cannot be loaded"):
+    save_file(dict([*adapter.items()][1:]), folder / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"1 weights that adapter_config.json asks for are miss"):
         Encoder(folder, device="cpu")
+    lora = read(folder / "adapter_config.json")
+    prefix = {"num_virtual_tokens": 2, "base_model_name_or_path": str(folder)}
+    for stated, message in (
+        ({**lora, "r": "4"}, r"damaged: .* at `\$\.r`"),
+        ({**lora, "peft_type": "NEW"}, "peft_type='NEW', which the installed peft does not have"),
+        ({**prefix, "peft_type": "PREFIX_TUNING"}, "peft_type='PREFIX_TUNING', which adds tokens"),
+    ):
+        (folder / "adapter_config.json").write_text(json.dumps(stated), "utf-8")
+        with pytest.raises(ModelError, match=rf"adapter_config\.json .*{message}"):
+            Encoder(folder, device="cpu")
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"no adapter_model"):
         find_checkpoint(folder)
