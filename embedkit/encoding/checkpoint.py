@@ -302,13 +302,20 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     statements = list(inventory.statements("config.json", listed, rules))
     # what names code is among the statements, and goes no further
     config = as_data({key: config[key] for key in config if key not in inventory.OVERRIDDEN})
-    n_layers, width = (
-        next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
-        for keys in (_N_LAYERS, _WIDTH)
-    )
-    if min(n_layers, width) < 1:
-        missing = f"{_N_LAYERS[0]} or {_WIDTH[0]}"
-        raise DamagedModelError(f"{name}: {config_path} does not state {missing}. {FETCH_AGAIN}")
+    sizes = []
+    for keys in (_N_LAYERS, _WIDTH):
+        stated = {key: config[key] for key in keys if key in config}
+        sizes.append(next((size for size in stated.values() if isinstance(size, int)), 0))
+        if sizes[-1] < 1:
+            problem = f"does not state {keys[0]}"
+            for key, size in stated.items():
+                problem = f"says {key}={size!r}, not a number of 1 or more"
+            # others may have a name of their own for it, such as ProphetNet
+            usual = stated or kind in FAMILIES
+            advice = FETCH_AGAIN if usual else f"Such a {kind} is not computed here."
+            error = DamagedModelError if usual else ModelError
+            raise error(f"{name}: {config_path} {problem}. {advice}")
+    n_layers, width = sizes
     weights = _weight_files(transformer, name)
     # refused before transformers sees it
     if config.get("quantization_config"):  # which names libraries

@@ -169,6 +169,16 @@ def test_model_type_by_architecture(architecture: str, kind: str, copy: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("kind", "advice"),
+    [("bert", "Fetch it again"), ("prophetnet", "Such a prophetnet is not computed here")],
+)
+def test_a_size_that_is_not_stated(kind: str, advice: str, copy: Path) -> None:
+    change_config(copy, model_type=kind, num_hidden_layers=None, num_encoder_layers=2)
+    with pytest.raises(ModelError, match=rf"does not state num_hidden_layers\. {advice}"):
+        find_checkpoint(copy)
+
+
+@pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("{}", {"revision": "main"}, "revision='main'"),
