@@ -440,9 +440,16 @@ def load_module(
         # torch's message advises to load the file anyway
         if isinstance(error, UnpicklingError) and not adapts:
             reason = f"{checkpoint.weights[0]} is damaged, or holds other things than tensors"
-        raise DamagedModelError(
-            f"{checkpoint.name}: the weights cannot be loaded ({reason})."
-        ) from error
+        problem = "the weights cannot be loaded"
+        try:
+            with torch.device("meta"):
+                transformers.AutoModel.from_config(config)
+        except Exception:  # without any weights, it is the configuration
+            problem = f"{checkpoint.transformer / 'config.json'} cannot be used"
+            # the error of a dictionary is its key alone, which is the value of ours
+            keys = [key for key, value in checkpoint.config.items() if repr(value) == reason]
+            reason = f"{keys[0]}={reason} is not known" if keys else reason
+        raise DamagedModelError(f"{checkpoint.name}: {problem} ({reason}).") from error
 
 
 @contextmanager
