@@ -33,7 +33,6 @@ from embedkit.encoding.model import (
     PRECISIONS,
     Model,
     PackedBatch,
-    adds_words_of_segments,
     choose_device,
     computes_bf16,
     load_model,
@@ -128,8 +127,7 @@ class Encoder:
         # loading has shown which weights the class of transformers does not use
         self.checkpoint = checkpoint = plain.checkpoint
         self.model: Model = plain
-        numbered = "token_type_ids" in self.tokenizer.hf.model_input_names
-        if numbered and adds_words_of_segments(plain.module):
+        if plain.leaves_words and "token_type_ids" in self.tokenizer.hf.model_input_names:
             logger.warning(
                 f"{checkpoint.name}: its tokenizer numbers segments, for which its model has no "
                 "embeddings; they are left out, and transformers would add those of words"

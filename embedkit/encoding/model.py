@@ -141,15 +141,6 @@ def takes_segments(module: Any) -> bool:
     return takes and bool(segments)
 
 
-def adds_words_of_segments(module: Any) -> bool:
-    """Whether transformers takes segments for words and adds their embeddings, as for GPT-2.
-
-    These are the families whose configuration knows no number of segments, not even none.
-    """
-    takes = "token_type_ids" in inspect.signature(module.forward).parameters
-    return takes and not (takes_segments(module) or hasattr(module.config, "type_vocab_size"))
-
-
 def usable_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int | None) -> int:
     """As :func:`choose_max_length`; ``ModelError`` where vectors would depend on other texts.
 
@@ -201,6 +192,15 @@ class Model:
         self.dtype: torch.dtype = weight.dtype
         # asked once: a look at a signature takes longer than a product of a short text
         self._takes_types = takes_segments(module)
+
+    @property
+    def leaves_words(self) -> bool:
+        """Whether transformers would take segments for words and add their embeddings.
+
+        So do GPT-2 and others whose configuration has no number of segments, not even none.
+        """
+        takes = "token_type_ids" in inspect.signature(self.module.forward).parameters
+        return takes and not (self._takes_types or hasattr(self.module.config, "type_vocab_size"))
 
     def forward(
         self,
