@@ -66,6 +66,26 @@ POSITIONS: dict[str, tuple[str, ...]] = {
 """Kinds of positions that a family computes beside ``absolute``. transformers 5 removed relative
 ones from BERT and its relatives and computes absolute ones instead, without a word."""
 
+_OF_THE_CODE: dict[str, dict[str, tuple[Any, ...]]] = {
+    "nomic_bert": {
+        "activation_function": ("swiglu",),
+        "layer_norm_epsilon": (1e-12,),
+        "n_head": (12,),
+        "rotary_emb_base": (1000,),
+        "rotary_emb_fraction": (1,),
+        "scale_attn_weights": (True,),
+        **_each((None, False), "rotary_emb_interleaved rotary_emb_scale_base causal prenorm"),
+        **_each((None, False), "rotary_scaling_factor use_rms_norm parallel_block"),
+        **_each((None, False), "scale_attn_by_inverse_layer_idx"),
+    },
+    "gte": {"layer_norm_type": ("layer_norm",), "logn_attention_scale": (None, False)},
+    "jina_embeddings_v3": {"rotary_emb_base": (20000,)},
+}
+"""Keys of the code of these families that shape vectors, and the values that their class computes.
+
+The class reads none of them: it has other names for some, and their defaults for the others. Keys
+of sizes and biases are not here, since weights of another shape or without use are told anyway."""
+
 Rule = Any
 """An effect; or values that are harmless; or a test for them; or rules for the keys inside."""
 Rules = Mapping[str, Rule]
@@ -172,6 +192,7 @@ def config_rules(family: str, *, alone: bool = False) -> Rules:
         **_each(HARMLESS, "architectures model_type transformers_version dtype torch_dtype"),
         **_each(HARMLESS, "id2label label2id num_labels problem_type"),
         **OVERRIDDEN,
+        **_OF_THE_CODE.get(family, {}),
     }
 
 

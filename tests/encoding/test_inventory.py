@@ -166,6 +166,26 @@ def test_a_tokenizer_in_python_cannot_be_made_to_lower_case(tiny: Tiny, tmp_path
 
 
 @pytest.mark.parametrize(
+    "family", [family for family in inventory._OF_THE_CODE if family in MODEL_MAPPING_NAMES]
+)
+def test_keys_of_the_code_of_a_family(family: str) -> None:
+    """Its class reads none of them, and has the harmless values by its defaults."""
+    keys = inventory._OF_THE_CODE[family]
+    kind = transformers.CONFIG_MAPPING[family]
+    defaults = kind()
+    assert not any(hasattr(defaults, key) for key in keys)
+    theta, eps, heads = kind.default_theta, defaults.layer_norm_eps, defaults.num_attention_heads
+    assert keys.get("rotary_emb_base", (theta,)) == (theta,)
+    assert keys.get("layer_norm_epsilon", (eps,)) == (eps,)
+    assert keys.get("n_head", (heads,)) == (heads,)
+    rules = inventory.config_rules(family)
+    for key, values in keys.items():
+        stated = [{key: values[0]}, {key: "another"}]
+        effects = [s.effect for one in stated for s in inventory.statements("", one, rules)]
+        assert effects == ["harmless", "refused"]
+
+
+@pytest.mark.parametrize(
     ("file", "stated", "name"),
     [
         ("modules.json", {"type": "sentence_transformers.models.LayerNorm"}, "LayerNorm"),
