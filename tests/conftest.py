@@ -84,7 +84,7 @@ def tried_once(bits_differ: Callable[..., bool]) -> Callable[..., bool]:
 
     def answer(model: packed.PackedModel, batch: Any, *threads: int) -> bool:
         modules = tuple(map(type, model.module.modules()))
-        key = (str(model.module.config), modules, packed.KERNELS["runs"], threads)
+        key = (str(model.module.config), modules, packed.KERNELS["runs"], model.together, threads)
         if key not in answers:
             answers[key] = bits_differ(model, batch, *threads)
         return answers[key]

@@ -137,7 +137,10 @@ def build(family: str, folder: Path) -> Path:
 
 
 def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: Any) -> None:
-    """Write a random model of 3 layers and width 24, unless the settings say otherwise."""
+    """Write a random model of 3 layers and width 24, unless the settings say otherwise.
+
+    ``max_position_embeddings=None`` is for families without a limit.
+    """
     from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
     defaults = {
@@ -150,8 +153,11 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
     }
     if kind == "distilbert":
         defaults = {"max_position_embeddings": 160, "initializer_range": 0.2}
+    settings = {**defaults, **settings}
+    if settings["max_position_embeddings"] is None:
+        del settings["max_position_embeddings"]
     torch.manual_seed(7)
-    config = AutoConfig.for_model(kind, **{**defaults, **settings})
+    config = AutoConfig.for_model(kind, **settings)
     model = (AutoModelForMaskedLM if masked_lm else AutoModel).from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms too, which start as 0 and 1

@@ -61,10 +61,16 @@ def lower_case(tokenizer: Any, checkpoint: Checkpoint) -> None:
     backend = tokenizer.backend_tokenizer
     # a sequence of one or none, so that both can be tried in the same way
     normalizer = normalizers.Sequence([backend.normalizer] if backend.normalizer else [])
-    # tried, not read: many kinds of normalizers lower-case
-    if normalizer.normalize_str("A") == "A":
+    # tried, not read: many kinds of normalizers lower-case, and some put a mark before the text
+    if normalizer.normalize_str("A") != normalizer.normalize_str("a"):
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizer])
         logger.info(f"{checkpoint.name}: texts are lower-cased (sentence_bert_config.json)")
+
+
+def lowered(checkpoint: Checkpoint, *, fast: bool) -> Checkpoint:
+    """The checkpoint, which refuses to lower-case if its tokenizer has no normalizer to change."""
+    stated = [s for s in checkpoint.inventory if s.key == "do_lower_case" and s.value]
+    return checkpoint.refusing(stated[0]) if stated and not fast else checkpoint
 
 
 def _note_case(checkpoint: Checkpoint, why: str, *, lowers: bool) -> None:

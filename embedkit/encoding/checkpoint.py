@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL, Pooling, check_choice
 from embedkit.encoding import inventory, multilingual
 from embedkit.encoding.definition import (
     FETCH_AGAIN,
+    Casing,
     Definition,
     Module,
     SentenceModule,
@@ -66,6 +68,15 @@ _FROM_PADDING = (
     "xlm-roberta-xl",
 )
 """Families whose first position is the one after that of the padding token."""
+_ALSO_FROM_PADDING = (
+    *("xmod", "ibert", "luke", "roberta-prelayernorm", "lilt", "markuplm", "layoutlmv3", "esm"),
+)
+"""Others, which are not tested layer by layer."""
+_UNLIMITED = (
+    *("xlnet", "t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mamba", "mamba2"),
+)
+"""Families without a table of positions: 512 are a default, and no limit."""
+_POSITIONS_STATED = "max_position_embeddings", "n_positions", "max_encoder_position_embeddings"
 FAMILIES = (
     *WORDPIECE,
     *_FROM_PADDING,
@@ -131,10 +142,16 @@ class Checkpoint:
         # nothing of the encoder is unused
         if not weights:
             return self
-        unused = Statement("weights", weights[0], f"1 of {len(weights)}", inventory.REFUSED)
-        problem = ", ".join(filter(None, (self.definition.problem, str(unused))))
+        unused = f"1 of {len(weights)}"
+        return self.refusing(Statement("weights", weights[0], unused, inventory.REFUSED))
+
+    def refusing(self, statement: Statement) -> Checkpoint:
+        """The checkpoint, if a statement turned out not to be computed here."""
+        refused = statement._replace(effect=inventory.REFUSED)
+        problem = ", ".join(filter(None, (self.definition.problem, str(refused))))
         definition = replace(self.definition, problem=problem)
-        return replace(self, definition=definition, inventory=(*self.inventory, unused))
+        others = [s for s in self.inventory if (s.file, s.key) != (refused.file, refused.key)]
+        return replace(self, definition=definition, inventory=(*others, refused))
 
     def prefix_or_own(self, prefix: str | None, prompt: str | None = None) -> str:
         """The requested prefix, or that of a prompt by its name; by default the checkpoint's."""
@@ -168,8 +185,11 @@ class Checkpoint:
 
     @property
     def positions(self) -> int:
-        """Maximum length of a sequence by the position embeddings, special tokens included."""
-        sizes = (self.config.get(key) for key in ("max_position_embeddings", "n_positions"))
+        """Maximum length of a sequence by the position embeddings, special tokens included.
+
+        Of families without such a table the length that texts are cut at by default.
+        """
+        sizes = (self.config.get(key) for key in _POSITIONS_STATED)
         positions = int(next(filter(None, sizes), 512))
         if self.counts_from_padding:
             # rows up to that of padding are never used by text: 514 embeddings are 512 positions
@@ -177,9 +197,21 @@ class Checkpoint:
         return positions
 
     @property
+    def limit(self) -> float:
+        """The longest sequence that the class can compute."""
+        if self.model_type in _UNLIMITED:
+            return inf
+        # MPT has distances in place of positions, in a table of that size
+        stated = self.config.get("max_seq_len") if self.model_type == "mpt" else None
+        return float(stated or self.positions)
+
+    @property
     def counts_from_padding(self) -> bool:
         """True if the first position is the one after that of the padding token."""
-        return self.model_type in _FROM_PADDING
+        # ESM has two kinds of positions
+        if self.model_type == "esm" and self.config.get("position_embedding_type") == "rotary":
+            return False
+        return self.model_type in (*_FROM_PADDING, *_ALSO_FROM_PADDING)
 
     @property
     def is_sentence_encoder(self) -> bool:
@@ -191,9 +223,9 @@ class Checkpoint:
         """True if the weights are in ``.bin`` files."""
         return self.weights[0].endswith(".bin")
 
-    def side_json(self, name: str) -> dict[str, Any]:
-        """Content of a JSON file of the checkpoint; empty where it is absent."""
-        return dict(read_data(self.transformer / name))
+    def side_json(self, name: str, kind: Any = dict[str, Any]) -> dict[str, Any]:
+        """Content of a JSON file of the checkpoint, of a kind; empty where it is absent."""
+        return dict(read_data(self.transformer / name, kind))
 
     def built_config(self) -> Any:
         """The configuration of transformers; ``ModelError`` names the key that it refuses."""
@@ -260,7 +292,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     config_path = transformer / "config.json"
     if not config_path.is_file():
         raise ModelError(f"{name}: {transformer} holds no config.json. {_instead(folder, modules)}")
-    config = read_data(config_path)
+    config = read_data(config_path, Casing)
     settings = sentence_settings(transformer)
     sentence = {inventory.LEGACY.get(key, key): value for key, value in settings[1].items()}
     # options of sentence-transformers override config.json, as its loader does
@@ -271,13 +303,20 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     statements = list(inventory.statements("config.json", listed, rules))
     # what names code is among the statements, and goes no further
     config = as_data({key: config[key] for key in config if key not in inventory.OVERRIDDEN})
-    n_layers, width = (
-        next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
-        for keys in (_N_LAYERS, _WIDTH)
-    )
-    if min(n_layers, width) < 1:
-        missing = f"{_N_LAYERS[0]} or {_WIDTH[0]}"
-        raise DamagedModelError(f"{name}: {config_path} does not state {missing}. {FETCH_AGAIN}")
+    sizes = []
+    for keys in (_N_LAYERS, _WIDTH):
+        stated = {key: config[key] for key in keys if config.get(key) is not None}
+        sizes.append(next((size for size in stated.values() if isinstance(size, int)), 0))
+        if sizes[-1] < 1:
+            problem = f"does not state {keys[0]}"
+            for key, size in stated.items():
+                problem = f"says {key}={size!r}, not a number of 1 or more"
+            # others may have a name of their own for it, such as ProphetNet
+            usual = stated or kind in FAMILIES
+            advice = FETCH_AGAIN if usual else f"Such a {kind} is not computed here."
+            error = DamagedModelError if usual else ModelError
+            raise error(f"{name}: {config_path} {problem}. {advice}")
+    n_layers, width = sizes
     weights = _weight_files(transformer, name)
     # refused before transformers sees it
     if config.get("quantization_config"):  # which names libraries

@@ -18,7 +18,7 @@ from embedkit.choices import Pooling
 from embedkit.encoding import inventory
 from embedkit.encoding.inventory import Statement
 from embedkit.errors import DamagedModelError, first_line
-from embedkit.records import read_json
+from embedkit.records import Positive, read_json
 
 FETCH_AGAIN = "Fetch it again."
 
@@ -42,7 +42,7 @@ class _GeneralConfig(TypedDict, total=False):
 
     prompts: dict[str, str | None] | None
     default_prompt_name: str | None
-    truncate_dim: int | None
+    truncate_dim: Positive | None
 
 
 class _SentenceConfig(TypedDict, total=False):
@@ -50,6 +50,32 @@ class _SentenceConfig(TypedDict, total=False):
 
     max_seq_length: int | None
     pooling_mode: str | list[str]
+
+
+class Casing(TypedDict, total=False):
+    """What ``config.json`` may say for ``vocab.txt``; ``"false"`` would be true in Python."""
+
+    do_lower_case: bool | None
+    strip_accents: bool | None
+
+
+class TokenizerConfig(Casing, total=False):
+    """``tokenizer_config.json``, as far as it is read here and not by transformers alone."""
+
+    model_max_length: float | None  # 1e30 where nothing is meant
+
+
+class AdapterConfig(TypedDict, total=False):
+    """``adapter_config.json`` of peft, whose own errors name no key."""
+
+    peft_type: str
+    r: int
+    lora_alpha: float
+    target_modules: str | list[str] | None
+    modules_to_save: list[str] | None
+    bias: str
+    use_rslora: bool
+    use_dora: bool
 
 
 _POOLINGS = {pooling.replace("_", ""): pooling for pooling in Pooling if pooling.has_layer}

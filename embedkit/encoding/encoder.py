@@ -26,6 +26,7 @@ from embedkit import choices
 from embedkit.arguments import accepts, matrix_of, strings_of
 from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice, documented
 from embedkit.encoding.bert import Bert
+from embedkit.encoding.casing import lowered
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.model import (
     BATCH_TOKENS,
@@ -35,13 +36,14 @@ from embedkit.encoding.model import (
     choose_device,
     computes_bf16,
     load_model,
+    usable_length,
 )
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.pooling import POOLERS, SentencePooler
 from embedkit.encoding.products import calibrate, calibration_texts
 from embedkit.encoding.shard import OnTokens, PendingShard, Request, queue_shard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
-from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
+from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.views import (
     LayerSpec,
     ShardVectors,
@@ -112,11 +114,12 @@ class Encoder:
     ) -> None:
         check_choice(("auto", "transformers"), forward=forward)
         # what is cheap to refuse comes before the weights are read
-        self.checkpoint = checkpoint = find_checkpoint(model, revision=revision, offline=offline)
+        checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
         self.precision = choose_precision(precision, where)
         self.tokenizer = load_tokenizer(checkpoint)
-        self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
+        checkpoint = lowered(checkpoint, fast=self.tokenizer.hf.is_fast)
+        self.max_length = usable_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
         about: dict[str, Any] = {"pad_id": self.tokenizer.pad_id, "device": where, "dtype": dtype}
         # where vectors are not to be those of transformers' own modules, these need no import
@@ -124,7 +127,7 @@ class Encoder:
         # loading has shown which weights the class of transformers does not use
         self.checkpoint = checkpoint = plain.checkpoint
         self.model: Model = plain
-        if plain.leaves_types and "token_type_ids" in self.tokenizer.hf.model_input_names:
+        if plain.leaves_words and "token_type_ids" in self.tokenizer.hf.model_input_names:
             logger.warning(
                 f"{checkpoint.name}: its tokenizer numbers segments, for which its model has no "
                 "embeddings; they are left out, and transformers would add those of words"
@@ -526,7 +529,9 @@ class Encoder:
         on_gpu = self.device.type == "cuda"
         rows = batch_size or (_rows_for_gpu(texts) if on_gpu else _ENCODE_ROWS)
         limit = self.max_length if max_length is None else max_length
-        length = choose_max_length(self.checkpoint, self.tokenizer, limit)
+        length = limit
+        if limit > self.max_length:
+            length = usable_length(self.checkpoint, self.tokenizer, limit)
         settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
         started: deque[tuple[int, TokenizedTexts, PendingShard]] = deque()
 

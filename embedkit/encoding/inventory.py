@@ -66,6 +66,26 @@ POSITIONS: dict[str, tuple[str, ...]] = {
 """Kinds of positions that a family computes beside ``absolute``. transformers 5 removed relative
 ones from BERT and its relatives and computes absolute ones instead, without a word."""
 
+_OF_THE_CODE: dict[str, dict[str, tuple[Any, ...]]] = {
+    "nomic_bert": {
+        "activation_function": ("swiglu",),
+        "layer_norm_epsilon": (1e-12,),
+        "n_head": (12,),
+        "rotary_emb_base": (1000,),
+        "rotary_emb_fraction": (1,),
+        "scale_attn_weights": (True,),
+        **_each((None, False), "rotary_emb_interleaved rotary_emb_scale_base causal prenorm"),
+        **_each((None, False), "rotary_scaling_factor use_rms_norm parallel_block"),
+        **_each((None, False), "scale_attn_by_inverse_layer_idx"),
+    },
+    "gte": {"layer_norm_type": ("layer_norm",), "logn_attention_scale": (None, False)},
+    "jina_embeddings_v3": {"rotary_emb_base": (20000,)},
+}
+"""Keys of the code of these families that shape vectors, and the values that their class computes.
+
+The class reads none of them: it has other names for some, and their defaults for the others. Keys
+of sizes and biases are not here, since weights of another shape or without use are told anyway."""
+
 Rule = Any
 """An effect; or values that are harmless; or a test for them; or rules for the keys inside."""
 Rules = Mapping[str, Rule]
@@ -172,6 +192,7 @@ def config_rules(family: str, *, alone: bool = False) -> Rules:
         **_each(HARMLESS, "architectures model_type transformers_version dtype torch_dtype"),
         **_each(HARMLESS, "id2label label2id num_labels problem_type"),
         **OVERRIDDEN,
+        **_OF_THE_CODE.get(family, {}),
     }
 
 
@@ -214,19 +235,19 @@ def _section(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def stated_length(sentence: Mapping[str, Any]) -> int | None:
-    """Tokens per text by the settings of the transformer, as sentence-transformers reads them."""
+def stated_length(sentence: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Key and number of tokens per text in the settings, as sentence-transformers reads them."""
     calls = _section(sentence, "processing_kwargs")
     # the order in which sentence-transformers lets one setting override another
-    for source, key in (
-        (_section(calls, "common"), "max_length"),
-        (_section(calls, "text"), "max_length"),
-        (_section(sentence, "processor_kwargs"), "model_max_length"),
-        (sentence, "max_seq_length"),
+    for source, key, path in (
+        (_section(calls, "common"), "max_length", "processing_kwargs.common."),
+        (_section(calls, "text"), "max_length", "processing_kwargs.text."),
+        (_section(sentence, "processor_kwargs"), "model_max_length", "processor_kwargs."),
+        (sentence, "max_seq_length", ""),
     ):
         value = source.get(key)
         if isinstance(value, int) and value > 0:
-            return value
+            return path + key, value
     return None
 
 

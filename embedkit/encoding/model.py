@@ -32,13 +32,15 @@ from torch import Tensor, nn
 
 from embedkit.display import Shown
 from embedkit.encoding import bert, inventory
+from embedkit.encoding.casing import lowered
 from embedkit.encoding.checkpoint import (
     Checkpoint,
     check_pickle,
     find_checkpoint,
     quiet_transformers,
 )
-from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
+from embedkit.encoding.definition import AdapterConfig
+from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length, load_tokenizer
 from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, first_line
 
 logger = logging.getLogger(__name__)
@@ -128,6 +130,44 @@ def whole_fp32(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         setattr(matmul, name, before)
 
 
+def takes_segments(module: Any) -> bool:
+    """Whether a model computes the segments of a tokenizer.
+
+    It has embeddings of them; those of XLNet are of pairs of tokens and have no number in its
+    configuration. DeBERTa may have none, and passes over them.
+    """
+    takes = "token_type_ids" in inspect.signature(module.forward).parameters
+    segments = getattr(module.config, "type_vocab_size", 0) or module.config.model_type == "xlnet"
+    return takes and bool(segments)
+
+
+def usable_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int | None) -> int:
+    """As :func:`choose_max_length`; ``ModelError`` where vectors would depend on other texts.
+
+    In a batch with a long text the positions of longrope are other ones for all texts, and the
+    sparse attention of BigBird draws its tokens anew for every length. Up to some length both
+    compute what every text would get alone.
+    """
+    length, config = choose_max_length(checkpoint, tokenizer, limit), checkpoint.built_config()
+    rope, bounds = getattr(config, "rope_parameters", None) or {}, dict[str, int]()
+    # one for all layers, or one for each kind of layer
+    for kind in (rope, *rope.values()):
+        if isinstance(kind, dict) and kind.get("rope_type") == "longrope":
+            key = "rope_scaling" if "rope_scaling" in checkpoint.config else "rope_parameters"
+            bounds[f"{key} 'longrope'"] = kind["original_max_position_embeddings"]
+    if getattr(config, "attention_type", "") == "block_sparse":
+        key = "attention_type 'block_sparse' (in a copy of the folder it may be 'original_full')"
+        bounds[key] = (5 + 2 * config.num_random_blocks) * config.block_size
+    for key, bound in bounds.items():
+        if length > bound:
+            raise ModelError(
+                f"{checkpoint.name}: config.json says {key}: the vector of a text would depend on "
+                f"the texts beside it, if any has more than {bound} tokens. "
+                f"Use {Option('max_length', bound)}."
+            )
+    return length
+
+
 class Model:
     """The modules of a checkpoint on a device, and what runs batches through them.
 
@@ -150,11 +190,17 @@ class Model:
         self.n_layers, self.width = checkpoint.n_layers, checkpoint.width
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
-        # asked once: a look at a signature takes longer than a product of a short text.
-        # GPT-2 has no segments, and would add the embedding of a word
-        takes = "token_type_ids" in inspect.signature(module.forward).parameters
-        self._takes_types = takes and bool(getattr(module.config, "type_vocab_size", 0))
-        self.leaves_types = takes and not self._takes_types
+        # asked once: a look at a signature takes longer than a product of a short text
+        self._takes_types = takes_segments(module)
+
+    @property
+    def leaves_words(self) -> bool:
+        """Whether transformers would take segments for words and add their embeddings.
+
+        So do GPT-2 and others whose configuration has no number of segments, not even none.
+        """
+        takes = "token_type_ids" in inspect.signature(self.module.forward).parameters
+        return takes and not (self._takes_types or hasattr(self.module.config, "type_vocab_size"))
 
     def forward(
         self,
@@ -290,9 +336,18 @@ def load_model(
         # one token shows at load, and not in the middle of a corpus, what cannot run at all
         token = torch.zeros(1, dtype=torch.int64, device=device)
         batch = PackedBatch.of(token, token, [1])
-        plain.forward(
-            batch, [plain.n_layers], lambda _, last: _check_finite(checkpoint, model, last)
-        )
+        with torch.inference_mode():
+            states, _ = plain._states(batch)
+        # a layer may hold several, as in ALBERT, and a model may widen or narrow its states at the
+        # end, as Reformer and some sizes of OPT do
+        came = len(states) - 1, sorted({hidden.shape[-1] for hidden in states})
+        if came != (plain.n_layers, [plain.width]):
+            raise ModelError(
+                f"{checkpoint.name}: config.json says {plain.n_layers} layers of width "
+                f"{plain.width}, and transformers gives {came[0]} of width "
+                f"{' and '.join(map(str, came[1]))}. Such a checkpoint is not computed here."
+            )
+        _check_finite(checkpoint, model, states[-1])
         return plain
     except Exception as error:  # of the models of transformers
         if is_out_of_memory(error) or isinstance(error, ModelError):
@@ -377,14 +432,23 @@ def load_module(
                 **({} if device is None else {"device_map": device}),
             )
         return (_adapted(checkpoint, model).to(dtype) if adapts else model), report
+    except ModelError:  # of adapter_config.json
+        raise
     except Exception as error:  # the loader raises what its many formats raise
         reason = first_line(error)
         # torch's message advises to load the file anyway
         if isinstance(error, UnpicklingError) and not adapts:
             reason = f"{checkpoint.weights[0]} is damaged, or holds other things than tensors"
-        raise DamagedModelError(
-            f"{checkpoint.name}: the weights cannot be loaded ({reason})."
-        ) from error
+        problem = "the weights cannot be loaded"
+        try:
+            with torch.device("meta"):
+                transformers.AutoModel.from_config(config)
+        except Exception:  # without any weights, it is the configuration
+            problem = f"{checkpoint.transformer / 'config.json'} cannot be used"
+            # the error of a dictionary is its key alone, which is the value of ours
+            keys = [key for key, value in checkpoint.config.items() if repr(value) == reason]
+            reason = f"{keys[0]}={reason} is not known" if keys else reason
+        raise DamagedModelError(f"{checkpoint.name}: {problem} ({reason}).") from error
 
 
 @contextmanager
@@ -410,17 +474,27 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     import peft
 
     folder, file = str(checkpoint.transformer), checkpoint.adapter
+    kind = checkpoint.side_json("adapter_config.json", AdapterConfig).get("peft_type")
+    stated = f"adapter_config.json says peft_type={kind!r}"
+    if kind not in peft.PeftType.__members__:
+        raise ValueError(f"{stated}, which the installed peft does not have")
     settings = peft.PeftConfig.from_pretrained(folder)
+    if settings.is_prompt_learning:
+        raise ValueError(f"{stated}, which adds tokens and cannot be merged into weights")
     settings.inference_mode = True
     settings.megatron_config = None  # with it peft imports the module that the file names
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # weights are counted below
         tuned = peft.get_peft_model(model, settings)
         report = tuned.load_adapter(folder, "default")
-    if lacking := [*report.missing_keys, *report.unexpected_keys]:
-        raise ValueError(f"{len(lacking)} of {file} do not belong to it, such as {lacking[0]}")
+    for problem, names in (
+        ("weights of {} do not belong to the model", report.unexpected_keys),
+        ("weights that adapter_config.json asks for are missing in {}", report.missing_keys),
+    ):
+        if names:
+            raise ValueError(f"{len(names)} {problem.format(file)}, such as {names[0]}")
     if not hasattr(tuned, "merge_and_unload"):
-        raise ValueError(f"{file} is of the kind {settings.peft_type}, which cannot be merged")
+        raise ValueError(f"{stated}, which cannot be merged into weights")
     return tuned.merge_and_unload(safe_merge=True)
 
 
@@ -488,6 +562,7 @@ def describe_model(name: str) -> ModelInfo:
 
     checkpoint = find_checkpoint(name)
     tokenizer = load_tokenizer(checkpoint)
+    checkpoint = lowered(checkpoint, fast=tokenizer.hf.is_fast)
     config = type(checkpoint.built_config())
     architectures = checkpoint.config.get("architectures")
     names = map(str, architectures if isinstance(architectures, list) else ())

@@ -13,7 +13,8 @@ What is notable:
 - A trial at load compares every layer with the plain forward, kernel by kernel, and takes the first
   that agrees. In fp32 on CPU it also compares a text alone with the same text in a batch: a text
   has the same bits in any company. (In bf16 the matrix unit of some processors sums in an order
-  that depends on the size of the batch; the same batch still gives the same bits.)
+  that depends on the size of the batch; the same batch still gives the same bits. So do mixtures of
+  experts, whose products have as many rows as a batch has tokens for an expert; a warning says it.)
 - A forward ends by an exception, :class:`_Done`, as soon as the highest layer that is asked for has
   been handed out: the forwards of transformers have no other way out.
 - If only first tokens are needed of the highest layer, that layer runs twice: once up to its
@@ -371,7 +372,7 @@ def fastest(plain: PlainModel) -> Model:
 
     Both are compared layer by layer on sequences of several lengths. In fp32 on CPU, bits of
     sequences alone and in a batch are compared too; if they differ, a batch runs on one thread, and
-    if that does not help, sequences attend one by one.
+    if that does not help, sequences attend one by one. A warning says where neither does.
     """
     if not plain.module._supports_attention_backend and plain.checkpoint.model_type != "mpnet":
         logger.info("forward: that of transformers, with padding; not compared layer by layer")
@@ -406,11 +407,20 @@ def fastest(plain: PlainModel) -> Model:
                     packed, batch, 1, torch.get_num_threads()
                 )
                 if packed.one_thread and _bits_differ(packed, batch, 1):
-                    logger.info(
-                        "here the last bits of a vector would depend on the texts beside it; "
-                        "attention runs sequence by sequence, which is slower"
-                    )
-                    packed.together, packed.name = False, "packed, sequence by sequence"
+                    packed.together = False
+                    # it is not attention where experts have rows of several texts
+                    if _bits_differ(packed, batch, 1):
+                        packed.together = True
+                        name = plain.checkpoint.name
+                        logger.warning(
+                            f"{name}: last bits of a vector depend on the texts beside it"
+                        )
+                    else:
+                        packed.name = "packed, sequence by sequence"
+                        logger.info(
+                            "here the last bits of a vector would depend on the texts beside it; "
+                            "attention runs sequence by sequence, which is slower"
+                        )
                 # MKL divides so few rows by the columns of the weights, which leaves the sums of
                 # most widths as they were
                 short = _random(plain, [min(plain.checkpoint.positions, ROWS)])

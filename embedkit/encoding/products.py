@@ -234,9 +234,11 @@ class LinearToTrain(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the products of the rows of a tensor."""
-        # autocast has products of its own, and oneDNN none of float64
+        # autocast has products of its own, and oneDNN none of float64 or of no rows, which an
+        # adapter of X-MOD gets where a batch has no text of its language
         autocast = torch.is_autocast_enabled(input.device.type)
-        if autocast or not _packs(self.weight) or input.dtype != torch.float32:
+        usual = input.dtype == torch.float32 and input.numel()
+        if autocast or not _packs(self.weight) or not usual:
             return super().forward(input)
         product: Tensor = _TrainedProduct.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return product
@@ -248,7 +250,10 @@ class _TrainedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _by_onednn(x, weight, bias)
+        product = _by_onednn(x, weight, bias)
+        # oneDNN's is a view of its rows, which autograd keeps from being changed in place, as
+        # DeBERTa and Longformer change their queries; here it is no view, and not copied either
+        return torch.ops.aten._unsafe_view(product, product.shape)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -27,6 +27,7 @@ from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.encoding import inventory
 from embedkit.encoding.casing import cased_normalizer, casing_of, lower_case, restore_case
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.definition import TokenizerConfig
 from embedkit.encoding.windows import (
     TokenizedTexts,
     TokenizerSettings,
@@ -62,7 +63,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
         )
     # what sentence-transformers would pass to the loader; it wins over tokenizer_config.json
     options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
-    settings = {**checkpoint.side_json("tokenizer_config.json"), **options}
+    settings = {**checkpoint.side_json("tokenizer_config.json", TokenizerConfig), **options}
     whole = bool(checkpoint.side_json("tokenizer.json"))  # raises a clear error if it is damaged
     casing = {} if whole else casing_of(checkpoint, settings)
     quiet_transformers()
@@ -149,16 +150,24 @@ def _advice(checkpoint: Checkpoint, settings: dict[str, Any], file: Path, error:
 
 def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int | None) -> int:
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
-    if limit is not None and limit > checkpoint.positions:
+    if limit is not None and limit > checkpoint.limit:
         raise UsageError(
-            f"{checkpoint.name} has positions for {checkpoint.positions} tokens."
+            f"{checkpoint.name} has positions for {checkpoint.limit:.0f} tokens."
             f"{Option('on_long', 'window', before=' Use ', after=' for longer texts.')}",
             max_length=limit,
         )
     if limit is not None:
         return limit
+    stated = inventory.stated_length(checkpoint.sentence)
     # model_max_length is 10**30 where nothing is stated; positions bound it
-    length = inventory.stated_length(checkpoint.sentence) or tokenizer.hf.model_max_length
+    key, length = stated or ("model_max_length", tokenizer.hf.model_max_length)
+    if length <= tokenizer.n_special:
+        files = [s.file for s in checkpoint.inventory if stated and s.key == key]
+        raise DamagedModelError(
+            f"{checkpoint.name}: {(*files, 'tokenizer_config.json')[0]} says {key}={length}, which "
+            f"leaves no room for text beside {tokenizer.n_special} special tokens. Correct it"
+            f"{Option('max_length', 512, before=', or use ')}."
+        )
     return int(min(length, checkpoint.positions))
 
 
@@ -302,6 +311,11 @@ class TextTokenizer:
         backend = Tokenizer.from_str(json.dumps(state))
         copied.hf.backend_tokenizer.normalizer = backend.normalizer
         return copied
+
+    @property
+    def n_special(self) -> int:
+        """Number of special tokens that one text gets."""
+        return self._templates[False].added
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Vocabulary entries of ids."""

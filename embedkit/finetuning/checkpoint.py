@@ -28,8 +28,8 @@ from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
-from embedkit.encoding.model import choose_device, load_module, mismatched_keys
-from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length, load_tokenizer
+from embedkit.encoding.model import choose_device, load_module, mismatched_keys, usable_length
+from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError, Option, OutputExistsError, UsageError
 from embedkit.finetuning.model import (
@@ -127,7 +127,7 @@ class CheckpointClassifier(TextModels):
         if checkpoint.config.get("problem_type") == "multi_label_classification":
             raise ModelError(f"{checkpoint.name} gives several labels (multi_label).")
         self._tokenizer = load_tokenizer(checkpoint)
-        self.tokens = TokenizerSettings(choose_max_length(checkpoint, self._tokenizer, None))
+        self.tokens = TokenizerSettings(usable_length(checkpoint, self._tokenizer, None))
         model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
         # transformers only warns of a head that it has drawn at random, and its predictions look
         # like any

@@ -9,7 +9,6 @@ The contrastive head is the mean with length 1, which a classifier of scikit-lea
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from embedkit.encoding.model import PlainModel
+from embedkit.encoding.model import PlainModel, takes_segments
 from embedkit.encoding.products import LinearToTrain
 from embedkit.errors import UsageError, first_line
 from embedkit.finetuning.options import CONTRASTIVE, WORDS, TrainingOptions, own_head
@@ -76,7 +75,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             if type(module) is nn.Linear:
                 module.__class__ = LinearToTrain  # the same weights, under the same names
         if hasattr(self.encoder, "pooler"):
-            self.encoder.pooler = None  # the pooler head has its own
+            # the pooler head has its own; not None, which SqueezeBERT would call
+            self.encoder.pooler = nn.Identity()
         self.width = int(
             # DistilBERT calls it dim
             getattr(self.encoder.config, "hidden_size", None) or self.encoder.config.dim
@@ -87,8 +87,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         self.dropout = nn.Identity() if gives_logits else nn.Dropout(config.dropout)
         last: Any = nn.Identity() if gives_logits else nn.Linear(self.head.width, config.n_outputs)
         self.classifier = last
-        # families without segments refuse them
-        self.takes_types = "token_type_ids" in inspect.signature(self.encoder.forward).parameters
+        # as the frozen encoder does: some families refuse them, GPT-2 would add words
+        self.takes_types = takes_segments(self.encoder)
         self.encoded = nn.Identity()  # where states of a whole encoder enter
         self.without_dropout: tuple[nn.Module, ...] = ()
         self.states: Tensor | None = None  # of the batch, where they stand for frozen layers

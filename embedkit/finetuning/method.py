@@ -29,15 +29,10 @@ from embedkit.choices import HEADS, Pooling
 from embedkit.dataset.fold_models import SeenRecords
 from embedkit.dataset.settings import FoldRecord
 from embedkit.encoding.checkpoint import Checkpoint
-from embedkit.encoding.model import load_model
-from embedkit.encoding.tokenizer import (
-    TextTokenizer,
-    choose_max_length,
-    load_tokenizer,
-    note_if_spelled_out,
-)
+from embedkit.encoding.model import load_model, usable_length
+from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, note_if_spelled_out
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
-from embedkit.errors import DamagedError, Message, MismatchError, Option, UsageError
+from embedkit.errors import DamagedError, Message, MismatchError, ModelError, Option, UsageError
 from embedkit.finetuning.contrastive import train_contrastive
 from embedkit.finetuning.heads import EncoderWithHead, build_model, head_settings, pooler_layer
 from embedkit.finetuning.model import predict_logits, read_to_train, tokenized, write_model
@@ -175,6 +170,13 @@ class FineTuned(NamedTuple):
         The problem is what is to be learnt: the units as tokens, in folds, and the test set, which
         is that of the split, or ``further`` units.
         """
+        kind = checkpoint.model_type
+        # T5EncoderModel says that it is none, but its configuration is that of T5
+        if checkpoint.built_config().is_encoder_decoder or "t5" in kind:
+            raise ModelError(
+                f"{checkpoint.name} is a {kind}, an encoder with a decoder, which is not "
+                "fine-tuned here. Give an encoder alone, or train a classifier on its vectors."
+            )
         frozen = str(options.freeze_layers)
         if frozen.isdecimal() and int(frozen) > checkpoint.n_layers:
             count = checkpoint.n_layers
@@ -183,7 +185,7 @@ class FineTuned(NamedTuple):
         tokenizer = load_tokenizer(checkpoint)
         # a vocabulary that lacks the words of the texts is told before anything is trained
         note_if_spelled_out(checkpoint, tokenizer, data.records.column("text"))
-        length = choose_max_length(checkpoint, tokenizer, options.max_length)
+        length = usable_length(checkpoint, tokenizer, options.max_length)
         stride = options.stride
         if options.on_long == "window" and stride is None:
             stride = length // 4

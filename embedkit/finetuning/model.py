@@ -34,11 +34,11 @@ from transformers import AutoConfig, PreTrainedModel
 
 from embedkit.encoding.checkpoint import wrong_size
 from embedkit.encoding.definition import as_data
-from embedkit.encoding.model import whole_fp32
+from embedkit.encoding.model import takes_segments, whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings, ends_of, ranges
-from embedkit.errors import Option, UsageError, first_line
+from embedkit.errors import ModelError, Option, UsageError, first_line
 from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.records import canonical_json, from_json, read_json
@@ -119,6 +119,9 @@ def add_lora(model: EncoderWithHead, rank: int, *, seed: int) -> Any:
 
     encoder = model.encoder
     linear = [name for name, module in encoder.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:  # GPT-2 has products of another class, SqueezeBERT convolutions
+        family = encoder.config.model_type
+        raise ModelError(f"a {family} encoder has no linear layers. Leave this out.", lora=rank)
     # A is drawn at random
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear)
@@ -159,7 +162,7 @@ class OccurringRows:
 
     Args:
         layer: of :func:`~embedkit.finetuning.heads.embedding_layer`, on the CPU.
-        ids: tokens of all texts that the layer will meet, in any order.
+        ids: tokens of all texts that the layer will meet, and of padding, in any order.
         device: where the layer will be.
         file: of all rows, without a name; it is written if it is empty.
     """
@@ -169,7 +172,7 @@ class OccurringRows:
     ) -> None:
         # nothing of this object may hold the whole matrix, not even a slice of it
         self._layer, self._padding, whole = layer, layer.padding_idx, layer.weight.detach()
-        # padding tokens are in batches, not in texts
+        # the layer's own may be in no text, nor pad a batch
         padding = [] if layer.padding_idx is None else [layer.padding_idx]
         self._rows = torch.from_numpy(np.union1d(ids, np.array(padding, np.int64)))
         place = torch.full((len(whole),), -1)  # another token would be an error
@@ -278,8 +281,10 @@ def predict_logits(
     """Return logits ``(units, outputs)`` float32 on the CPU, of any model for classification."""
     device = next(model.parameters()).device
     model.eval()
-    # models of transformers take less than ours, and some no segments
-    takes = inspect.signature(model.forward).parameters
+    # models of transformers take less than ours, and some no segments, or words in their place
+    takes = {*inspect.signature(model.forward).parameters}
+    if not (isinstance(model, EncoderWithHead) or takes_segments(model)):
+        takes.discard("token_type_ids")
     # a checkpoint of transformers has num_labels; in our own configuration n_outputs stands for it
     width = getattr(model.config, "n_outputs", None) or model.config.num_labels
     # rows of the result that belong to each text: one, or one for each of its words

@@ -188,8 +188,10 @@ def train_fold(
     seen = fold.texts_of(fold.seen)
     storage.make_folder(fold.work)
     if layer is not None and layer.weight.requires_grad:
+        # batches are padded with the tokenizer's id, which need not be the layer's padding
+        ids = np.append(seen.ids, seen.pad_id)
         with saving(fold.work):
-            occurring = OccurringRows(layer, seen.ids, fold.device, fold.vocabulary)
+            occurring = OccurringRows(layer, ids, fold.device, fold.vocabulary)
     model.to(fold.device)
     # after the move to the device, where they are computed
     states = frozen_states(model, parts, seen, precision=options.precision)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.checkpoint import FAMILIES, find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import choose_max_length
-from embedkit.errors import ModelError, UsageError
+from embedkit.errors import DamagedModelError, ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, build_old, distance, state, trusted_reader
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -69,6 +70,29 @@ def test_all_positions_can_be_used_and_no_more(family: str, encoder_of: EncoderO
 
 
 @pytest.mark.parametrize(
+    ("kind", "stated", "default", "limit"),
+    [
+        ("led", {"max_encoder_position_embeddings": 900, "d_model": 24}, 900, 900),
+        ("mpt", {"max_seq_len": 900}, 512, 900),
+        ("bloom", {}, 512, None),
+        ("t5", {"n_positions": 512}, 512, None),
+        ("xlnet", {}, 512, None),
+    ],
+)
+def test_limits_of_families(
+    kind: str, stated: dict[str, Any], default: int, limit: int | None, copy: Path
+) -> None:
+    """A default of 512 is no limit where a family has no table of positions."""
+    state(copy / "config.json", model_type=kind, max_position_embeddings=None, **stated)
+    tokenizer: Any = SimpleNamespace(hf=SimpleNamespace(model_max_length=10**30), n_special=2)
+    length = partial(choose_max_length, find_checkpoint(str(copy)), tokenizer)
+    assert (length(None), length(limit or 5_000)) == (default, limit or 5_000)
+    if limit is not None:
+        with pytest.raises(UsageError, match=f"max_length=901: .* has positions for {limit} tok"):
+            length(901)
+
+
+@pytest.mark.parametrize(
     ("stated", "tokenizer_limit", "length"),
     [
         ({"max_seq_length": 40}, 100, 40),
@@ -83,8 +107,31 @@ def test_default_max_length(
 ) -> None:
     if stated is not None:
         (copy / "sentence_bert_config.json").write_text(json.dumps(stated), "utf-8")
-    tokenizer: Any = SimpleNamespace(hf=SimpleNamespace(model_max_length=tokenizer_limit))
+    tokenizer: Any = SimpleNamespace(
+        hf=SimpleNamespace(model_max_length=tokenizer_limit), n_special=2
+    )
     assert choose_max_length(find_checkpoint(str(copy)), tokenizer, None) == length
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "message"),
+    [
+        ("tokenizer_config.json", "model_max_length", 0, "model_max_length=0"),
+        ("tokenizer_config.json", "model_max_length", -5, "model_max_length=-5"),
+        ("tokenizer_config.json", "model_max_length", "512", r"damaged: .*model_max_length"),
+        ("sentence_bert_config.json", "max_seq_length", 2, "max_seq_length=2"),
+    ],
+)
+def test_a_limit_without_room_for_text_is_the_files(
+    file: str, key: str, value: object, message: str, copy: Path
+) -> None:
+    path = copy / file
+    stated = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    path.write_text(json.dumps({**stated, key: value}), "utf-8")
+    with pytest.raises(DamagedModelError, match=rf"{file} .*{message}"):
+        Encoder(copy, device="cpu")
+    if value != "512":
+        assert Encoder(copy, device="cpu", max_length=20).max_length == 20
 
 
 @pytest.mark.parametrize(
@@ -111,6 +158,16 @@ def test_model_type_by_architecture(architecture: str, kind: str, tmp_path: Path
     folder = build_old(tmp_path, "cased", model_type=None, architectures=[architecture])
     assert find_checkpoint(folder).model_type == kind
     assert kind in FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [("bert", "Fetch it again"), ("prophetnet", "Such a prophetnet is not computed here")],
+)
+def test_a_size_that_is_not_stated(kind: str, advice: str, copy: Path) -> None:
+    state(copy / "config.json", model_type=kind, num_hidden_layers=None, num_encoder_layers=2)
+    with pytest.raises(ModelError, match=rf"does not state num_hidden_layers\. {advice}"):
+        find_checkpoint(copy)
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.inventory import SENTENCE_FILES
 from embedkit.encoding.model import describe_model
-from embedkit.errors import EncodeError, ModelError, UsageError
-from tests.models import TEXTS, distance, save_model, state
+from embedkit.errors import DamagedModelError, EncodeError, ModelError, UsageError
+from tests.models import TEXTS, Tiny, distance, save_model, state
 from tests.processes import invoke
 
 SOME = [*TEXTS[:9], *TEXTS[10:]]
@@ -151,6 +151,32 @@ def test_or_refused_by_its_name(
     assert "refused" in describe_model(str(folder)).inventory.values()
 
 
+def test_a_tokenizer_in_python_cannot_be_made_to_lower_case(tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny("japanese"), tmp_path / "model"))
+    state(folder / S, do_lower_case=True)
+    is_refused(folder, "do_lower_case=True (sentence_bert_config.json)")
+
+
+@pytest.mark.parametrize(
+    "family", [family for family in inventory._OF_THE_CODE if family in MODEL_MAPPING_NAMES]
+)
+def test_keys_of_the_code_of_a_family(family: str) -> None:
+    """Its class reads none of them, and has the harmless values by its defaults."""
+    keys = inventory._OF_THE_CODE[family]
+    kind = transformers.CONFIG_MAPPING[family]
+    defaults = kind()
+    assert not any(hasattr(defaults, key) for key in keys)
+    theta, eps, heads = kind.default_theta, defaults.layer_norm_eps, defaults.num_attention_heads
+    assert keys.get("rotary_emb_base", (theta,)) == (theta,)
+    assert keys.get("layer_norm_epsilon", (eps,)) == (eps,)
+    assert keys.get("n_head", (heads,)) == (heads,)
+    rules = inventory.config_rules(family)
+    for key, values in keys.items():
+        stated = [{key: values[0]}, {key: "another"}]
+        effects = [s.effect for one in stated for s in inventory.statements("", one, rules)]
+        assert effects == ["harmless", "refused"]
+
+
 @pytest.mark.parametrize(
     ("file", "stated", "name"),
     [
@@ -202,6 +228,9 @@ def test_coordinates_that_the_makers_cut_off(folder: Path, tmp_path: Path) -> No
     assert np.array_equal(embedkit.load(stored.out).X, encoder.encode(SOME))
     assert encoder.encode(SOME, dims=5).shape == (len(SOME), 5)
     assert encoder.encode(SOME, pooling="mean").shape == (len(SOME), 24)
+    state(folder / ROOT, truncate_dim=0)
+    with pytest.raises(DamagedModelError, match=rf"{ROOT} is damaged: .* at `\$\.truncate_dim`"):
+        embedkit.extract(SOME, out=tmp_path / "none", model=str(folder))
     for dims in ({"dims": 8}, {"dims": 0}, {"dims": -1}, {"truncate_dim": 8}, {"truncate_dim": 0}):
         with pytest.raises(UsageError, match=r"dims?="):
             encoder.encode(SOME, **cast("Any", dims))
@@ -361,9 +390,19 @@ def test_adapters_that_cannot_be_applied(folder: Path) -> None:
     save_file(renamed, folder / "adapter_model.safetensors")
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors do not belong"):
         Encoder(folder, device="cpu")
-    state(folder / "adapter_config.json", peft_type="PREFIX_TUNING")
-    with pytest.raises(ModelError, match=r"adapter_model\.safetensors|weights cannot be loaded"):
+    save_file(dict([*adapter.items()][1:]), folder / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"1 weights that adapter_config.json asks for are miss"):
         Encoder(folder, device="cpu")
+    lora = read(folder / "adapter_config.json")
+    prefix = {"num_virtual_tokens": 2, "base_model_name_or_path": str(folder)}
+    for stated, message in (
+        ({**lora, "r": "4"}, r"damaged: .* at `\$\.r`"),
+        ({**lora, "peft_type": "NEW"}, "peft_type='NEW', which the installed peft does not have"),
+        ({**prefix, "peft_type": "PREFIX_TUNING"}, "peft_type='PREFIX_TUNING', which adds tokens"),
+    ):
+        (folder / "adapter_config.json").write_text(json.dumps(stated), "utf-8")
+        with pytest.raises(ModelError, match=rf"adapter_config\.json .*{message}"):
+            Encoder(folder, device="cpu")
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"no adapter_model"):
         find_checkpoint(folder)
@@ -384,7 +423,10 @@ def test_adapters_that_cannot_be_applied(folder: Path) -> None:
         ({"is_decoder": True}, "is_decoder"),
         ({"is_encoder_decoder": True}, "bert"),
         ({"add_cross_attention": True}, "add_cross_attention"),
-        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"num_hidden_layers": None}, "says num_hidden_layers=None, not a number"),
+        ({"hidden_size": "24"}, "says hidden_size='24', not a number"),
+        ({"hidden_act": "nope"}, r"config\.json cannot be used \(hidden_act='nope' is not known"),
+        ({"num_attention_heads": 5}, r"config\.json cannot be used \(The hidden size \(24\)"),
         ({"model_type": "own"}, "own"),
     ],
 )

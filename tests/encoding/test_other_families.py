@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tokenizers import ByteLevelBPETokenizer
 import embedkit
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import describe_model
+from embedkit.encoding.views import parse_view
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError
 from tests.models import _TOKENIZERS, TEXTS, check_near, save_model, slow, state
 
@@ -74,12 +77,33 @@ def test_what_other_libraries_compute_otherwise_is_told(tmp_path: Path, notes: l
     state(decoder / "tokenizer_config.json", model_input_names=names)
     Encoder(decoder, device="cpu")
     assert sum("numbers segments" in note for note in notes) == 1
+    shutil.copytree(decoder, tmp_path / "deberta")  # which passes over segments
+    (tmp_path / "deberta/config.json").unlink()
+    save_model(tmp_path / "deberta", "deberta-v2", type_vocab_size=0, vocab_size=360)
+    Encoder(tmp_path / "deberta", device="cpu")
+    assert sum("numbers segments" in note for note in notes) == 1
     both = build("bart", tmp_path / "bart")
     Encoder(both, device="cpu").encode(SOME)
     modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
     (both / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ModelError, match="is_encoder_decoder"):
         Encoder(both, device="cpu").encode(SOME)
+
+
+def test_segments_of_xlnet_are_of_pairs_of_tokens(tmp_path: Path) -> None:
+    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
+    save_model(
+        tmp_path, "xlnet", d_head=12, d_inner=40, vocab_size=400, max_position_embeddings=None
+    )
+    encoder, view = Encoder(tmp_path, device="cpu"), parse_view("mean_-1", n_layers=3)
+    tokens = encoder.tokenizer.encode(["a film"], ["the end"], settings=TokenizerSettings(32))
+    ours = encoder.encode_shard(tokens, views=[view]).views[view.name][0]
+    inputs = encoder.tokenizer.hf("a film", "the end", return_tensors="pt")
+    assert inputs["token_type_ids"].any()
+    plain = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    with torch.inference_mode():
+        theirs = [model(**inputs).last_hidden_state[0].mean(0) for model in (plain, plain.double())]
+    check_near(ours, *(vectors.numpy() for vectors in theirs))
 
 
 @pytest.mark.parametrize("family", [*QUICK, *slow(*sorted({*DECODERS, *ENCODERS} - {*QUICK}))])
@@ -117,6 +141,78 @@ def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str
             with pytest.raises(ModelError, match=f"pooling='{pooling}'"):
                 encoder.encode(SOME, pooling=pooling)
         assert not encoder.encode("").any()  # no tokens at all
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("esm", {"position_embedding_type": "absolute"}),
+        *slow(
+            ("xmod", {"languages": ["a", "b"], "default_language": "a"}),
+            ("ibert", {}),
+            ("luke", {"entity_vocab_size": 10}),
+            ("roberta-prelayernorm", {}),
+        ),
+    ],
+)
+def test_positions_that_count_from_padding(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
+    ids: dict[str, Any] = {"pad_token_id": 1, "vocab_size": 400, "type_vocab_size": 1}
+    save_model(tmp_path, family, max_position_embeddings=152, **ids, **settings)
+    encoder = Encoder(tmp_path, device="cpu")
+    assert encoder.max_length == 150
+    assert np.isfinite(encoder.encode("the end " * 160)).all()
+
+
+_LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 50}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "key"),
+    [
+        (
+            "big_bird",
+            {"block_size": 5, "num_random_blocks": 2, "pad_token_id": 1},
+            "attention_type",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {**_LONG, "short_factor": [1.0] * 6, "long_factor": [3.0] * 6}},
+            "rope_parameters 'longrope'",
+        ),
+    ],
+)
+def test_longer_texts_would_depend_on_company(
+    family: str, settings: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
+    save_model(tmp_path, family, vocab_size=400, **settings)
+    limit = 45 if family == "big_bird" else 50
+    with pytest.raises(ModelError, match=rf"config\.json says {key}.* max_length={limit}"):
+        Encoder(tmp_path, device="cpu")
+    encoder = Encoder(tmp_path, device="cpu", max_length=limit, forward="transformers")
+    texts = ["a film", "the end " * 60]
+    assert np.allclose(encoder.encode(texts)[0], encoder.encode(texts[0]), atol=1e-5)
+    with pytest.raises(ModelError, match=f"max_length={limit}"):
+        encoder.encode(texts, max_length=limit + 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "came"),
+    [
+        ("albert", {"embedding_size": 16, "inner_group_num": 2}, "6 of width 24"),
+        ("opt", {"word_embed_proj_dim": 16, "ffn_dim": 40}, "3 of width 16 and 24"),
+    ],
+)
+def test_other_states_than_the_configuration_says(
+    family: str, settings: dict[str, Any], came: str, tmp_path: Path
+) -> None:
+    _TOKENIZERS["roberta"]().save_pretrained(tmp_path)
+    save_model(tmp_path, family, vocab_size=400, **settings)
+    with pytest.raises(ModelError, match=f"says 3 layers of width 24, .* gives {came}"):
+        Encoder(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "t5"])

@@ -318,3 +318,32 @@ def test_a_text_that_spells_the_padding_token(encoder_of: EncoderOf) -> None:
     # the plain forward masks nothing but its own padding, as the packed one does
     for hidden in zip(*(states(model, batch).values() for model in models), strict=True):
         check_near(*hidden)
+
+
+@pytest.mark.parametrize(
+    ("differ", "name", "told"),
+    [
+        (
+            [True, True, False],
+            "packed, sequence by sequence",
+            "attention runs sequence by sequence",
+        ),
+        ([True, True, True], "packed", "last bits of a vector depend on the texts beside it"),
+    ],
+)
+def test_bits_that_still_depend_on_company_are_told(
+    differ: list[bool],
+    name: str,
+    told: str,
+    tiny: Tiny,
+    monkeypatch: pytest.MonkeyPatch,
+    notes: list[str],
+) -> None:
+    """As those of experts, which one sequence after the other does not change."""
+    answers = iter(differ)
+    monkeypatch.setattr(packed_module, "BY_ONEDNN", True)
+    monkeypatch.setattr(packed_module, "_bits_differ", lambda *_: next(answers, False))
+    model = Encoder(tiny("bert"), device="cpu").model
+    assert isinstance(model, PackedModel)
+    assert (model.name, model.together) == (name, name == "packed")
+    assert [told in note for note in notes if "beside it" in note] == [True]

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 import embedkit.encoding.tokenizer
+from embedkit.encoding.casing import lower_case
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, tokenize
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.encoding.words import align, word_spans
-from embedkit.errors import ModelError, UsageError
+from embedkit.errors import DamagedModelError, ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, Tiny, build_old
 
 KINDS = ("bert", "bert_left", "roberta", "roberta_wordpiece", "xlm-roberta", "japanese")
@@ -256,6 +261,24 @@ def test_case_is_as_stated(
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("config.json", "do_lower_case", "false"),
+        ("tokenizer_config.json", "do_lower_case", "false"),
+        ("tokenizer_config.json", "strip_accents", 1),
+    ],
+)
+def test_a_wrong_type_is_refused_by_its_key(
+    file: str, key: str, value: object, tmp_path: Path
+) -> None:
+    folder = build_old(tmp_path, "cased", tokenizer_config={})
+    stated = json.loads((folder / file).read_text("utf-8"))
+    (folder / file).write_text(json.dumps(stated | {key: value}), "utf-8")
+    with pytest.raises(DamagedModelError, match=rf"{file} is damaged: .* at `\$\.{key}`"):
+        tokenize("film", model=str(folder))
+
+
 @pytest.mark.parametrize("stated", [None, {"model_max_length": 40}])
 @pytest.mark.parametrize(
     ("normalizer", "tokens", "says"),
@@ -334,3 +357,12 @@ def test_alignment_of_examples(text: str, tokens: str, found: list[str]) -> None
     assert [text[start:end] for start, end in spans] == found
     starts = [start for start, _ in spans]
     assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("before", [None, normalizers.Prepend("▁"), normalizers.Lowercase()])
+def test_a_tokenizer_is_made_to_lower_case_unless_it_does(before: Any) -> None:
+    """The mark that some put before a text is no sign of it."""
+    backend = SimpleNamespace(normalizer=before)
+    lower_case(SimpleNamespace(backend_tokenizer=backend), Mock())
+    assert backend.normalizer.normalize_str("A").removeprefix("▁") == "a"
+    assert (backend.normalizer is before) == isinstance(before, normalizers.Lowercase)

@@ -23,6 +23,7 @@ from embedkit.errors import (
     DamagedError,
     EncodeError,
     MismatchError,
+    ModelError,
     OutputExistsError,
     StorageError,
     UsageError,
@@ -46,6 +47,7 @@ from embedkit.runs.split import (
     write_split,
 )
 from embedkit.storage import seal
+from tests.encoding.test_other_families import build
 from tests.finetune_fixtures import (
     LEARNING,
     N,
@@ -625,3 +627,10 @@ def test_what_cannot_be_used(
     with pytest.raises(UsageError, match=name):
         tuned(shared / source, tmp_path / "run", **given)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_encoder_with_a_decoder_is_refused(shared: Path, tmp_path: Path) -> None:
+    model = build("t5", tmp_path / "t5")
+    with pytest.raises(ModelError, match="t5, an encoder with a decoder, which is not"):
+        tuned(shared / "corpus.tsv", tmp_path / "run", model=str(model))
+    assert [path.name for path in tmp_path.iterdir()] == ["t5"]

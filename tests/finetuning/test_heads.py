@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,20 @@ import pandas as pd
 import pytest
 import torch
 from torch.nn import functional
-from transformers import BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from embedkit.choices import DEFAULT_MODEL, HEADS
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
 from embedkit.encoding.products import LinearToTrain
-from embedkit.errors import UsageError
-from embedkit.finetuning.heads import EncoderWithHead
-from embedkit.finetuning.model import freeze, padded, predict_logits
+from embedkit.encoding.tokenizer import load_tokenizer
+from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
+from embedkit.errors import ModelError, UsageError
+from embedkit.finetuning.heads import EncoderWithHead, build_model
+from embedkit.finetuning.model import add_lora, freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
+from tests.encoding.test_other_families import build
 from tests.finetune_fixtures import built, check_test_set, corpus_of, predictions, tuned
-from tests.models import Tiny, check_near, slow
+from tests.models import _TOKENIZERS, TEXTS, Tiny, check_near, save_model, slow
 from tests.store_fixtures import tiny_model
 
 quiet_transformers()
@@ -67,6 +71,42 @@ def test_padding_and_company_change_nothing(tiny: Tiny, head: str, family: str) 
     assert float(together.std(0).min()) > 0  # it does look at the texts
     assert torch.allclose(together, alone, atol=1e-5)
     assert torch.allclose(in_batches, alone, atol=1e-5)
+
+
+def test_segments_are_no_words(tmp_path: Path) -> None:
+    """Neither in training nor in a classifier of transformers, as in the frozen encoder."""
+    ours, texts = built(build("gpt2", tmp_path), head="mean")
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path, pad_token_id=0).eval()
+    for model in (ours, theirs):
+        batches = [padded(text) for text in texts if len(text.ids)]
+        with torch.inference_mode():
+            alone = [
+                model(input_ids=b["input_ids"], attention_mask=b["attention_mask"]).logits
+                for b in batches
+            ]
+        found = predict_logits(model, texts)[np.flatnonzero(texts.n_kept)]
+        assert torch.allclose(found, torch.cat(alone), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("squeezebert", {"embedding_size": 24}, "a squeezebert encoder has no linear layers"),
+        ("xmod", {"languages": ["a", "b"], "default_language": "a", "type_vocab_size": 1}, ""),
+    ],
+)
+def test_families_with_other_layers_are_trained(
+    family: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """One calls its pooler, the other has layers that no row of a batch enters."""
+    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
+    save_model(tmp_path, family, vocab_size=400, pad_token_id=1, **settings)
+    model, texts = built(tmp_path)
+    model.train()(**padded(texts), labels=torch.zeros(len(texts)).long()).loss.backward()
+    found = [weight.grad for weight in model.encoder.parameters() if weight.grad is not None]
+    assert all(bool(gradient.isfinite().all()) for gradient in found)
+    with pytest.raises(ModelError, match=message) if message else nullcontext():
+        add_lora(model, 2, seed=0)
 
 
 def test_a_convolution_sees_windows_of_its_width() -> None:
@@ -187,7 +227,10 @@ def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
 
 
 def test_products_are_trained_as_those_of_torch() -> None:
-    """Result and gradients are as near to float64 as torch's own are."""
+    """Result and gradients are as near to float64 as torch's own are.
+
+    As torch's own, the result may be changed in place: DeBERTa and Longformer do so.
+    """
     torch.manual_seed(0)
     plain, x, g = torch.nn.Linear(96, 192), torch.randn(5, 33, 96), torch.randn(5, 33, 192)
     ours, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
@@ -195,7 +238,7 @@ def test_products_are_trained_as_those_of_torch() -> None:
     found: list[list[Any]] = []
     for layer in (ours, plain, exact):
         rows = x.to(layer.weight.dtype).clone().requires_grad_()
-        y = layer(rows)
+        y = layer(rows).mul_(2)
         y.backward(g.to(y.dtype))
         found.append([y.detach(), rows.grad, layer.weight.grad, layer.bias.grad])
     for mine, theirs, right in zip(*found, strict=True):

@@ -107,6 +107,7 @@ def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) ->
         ("bert", {}),
         ("roberta", {}),
         ("modernbert", {}),
+        ("gpt2", {}),  # whose layer has no padding
         *slow(("albert", {}), ("deberta-v2", {})),
         ("bert", {"freeze_layers": "1"}),
         ("bert", {"lora": 2}),
