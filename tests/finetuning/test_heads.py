@@ -18,15 +18,13 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 from embedkit.choices import DEFAULT_MODEL, HEADS
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
 from embedkit.encoding.products import LinearToTrain
-from embedkit.encoding.tokenizer import load_tokenizer
-from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import ModelError, UsageError
-from embedkit.finetuning.heads import EncoderWithHead, build_model
+from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import add_lora, freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
 from tests.encoding.test_other_families import build
 from tests.finetune_fixtures import built, check_test_set, corpus_of, predictions, tuned
-from tests.models import _TOKENIZERS, TEXTS, Tiny, check_near, save_model, slow
+from tests.models import _TOKENIZERS, Tiny, check_near, save_model, slow
 from tests.store_fixtures import tiny_model
 
 quiet_transformers()
