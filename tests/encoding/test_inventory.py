@@ -423,7 +423,7 @@ def test_adapters_that_cannot_be_applied(folder: Path) -> None:
         ({"is_decoder": True}, "is_decoder"),
         ({"is_encoder_decoder": True}, "bert"),
         ({"add_cross_attention": True}, "add_cross_attention"),
-        ({"num_hidden_layers": None}, "says num_hidden_layers=None, not a number"),
+        ({"num_hidden_layers": None}, "does not state num_hidden_layers"),
         ({"hidden_size": "24"}, "says hidden_size='24', not a number"),
         ({"hidden_act": "nope"}, r"config\.json cannot be used \(hidden_act='nope' is not known"),
         ({"num_attention_heads": 5}, r"config\.json cannot be used \(The hidden size \(24\)"),
