@@ -296,8 +296,9 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
         shown = content.classes if asked_for_all() else content.classes[:_CLASSES]
         ellipsis = ", …" if len(shown) < len(content.classes) else ""
         labels = f"; {count_text(len(content.classes), 'label')}: {', '.join(shown)}{ellipsis}"
-        held_out = " held-out" * (split.folds == 1)  # of one fold the others are trained on alone
-        data = f"{count_text(content.records['folds'], f'{held_out} {content.noun}'.strip())}{test}"
+        # of a single fold the other records are trained on alone
+        unit = f"held-out {content.noun}" if split.folds == 1 else content.noun
+        data = f"{count_text(content.records['folds'], unit)}{test}"
         yield "data", data + (labels if content.classes else "")
         source = path / content.dataset.path
         if content.dataset.path and is_dataset(source):

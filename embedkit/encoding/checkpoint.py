@@ -69,11 +69,26 @@ _FROM_PADDING = (
 )
 """Families whose first position is the one after that of the padding token."""
 _ALSO_FROM_PADDING = (
-    *("xmod", "ibert", "luke", "roberta-prelayernorm", "lilt", "markuplm", "layoutlmv3", "esm"),
+    "xmod",
+    "ibert",
+    "luke",
+    "roberta-prelayernorm",
+    "lilt",
+    "markuplm",
+    "layoutlmv3",
+    "esm",
 )
 """Others, which are not tested layer by layer."""
 _UNLIMITED = (
-    *("xlnet", "t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mamba", "mamba2"),
+    "xlnet",
+    "t5",
+    "mt5",
+    "umt5",
+    "longt5",
+    "switch_transformers",
+    "bloom",
+    "mamba",
+    "mamba2",
 )
 """Families without a table of positions: 512 are a default, and no limit."""
 _POSITIONS_STATED = "max_position_embeddings", "n_positions", "max_encoder_position_embeddings"

@@ -528,10 +528,9 @@ class Encoder:
         """
         on_gpu = self.device.type == "cuda"
         rows = batch_size or (_rows_for_gpu(texts) if on_gpu else _ENCODE_ROWS)
-        limit = self.max_length if max_length is None else max_length
-        length = limit
-        if limit > self.max_length:
-            length = usable_length(self.checkpoint, self.tokenizer, limit)
+        length = self.max_length if max_length is None else max_length
+        if length > self.max_length:  # up to there it was asked when the encoder was made
+            length = usable_length(self.checkpoint, self.tokenizer, length)
         settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
         started: deque[tuple[int, TokenizedTexts, PendingShard]] = deque()
 

@@ -152,8 +152,8 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
     # at the end of a range the scales below have no slope, and a perfect score no variance; the
     # binomial distribution still knows how much n records can show
     if not influence.any() or not least < value < most:
-        # an error of 0 is no count of successes, for which Wilson would have an interval
-        # A single unit has no influence whatever it is, and says nothing of others
+        # an error of 0 is no count of successes, for which Wilson would have an interval; a single
+        # unit has no influence whatever its error is, and says nothing of others
         if metric.scale in ("error", "explained"):
             return (value, value) if len(influence) > 1 else (float("nan"), float("nan"))
         n, size = round(max(metric.units(unit), 1)), most - least
