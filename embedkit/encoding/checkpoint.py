@@ -68,29 +68,6 @@ _FROM_PADDING = (
     "xlm-roberta-xl",
 )
 """Families whose first position is the one after that of the padding token."""
-_ALSO_FROM_PADDING = (
-    "xmod",
-    "ibert",
-    "luke",
-    "roberta-prelayernorm",
-    "lilt",
-    "markuplm",
-    "layoutlmv3",
-    "esm",
-)
-"""Others, which are not tested layer by layer."""
-_UNLIMITED = (
-    "xlnet",
-    "t5",
-    "mt5",
-    "umt5",
-    "longt5",
-    "switch_transformers",
-    "bloom",
-    "mamba",
-    "mamba2",
-)
-"""Families without a table of positions: 512 are a default, and no limit."""
 _POSITIONS_STATED = "max_position_embeddings", "n_positions", "max_encoder_position_embeddings"
 FAMILIES = (
     *WORDPIECE,
@@ -214,7 +191,7 @@ class Checkpoint:
     @property
     def limit(self) -> float:
         """The longest sequence that the class can compute."""
-        if self.model_type in _UNLIMITED:
+        if self.model_type in inventory.UNLIMITED:
             return inf
         # MPT has distances in place of positions, in a table of that size
         stated = self.config.get("max_seq_len") if self.model_type == "mpt" else None
@@ -226,7 +203,7 @@ class Checkpoint:
         # ESM has two kinds of positions
         if self.model_type == "esm" and self.config.get("position_embedding_type") == "rotary":
             return False
-        return self.model_type in (*_FROM_PADDING, *_ALSO_FROM_PADDING)
+        return self.model_type in (*_FROM_PADDING, *inventory.FROM_PADDING)
 
     @property
     def is_sentence_encoder(self) -> bool:

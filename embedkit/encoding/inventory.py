@@ -86,6 +86,31 @@ _OF_THE_CODE: dict[str, dict[str, tuple[Any, ...]]] = {
 The class reads none of them: it has other names for some, and their defaults for the others. Keys
 of sizes and biases are not here, since weights of another shape or without use are told anyway."""
 
+FROM_PADDING = (
+    "xmod",
+    "ibert",
+    "luke",
+    "roberta-prelayernorm",
+    "lilt",
+    "markuplm",
+    "layoutlmv3",
+    "esm",
+)
+"""Families that count positions from that of padding, beside those that are tested by layer."""
+
+UNLIMITED = (
+    "xlnet",
+    "t5",
+    "mt5",
+    "umt5",
+    "longt5",
+    "switch_transformers",
+    "bloom",
+    "mamba",
+    "mamba2",
+)
+"""Families without a table of positions: 512 are a default, and no limit."""
+
 Rule = Any
 """An effect; or values that are harmless; or a test for them; or rules for the keys inside."""
 Rules = Mapping[str, Rule]
