@@ -34,7 +34,7 @@ from embedkit.remote import address_of
 OUTPUTS = ("out", "report", "write-blend", "makes")
 """Options that name an output; every other value that is the name of a file is an input."""
 
-_WRITING = ("extract", "split", "train", "probe", "finetune", "explore", "export")
+_WRITING = ("extract", "split", "train", "probe", "finetune", "explore", "export", "index")
 """Commands that write to a place of their own choice, if they are given none."""
 
 _CODE = {"head": "imports and runs {}", "estimator": "imports {}"}
@@ -48,7 +48,9 @@ _IMPORTED = (*all_suffixes(), ".pth")
 _PLACE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
 # tomllib gives no line numbers, so tables are looked for in the
 # text; what is not found is reported at line 1
-_HEADER = re.compile(r"^[ \t]*\[([\w.-]+)\]", re.MULTILINE)
+_HEADER = re.compile(r"^[ \t]*\[([^\[\]\n]+)\]", re.MULTILINE)
+# around the parts of a table's name, which may be quoted
+_AROUND = re.compile(r"[\s\"']*(\.|^|$)[\s\"']*")
 
 
 class Stage(NamedTuple):
@@ -86,7 +88,8 @@ def read_recipe(
     except (ValueError, RecursionError) as error:
         problem = errors.first_line(error)
         raise errors.DamagedError(f"{path} is not valid TOML: {problem}.") from error
-    lines = {h[1]: text.count("\n", 0, h.start()) + 1 for h in _HEADER.finditer(text)}
+    headers = {_AROUND.sub(r"\1", header[1]): header.start() for header in _HEADER.finditer(text)}
+    lines = {name: text.count("\n", 0, start) + 1 for name, start in headers.items()}
 
     def fail(table: str, message: str) -> NoReturn:
         raise errors.RecipeError(f"{path}:{lines.get(table, 1)}: [{table}] {message}")
@@ -115,12 +118,13 @@ def read_recipe(
     # in order: a value may name those above it, so that no circle can be made
     for name, value in values.items():
         variables[name] = _filled(value, variables, partial(fail, "set"))
-    stages = []
+    stages: list[Stage] = []
     for name, table in tables.items():
         command, _, word = name.partition(".")
         places = {"stage": word or command, **variables}
         options = {n: _filled(v, places, partial(fail, name)) for n, v in table.items()}
-        parameters = {n.lstrip("-"): p for p in commands[command].params for n in p.opts}
+        known = [(n, p) for p in commands[command].params for n in (*p.opts, *p.secondary_opts)]
+        parameters = {n.lstrip("-"): parameter for n, parameter in known}
         stages.append(_stage(name, options, path.resolve().parent, parameters))
         context = _parsed(commands[command], stages[-1], settings, partial(fail, name))
         try:
@@ -131,9 +135,23 @@ def read_recipe(
             fail(name, f"{needs[0]}. If you trust the recipe, pass {errors.Option('trust', True)}.")
         if command in _WRITING and not stages[-1].outputs:
             # a default place is found anew each time, and what is there already would be in the way
-            fail(name, f'has no out. Say where it writes, such as out = "{word or command}".')
+            option = "makes" if command == "index" else "out"
+            fail(name, f'has no {option}. Say where it writes, such as {option} = "PATH".')
         stages[-1] = stages[-1]._replace(needs_trust=needs)
+    _check_outputs(stages, fail)
     return stages
+
+
+def _check_outputs(stages: Sequence[Stage], fail: Callable[[str, str], NoReturn]) -> None:
+    """Refuse two stages with one output: each would replace that of the other in every run."""
+    writers: dict[str, str] = {}
+    for stage in stages:
+        for output in stage.outputs:
+            place = address_of(output) or os.path.realpath(stage.folder / output)
+            if (writer := writers.setdefault(place, stage.name)) != stage.name:
+                fail(
+                    stage.name, f"writes to {storage.without_secrets(output)}, as [{writer}] does."
+                )
 
 
 def _parsed(
@@ -146,7 +164,9 @@ def _parsed(
     except click.UsageError as error:
         message = error.format_message()
         for setting in settings:  # the recipe may have another value
-            if f"'{setting.partition('=')[2].strip()}'" in message:
+            key, _, value = setting.partition("=")
+            option = key.strip().removeprefix(f"{stage.name}.")
+            if f"'{value.strip()}'" in message or f"'--{option}'" in message:
                 raise errors.UsageError(f"--set {setting}: {message}") from error
         fail(message)
     context.close()  # at once: nothing is run in it
@@ -256,16 +276,21 @@ def _stage(
             arguments += items
         elif value is True:
             words.append(dashed)
+        elif value is False and parameter is not None:
+            # the flag that says the opposite, if there is one
+            words += (parameter.secondary_opts if dashed in parameter.opts else parameter.opts)[:1]
+        elif parameter is not None and parameter.nargs > 1:
+            words += [dashed, *items]
         # `makes` is for the recipe only: outputs of commands that have no option for them
-        elif option != "makes" and (value is not False or parameter is None):  # click names these
+        elif option != "makes":
             # options that may be repeated get a word for each item, others a list with commas
             several = parameter is not None and parameter.multiple
             for text in items if several else [",".join(items)]:
                 # with an equals sign, so that a value that begins with a dash is no option
                 words += [dashed, text] if len(option) == 1 else [f"{dashed}={text}"]
-    can_overwrite = "overwrite" in parameters and "--overwrite" not in words
     line = (name.partition(".")[0], *arguments, *words)
-    return Stage(name, line, folder, tuple(files[False]), tuple(files[True]), can_overwrite)
+    inputs, outputs = tuple(files[False]), tuple(files[True])
+    return Stage(name, line, folder, inputs, outputs, "overwrite" in parameters)
 
 
 def run_recipe(
@@ -289,30 +314,41 @@ def run_recipe(
         about = f"[{number}/{len(stages)}] {stage.name}"
         # an option may list several files with commas; what is no file is dropped by `_hashes`
         names = {part for value in stage.inputs for part in (value, *value.split(","))}
+        there = _hashes(stage, stage.outputs)
         state = {
             # the file lies beside results, and is passed on with them
             "settings": [storage.without_secrets(word) for word in stage.line],
             "inputs": _hashes(stage, sorted(names)),
             "version": __version__,
-            "outputs": _hashes(stage, stage.outputs),
+            "outputs": there,
         }
         before = _read_state(stage)
         changed = [name for name in state if before and before.get(name) != state[name]]
         # `outputs` is among them: a result that was changed or deleted is made again
         status = f"its {changed[0]} changed" if changed else "up to date"
+        foreign = there.keys() - before.get("outputs", {})
         # written only when a stage is done; the state before
         # that says whose unfinished output it is
         if "exit_code" not in before:
-            status = "was not finished" if before else ""
+            status, foreign = "was not finished" if before else "", set()
+        elif foreign:
+            status = f"{min(foreign)} is not of this stage"
+        elif not changed and not all(_is_there(stage, name) for name in stage.outputs):
+            status = "its output is missing"  # as it was when the stage was done
         progress(f"{about} … {status}".rstrip())
         started, code = time.monotonic(), before.get("exit_code", 0)
         if status != "up to date":
             # outputs of other origin are not claimed; of addresses nobody has looked at them
-            if not (before or state["outputs"] or any(map(address_of, stage.outputs))):
+            if not (before or there or any(map(address_of, stage.outputs))):
                 _write_state(stage, state)
             # it replaces what it wrote itself; what is unfinished is resumed if nothing changed
-            replaces = before and (state["outputs"] or {"settings", "inputs"}.intersection(changed))
-            overwrite = ["--overwrite"] if replaces and stage.can_overwrite else []
+            replaces = before and (there or {"settings", "inputs"}.intersection(changed))
+            overwrite = ["--overwrite"] if replaces and not foreign and stage.can_overwrite else []
+            # some commands replace nothing: what still has the bytes that the stage wrote makes way
+            for name in [] if foreign or stage.can_overwrite else there:
+                if before.get("outputs", {}).get(name) == there[name]:
+                    path = stage.folder / name
+                    storage.remove_tree(path) if path.is_dir() else storage.remove_file(path)
             words = [*stage.line, *overwrite, *["-q"] * quiet]
             # as if it were typed in that folder: only a command knows which of its words are paths
             with chdir(stage.folder), redirect_stdout(sys.stderr if quiet else sys.stdout):
@@ -324,7 +360,7 @@ def run_recipe(
                 update = {"outputs": _hashes(stage, stage.outputs), "exit_code": code}
                 _write_state(stage, state | update)
         seconds = time.monotonic() - started
-        outputs = [storage.without_secrets(name) for name in stage.outputs]
+        outputs = [storage.without_secrets(n) for n in stage.outputs if _is_there(stage, n)]
         shown = [address_of(n) or path_from(stage.folder / n, "") for n in outputs]
         outcome = {"status": status, "exit_code": code, "seconds": seconds, "outputs": shown}
         results.append({"stage": stage.name} | outcome)
@@ -359,6 +395,11 @@ def _hashes(stage: Stage, names: Sequence[str]) -> dict[str, str]:
     }
 
 
+def _is_there(stage: Stage, name: str) -> bool:
+    # of addresses nobody has looked
+    return bool(address_of(name)) or (stage.folder / name).exists()
+
+
 def _state_file(stage: Stage) -> Path:
     out = storage.without_secrets(stage.outputs[0])
     first = stage.folder / out
@@ -373,8 +414,9 @@ def _state_file(stage: Stage) -> Path:
 
 def _read_state(stage: Stage) -> dict[str, Any]:
     """The state beside a stage's first output; empty without a readable one."""
-    with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads(_state_file(stage).read_text("utf-8"))) if stage.outputs else {}
+    with suppress(OSError, ValueError, TypeError, LookupError):  # without outputs an IndexError
+        state = dict(json.loads(_state_file(stage).read_text("utf-8")))
+        return state | {"outputs": dict(state["outputs"])}
     return {}
 
 

@@ -101,6 +101,35 @@ def test_what_is_not_ours_is_not_replaced(tmp_path: Path, capsys: Any) -> None:
     assert (tmp_path / "out put/split.parquet").read_bytes() == b"mine"
 
 
+def test_only_what_a_stage_has_written_makes_way(tmp_path: Path) -> None:
+    """Of two outputs one may be somebody's; a command without --overwrite finds its place free."""
+    (tmp_path / "mine").write_text("mine")
+    seen: list[str] = []
+
+    def call(words: Sequence[str]) -> int:
+        seen.append(f"{words[-1]} {Path('page').exists()}")
+        Path("page").write_text(f"{len(seen)}")
+        return 0
+
+    page = '[compare]\nreport = "page"\nruns = ["a", "b"]\n'
+    assert reasons(tmp_path, text=page, call=call) == [""]
+    more = page + 'write-blend = "mine"\n'
+    assert reasons(tmp_path, text=more, call=call) == ["mine is not of this stage"]
+    assert "--overwrite" not in seen[-1]
+    search = '[search]\ndataset = "d"\nquery = "{q}"\nout = "page"\n[set]\nq = "x"\n'
+    (tmp_path / "page").unlink()
+    (tmp_path / ".page.stage.json").unlink()
+    assert reasons(tmp_path, text=search, call=call) == [""]
+    assert reasons(tmp_path, "q=y", text=search, call=call) == ["its settings changed"]
+    (tmp_path / "page").write_text("edited")
+    assert reasons(tmp_path, "q=y", text=search, call=call) == ["its outputs changed"]
+    assert [line.split()[-1] for line in seen[-3:]] == ["False", "False", "True"]
+    # a place that the command does not write to is noticed in every run
+    lost = '[search]\ndataset = "d"\nquery = "x"\nmakes = "elsewhere"\n'
+    missing = [reasons(tmp_path, text=lost, call=call) for _ in range(3)]
+    assert missing == [[""], *[["its output is missing"]] * 2]
+
+
 def test_an_interrupted_stage_is_resumed_not_replaced(tmp_path: Path) -> None:
     """After a crash before any output: the same command again; after a change: over again."""
     corpus_of(tmp_path / "corpus.tsv")
@@ -407,6 +436,33 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
     assert " ".join(last.line) == ("train a=b/out/v --out=a=b/out/a --overwrite --estimator=knn")
 
 
+WORDS = """\
+[ extract . "C=1" ]
+corpus = "a"
+normalize = false
+words = false
+part = [0, 2]
+out = "o"
+
+[verify]
+path = "o"
+
+["extract".x]
+corpus = "a"
+no-header = false
+out = "p"
+"""
+
+
+def test_options_as_toml_has_them(tmp_path: Path) -> None:
+    """Flags of both kinds, options of several values, tables with quoted names."""
+    extract, verify, other = stages_of(tmp_path, text=WORDS)
+    assert extract.line == ("extract", "a", "--no-normalize", "--part", "0", "2", "--out=o")
+    assert [extract.name, other.name] == ["extract.C=1", "extract.x"]
+    assert verify.outputs == ()
+    assert other.line[2] == "--header"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -416,6 +472,8 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
         (('"{folds}"', '"{fold}"'), r"\[train.b\] \{fold\}.*mean 'folds'"),
         (('dataset = "{out}/v"\nout = "{out}/a"', 'out = "{out}/a"'), r"\[train.a\] .*DATASET"),
         (("test = 0.2", "help = true"), r"\[split\] .*--help"),
+        (('out = "{out}/a"', 'out = "{out}/../out/b"'), r"\[train.a\] .*as \[train.b\] does"),
+        (("[split]", "[index]\ndataset='d'\n[split]"), r"24: \[index\] has no makes.*"),
         (("test = 0.2", "test = "), r"recipe.toml is not valid TOML: .*line 26"),
     ],
 )
@@ -479,6 +537,7 @@ def test_options_of_all_stages_of_a_command(tmp_path: Path) -> None:
         (GOOD, ("corpuss=x",), r"corpuss=x.*Did you mean 'corpus'"),
         ("[split]\n", ("split=1",), "with STAGE.OPTION"),
         (GOOD, ("train.c.tune=true",), r"train\.c\.tune.*extract, train.b, split"),
+        (SHARED, ("train.a.sed=1",), r"^--set train\.a\.sed=1: .*--sed"),
         (SHARED, ("train.a.seed=x",), r"^--set train\.a\.seed=x: .* 'x' is not a valid integer"),
     ],
 )

@@ -426,7 +426,7 @@ def _weights_text(names: Sequence[str]) -> str:
     "embedkit verify corpus.vectors --recompute 200",
     "embedkit verify runs/logreg",
 )
-@click.argument("out", type=FILE)
+@click.argument("path", type=FILE)
 @options(
     option(
         "--recompute",
@@ -436,7 +436,7 @@ def _weights_text(names: Sequence[str]) -> str:
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
 )
 def verify(
-    out: Path, recompute: int | None, model: str | None, progress: ProgressCallback
+    path: Path, recompute: int | None, model: str | None, progress: ProgressCallback
 ) -> Result:
     """Check a dataset with its indexes, a run, an index, a split or predictions.
 
@@ -446,12 +446,12 @@ def verify(
     from embedkit.verification import require_ok
     from embedkit.verification import verify as check
 
-    verification = check(out, recompute=recompute or 0, model=model, progress=progress)
+    verification = check(path, recompute=recompute or 0, model=model, progress=progress)
     counts = [count_text(verification.files, "file")]
     counts += [count_text(verification.rows, "row")] * bool(verification.rows)
-    text = f"{out}: {', '.join(counts)}: undamaged"
+    text = f"{path}: {', '.join(counts)}: undamaged"
     text += f"\n{verification.recomputed}" if recompute else ""
-    return Result(verification, lambda: text, check=lambda: require_ok(verification, out))
+    return Result(verification, lambda: text, check=lambda: require_ok(verification, path))
 
 
 @command('embedkit tokenize "배를 타고 여행을 간다."', "embedkit tokenize --vocab 2000:2010")
