@@ -155,8 +155,10 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """Return a value without NumPy's scalars and arrays, also inside of lists and dictionaries."""
-    if hasattr(value, "tolist"):  # of NumPy, pandas and torch
-        return value.tolist()
+    # of NumPy, pandas and torch; of Arrow, whose scalars have the last; of Polars
+    for method in ("tolist", "to_pylist", "to_list", "as_py"):
+        if hasattr(value, method):
+            return getattr(value, method)()
     # exactly these: a named tuple takes its values one by one
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
@@ -170,9 +172,11 @@ def strings_of(name: str, values: Iterable[str]) -> list[str]:
 
     A frame would be read as the names of its columns.
     """
+    unordered = hasattr(values, "columns") or isinstance(values, Mapping | set | frozenset)
+    if not isinstance(values, list) and not unordered:  # of a list no item need be looked at
+        values = plain(values)
     if isinstance(values, str):
         raise TypeError(f"{name} is one string; give a list of strings: [{values!r:.60}]")
-    unordered = hasattr(values, "columns") or isinstance(values, Mapping | set | frozenset)
     if unordered or not isinstance(values, Iterable):
         raise TypeError(f"{name} is a {type(values).__name__}; give a list, such as data['text']")
     strings = list(values)

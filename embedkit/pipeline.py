@@ -123,8 +123,8 @@ def read_recipe(
         command, _, word = name.partition(".")
         places = {"stage": word or command, **variables}
         options = {n: _filled(v, places, partial(fail, name)) for n, v in table.items()}
-        known = [(n, p) for p in commands[command].params for n in (*p.opts, *p.secondary_opts)]
-        parameters = {n.lstrip("-"): parameter for n, parameter in known}
+        names = [(n, p) for p in commands[command].params for n in (*p.opts, *p.secondary_opts)]
+        parameters = {n.lstrip("-"): parameter for n, parameter in names}
         stages.append(_stage(name, options, path.resolve().parent, parameters))
         context = _parsed(commands[command], stages[-1], settings, partial(fail, name))
         try:
@@ -148,10 +148,9 @@ def _check_outputs(stages: Sequence[Stage], fail: Callable[[str, str], NoReturn]
     for stage in stages:
         for output in stage.outputs:
             place = address_of(output) or os.path.realpath(stage.folder / output)
-            if (writer := writers.setdefault(place, stage.name)) != stage.name:
-                fail(
-                    stage.name, f"writes to {storage.without_secrets(output)}, as [{writer}] does."
-                )
+            writer, shown = writers.setdefault(place, stage.name), storage.without_secrets(output)
+            if writer != stage.name:
+                fail(stage.name, f"writes to {shown}, as [{writer}] does.")
 
 
 def _parsed(
@@ -326,7 +325,8 @@ def run_recipe(
         changed = [name for name in state if before and before.get(name) != state[name]]
         # `outputs` is among them: a result that was changed or deleted is made again
         status = f"its {changed[0]} changed" if changed else "up to date"
-        foreign = there.keys() - before.get("outputs", {})
+        written = before.get("outputs", {})
+        foreign = there.keys() - written
         # written only when a stage is done; the state before
         # that says whose unfinished output it is
         if "exit_code" not in before:
@@ -344,9 +344,11 @@ def run_recipe(
             # it replaces what it wrote itself; what is unfinished is resumed if nothing changed
             replaces = before and (there or {"settings", "inputs"}.intersection(changed))
             overwrite = ["--overwrite"] if replaces and not foreign and stage.can_overwrite else []
-            # some commands replace nothing: what still has the bytes that the stage wrote makes way
-            for name in [] if foreign or stage.can_overwrite else there:
-                if before.get("outputs", {}).get(name) == there[name]:
+            # some commands replace nothing: what has the bytes that the stage wrote makes way;
+            # fetch looks itself at what is there, and need not download it again
+            makes_way = not (foreign or stage.can_overwrite or stage.line[0] == "fetch")
+            for name in there if makes_way else ():
+                if written.get(name) == there[name]:
                     path = stage.folder / name
                     storage.remove_tree(path) if path.is_dir() else storage.remove_file(path)
             words = [*stage.line, *overwrite, *["-q"] * quiet]

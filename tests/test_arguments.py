@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 import pytest
 from mypy import api
 
 import embedkit
-from embedkit.arguments import accepts, checked_value
+from embedkit.arguments import accepts, checked_value, strings_of
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset import read
 from embedkit.dataset.settings import ExtractOptions
@@ -108,6 +110,12 @@ def test_lists_may_be_arrays_and_ranges() -> None:
     assert checked_value("layers", np.arange(2), str | list[int]) == [0, 1]
     assert checked_value("layers", range(2), str | list[int]) == range(2)
     assert checked_value("layers", [np.int64(1), "sum:1"], list[int | str]) == [1, "sum:1"]
+    texts = pa.array(["a", "b"])
+    for column in (texts, pa.chunked_array([texts]), pl.Series(["a", "b"]), np.array(["a", "b"])):
+        assert strings_of("texts", column) == ["a", "b"]
+        assert checked_value("texts", column, str | Sequence[str]) in (["a", "b"], column)
+    with pytest.raises(TypeError, match="one string"):
+        strings_of("texts", np.array("a"))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"runs='a.*b': a path has no NUL"):
         checked_value("runs", ["a\0b"], Sequence[AnyPath])
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules as st
 
 from embedkit import pipeline
 from embedkit.cli.main import cli
@@ -309,7 +311,11 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     papers_csv = ["id,title,abstract,judgement", *random_words]
     write_lines(folder / "papers.csv", *papers_csv)
     write_lines(folder / "test.csv", *(line.rpartition(",")[0] for line in papers_csv[:13]))
-    tiny = [f"model={tiny_model()}"]
+    # its makers' vector has length 1, as of most checkpoints that people choose
+    body = st.Transformer(str(tiny_model()))
+    steps = [body, st.Pooling(body.get_embedding_dimension(), "mean"), st.Normalize()]
+    SentenceTransformer(modules=steps, device="cpu").save(str(folder / "model"))
+    tiny = [f"model={folder / 'model'}"]
     small = [*tiny, "epochs=1", "folds=2", "max-length=16", "device=cpu"]
     corpus = [f"corpus={folder / 'corpus.tsv'}"]
     papers = [f"corpus={folder / 'papers.csv'}", f"test={folder / 'test.csv'}"]

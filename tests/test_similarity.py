@@ -118,7 +118,7 @@ def test_scores_that_are_no_numbers(
     corpus.write_text("one\ttwo\tscore\na\tb\t1\ngood\tbad\t\nbus\thome\t2\n", "utf-8")
     with pytest.raises(UsageError, match="row 1 has no label"):
         compare(corpus, score="score")
-    assert "score='score': 1 of 3 records have no label" in notes
+    assert "score='score': 1 of 3 labels are missing" in notes
     corpus.write_text("one\ttwo\tscore\n\t\t1\n", "utf-8")
     with pytest.raises(UsageError, match="pairs"):
         compare(corpus)

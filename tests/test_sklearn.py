@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import sklearn
 from sklearn.base import clone
@@ -115,6 +116,19 @@ def test_the_cache_is_keyed_by_all_that_shapes_a_vector(tmp_path: Path, calls_of
         other = encoder(cache=tmp_path, **change).fit(texts).transform(texts)
         assert np.array_equal(other, encoder(cache=None, **change).fit(texts).transform(texts))
         assert not np.array_equal(other, plain)
+
+
+def test_texts_may_be_of_arrow_and_bytes_are_none() -> None:
+    column = pa.array(["a bus", "a train"])
+    fitted = encoder().fit(["a"])
+    for texts in (column, list(column), pa.chunked_array([column])):
+        np.testing.assert_array_equal(
+            fitted.transform(texts), fitted.transform(["a bus", "a train"])
+        )
+    assert fitted.transform(column[0]).shape[0] == 1
+    for odd in (bytearray(b"abc"), memoryview(b"abc"), b"abc"):
+        with pytest.raises(ValueError, match="bytes"):
+            fitted.transform(odd)
 
 
 def test_missing_views_and_ids_are_refused(data: Path, tmp_path: Path) -> None:

@@ -133,8 +133,8 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
     code = 0
     try:
         # UTF-8 whatever the locale, and a broken byte is no end of a process that has loaded a
-        # model to stay
-        for line in TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace"):
+        # model to stay: it becomes half of a surrogate pair, which no text may hold
+        for line in TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="surrogateescape"):
             try:
                 answer(line.rstrip("\r\n"))
             except errors.UsageError as error:

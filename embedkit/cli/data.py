@@ -180,7 +180,7 @@ def _estimate_text(plan: ExtractPlan, cost: dict[str, Any], output: str) -> str:
         f"{count_text(cost['shards'], 'shard')}",
         f"  records    {ledger_text(accepted, 'to embed', cost['rejected'], cost['left_out'])}",
         f"  tokens     about {cost['tokens']:,} (measured on {cost['sampled']:,} texts, "
-        f"{100 * cost['truncated']:.1f} % of them longer than {plan.vectors.max_length})",
+        f"{100 * cost['longer']:.1f} % of them longer than {plan.vectors.max_length})",
     ]
     # views of one size in one line: all layers have the same width
     sizes: dict[str, list[str]] = {}
@@ -189,10 +189,13 @@ def _estimate_text(plan: ExtractPlan, cost: dict[str, Any], output: str) -> str:
     for shown, names in sizes.items():
         each = f"{shown} each" if len(names) > 1 else shown
         lines.append(f"    {view_ranges(names)}: {each}")
+    speed = cost["tokens_per_second"]
+    measured = (
+        f"{speed:,.0f} tokens/s measured here" if math.isfinite(speed) else "nothing to encode"
+    )
     lines += [
         f"  disk       about {bytes_text(size)}, {bytes_text(free)} free",
-        f"  time       about {duration_text(cost['seconds'])} "
-        f"({cost['tokens_per_second']:,.0f} tokens/s measured here)",
+        f"  time       about {duration_text(cost['seconds'])} ({measured})",
     ]
     # a margin for an estimate that is measured on some of the texts
     if size * 1.1 > free:
@@ -211,7 +214,7 @@ def _result_text(result: ExtractResult) -> str:
     if not result.was_complete:
         size = sum(f.bytes for f in manifest.files.values())
         speed = result.tokens_fresh / result.seconds if result.seconds else 0
-        encoded = f"encoding {speed:,.0f} tokens/s" if speed else "nothing was encoded again"
+        encoded = f"encoding {speed:,.0f} tokens/s" if speed else "nothing was encoded"
         resumed = result.resumed_shards
         first = (
             f"wrote {result.out}: {count_text(totals.accepted, 'row')} × "

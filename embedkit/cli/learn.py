@@ -381,6 +381,8 @@ def export(what: Path, out: Path | None, fold: str, to: str | None, view: str | 
         if not result.has_head:
             content = f"the encoder of {name} without its {head} head, which transformers lacks"
         lines = [f"wrote {result.out}: {content}", f"  texts are cut at {result.max_length} tokens"]
+        if result.in_windows:
+            lines.append("  embedkit reads longer ones in windows: their probabilities differ")
         if result.prefix:
             lines.append(f"  put {result.prefix!r} before every text, as in training")
         if result.threshold is not None and result.has_head:

@@ -16,13 +16,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
 from embedkit.corpus.memory import input_files
 from embedkit.corpus.plan import open_table
 from embedkit.corpus.readers import format_of_name
-from embedkit.corpus.sources import Row
+from embedkit.corpus.sources import Reject, Row
 from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, MismatchError, UsageError, did_you_mean
@@ -211,7 +212,9 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
         rows = list(table.rows(["id", *keep]))
     cells = [row.cells for row in rows if isinstance(row, Row) and row.cells[0]]
     if bad := len(rows) - len(cells):
-        raise UsageError(f"{path}: {bad:,} of its {len(rows):,} rows are damaged or have no id.")
+        why = next((f": {row.reason}, {row.detail}" for row in rows if isinstance(row, Reject)), "")
+        problem = f"{bad:,} of its {len(rows):,} rows are damaged or have no id"
+        raise UsageError(f"{path}: {problem}{why}.")
     named_ids = spelled_as([row[0] for row in cells], {*records.ids})
     by_id = {name: row[1:] for name, row in zip(named_ids, cells, strict=True)}
     for place, ids in ((path, named_ids), ("the runs", records.ids)):
@@ -237,9 +240,13 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
 
 
 def spelled_as(cells: Sequence[str | None], names: Collection[str]) -> tuple[str | None, ...]:
-    """Return cells by these names, of which ``1`` may be spelled ``1.0``, as beside gaps."""
-    whole = {f"{name}.0": name for name in names}
-    return tuple(cell if cell in names else whole.get(str(cell), cell) for cell in cells)
+    """Return cells by these names, of which ``1`` may be spelled ``1.0``, as beside gaps.
+
+    Letters may be composed or decomposed.
+    """
+    spellings = {f"{name}.0": name for name in names}
+    spellings |= {normalize(form, name): name for name in names for form in ("NFC", "NFD")}
+    return tuple(cell if cell in names else spellings.get(str(cell), cell) for cell in cells)
 
 
 def _predicted(

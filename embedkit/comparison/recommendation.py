@@ -88,7 +88,9 @@ def recommend(compared: Compared) -> Recommendation:
         reason += f"{_majority_text(compared)} has {guess}."
     decisions = tuple(_decisions(compared, methods))
     training, other_views = _training(compared, chosen)
-    commands = [training, *(decision.command for decision in decisions)]
+    # first what goes on with a training that was not to its end: until then its question is open
+    unfinished = [decision.command for decision in decisions if decision.answer == UNTRAINED]
+    commands = [*unfinished, training, *(decision.command for decision in decisions)]
     return Recommendation(
         chosen,
         title,
@@ -312,7 +314,8 @@ def _tuning(compared: Compared, tuned: Row, other: Row) -> Decision:
     run = _run(compared, tuned.name)
     assert isinstance(run.content, FinetuneRun)
     reason = untrained_text(run.content)
-    decision = _effect(compared, "Fine-tuning", tuned, other, reason)
+    note = f"{UNTRAINED}: {reason}" if reason else ""
+    decision = _effect(compared, "Fine-tuning", tuned, other, note)
     if not reason or decision.answer == "yes":
         return decision
     command = run.content.going_on(portable(run.path))

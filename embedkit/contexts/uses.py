@@ -25,6 +25,7 @@ from embedkit.choices import DEFAULT_MODEL, MATCHES, check_choice
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
 from embedkit.encoding.views import LayerSpec, parse_layers
+from embedkit.encoding.words import UNSPACED
 from embedkit.errors import Option, UsageError
 from embedkit.geometry import mean_cosine
 from embedkit.search.exact import unit_rows
@@ -45,9 +46,9 @@ _PARTICLES = (
 )
 # syllables only: particles are not looked for after words of another script
 _HANGUL = re.compile(r"[가-힣]+")
-# kana and Chinese characters, between which \w has no boundary
-_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
-_GOES_ON = "(?![\u0300-\u036f\u11a8-\u11ff])"  # an accent or final consonant, decomposed
+_UNSPACED = re.compile(f"[{UNSPACED}]")  # between which \w has no boundary
+# an accent, final consonant or mark of a voiced kana, decomposed
+_GOES_ON = "(?![\u0300-\u036f\u11a8-\u11ff\u3099\u309a])"
 
 
 def find_word(text: str, word: str, *, match: str = "word") -> list[tuple[int, int]]:
@@ -227,7 +228,9 @@ def _find_uses(
             "inside of them",
             "start": f" at the beginning of a word; {anywhere} also looks inside of words",
         }
-        raise UsageError(f"{word!r} does not occur in {where}{wider.get(match, '')}.")
+        # of a word without spaces around it every place was looked at
+        tried = "" if _UNSPACED.search(word) else wider.get(match, "")
+        raise UsageError(f"{word!r} does not occur in {where}{tried}.")
     return uses
 
 

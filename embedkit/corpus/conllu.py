@@ -7,7 +7,8 @@ token is one word, and the values of its words are joined by ``+``. Empty nodes 
 skipped.
 
 In other columns, such as those of CoNLL-2003, a line is a word and its labels, and nothing tells
-the spaces: the text has one between all words, as that of a list of words has.
+the spaces: the text has one between all words, as that of a list of words has. Where lines are
+characters, as in KLUE, a blank one is a space of the text, and no word.
 """
 
 from __future__ import annotations
@@ -172,11 +173,13 @@ class ConllTable(ConlluTable):
             if len(columns) != self._width:
                 detail = f"expected {self._width} columns, got {len(columns)}"
                 raise BadRecordError("wrong_columns", f"line {number}: {detail}")
-            if not columns[self._numbered].strip():
+            if self._between and not columns[self._numbered].strip():
                 raise BadRecordError("empty_form", f"line {number}: the word is empty")
+        rows = [columns[self._numbered :] for _, columns in words]
+        text, spans = joined([row[0] for row in rows], self._between)
+        spans = tuple(span for span, row in zip(spans, rows, strict=True) if row[0].strip())
         # lines of words become columns: the forms first, then the labels
-        values = list(zip(*(columns[self._numbered :] for _, columns in words), strict=True))
-        text, spans = joined(values[0])
+        values = [[r[i] for r in rows if r[0].strip()] for i in range(len(self.word_columns))]
         lists = dict(zip(self.word_columns, map(text_of, values), strict=True))
         return lists | {"text": text}, spans
 
@@ -194,8 +197,11 @@ class ConllTable(ConlluTable):
         self._width = widths.most_common(1)[0][0] if widths else 0
         if peeked and self._width < 2:
             raise CorpusError(f"{self.path} has no columns of words. Set {Option('format')}.")
+        forms = [columns[0] for columns in words if len(columns) == self._width]
+        characters = any(map(str.isspace, forms)) and max(map(len, forms)) == 1
+        self._between = "" if characters else " "
         # numbers from 1 in each sentence are no forms, as those of CoNLL-X and GermEval
-        firsts = [columns[0] for columns in words if len(columns) == self._width > 2]
+        firsts = forms if self._width > 2 else []
         self._numbered = firsts[:1] == ["1"] and all(
             second == "1" or (first.isdecimal() and second == str(int(first) + 1))
             for first, second in pairwise(firsts)
@@ -221,11 +227,11 @@ def _columns(line: str) -> list[str]:
     return line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
 
 
-def joined(words: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
-    """The text of words with a space between, and their spans."""
+def joined(words: Sequence[str], between: str = " ") -> tuple[str, tuple[Span, ...]]:
+    """The text of words with a space, or nothing, between them, and their spans."""
     # one more than there are words: where the next one would begin
-    starts = accumulate((len(word) + 1 for word in words), initial=0)
-    return " ".join(words), tuple((at, at + len(word)) for at, word in zip(starts, words))  # noqa: B905 - one start more
+    starts = accumulate((len(word) + len(between) for word in words), initial=0)
+    return between.join(words), tuple((at, at + len(word)) for at, word in zip(starts, words))  # noqa: B905 - one start more
 
 
 def _sentence(lines: _Numbered, text: str | None) -> tuple[str, tuple[Span, ...], list[list[str]]]:

@@ -391,7 +391,8 @@ def estimate(
         "rejected": dict(counts.rejected),
         "left_out": dict(counts.left_out),
         "tokens": tokens,
-        "truncated": int(texts.cut.sum()) / n,
+        # also where the rest is read in windows
+        "longer": int((texts.n_tokens > plan.vectors.max_length).sum()) / n,
         "bytes_per_view": sizes,
         "bytes_total": sum(sizes.values()) + round(scalars),
         "free_bytes": storage.free_bytes(plan.out),

@@ -431,11 +431,15 @@ class TextTokenizer:
         counts = np.stack([side.counts for side in sides], axis=1)
         total = counts.sum(axis=1)
         long = total > room
-        if settings.on_long == "error" and long.any():
-            first = int(np.argmax(long))
+        beyond = np.array([[len(text) > MAX_CHARS for text in side] for side in sources]).any(
+            axis=0
+        )
+        if settings.on_long == "error" and (long | beyond).any():
+            first = int(np.argmax(long | beyond))
             raise UsageError(
                 f"a text has {total[first] + template.added} tokens, more than max_length="
-                f"{settings.max_length}: {sources[0][first][:60]!r}… Use truncate or window.",
+                f"{settings.max_length}, or more than {MAX_CHARS:,} characters: "
+                f"{sources[0][first][:60]!r}… Use truncate or window.",
                 on_long="error",
             )
         windowed = long & (settings.on_long == "window")
@@ -463,7 +467,6 @@ class TextTokenizer:
             ids[to], types[to], segment[to] = side.ids[source], template.text_types[number], number
             if spans is not None and side.spans is not None:
                 spans[to] = side.spans[source]
-        long_texts = np.array([[len(text) > MAX_CHARS for text in side] for side in sources], bool)
         # running counts: their differences at the ends of texts are counts by text
         unknown = ends_of(ids == self.unknown_id)
         return TokenizedTexts(
@@ -476,7 +479,7 @@ class TextTokenizer:
             ends=ends,
             n_tokens=total + template.added,
             n_unknown=np.diff(unknown[ends]),
-            cut=np.asarray((kept < counts).any(axis=1) | long_texts.any(axis=0)),
+            cut=np.asarray((kept < counts).any(axis=1) | beyond),
             pad_id=self.pad_id,
             **windows_of(ends, segment, kept, windowed, room, settings.stride),
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -29,7 +30,12 @@ ENDLESS = 10**9
 _WORD = re.compile(r"\S+")
 
 
-_WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
+UNSPACED = (
+    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    "\U00020000-\U0003ffff"
+)
+"""Kana and Chinese characters, as a class of a regular expression: no spaces stand between words of
+them."""
 
 
 def word_spans(text: str, *, marks: bool = False) -> Ints:
@@ -40,8 +46,17 @@ def word_spans(text: str, *, marks: bool = False) -> Ints:
     >>> word_spans("No, 3.").tolist(), word_spans("No, 3.", marks=True).tolist()
     ([[0, 3], [4, 6]], [[0, 2], [2, 3], [4, 5], [5, 6]])
     """
-    pattern = _WORD_OR_MARK if marks else _WORD
+    pattern = _word_or_mark() if marks else _WORD
     return np.array([m.span() for m in pattern.finditer(text)], np.int32).reshape(-1, 2)
+
+
+@cache
+def _word_or_mark() -> re.Pattern[str]:
+    # \w leaves out the signs that belong to a letter: vowels of Hindi and Thai, accents that are
+    # characters of their own, and what chooses a form of a letter
+    signs = [chr(i) for i in (*range(0x300, 0x1F000), *range(0xE0100, 0xE01F0))]
+    signs = [sign for sign in signs if unicodedata.category(sign).startswith("M")]
+    return re.compile(rf"\w[\w\u200c\u200d{''.join(signs)}]*|[^\w\s]")
 
 
 def word_index(segment: NDArray[np.int8], spans: Ints, words: Sequence[Ints]) -> Ints:
@@ -125,8 +140,9 @@ def _filled(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tu
         cursor = span[1]
 
 
-# words with their letters; Chinese and Japanese have no spaces between theirs
-_LETTERS, _UNSPACED = re.compile(r"\w+"), re.compile(r"[\u3040-\u30ff\u3400-\u9fff]+")
+# words with their letters, and such of Chinese and Japanese apart
+_LETTERS = re.compile(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
+_UNSPACED = re.compile(f"[{UNSPACED}]")
 _HANGUL = re.compile(r"[\uac00-\ud7a3]{3,}")
 
 
@@ -139,9 +155,10 @@ def typical_parts(text: str) -> Iterator[str]:
     >>> [list(typical_parts(text)) for text in ("The Bus is late", "東京都", "영화는 3D")]
     [['the', 'bus', 'is', 'late'], ['東京', '京都'], ['영화는', '영화', '3d']]
     """
-    for word in _LETTERS.findall(text.lower()):
-        if unspaced := "".join(_UNSPACED.findall(word)):
-            yield from (unspaced[i : i + 2] for i in range(max(len(unspaced) - 1, 1)))
+    # composed, so that a text says the same in both forms
+    for word in _LETTERS.findall(unicodedata.normalize("NFC", text.lower())):
+        if _UNSPACED.match(word):
+            yield from (word[i : i + 2] for i in range(max(len(word) - 1, 1)))
         elif len(word) > 1:
             yield word
             if _HANGUL.fullmatch(word):

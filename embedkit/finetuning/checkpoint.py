@@ -166,6 +166,7 @@ class ExportResult(Shown):
     has_head: bool  # false: the folder holds the encoder alone
     prefix: str  # put before every text, which transformers does not do
     max_length: int  # tokens at which the tokenizer cuts texts
+    in_windows: bool  # as which embedkit reads longer texts, and transformers does not
     threshold: float | None  # for the second of two classes; transformers takes the likelier one
     code: str  # lines of Python that load it
 
@@ -183,9 +184,9 @@ def export(
     """Write a model of a fine-tuned run for transformers, or the vectors of a dataset.
 
     With the ``pooler`` head on BERT, RoBERTa, XLM-R, CamemBERT, ALBERT or MPNet it is a model for
-    ``AutoModelForSequenceClassification`` with the same probabilities, of words for
-    ``AutoModelForTokenClassification``; with any other head, for which transformers has no class,
-    the encoder alone.
+    ``AutoModelForSequenceClassification`` with the same probabilities (but for texts that embedkit
+    reads in windows), of words for ``AutoModelForTokenClassification``; with any other head, for
+    which transformers has no class, the encoder alone.
 
     Args:
         what: folder that ``finetune`` wrote, or with ``to`` a dataset.
@@ -262,7 +263,8 @@ def export(
     loader = f"AutoModelFor{kind}Classification" if has_head else "AutoModel"
     cut = content.thresholds[content.models.index(name)]
     code = _CODE.format(loader, str(target))
-    about = content.head, has_head, tokens.prefix, tokens.max_length, cut, code
+    windows = tokens.on_long == "window"
+    about = content.head, has_head, tokens.prefix, tokens.max_length, windows, cut, code
     return ExportResult(target, name, *about)
 
 

@@ -431,7 +431,9 @@ class Searcher:
                     f"query {shown} has {tokens.n_tokens[number]} tokens; only the first "
                     f"{kept[number]} count"
                 )
-            if 2 * unknown >= n_tokens:  # also of a query without tokens
+            if not n_tokens:
+                logger.warning(f"query {shown} has no tokens; results mean nothing")
+            elif 2 * unknown >= n_tokens:
                 logger.warning(
                     f"query {shown}: {unknown} of its {n_tokens} tokens are unknown to the model "
                     "([UNK]); results mean little. Does the model know this language?"

@@ -98,7 +98,8 @@ class Target:
         # the labels become numbers in a second step, the one that further labels take too
         target = cls(rows[:0], classes, separator if sets else None)._filled(labels, rows, name)
         if missing := len(labels) - len(present):
-            logger.warning(Message(f"{name}: {missing:,} of {len(labels):,} records have no label"))
+            # of records or of words
+            logger.warning(Message(f"{name}: {missing:,} of {len(labels):,} labels are missing"))
         return target
 
     def like(self, labels: Sequence[str | None] | None, *, rows: Int64, name: str) -> Self:

@@ -30,6 +30,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -382,8 +383,8 @@ class Units:
     def with_texts(self) -> Units:
         """Return the same units with their texts as inputs, as TF-IDF reads them."""
         # now, not at each call: every fold asks for some of them. TF-IDF reads a pair as one text,
-        # without a mark between its two
-        texts = self.texts(separator=" ")
+        # without a mark between its two; composed, since it knows letters by their characters
+        texts = [normalize("NFC", text) for text in self.texts(separator=" ")]
         return replace(self, inputs=lambda index: _some(texts, index))
 
     def encoded(self, encode: DatasetEncoder) -> Units:

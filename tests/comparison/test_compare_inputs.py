@@ -8,6 +8,7 @@ import shlex
 import shutil
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pyarrow.parquet as pq
 import pytest
@@ -145,6 +146,25 @@ def test_ids_folds_and_labels_may_be_numbers(tmp_path: Path, suffix: str) -> Non
     )
     found = compare([at, file])
     assert found.row(file.name).scores["accuracy"] == found.row("run").scores["accuracy"]
+
+
+def test_ids_and_labels_may_be_decomposed(tmp_path: Path) -> None:
+    """As a Mac writes letters; TF-IDF knows no other letters either."""
+    for form in ("NFC", "NFD"):
+        texts = [f"{['좋은', '나쁜'][n % 2]} 영화 {n}" for n in range(40)]
+        texts[::3] = [normalize(form, text) for text in texts[::3]]
+        rows = [(f"글{n}", text, "좋싫"[n % 2]) for n, text in enumerate(texts)]
+        data = extract_tiny(write_tsv(tmp_path / f"{form}.tsv", rows), tmp_path / "d" / form).out
+        run = train(data, out=tmp_path / form, features="tfidf", folds=2)
+    files = [tmp_path / form / "predictions.parquet" for form in ("NFC", "NFD")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    decomposed: Any = {n: lambda t, n=n: t[n].str.normalize("NFD") for n in ("id", "y_pred")}
+    file = as_of_another_tool(tmp_path / "NFC", tmp_path / "llm.csv", **decomposed)
+    found = compare([run.out, file])
+    assert found.row(file.name).scores["accuracy"] == found.row("NFD").scores["accuracy"]
+    file.write_bytes(b"id,y_pred\n" + "글0,좋\n".encode("cp949"))
+    with pytest.raises(UsageError, match="no id: invalid_encoding, utf-8"):
+        compare([run.out, file])
 
 
 def test_decisions_and_probabilities_do_alone(folder: Path, store: Any, notes: list[str]) -> None:

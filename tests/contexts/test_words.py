@@ -71,6 +71,9 @@ def folder(common: Path) -> Path:
         ("Bank of the BANK, banks; embankment", "bank", "word", ["Bank", "BANK"]),
         ("Bank of the BANK, banks; embankment", "bank", "start", ["Bank", "BANK", "bank"]),
         ("吾輩は猫である。猫だ", "猫", "word", ["猫", "猫"]),
+        ("新しいﾒｰﾙです", "ﾒｰﾙ", "word", ["ﾒｰﾙ"]),
+        ("人々が", "々", "word", ["々"]),
+        ("私の𠮷", "𠮷", "word", ["𠮷"]),
         ("a+b is a+b", "a+b", "word", ["a+b", "a+b"]),
         ("nothing", "bank", "word", []),
     ],
@@ -82,7 +85,7 @@ def test_where_a_word_stands(text: str, word: str, match: str, found: list[str])
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 @pytest.mark.parametrize("asked", ["NFC", "NFD"])
 def test_composed_and_decomposed_letters_are_the_same(form: Any, asked: Any) -> None:
-    text = normalize(form, "배를 타고 백 배 , cafe café")
+    text = normalize(form, "배를 타고 백 배 , cafe café, かぎのかき")
 
     def found(word: str, match: str = "word") -> list[str]:
         spans = find_word(text, normalize(asked, word), match=match)
@@ -91,6 +94,7 @@ def test_composed_and_decomposed_letters_are_the_same(form: Any, asked: Any) -> 
     assert found("배") == found("배", "anywhere") == ["배", "배"]
     assert found("cafe") == found("cafe", "start") == ["cafe"]
     assert found("CAFÉ") == ["café"]
+    assert found("かき") == ["かき"]
 
 
 def test_words_that_cannot_be_looked_for() -> None:

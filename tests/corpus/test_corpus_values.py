@@ -268,6 +268,11 @@ one word\n"""
     tabs = folder.read(f"{about}New York\tB-LOC\n.\tO\n", "c.tsv", word_label="label")
     assert tabs.texts == ["New York ."]
     assert tabs.records[0].words == Words(((0, 8), (9, 10)), ("B-LOC", "O"))
+    characters = "런\tB-LOC\n던\tI-LOC\n \tO\n또\tO\n\n영\tO\n화\tO\n"
+    korean = folder.read(about + characters, "c.tsv", word_label="label")
+    assert korean.texts == ["런던 또", "영화"]
+    spans = ((0, 1), (1, 2), (3, 4))
+    assert korean.records[0].words == Words(spans, ("B-LOC", "I-LOC", "O"))
     headed = folder.read("token\tlabel\nEU\tB-ORG\n.\tO\n", "c.conll", word_label="label")
     assert headed.texts == ["EU ."]
     german = folder.read("1\tEU\tB-ORG\tO\n2\tor\tO\tB-X\n", "c.conll", word_label="3")

@@ -293,7 +293,7 @@ def test_texts_that_are_there_cost_no_time(tmp_path: Path, monkeypatch: pytest.M
     assert json.loads(cost.stdout)["seconds"] == 0
     assert tree(tmp_path) == before
     again = invoke(*extract, "--overwrite", "--reuse", tmp_path / "out")
-    assert "(nothing was encoded again)" in again.output
+    assert "(nothing was encoded)" in again.output
 
 
 def test_a_run_tells_that_its_dataset_is_another_one(tmp_path: Path) -> None:

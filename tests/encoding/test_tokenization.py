@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unicodedata import normalize
 from unittest.mock import Mock
 
 import numpy as np
@@ -23,7 +25,7 @@ from embedkit.encoding.casing import lower_case
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, tokenize
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
-from embedkit.encoding.words import align, word_spans
+from embedkit.encoding.words import align, typical_parts, word_spans
 from embedkit.errors import DamagedModelError, ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, Tiny, build_old
 
@@ -139,6 +141,8 @@ def test_very_long_texts_are_cut_before_tokenizing(
         assert pair.cut
         windows = TokenizerSettings(8, on_long="window")
         assert tokenizer.encode([long, short], settings=windows).cut.tolist() == [True, False]
+        with pytest.raises(UsageError, match="more than 10 characters"):
+            tokenizer.encode([short, long], settings=replace(NO_LIMIT, on_long="error"))
 
 
 @pytest.mark.parametrize("family", FAST)
@@ -366,3 +370,16 @@ def test_a_tokenizer_is_made_to_lower_case_unless_it_does(before: Any) -> None:
     lower_case(SimpleNamespace(backend_tokenizer=backend), Mock())
     assert backend.normalizer.normalize_str("A").removeprefix("▁") == "a"
     assert (backend.normalizer is before) == isinstance(before, normalizers.Lowercase)
+
+
+@pytest.mark.parametrize("text", ["हिन्दी", "กำลัง", "ガス", "葛\U000e0100城市", "é"])
+def test_signs_belong_to_their_letters(text: str) -> None:
+    for form in ("NFC", "NFD"):
+        shown = normalize(form, text)
+        assert word_spans(f"{shown}, {shown}", marks=True).tolist()[0] == [0, len(shown)]
+
+
+def test_typical_parts_are_of_one_script_and_form() -> None:
+    assert [*typical_parts("NHKの番組")] == ["nhk", "の番", "番組"]
+    for text in ("ガスバスの話", "영화는 3D"):
+        assert [*typical_parts(normalize("NFD", text))] == [*typical_parts(text)]

@@ -181,7 +181,7 @@ def test_records_without_a_label_are_left_out(
     same = embedkit.split(partly.with_suffix(".csv"), folds=3, label="label")
     assert same.fingerprint == made.fingerprint
     train(partly, out=tmp_path / "a", split=tmp_path / "s.parquet")
-    assert "10 of 40 records have no label" in " ".join(notes)
+    assert "10 of 40 labels are missing" in " ".join(notes)
     train(partly, out=tmp_path / "b", split="part", folds=3)
     tuned(partly.with_suffix(".csv"), tmp_path / "c", split=tmp_path / "s.parquet", epochs=1)
     tuned(partly.with_suffix(".csv"), tmp_path / "d", split="part", folds=3, epochs=1)
