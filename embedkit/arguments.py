@@ -155,10 +155,8 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """Return a value without NumPy's scalars and arrays, also inside of lists and dictionaries."""
-    # of NumPy, pandas and torch; of Arrow, whose scalars have the last; of Polars
-    for method in ("tolist", "to_pylist", "to_list", "as_py"):
-        if hasattr(value, method):
-            return getattr(value, method)()
+    if hasattr(value, "tolist"):  # of NumPy, pandas and torch
+        return value.tolist()
     # exactly these: a named tuple takes its values one by one
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
@@ -174,7 +172,7 @@ def strings_of(name: str, values: Iterable[str]) -> list[str]:
     """
     unordered = hasattr(values, "columns") or isinstance(values, Mapping | set | frozenset)
     if not isinstance(values, list) and not unordered:  # of a list no item need be looked at
-        values = plain(values)
+        values = values.to_pylist() if hasattr(values, "to_pylist") else plain(values)
     if isinstance(values, str):
         raise TypeError(f"{name} is one string; give a list of strings: [{values!r:.60}]")
     if unordered or not isinstance(values, Iterable):

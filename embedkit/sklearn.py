@@ -23,7 +23,6 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from embedkit import storage
-from embedkit.arguments import plain
 from embedkit.choices import DEFAULT_MODEL, documented
 from embedkit.corpus.values import is_missing
 from embedkit.dataset.read import VectorData, load
@@ -305,11 +304,16 @@ def _text(value: Any, i: int) -> str:
     return str(value)
 
 
+def _as_python(value: Any) -> Any:
+    # the letters of a scalar of Arrow would be texts
+    return value.as_py() if hasattr(value, "as_py") else value
+
+
 def _column(X: Any) -> list[Any]:
     """A list, array, series or frame of one column as a list."""
     # as objects: NumPy would turn texts and None into texts of one width, and bytes into numbers
-    X = bytes(X) if isinstance(X, bytearray | memoryview) else plain(X)
-    values = np.asarray(X, dtype=object)
+    X = bytes(X) if isinstance(X, bytearray | memoryview) else _as_python(X)
+    values = np.asarray([*map(_as_python, X)] if isinstance(X, list) else X, dtype=object)
     # a set, a mapping and a generator are one object to NumPy, whose text nobody means
     whole = values.ndim == 0 and isinstance(X, Iterable) and not isinstance(X, str)
     if whole or values.ndim > 2 or values.shape[1:] not in ((), (1,)):

@@ -280,7 +280,7 @@ RECIPES = f"""\
 [train]|dataset = "c.tsv"|estimator = "evil:X"|out = "r"
 [predict]|run = "r"|{CORPUS}|head = "evil:X"
 [compare]|runs = ["r"]|report = "../r.html"
-[index]|dataset = "../v"
+[index]|dataset = "../v"|makes = "i"
 [search]|dataset = "v"|query = "q"|makes = "../v"
 """.splitlines()
 

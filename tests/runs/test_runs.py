@@ -168,6 +168,6 @@ def test_records_without_a_label_have_no_target(
     labels = ["1", None, "2", ""]
     target = Target.of(labels, rows=np.arange(4), name="c.tsv", task=task)
     assert np.array_equal(target.y, expected, equal_nan=task == "regression")
-    assert f"{1 if task == 'multilabel' else 2} of 4 records" in caplog.text
+    assert f"{1 if task == 'multilabel' else 2} of 4 labels" in caplog.text
     with pytest.raises(UsageError, match="row 1"):
         target.like(labels, rows=np.arange(4), name="c.tsv")
