@@ -612,15 +612,15 @@ class _Laboratory:
         integral = bool((self._y == np.round(self._y)).all() and np.ptp(self._y, axis=0).any())
         roundings = ["int8"] if integral else ["float32", "float16", "bfloat16"]
         for name, vectors in self._encoded(**inputs).items():
+            # the vector of the makers has the length that they gave it
+            of_unit = name == Pooling.SENTENCE and "Normalize" in self._modules
             for unit, rounding in product(
-                (True, False), roundings if vectors.shape[1] >= width else ()
+                (True, False)[: 1 if of_unit else 2], roundings if vectors.shape[1] >= width else ()
             ):
                 # a prefix of the coordinates, as Matryoshka models are
                 # shortened; scaled to length 1 after that
-                x, y = vectors[:, :width], self._y
-                if unit or (name == Pooling.SENTENCE and "Normalize" in self._modules):
-                    x, y = l2_normalize(x), y if unit else l2_normalize(y)
-                far = _distances(*_ROUND[rounding](x, y))
+                x = l2_normalize(vectors[:, :width]) if unit else vectors[:, :width]
+                far = _distances(*_ROUND[rounding](x, self._y))
                 changes = self._changes(name, unit=unit, rounding=rounding)
                 changes |= {"dims": width} if vectors.shape[1] > width else {}
                 settings = {**inputs, **changes}
@@ -653,11 +653,12 @@ class _Laboratory:
         if name != self._own:
             (pooling, layer), (before, its) = split_view(name), split_view(self._own)
             changes |= {"pooling": pooling} if pooling != before else {}
-            changes |= {"layers": layer} if layer != (its or str(self._checkpoint.n_layers)) else {}
+            last = its or str(self._checkpoint.n_layers)
+            changes |= {"layers": layer} if layer not in ("", last) else {}
             changes |= {"dense": "left out"} if of_makers and "Dense" in self._modules else {}
         # shortened vectors are scaled to length 1 by the dataset as well
         scaled = settings.normalize or settings.dims is not None
-        scaled = scaled or (of_makers and "Normalize" in self._modules)
+        scaled = scaled or (Pooling.SENTENCE in (self._own, name) and "Normalize" in self._modules)
         changes |= {"normalize": unit} if unit != scaled else {}
         stored = "float16" if settings.storage in ("float16", "compact") else "float32"
         return changes | ({"rounding": rounding} if rounding != stored else {})

@@ -152,9 +152,10 @@ def test_rows_in_another_order(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_what_nothing_explains(bench: Bench, tmp_path: Path) -> None:
-    """Noise is no setting, and is not called one."""
+    """Noise is no setting, and is not called one, nor are vectors that are twice as long."""
     noise = np.random.default_rng(0).normal(size=(len(RECORDS), 24)).astype(np.float32)
-    for other in (noise, np.ones_like(noise)):  # whole numbers, as int8 is
+    # ones are whole numbers, as int8 is
+    for other in (noise, np.ones_like(noise), 2 * bench.vectors):
         np.save(tmp_path / "other.npy", other)
         shown = invoke("diff", bench["plain"], tmp_path / "other.npy").stdout
         assert "no setting that was tried explains it" in shown.splitlines()[0]

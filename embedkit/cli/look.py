@@ -398,17 +398,22 @@ def explore(dataset: Path, view: str | None, progress: ProgressCallback, **setti
     return Result(picture, lambda: _text(picture))
 
 
+def _hundred(share: float) -> int:
+    # a half upwards, as the page rounds the same number
+    return math.floor(100 * share + 0.5)
+
+
 def _text(picture: Explored) -> str:
     first = next(row for row in picture.views if row["view"] == picture.shown)
     total = f" of {picture.records:,}" * (picture.points < picture.records)
     count = f"{count_text(picture.points, 'record')}{total}"
     size = f"{count_text(len(picture.views), 'view')}, {bytes_text(picture.nbytes)}"
-    text = f"the picture keeps {100 * first['kept']:.0f} of 100 nearest neighbours"
+    text = f"the picture keeps {_hundred(first['kept'])} of 100 nearest neighbours"
     if not math.isnan(same := first["same_label"]):
         best = max(picture.views, key=itemgetter("same_label"))
-        most = f"; most at {best['view']}: {100 * best['same_label']:.0f}" * (best is not first)
-        text += f"; {100 * same:.0f} of 100 have the label of their text"
-        text += f" (by chance {100 * picture.chance:.0f}{most})"
+        most = f"; most at {best['view']}: {_hundred(best['same_label'])}" * (best is not first)
+        text += f"; {_hundred(same)} of 100 have the label of their text"
+        text += f" (by chance {_hundred(picture.chance)}{most})"
     return f"{picture.page}: {count}, {size}\n  {picture.shown}: {text}"
 
 

@@ -377,8 +377,8 @@ def _payload(
     """The records as base64 of gzipped JSON; the same records give the same bytes."""
 
     def numbers(values: Any) -> list[Any]:
-        # four digits: JSON would write 17 of each value
-        return [int(v) if classes else float(f"{v:.4g}") for v in values]
+        # seven digits: JSON would write 17 of each value
+        return [int(v) if classes else float(f"{v:.7g}") for v in values]
 
     records, methods = cases.records, cases.methods.values()
     named = {"chosen": compared.selection.name, "baseline": compared.baseline}
@@ -397,8 +397,14 @@ def _payload(
             "fold": fold_names(records.fold),
             "y": numbers(records.y),
             "predicted": [numbers(p.y_pred) for p in methods],
-            # in thousandths, as integers, which are short in JSON
-            "confidence": [np.rint(confidence_of(p) * 1_000).astype(int).tolist() for p in methods]
+            # in thousandths, as integers, which are short in JSON; of two classes with three digits
+            # more, since a threshold may be that of a rare one
+            "confidence": [
+                np.round(confidence_of(p) * 1_000, 3).tolist()
+                if len(classes) == 2
+                else np.rint(confidence_of(p) * 1_000).astype(int).tolist()
+                for p in methods
+            ]
             if classes
             else [],
             "right": [] if classes else [is_right(p).astype(int).tolist() for p in methods],

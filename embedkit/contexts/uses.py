@@ -317,7 +317,8 @@ def describe_uses(uses: UseVectors, word: str, *, layer: LayerSpec | None = None
     vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
     # a use and itself have cosine 1, which says nothing
     different = ~np.eye(len(uses.uses), dtype=bool)
-    cosines = {name: (unit := unit_rows(values)) @ unit.T for name, values in vectors.items()}
+    units = {name: unit_rows(values) for name, values in vectors.items()}
+    cosines = {name: np.clip(unit @ unit.T, -1, 1) for name, unit in units.items()}
     # any two words can be compared where the words were stored; tokens are no words
     data = uses.data
     return WordReport(

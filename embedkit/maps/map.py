@@ -550,7 +550,7 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
         # chance: how many of its neighbours would have the label if they were any points
         rows, chance = label.values[near.probed] == number, (n - 1) / max(total - 1, 1)
         if number != label.missing and pairs[rows].any() and chance < 1:
-            ways[shorten(name, 24)] = (same[rows].sum() / pairs[rows].sum() - chance) / (1 - chance)
+            ways[name] = (same[rows].sum() / pairs[rows].sum() - chance) / (1 - chance)
     return float(same[pairs].mean()), f"{title}: {_apart_text(ways)}"
 
 
@@ -564,7 +564,7 @@ def _apart_text(ways: Mapping[str, float]) -> str:
     """
     order = sorted(ways, key=lambda name: -ways[name])
     apart = [name for name in order if ways[name] >= 1 / 2]
-    least = [name for name in order[:2] if ways[name] >= 1 / 3]
+    least = [shorten(name, 24) for name in order[:2] if ways[name] >= 1 / 3]
     if not apart and 0 < len(least) < len(ways) - 1:
         return f"{' and '.join(least)} {'overlaps' if len(least) == 1 else 'overlap'} least"
     if len(apart) in (0, len(ways)):
@@ -572,7 +572,8 @@ def _apart_text(ways: Mapping[str, float]) -> str:
     if len(apart) > 3:
         return f"{len(apart)} of {len(ways)} labels stand apart"
     verb = "stands" if len(apart) == 1 else "stand"
-    return f"{', '.join(apart)} {verb} apart, the other labels overlap"
+    named = ", ".join(shorten(name, 24) for name in apart)
+    return f"{named} {verb} apart, the other labels overlap"
 
 
 def _chance(label: Column | None) -> float:

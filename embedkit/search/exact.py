@@ -34,7 +34,6 @@ from embedkit.types import AnyPath, Bool, Float32, Int64, Progress, ProgressCall
 logger = logging.getLogger(__name__)
 
 
-_INDEX = "embedkit_index"
 # records that a whitening is fitted to, and the share of their variance that it keeps
 _FITTED, _VARIANCE = 50_000, 0.99
 _TILE = 1 << 21  # scores that a thread holds at once: 8 MB
@@ -58,21 +57,23 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
     words = {word.casefold() for word in re.findall(r"\w+", condition)}
     read_columns = [name for name in columns if set(re.findall(r"\w+", name.casefold())) <= words]
     chosen = np.zeros(len(data), bool)
+    # longer than the name of any column, which the condition may be about
+    number = "n" * (max(map(len, columns)) + 1)
     # a condition is an expression of the user's, not a way to other files
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as database:
         # a condition without columns, such as `1 = 1`, still needs the number of rows
         for block, rows in data.reader.scalars(read_columns or columns[:1]):
             # a filter keeps no row numbers, so they travel with the rows
-            table = rows.append_column(_INDEX, pa.array(np.arange(block.start, block.stop)))
+            table = rows.append_column(number, pa.array(np.arange(block.start, block.stop)))
             try:
-                matches = database.from_arrow(table).filter(condition).project(_INDEX).fetchnumpy()
+                matches = database.from_arrow(table).filter(condition).project(number).fetchnumpy()
             except duckdb.Error as error:
                 raise UsageError(
                     f"{first_line(error)}. The columns are {', '.join(columns)}; an example: label "
                     "= '1'.",
                     where=condition,
                 ) from error
-            chosen[np.asarray(matches[_INDEX], np.int64)] = True
+            chosen[np.asarray(matches[number], np.int64)] = True
     if not chosen.any():
         raise UsageError(f"no record of {data.path} matches.", where=condition)
     return chosen
@@ -597,12 +598,15 @@ def near_duplicates(
     # of each text the first record; the others are copies of it
     _, first, text = np.unique(text_keys(data)[chosen], return_index=True, return_inverse=True)
     texts, copies = np.sort(first), np.flatnonzero(first[text] != np.arange(len(chosen)))
-    vectors = data.reader.vectors_at(chosen[texts])
+    matrices = [data.reader.vectors_at(chosen[records]) for records in (texts, copies)]
     if whitening is not None:
-        vectors = fit_whitening(data, whitening).apply(vectors)
-    pairs, cosines = _near_pairs(unit_rows(vectors), threshold, progress)
+        matrices = list(map(fit_whitening(data, whitening).apply, matrices))
+    unit, of_copies = map(unit_rows, matrices)
+    pairs, cosines = _near_pairs(unit, threshold, progress)
+    # copies are alike but for case, width and spaces, which the model may read
+    products = (unit[np.searchsorted(texts, first[text[copies]])] * of_copies).sum(axis=1)
     pairs = np.concatenate([texts[pairs], np.stack([first[text[copies]], copies], axis=1)])
-    cosines = np.concatenate([cosines, np.ones(len(copies), np.float32)])
+    cosines = np.concatenate([cosines, np.minimum(products, 1)])
     group = _groups(pairs, len(chosen))
     members = np.unique(pairs)
     order = np.lexsort((pairs[:, 1], pairs[:, 0], -cosines, group))
@@ -634,7 +638,8 @@ def _near_pairs(
     for top in range(0, len(unit), _PAIRS_TILE):
         for left in range(top, len(unit), _PAIRS_TILE):
             products = unit[top : top + _PAIRS_TILE] @ unit[left : left + _PAIRS_TILE].T
-            near = products >= threshold
+            # of equal vectors the product is 1 but for the last bits of its sum
+            near = products >= threshold - 1e-6
             # a tile on the diagonal has each pair twice, and each record with itself
             rows, columns = np.nonzero(np.triu(near, 1) if top == left else near)
             pairs.append(np.stack([rows + top, columns + left], axis=1))

@@ -151,12 +151,13 @@
         // the ends of the scale leave out one in a hundred on each side, so that one odd value does not take it all
         Object.assign(columns[number], { low: known[Math.floor(known.length * 0.01)], high: known[Math.ceil(known.length * 0.99) - 1], missing: n - known.length });
         if (columns[number].low === columns[number].high) Object.assign(columns[number], { low: known[0], high: known[known.length - 1] });
+        columns[number].beyond = known.filter((value) => value < columns[number].low || value > columns[number].high).length;
       }
     }
     return columns[number];
   };
-  const day = (value) => new Date(value * 86400000).toISOString().slice(0, 10);
-  const written = (column, value) => (Number.isNaN(value) ? "–" : column.kind === "date" ? day(value) : String(+value.toPrecision(6)));
+  const day = (value) => new Date(value * 86400000).toISOString().slice(0, value % 1 ? 16 : 10);
+  const written = (column, value, digits = 15) => (Number.isNaN(value) ? "–" : column.kind === "date" ? day(digits < 15 ? Math.round(value) : value) : String(+value.toPrecision(digits)));
   const valueOf = (column, i) => (column.codes ? column.names[column.codes[i]] : written(column, column.values[i]));
 
   // what is marked: a text that matches, a point that is selected, a label that is picked
@@ -554,8 +555,8 @@
     if (!column.codes) {
       const ramp = make("div", "ramp"), ends = make("div", "ends");
       ramp.style.background = `linear-gradient(to right, ${RAMP[theme()].join(",")})`;
-      for (const part of [0, 0.5, 1]) ends.append(make("span", "", written(column, column.low + (column.high - column.low) * part)));
-      box.replaceChildren(ramp, ends, make("p", "soft", `1 % on each side lie beyond the ends.${column.missing ? ` ${count(column.missing)} have none, and are grey.` : ""}`));
+      for (const part of [0, 0.5, 1]) ends.append(make("span", "", written(column, column.low + (column.high - column.low) * part, 6)));
+      box.replaceChildren(ramp, ends, make("p", "soft", `${column.beyond ? `${count(column.beyond)} lie beyond the ends.` : ""}${column.missing ? ` ${count(column.missing)} have none, and are grey.` : ""}`));
       return;
     }
     const items = make("ul"), limit = all ? column.names.length : LABELS;
@@ -730,7 +731,7 @@
   const named = (number) => (/^\d+$/.test(names[number]) ? `layer ${names[number]}` : names[number]);
   go = layerControl(names.map((_, number) => named(number)), data.start, show);
   const recall = Math.min(...data.views.map((view) => view.recall));
-  by("how").textContent = `Neighbours are the ten nearest by cosine in full width${recall < 1 ? ` (the search found ${percent(recall)} or more of them)` : ""}.${data.chance === null ? "" : " A label stands apart if its texts' neighbours have it at least half way from chance to always; where none does, those overlap least that are a third of the way."}`;
+  by("how").textContent = `Neighbours are the ${data.listed} nearest by cosine in full width${recall < 1 ? ` (the search found ${percent(recall)} or more of them)` : ""}.${data.chance === null ? "" : " A label stands apart if its texts' neighbours have it at least half way from chance to always; where none does, those overlap least that are a third of the way."}`;
   records = await unpackJSON(block("records"));
   texts = await unpackJSON(block("texts"));
   byRow = Uint32Array.from({ length: n }, (_, i) => i).sort((a, b) => records.rows[a] - records.rows[b]);

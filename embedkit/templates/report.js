@@ -16,7 +16,7 @@
         heading.setAttribute("aria-sort", down ? "descending" : "ascending");
         const value = (row) => {
           const text = row.cells[column].dataset.value ?? row.cells[column].textContent;
-          const number = parseFloat(text.replace(/,/g, ""));
+          const number = parseFloat(text.replace(/,/g, "").replace("\u2212", "-"));
           return Number.isNaN(number) ? text : number;
         };
         const rows = [...table.tBodies[0].rows].map((row) => [value(row), row]);

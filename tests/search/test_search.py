@@ -389,6 +389,9 @@ def test_near_duplicates_are_all_pairs_of_the_threshold(
     pairs = [(p["row"], p["other_row"]) for p in found.pairs]
     assert set(pairs) == {pair for pair in near if pair[0] != pair[1]} | copies
     assert (len(pairs), found.repeated) == (len(set(pairs)), len(copies))
+    told = [p["cosine"] for p in found.pairs]
+    places = np.searchsorted(data.row, np.sort(pairs))
+    assert told == pytest.approx(cosines[*places.T], abs=1e-5)
     groups = [p["group"] for p in found.pairs]
     assert groups == sorted(groups)
     edges = coo_array((np.ones(len(pairs)), np.transpose(pairs)), shape=(N, N))
