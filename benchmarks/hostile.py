@@ -12,6 +12,7 @@ changed    a text or an id is another than in the file, and nothing says so
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import io
 import json
@@ -247,6 +248,7 @@ def outcome(case: Case, way: Callable[[Path], Answer], folder: Path) -> str:
 
 def main() -> None:
     """Print the table and the counts."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     logging.disable(logging.WARNING)
     print("| corpus | " + " | ".join(WAYS) + " |\n|---|" + "---|" * len(WAYS))
     good = dict.fromkeys(WAYS, 0)

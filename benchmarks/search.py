@@ -128,7 +128,10 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
         },
         "storage": {"profile": "float32", "shard_rows": SHARD_ROWS, "text": True},
     }
-    job = Job(from_json(JobSettings, settings, file=folder), {"synthetic": True})
+    job = Job(
+        from_json(JobSettings, settings, file=folder),
+        {"synthetic": True, "device": "cpu", "forward": "none"},
+    )
     make_folder(folder.parent)
     started = time.perf_counter()
     with open_job(folder, job, overwrite=True, allow_env_change=True) as target:
@@ -242,8 +245,8 @@ data = embedkit.load(sys.argv[1], "mean_6")
 if sys.argv[2] == "read":
     data.X
 else:
-    from embedkit.search.exact import Searcher
-    Searcher(sys.argv[1], view="mean_6").vectors(np.load(sys.argv[3]))
+    from embedkit.search.exact import nearest
+    nearest(data, np.load(sys.argv[3])[None], k=10)
 print(time.perf_counter() - started)
 """
 
