@@ -527,7 +527,8 @@ def _clusters(data: VectorData, indices: Int64, seed: int) -> Column:
         texts = [text or "" for text in data.reader.pick(indices, ["text"])["text"]]
     codes, names = cluster_texts(unit_rows(data.reader.vectors_at(indices)), texts, seed=seed)
     counts = tuple(np.bincount(codes, minlength=len(names)).tolist())
-    return Column(CLUSTERS, "label", codes, tuple(names), counts)
+    name = CLUSTERS + " (computed)" * (CLUSTERS in data.columns)
+    return Column(name, "label", codes, tuple(names), counts)
 
 
 def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str]:

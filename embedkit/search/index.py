@@ -317,7 +317,9 @@ def open_index(
         if metric == "euclid":
             # faiss gives squared distances, which rounding may take below zero
             scores = np.sqrt(np.maximum(scores, 0))
-        return scores, indices
+        # of equal scores the first record of the dataset, as exact search has it
+        order = np.lexsort((indices, scores if metric == "euclid" else -scores))
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(indices, order, 1)
 
     return find
 

@@ -75,6 +75,9 @@ def test_a_flat_index_is_exact_and_every_record_is_in_it(copy: Path) -> None:
     unit = data.X / np.linalg.norm(data.X, axis=1, keepdims=True)
     own = np.take_along_axis(unit[::40] @ unit.T, indices, axis=1)
     assert np.allclose(cosines, own, atol=1e-5)
+    tied = np.diff(indices, axis=1)[np.diff(cosines, axis=1) == 0]
+    assert len(tied)
+    assert (tied > 0).all()  # in the order of the dataset
 
 
 def test_recall_is_of_records_left_out(copy: Path) -> None:
