@@ -614,9 +614,8 @@ class _Laboratory:
         for name, vectors in self._encoded(**inputs).items():
             # the vector of the makers has the length that they gave it
             of_unit = name == Pooling.SENTENCE and "Normalize" in self._modules
-            for unit, rounding in product(
-                (True, False)[: 1 if of_unit else 2], roundings if vectors.shape[1] >= width else ()
-            ):
+            units = (True,) if of_unit else (True, False)
+            for unit, rounding in product(units, roundings if vectors.shape[1] >= width else ()):
                 # a prefix of the coordinates, as Matryoshka models are
                 # shortened; scaled to length 1 after that
                 x = l2_normalize(vectors[:, :width]) if unit else vectors[:, :width]
@@ -659,7 +658,9 @@ class _Laboratory:
         # shortened vectors are scaled to length 1 by the dataset as well
         scaled = settings.normalize or settings.dims is not None
         scaled = scaled or (Pooling.SENTENCE in (self._own, name) and "Normalize" in self._modules)
-        changes |= {"normalize": unit} if unit != scaled else {}
+        # of another layer or pooling the default of extract may be another one than in A
+        other = name not in (self._own, Pooling.SENTENCE)
+        changes |= {"normalize": unit} if other or unit != scaled else {}
         stored = "float16" if settings.storage in ("float16", "compact") else "float32"
         return changes | ({"rounding": rounding} if rounding != stored else {})
 

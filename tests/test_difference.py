@@ -102,7 +102,7 @@ PLANTED: dict[str, tuple[str, Callable[[Bench], Any], dict[str, Any]]] = {
     "wrong pooling": (
         "plain",
         lambda b: b.encode(b.with_modules("cls", "cls", st.Normalize())),
-        {"pooling": "cls"},
+        {"pooling": "cls", "normalize": True},
     ),
     "two at once": (
         "plain",
@@ -112,11 +112,11 @@ PLANTED: dict[str, tuple[str, Callable[[Bench], Any], dict[str, Any]]] = {
     "skipped Dense": (
         "dense",
         lambda b: b.encode(b.with_modules("bare", "mean")),
-        {"pooling": "mean", "dense": "left out"},
+        {"pooling": "mean", "dense": "left out", "normalize": False},
     ),
     "no prefix": ("plain", lambda b: b.encode(prompt=""), {"prefix": ""}),
     "truncation": ("plain", cut_at_128, {"max_length": 128}),
-    "wrong layer": ("plain", of_layer_2, {"layers": "2"}),
+    "wrong layer": ("plain", of_layer_2, {"layers": "2", "normalize": True}),
     "case": (
         "plain",
         lambda b: b.encode(b.with_modules("cased", "mean", st.Normalize(), lower=False)),

@@ -339,7 +339,10 @@ def _show_text(
         percent = partial(metric_text, metric="accuracy", unit=True)
         tail = "  ".join(f"{name} {percent(p)}" for name, p in ordered[:_SHOWN])
         if rest := [p for _, p in ordered[_SHOWN:]]:
-            tail += f"  {count_text(len(rest), 'other')} {percent(sum(rest))}"
+            # of sets of classes each has a probability of its own, and they have no sum
+            sets = predictor.content is not None and predictor.content.task == "multilabel"
+            total = f"at most {percent(rest[0])}" if sets else percent(sum(rest))
+            tail += f"  {count_text(len(rest), 'other')} {total}"
         # the word before its label; of a whole text there is no such cell
         cells = [*filter(None, [prediction.text]), prediction.label, *filter(None, [tail])]
         say("\t".join(map(visible, cells)))

@@ -160,7 +160,8 @@ def _reason(compared: Compared, chosen: Row) -> str:
         at = compared.rows.index(chosen)
         level = [n for n, gap in gaps.items() if compared.judge(gap) != "better"]
         text = f"It has the best {metric_name(metric)}"
-        text += " of those that hold on the test set" if failed else ""
+        # a probe has no score there
+        text += " of those that the test set does not rule out" if failed else ""
         # rows are sorted by their scores
         above = [name for name in gaps if compared.rows.index(compared.row(name)) < at]
         if above:
