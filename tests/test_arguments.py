@@ -114,7 +114,7 @@ def test_lists_may_be_arrays_and_ranges() -> None:
     for column in (texts, pa.chunked_array([texts]), pl.Series(["a", "b"]), np.array(["a", "b"])):
         assert strings_of("texts", column) == ["a", "b"]
     with pytest.raises(TypeError, match="one string"):
-        strings_of("texts", np.array("a"))  # type: ignore[arg-type]
+        strings_of("texts", np.array("a"))
     with pytest.raises(UsageError, match=r"runs='a.*b': a path has no NUL"):
         checked_value("runs", ["a\0b"], Sequence[AnyPath])
 
