@@ -367,12 +367,8 @@ def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[st
     by_class = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in texts}
     for name in by_class:
         if name not in classes:
-            problem = (
-                f"the run has the labels {', '.join(classes)}."
-                if classes
-                else "it predicts values: leave it out."
-            )
-            raise UsageError(problem, label_names=name)
+            what = f"has the labels {', '.join(classes)}" if classes else "predicts values"
+            raise UsageError(f"the run {what}.", label_names=name)
     names = [by_class.get(name, name) for name in classes]
     # probabilities are given by name, so that one of two would be lost
     if len(set(names)) < len(names):

@@ -189,10 +189,9 @@ def _estimate_text(plan: ExtractPlan, cost: dict[str, Any], output: str) -> str:
     for shown, names in sizes.items():
         each = f"{shown} each" if len(names) > 1 else shown
         lines.append(f"    {view_ranges(names)}: {each}")
-    speed = cost["tokens_per_second"]
-    measured = (
-        f"{speed:,.0f} tokens/s measured here" if math.isfinite(speed) else "nothing to encode"
-    )
+    measured = f"{cost['tokens_per_second']:,.0f} tokens/s measured here"
+    # without a text that has to be encoded no speed was measured
+    measured = measured if cost["seconds"] else "nothing to encode"
     lines += [
         f"  disk       about {bytes_text(size)}, {bytes_text(free)} free",
         f"  time       about {duration_text(cost['seconds'])} ({measured})",

@@ -330,7 +330,8 @@ def test_few_texts_are_fitted_in_as_many_columns(monkeypatch: pytest.MonkeyPatch
     sure = LogisticRegression(C=10, tol=1e-10, max_iter=10_000)
     about: Any = (folds, int(y.max()) + 1, EstimatorSettings(features="tfidf"))
     model, choice, inner = tuning._logistic(sure, X, y, *about)
-    monkeypatch.setattr(tuning, "_MOST_SQUARED", 0)
+    assert len(texts) ** 2 < tuning._MOST_PRODUCTS * X.nnz
+    monkeypatch.setattr(tuning, "_MOST_PRODUCTS", 0)
     wide, same, proba = tuning._logistic(sure, X.astype(float), y, *about)
     assert np.allclose(model.coef_, wide.coef_, atol=1e-4)
     assert np.allclose(model.predict_proba(X), wide.predict_proba(X), atol=1e-5)
