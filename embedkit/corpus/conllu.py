@@ -7,8 +7,9 @@ token is one word, and the values of its words are joined by ``+``. Empty nodes 
 skipped.
 
 In other columns, such as those of CoNLL-2003, a line is a word and its labels, and nothing tells
-the spaces: the text has one between all words, as that of a list of words has. Where lines are
-characters, as in KLUE, a blank one is a space of the text, and no word.
+the spaces: the text has one between all words, as that of a list of words has. Where they are
+characters, as in KLUE, nothing stands between them, and a blank one is a space of the text, and no
+word.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, compress, islice, pairwise
 from typing import NamedTuple
 
 from embedkit.corpus.sources import (
@@ -177,9 +178,8 @@ class ConllTable(ConlluTable):
                 raise BadRecordError("empty_form", f"line {number}: the word is empty")
         rows = [columns[self._numbered :] for _, columns in words]
         text, spans = joined([row[0] for row in rows], self._between)
-        spans = tuple(span for span, row in zip(spans, rows, strict=True) if row[0].strip())
         # lines of words become columns: the forms first, then the labels
-        values = [[r[i] for r in rows if r[0].strip()] for i in range(len(self.word_columns))]
+        values = [[row[i] for row in rows] for i in range(len(self.word_columns))]
         lists = dict(zip(self.word_columns, map(text_of, values), strict=True))
         return lists | {"text": text}, spans
 
@@ -198,8 +198,7 @@ class ConllTable(ConlluTable):
         if peeked and self._width < 2:
             raise CorpusError(f"{self.path} has no columns of words. Set {Option('format')}.")
         forms = [columns[0] for columns in words if len(columns) == self._width]
-        characters = any(map(str.isspace, forms)) and max(map(len, forms)) == 1
-        self._between = "" if characters else " "
+        self._between = between(forms)
         # numbers from 1 in each sentence are no forms, as those of CoNLL-X and GermEval
         firsts = forms if self._width > 2 else []
         self._numbered = firsts[:1] == ["1"] and all(
@@ -225,6 +224,16 @@ class ConllTable(ConlluTable):
 def _columns(line: str) -> list[str]:
     # other white space, such as a no-break space, may stand in a word
     return line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
+
+
+def between(forms: Sequence[str]) -> str:
+    """What stands between words in a text: a space; nothing if they are characters.
+
+    KLUE lists those of a text, blank ones among them, and corpora of Chinese and Japanese theirs.
+    Letters of other scripts may be words.
+    """
+    characters = max(map(len, forms), default=0) == 1
+    return "" if characters and any(form.isspace() or form >= "\u1100" for form in forms) else " "
 
 
 def joined(words: Sequence[str], between: str = " ") -> tuple[str, tuple[Span, ...]]:
@@ -311,9 +320,14 @@ class Words(NamedTuple):
 
 
 def words_of(spans: tuple[Span, ...] | None, cell: Cell, text: str, *, labelled: bool) -> Words:
-    """The words of a text, which a row marks, or labels in a cell."""
+    """The words of a text, which a row marks, or labels in a cell.
+
+    A blank one is a character of the text, and no word; nor has it a label.
+    """
+    visible = [not text[start:end].isspace() for start, end in spans or ()]
+    words = spans and tuple(compress(spans, visible))
     if not labelled:
-        return Words(spans, None)
+        return Words(words, None)
     if cell is None:
         raise BadRecordError("null_word_label", "the labels of the words are null or absent")
     # also as str() of a list writes it into a CSV file
@@ -325,4 +339,4 @@ def words_of(spans: tuple[Span, ...] | None, cell: Cell, text: str, *, labelled:
     count = len(text.split()) if spans is None else len(spans)
     if len(labels) != count:
         raise BadRecordError("word_label_count", f"{len(labels)} labels for {count} words")
-    return Words(spans, labels)
+    return Words(words, labels if spans is None else tuple(compress(labels, visible)))

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embedkit.corpus.conllu import Span, Words, joined, words_of
+from embedkit.corpus.conllu import Span, Words, between, joined, words_of
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import CorpusPlan, open_table
 from embedkit.corpus.readers import READERS
@@ -348,10 +348,11 @@ def _joined(raw: Row) -> Row:
     if odd and (len(odd) == len(words) or any(word.startswith(("[", "{")) for word in odd)):
         problem = "the text is a list of numbers, lists or objects, not of words"
         raise BadRecordError("text_not_string", problem)
-    if not words or not all(word and word.strip() for word in words):
+    joint = between([word or "" for word in words]) if isinstance(first, NotText) else " "
+    if not words or not all(word and (word.strip() or not joint) for word in words):
         detail = "the text has no words" if not words else "one of the words is null or blank"
         raise BadRecordError("empty_text", detail)
-    text, spans = joined([str(word) for word in words])
+    text, spans = joined([str(word) for word in words], joint)
     return raw._replace(cells=(text, *raw.cells[1:]), spans=spans)
 
 

@@ -75,8 +75,9 @@ _OF_THE_CODE: dict[str, dict[str, tuple[Any, ...]]] = {
         "rotary_emb_fraction": (1,),
         "scale_attn_weights": (True,),
         **_each((None, False), "rotary_emb_interleaved rotary_emb_scale_base causal prenorm"),
-        **_each((None, False), "rotary_scaling_factor use_rms_norm parallel_block"),
-        **_each((None, False), "scale_attn_by_inverse_layer_idx"),
+        **_each((None, False), "use_rms_norm parallel_block scale_attn_by_inverse_layer_idx"),
+        # other positions, but only of texts that usable_length() does not let pass
+        "rotary_scaling_factor": (None, False, 2),
     },
     "gte": {"layer_norm_type": ("layer_norm",), "logn_attention_scale": (None, False)},
     "jina_embeddings_v3": {"rotary_emb_base": (20000,)},

@@ -144,9 +144,9 @@ def takes_segments(module: Any) -> bool:
 def usable_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int | None) -> int:
     """As :func:`choose_max_length`; ``ModelError`` where vectors would depend on other texts.
 
-    In a batch with a long text the positions of longrope are other ones for all texts, and the
-    sparse attention of BigBird draws its tokens anew for every length. Up to some length both
-    compute what every text would get alone.
+    In a batch with a long text the positions of longrope and of NomicBERT's own code are other ones
+    for all texts, and the sparse attention of BigBird draws its tokens anew for every length. Up to
+    some length they compute what every text would get alone.
     """
     length, config = choose_max_length(checkpoint, tokenizer, limit), checkpoint.built_config()
     rope, bounds = getattr(config, "rope_parameters", None) or {}, dict[str, int]()
@@ -155,6 +155,8 @@ def usable_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int |
         if isinstance(kind, dict) and kind.get("rope_type") == "longrope":
             key = "rope_scaling" if "rope_scaling" in checkpoint.config else "rope_parameters"
             bounds[f"{key} 'longrope'"] = kind["original_max_position_embeddings"]
+    if checkpoint.config.get("rotary_scaling_factor"):
+        bounds["rotary_scaling_factor"] = checkpoint.config.get("max_trained_positions", 2048)
     if getattr(config, "attention_type", "") == "block_sparse":
         key = "attention_type 'block_sparse' (in a copy of the folder it may be 'original_full')"
         bounds[key] = (5 + 2 * config.num_random_blocks) * config.block_size

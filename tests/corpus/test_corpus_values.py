@@ -234,16 +234,19 @@ def test_uuids_are_ids_labels_and_columns(tmp_path: Path) -> None:
 TOKENS = [
     {"tokens": ["EU", "rejects", "U. S."], "tags": [3, None, 0]},
     {"tokens": ["배"], "tags": [7]},
+    # characters, as in KLUE
+    {"tokens": ["런", "던", " ", "3"], "tags": [1, 2, 0, 4]},
 ]
 
 
 @pytest.mark.parametrize("name", ["JSON Lines", "JSON", "Parquet", "DataFrame", "Dataset", "list"])
 def test_lists_of_words_with_labels(name: str, tmp_path: Path) -> None:
-    first, second = records_of(CONTAINERS[name](TOKENS, tmp_path), word_label="tags")
-    assert (first[2], second[2]) == ("EU rejects U. S.", "배")
+    first, second, characters = records_of(CONTAINERS[name](TOKENS, tmp_path), word_label="tags")
+    assert (first[2], second[2], characters[2]) == ("EU rejects U. S.", "배", "런던 3")
     assert first[5].spans == ((0, 2), (3, 10), (11, 16))
     assert first[5].labels == ("3", None, "0")
-    bad: Rows = [{"tokens": ["a", " "]}, {"tokens": []}, {"tokens": None}, *TOKENS]
+    assert characters[5] == Words(((0, 1), (1, 2), (3, 4)), ("1", "2", "4"))
+    bad: Rows = [{"tokens": ["an", " "]}, {"tokens": []}, {"tokens": None}, *TOKENS]
     reasons = [record[1] for record in records_of(CONTAINERS[name](bad, tmp_path)) if record[0] < 3]
     assert reasons == ["empty_text", "empty_text", "null_text"]
     numbers: Rows = [{"tokens": [101, 2]}, {"tokens": [3]}]  # of tokens: no text

@@ -182,6 +182,11 @@ _LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embe
             {"rope_parameters": {**_LONG, "short_factor": [1.0] * 6, "long_factor": [3.0] * 6}},
             "rope_parameters 'longrope'",
         ),
+        (
+            "nomic_bert",
+            {"rotary_scaling_factor": 2, "max_trained_positions": 50},
+            "rotary_scaling_factor",
+        ),
     ],
 )
 def test_longer_texts_would_depend_on_company(
