@@ -132,8 +132,9 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     kinds = _kinds(hint)
     settled = value.item() if isinstance(value, np.generic) else value
     if not any(kind.holds(settled) for kind in kinds):
-        # only what nothing accepts as it is: a corpus may be an array, and large
-        settled = plain(value)
+        # only what nothing accepts as it is: a corpus may be an array, and large. A model may be a
+        # folder
+        settled = os.fspath(value) if isinstance(value, os.PathLike) else plain(value)
     if any(kind.holds(settled) for kind in kinds):
         _check_limits(name, settled, hint)
         # a list of texts may hold NUL: where a text is one of a corpus, it is no path
@@ -212,7 +213,12 @@ class _Kind(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-_PATH = _Kind("a path", lambda value: isinstance(value, str | os.PathLike))
+def _is_path(value: Any) -> bool:
+    # one of bytes has no place in messages and records
+    return isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str)
+
+
+_PATH = _Kind("a path", _is_path)
 
 
 def _kinds(hint: Any) -> list[_Kind]:

@@ -21,7 +21,7 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain, pairwise
 from typing import Any, TypeVar
 
@@ -131,6 +131,25 @@ def _end_with(parent: Any) -> None:
 
 def _call(function: Callable[[Any, Any], R], task: Any) -> R:
     return function(_of_worker[0], task)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Compute on the host and in the precision of the weights, whatever the caller has switched on.
+
+    Within ``torch.autocast`` products would be of half precision, and vectors said to be fp32 off
+    in the third digit; with ``torch.set_default_device`` what is prepared on the host would be
+    somewhere else. Both are of the caller's thread.
+    """
+    import torch
+
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda", "mps"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
 
 
 @contextmanager

@@ -29,6 +29,8 @@ from embedkit.machine import __version__, set_wait_policy
 def main() -> NoReturn:
     """Run the command line and exit with a code of those that docs/reliability.md lists."""
     set_wait_policy()  # before the libraries that read it are loaded
+    # unset, tokenizers warns and stops its threads as soon as this process forks
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # as an exception, so that locks are released and unfinished files removed on the way out
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     for name in ("stdin", "stdout", "stderr"):

@@ -244,7 +244,7 @@ def find_checkpoint(
     Raises:
         ModelError: it does not exist, cannot be fetched, or is not a supported encoder.
     """
-    name = str(name)
+    name = os.fspath(name)
     path = Path(name).expanduser()
     if path.is_file():
         raise ModelError("a file. Give the folder of a checkpoint.", model=name)
@@ -595,8 +595,6 @@ def check_pickle(name: str, file: str) -> None:
 
 def quiet_transformers() -> None:
     """Silence progress bars and load reports of transformers."""
-    # unset, the library warns and stops its threads as soon as a process forks
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from transformers.utils import logging
 
     logging.set_verbosity_error()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -42,6 +43,7 @@ from embedkit.encoding.checkpoint import (
 from embedkit.encoding.definition import AdapterConfig
 from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length, load_tokenizer
 from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, first_line
+from embedkit.scale import undisturbed
 
 logger = logging.getLogger(__name__)
 
@@ -194,6 +196,16 @@ class Model:
         self.dtype: torch.dtype = weight.dtype
         # asked once: a look at a signature takes longer than a product of a short text
         self._takes_types = takes_segments(module)
+        self._process = os.getpid()
+
+    def leave_threads(self) -> None:
+        """Compute on one thread in a process that was forked after the model was made.
+
+        It has none of the threads of that process, and would wait for them for ever.
+        """
+        if self._process != os.getpid():
+            torch.set_num_threads(1)
+            self._process = os.getpid()
 
     @property
     def leaves_words(self) -> bool:
@@ -301,6 +313,7 @@ def _by_length(batch: PackedBatch) -> Iterator[PackedBatch]:
         start = rows.stop
 
 
+@undisturbed()
 def load_model(
     checkpoint: Checkpoint,
     *,

@@ -52,6 +52,7 @@ from embedkit.encoding.model import (
 )
 from embedkit.encoding.products import BY_ONEDNN, ROWS, Joined, hasten, running
 from embedkit.errors import Message, Option, first_line
+from embedkit.scale import undisturbed
 
 logger = logging.getLogger(__name__)
 
@@ -367,6 +368,7 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@undisturbed()
 def fastest(plain: PlainModel) -> Model:
     """The packed forward if it agrees with the plain one, else the plain one.
 

@@ -22,6 +22,7 @@ from torch.nn.functional import embedding_bag
 from embedkit.choices import Pooling
 from embedkit.encoding.checkpoint import Checkpoint, check_pickle
 from embedkit.errors import DamagedModelError
+from embedkit.scale import undisturbed
 from embedkit.types import Float32, Int64
 
 
@@ -182,6 +183,7 @@ def pool_words(vectors: Float32, starts: Int64, subtokens: str) -> Float32:
 class SentencePooler(Pooler):
     """The sentence vector that a checkpoint defines: a pooling, then modules with weights."""
 
+    @undisturbed()
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._base = POOLERS[checkpoint.definition.pooling]
         self.reads_all = self._base.reads_all
@@ -228,6 +230,7 @@ class SentencePooler(Pooler):
         """As in :class:`Pooler`."""
         return self._base.pool(hidden, tokens)
 
+    @undisturbed()
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
         """As in :class:`Pooler`."""
         # modules run once for each text, after its windows are one vector, on the host in float32

@@ -26,6 +26,7 @@ from torch.nn.functional import linear, rms_norm
 
 from embedkit.encoding.model import PackedBatch, PlainModel
 from embedkit.encoding.windows import TokenizedTexts
+from embedkit.scale import undisturbed
 
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 BY_ONEDNN = _HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() != "AVX2"
@@ -272,6 +273,7 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product
 
 
+@undisturbed()
 def calibrate(plain: PlainModel, texts: TokenizedTexts) -> None:
     """Record the range of every input of linear layers, so that :func:`hasten` takes int8."""
 

@@ -34,6 +34,7 @@ from embedkit.encoding.products import ROWS
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.encoding.windows import TokenizedTexts, ends_of, ranges
 from embedkit.errors import EncodeError
+from embedkit.scale import undisturbed
 from embedkit.types import Bool, Float32, Int64
 
 OnTokens = Callable[[int], None]
@@ -77,10 +78,12 @@ class PendingShard(NamedTuple):
     result: Callable[[], ShardVectors]  # waits for them; to be called once, from any thread
 
 
+@undisturbed()
 def queue_shard(
     model: Model, texts: TokenizedTexts, request: Request, batch_tokens: int, on_tokens: OnTokens
 ) -> PendingShard:
     """Send a shard to the device and queue its batches; on CPU they have run when it returns."""
+    model.leave_threads()
     shard = _Shard(model, texts, request, on_tokens)
     try:
         nbytes = shard.send()

@@ -79,7 +79,8 @@ class ShardVectors(NamedTuple):
 
 def l2_normalize(vectors: Float32) -> Float32:
     """Scale each row to length 1, as sentence-transformers does; zero rows stay."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    with np.errstate(under="ignore"):  # a square of almost nothing, if the caller has it raised
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(norms, np.float32(1e-12)), dtype=np.float32)
 
 

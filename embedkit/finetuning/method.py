@@ -46,6 +46,7 @@ from embedkit.runs.predictions import Predictions, TestSet
 from embedkit.runs.run import Cost, FinetuneRun
 from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import TEST, UNUSED, Split, validation_records
+from embedkit.scale import undisturbed
 from embedkit.storage import UNFINISHED
 from embedkit.types import Bool, Float64, Int64, ProgressCallback
 from embedkit.units.target import Target
@@ -322,6 +323,7 @@ class FineTuned(NamedTuple):
         ]
         return folds, choosing
 
+    @undisturbed()
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Train the models that are not finished; new units get the mean of all models.
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -308,6 +311,36 @@ def test_damaged_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(ModelError, match=name):
         Encoder.load(str(folder), device="cpu")
+
+
+def test_what_the_caller_has_switched_on_changes_nothing(tiny_bert: Path) -> None:
+    """Autocast, a device for new tensors and NumPy's errors, while loading and afterwards."""
+    texts, expected = TEXTS[:3], Encoder(tiny_bert, device="cpu").encode(TEXTS[:3])
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), np.errstate(all="raise"):
+        encoder = Encoder(tiny_bert, device="cpu")
+        assert np.array_equal(encoder.encode(texts), expected)
+        for _ in range(2):
+            assert isinstance(encoder.model, PackedModel)
+            assert encoder.encode(texts, pooling="pooler").shape == expected.shape
+            encoder = Encoder(tiny_bert, device="cpu", precision="int8")
+    int8 = Encoder(tiny_bert, device="cpu", precision="int8").encode(texts)
+    assert np.array_equal(encoder.encode(texts), int8)
+
+
+def test_an_encoder_in_a_forked_process(tiny_bert: Path) -> None:
+    """It has none of the threads of the process that has used the encoder before."""
+    code = f"""import multiprocessing, numpy, torch, embedkit
+torch.set_num_threads(2)
+texts = ["a b c d e f"] * 9 + ["g h"]
+encoder = embedkit.Encoder({str(tiny_bert)!r}, device="cpu")
+expected = encoder.encode(texts)
+def again(texts):
+    return encoder.encode(texts)
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    assert numpy.array_equal(pool.apply_async(again, [texts]).get(60), expected)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_device(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
