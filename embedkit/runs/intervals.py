@@ -52,13 +52,15 @@ class Metric(NamedTuple):
     """A metric as a function of weighted records.
 
     ``rarer`` are ``(n,)`` the records of the rarer of two classes, whose number limits what a
-    perfect score shows; ``None``: all records count.
+    perfect score shows; ``None``: all records count. ``halved`` gives the values in which each
+    block of records counts half, where that takes less than as many weightings.
     """
 
     of: Callable[[Float64], Float64]  # weights (samples, n) → values (samples,)
     scale: str = "fraction"
     worst: float = 0.0  # end of its range, which no interval passes
     rarer: Bool | None = None
+    halved: Callable[[Int64, int], Float64] | None = None  # block (n,), their number → values
 
     def __call__(self, weights: Float64) -> Float64:
         """Return the values ``(samples,)``."""
@@ -96,7 +98,13 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
         # the error of the error grows, to about 5 %
         block = (np.random.default_rng(seed).permutation(count) % BLOCKS)[block]
         count = BLOCKS
-    influence = {name: np.empty(count) for name in metrics}
+    # the value of all records is the same constant for every unit, which subtracting the mean
+    # removes below
+    influence = {
+        name: -2 * metric.halved(block, count) if metric.halved else np.empty(count)
+        for name, metric in metrics.items()
+    }
+    weighted = {name: metric for name, metric in metrics.items() if not metric.halved}
     # one matrix of weights (units at once, records): a metric is a function of many weightings, so
     # that ranks and sorting are paid for once
     step = max(1, min(64, _AT_ONCE // len(unit)))
@@ -104,9 +112,7 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
         numbers = np.arange(start, min(start + step, count))
         # (units at once, records): 1/2 and 1 are exact in binary, and so are their sums
         weights = np.where(block == numbers[:, None], 0.5, 1.0)
-        for name, metric in metrics.items():
-            # the value of all records is the same constant for every unit, which subtracting the
-            # mean removes below
+        for name, metric in weighted.items():
             influence[name][numbers] = -2 * metric(weights)
     for values in influence.values():
         # a metric that no unit changes must have influences of exactly 0, which :func:`_error`

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -70,6 +70,26 @@ _error = partial(MetricRow, lower=True, compared=True, scale="error")
 _rank = partial(MetricRow, scale="correlation", worst=lambda _: -1.0)
 
 
+class _MeanRocAuc:
+    """Mean over the classes that a sample holds; NaN where it holds one alone."""
+
+    def __init__(self, predictions: Any) -> None:
+        self._predictions = predictions
+
+    def __call__(self, weights: Float64) -> Float64:
+        return self._mean(ranking.roc_auc(weights) for ranking in self._predictions.ranked)
+
+    def halved(self, block: Int64, count: int) -> Float64:
+        """As :attr:`Metric.halved`."""
+        return self._mean(ranking.halved(block, count) for ranking in self._predictions.ranked)
+
+    @staticmethod
+    def _mean(rows: Iterable[Float64]) -> Float64:
+        areas = np.stack([*rows])
+        defined = np.isfinite(areas)
+        return _ratio(np.where(defined, areas, 0).sum(0), defined.sum(0), undefined=np.nan)
+
+
 # each lambda takes the object of its task: _Labels, _Sets or _Values, which compute once what
 # several metrics share
 METRICS: Mapping[str, MetricRow] = {
@@ -97,8 +117,8 @@ METRICS: Mapping[str, MetricRow] = {
         worst=lambda _: 1.0,
         scale="biased",
     ),
-    "roc_auc": _area(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC"),
-    "average_precision": _area(lambda p: p.ranked[0].average_precision, task="two"),
+    "roc_auc": _area(_MeanRocAuc, "ROC-AUC"),
+    "average_precision": _area(lambda p: next(p.ranked).average_precision, task="two"),
     "precision": _percent(lambda p: p.cells.precision, task="two"),
     "recall": _percent(lambda p: p.cells.recall, task="two"),
     "f1": _percent(lambda p: p.cells.f_beta(1.0), "F1", "two"),
@@ -264,10 +284,12 @@ def metrics_for(
         p = _Sets(y, output, (output >= 0.5) * 1 if predicted is None else predicted)
     else:
         p = _Labels(y, output, output.argmax(1) if predicted is None else predicted)
-    return {
-        name: Metric(row.of(p), row.scale, row.worst(p), None if row.counts_all else p.rarer)
-        for name, row in _rows(p.classes, beta, sets=y.ndim > 1, ordinal=ordinal).items()
-    }
+    metrics = {}
+    for name, row in _rows(p.classes, beta, sets=y.ndim > 1, ordinal=ordinal).items():
+        of, rarer = row.of(p), None if row.counts_all else p.rarer
+        halved = getattr(of, "halved", None)
+        metrics[name] = Metric(of, row.scale, row.worst(p), rarer, halved)
+    return metrics
 
 
 class _Labels:
@@ -298,12 +320,13 @@ class _Labels:
     def cells(self) -> _Confusion:
         return _Confusion(self.y, self.predicted, self.classes)
 
-    @cached_property
-    def ranked(self) -> list[_Ranking]:
+    @property
+    def ranked(self) -> Iterator[_Ranking]:
         """Rankings by the probability of each class; of two by that of the second alone."""
-        # the area of the first of two classes is the same as that of the second
+        # one after the other, since all of them would take three times the probabilities. The area
+        # of the first of two classes is the same as that of the second
         scored_classes = range(self.classes) if self.classes > 2 else range(1, self.classes)
-        return [_Ranking(self.y == c, self.proba[:, c]) for c in scored_classes]
+        return (_Ranking(self.y == c, self.proba[:, c]) for c in scored_classes)
 
 
 class _Sets:
@@ -482,17 +505,6 @@ def _ranks(values: Float64) -> Callable[[Float64], Float64]:
     return ranks
 
 
-def _mean_roc_auc(ranked: Sequence[_Ranking]) -> Callable[[Float64], Float64]:
-    """Mean over the classes that a sample holds; NaN where it holds one alone."""
-
-    def mean_of(weights: Float64) -> Float64:
-        areas = np.stack([ranking.roc_auc(weights) for ranking in ranked])
-        defined = np.isfinite(areas)
-        return _ratio(np.where(defined, areas, 0).sum(0), defined.sum(0), undefined=np.nan)
-
-    return mean_of
-
-
 class Threshold(NamedTuple):
     """The probability from which the second of two classes is predicted.
 
@@ -600,25 +612,23 @@ def _kept(method: Callable[[Any, Float64], T]) -> Callable[[Any, Float64], T]:
 
 
 class _Confusion:
-    """Weight of the records of every true and predicted class, and metrics of it."""
+    """Weight of the records of every true and of every predicted class, and metrics of it."""
 
     last: Any = None
 
     def __init__(self, y: Int64, predicted: Int64, classes: int) -> None:
-        self._classes = classes
-        # (classes², n) sparse: a dense one has classes² numbers for each record
-        self._cells = _indicator(y * classes + predicted, classes**2)
+        self._classes, self._squares = classes, (y - predicted) ** 2.0
+        # (classes, n) sparse: a dense one has that many numbers
+        self._true, self._predicted = _indicator(y, classes), _indicator(predicted, classes)
+        self._right = self._true.multiply(self._predicted).tocsr()
 
     @_kept
-    def _table(self, weights: Float64) -> Float64:
-        """``(samples, true, predicted)``."""
-        table = np.asarray(self._cells @ weights.T).T
-        return table.reshape(-1, self._classes, self._classes)
-
     def _marginals(self, weights: Float64) -> tuple[Float64, Float64, Float64]:
         """``(samples, classes)``: rightly predicted, true, and predicted."""
-        table = self._table(weights)
-        return np.diagonal(table, axis1=1, axis2=2), table.sum(2), table.sum(1)
+        right, true, predicted = (
+            np.asarray(cells @ weights.T).T for cells in (self._right, self._true, self._predicted)
+        )
+        return right, true, predicted
 
     def macro_f1(self, weights: Float64) -> Float64:
         """Mean of the F1 of every class that is true or predicted somewhere."""
@@ -647,12 +657,19 @@ class _Confusion:
         _, true, predicted = self._marginals(weights)
         places, total = np.arange(self._classes, dtype=np.float64), true.sum(1)
         squares = np.subtract.outer(places, places) ** 2
-        apart = (self._table(weights) * squares).sum((1, 2)) * total
+        apart = weights @ self._squares * total
         expected = np.einsum("si,ij,sj->s", true, squares, predicted)
         return _ratio(expected - apart, expected, undefined=np.nan)
 
     def f_beta(self, beta: float) -> Callable[[Float64], Float64]:
-        return lambda w: np.asarray(_f_beta(self._table(w).reshape(-1, 4).T, beta))
+        """F-beta of the second of two classes."""
+
+        def score(weights: Float64) -> Float64:
+            right, true, predicted = (numbers[:, 1] for numbers in self._marginals(weights))
+            cells = None, predicted - right, true - right, right
+            return np.asarray(_f_beta(cells, beta))
+
+        return score
 
     def precision(self, weights: Float64) -> Float64:
         right, _, predicted = self._marginals(weights)
@@ -663,10 +680,13 @@ class _Confusion:
         return _ratio(right[:, 1], true[:, 1])
 
 
+def _behind(misses: Float64, owner: Int64) -> Float64:
+    """Misses behind each of some ties within its owner, whose ties stand together; half its own."""
+    return np.asarray(np.cumsum(np.bincount(owner, misses))[owner] - np.cumsum(misses) + misses / 2)
+
+
 class _Ranking:
     """Records in order of score, ties together, for metrics of a ranking."""
-
-    last: Any = None
 
     def __init__(self, positive: Bool, scores: Float64) -> None:
         self._order = np.argsort(-scores, kind="stable")
@@ -674,7 +694,6 @@ class _Ranking:
         # the last record of each score: a threshold cannot divide ties
         self._ends = np.flatnonzero(np.append(np.diff(scores[self._order]), 1))
 
-    @_kept
     def _sums(self, weights: Float64) -> tuple[Float64, Float64]:
         """Weights of positives, and of all records, down to every score.
 
@@ -697,6 +716,31 @@ class _Ranking:
         # the first trapezoid starts at the origin
         under = (missed[:, 0] * hits[:, 0] + under) / 2
         return _ratio(under, hits[:, -1] * missed[:, -1], undefined=np.nan)
+
+    def halved(self, block: Int64, count: int) -> Float64:
+        """Areas ``(count,)`` in which each block of records counts half.
+
+        The area is a sum over pairs of a positive and a negative record. A pair counts ½ with one
+        of them in the block, and ¼ with both: all pairs, less ½ of those of each record in the
+        block, which has the pairs with both twice, plus ¼ of these. All are exact in binary.
+        """
+        block, positive = block[self._order], self._positive
+        tie = np.zeros(len(block), np.int64)
+        tie[self._ends[:-1] + 1] = 1
+        tie = np.cumsum(tie)  # 0 for the highest score
+        hits, misses = np.bincount(tie, positive), np.bincount(tie, 1 - positive)
+        beaten = _behind(misses, np.zeros_like(hits, np.int64))
+        above = np.cumsum(hits) - hits / 2
+        pairs = np.bincount(block, np.where(positive, beaten[tie], above[tie]), count)
+        # ties within each block, block after block
+        ties, place = np.unique(block * len(hits) + tie, return_inverse=True)
+        owner = ties // len(hits)
+        inside = np.bincount(place, positive) * _behind(np.bincount(place, 1 - positive), owner)
+        under = (hits * beaten).sum() - pairs / 2 + np.bincount(owner, inside, count) / 4
+        kinds = (hits.sum() - np.bincount(block, positive, count) / 2) * (
+            misses.sum() - np.bincount(block, 1 - positive, count) / 2
+        )
+        return _ratio(under, kinds, undefined=np.nan)
 
     def average_precision(self, weights: Float64) -> Float64:
         """Mean precision over the recall gained at each score; NaN without positives."""
