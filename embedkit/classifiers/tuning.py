@@ -2,8 +2,9 @@
 
 The features (scaling, TF-IDF) are fitted once on the training records.
 Logistic regression takes its strength C and a slope from the inner folds: the coefficients of a
-strong penalty have good directions and are too short, those of a weak one are too long. Other
-estimators are chosen by :class:`~sklearn.model_selection.GridSearchCV` on the same folds.
+strong penalty have good directions and are too short, those of a weak one are too long. The
+parameters of other estimators are chosen on the same folds, by the mean of their scores. What the
+chosen ones have predicted there is kept: nothing is fitted twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import ParameterGrid
 from sklearn.pipeline import Pipeline
 from sklearn.utils.class_weight import compute_sample_weight
 
@@ -83,15 +84,14 @@ def fit(
         else:
             # an estimator given by its class has no grid: it keeps its own values, and inner
             # predictions only score it
-            searches = tunable and bool(settings.row.grid)
-            if searches:
-                estimator, choice = _search(estimator, X, y, folds, target, settings)
+            if tunable and settings.row.grid:
+                choice, inner = _search(estimator, X, y, folds, target, settings)
+                estimator.set_params(**choice.parameters)
+            elif folds and (tunable or held_out):
+                inner = _predict_held_out(estimator, X, y, folds, target, settings)
+                choice = Choice(score=inner_score(y, inner, settings)) if tunable else choice
             # inner folds fit the sigmoid too, where a classifier has no probabilities
             model = _fit_estimator(estimator, X, y, folds, settings)
-            if folds and (held_out or (tunable and not searches)):
-                inner = _predict_held_out(estimator, X, y, folds, target, settings)
-                if tunable and not searches:
-                    choice = Choice(score=inner_score(y, inner, settings))
         # such as an area where the held-out records are of one class: nothing could be chosen by it
         if tunable and np.isnan(choice.score):
             without = Option("tune", False)
@@ -202,12 +202,8 @@ def _logistic(
 
 def _search(
     estimator: Any, X: Any, y: Any, folds: Folds, target: Target, settings: EstimatorSettings
-) -> tuple[Any, Choice]:
-    """Return the estimator with the best parameters of its grid, unfitted, and the choice."""
-
-    def score(model: Any, X_test: Any, y_test: Any) -> float:
-        return inner_score(y_test, predict_proba(model, X_test, target), settings)
-
+) -> tuple[Choice, Float64]:
+    """Return the best parameters of the grid, and what they predict of each record held out."""
     grid = dict(settings.row.grid)
     if "n_neighbors" in grid:
         # scikit-learn refuses more neighbours than records
@@ -218,11 +214,16 @@ def _search(
     if settings.task == "multilabel":
         # those of the classifier inside of OneVsRestClassifier
         grid = {f"estimator__{name}": values for name, values in grid.items()}
-    # the best one is fitted by the caller, with a sigmoid where it needs one
-    search = GridSearchCV(estimator, grid, scoring=score, cv=folds, refit=False)
-    search.fit(X, y)
-    estimator.set_params(**search.best_params_)
-    return estimator, Choice(search.best_params_, score=float(search.best_score_))
+
+    def tried(params: dict[str, Any]) -> tuple[float, dict[str, Any], Float64]:
+        model = clone(estimator).set_params(**params)
+        output = _predict_held_out(model, X, y, folds, target, settings)
+        scores = [inner_score(y[test], output[test], settings) for _, test in folds]
+        return float(np.mean(scores)), params, output
+
+    # by the score alone; of equal ones the first is kept
+    score, params, output = max(map(tried, ParameterGrid(grid)), key=itemgetter(0))
+    return Choice(params, score=score), output
 
 
 def _fit_estimator(

@@ -111,13 +111,14 @@ def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDA
     """Inner predictions of all runs for the same training records of a fold, and their labels."""
     fold = runs[0].fold[test[0]]
     inner = [run.inner for run in runs if run.inner is not None]
-    inner = [p.take(np.flatnonzero(p.fold == fold)) for p in inner]
+    places = [np.flatnonzero(p.fold == fold) for p in inner]
+    keys = [p.keys[place] for p, place in zip(inner, places, strict=True)]
     # runs may have inner predictions for other records: all of a tuned estimator, the validation
     # records of a fine-tuned one
-    keys = reduce(np.intersect1d, [p.keys for p in inner])
+    common = reduce(np.intersect1d, keys)
     # predictions are ordered by key, also those of one fold, so that places can be searched
-    inner = [p.take(np.searchsorted(p.keys, keys)) for p in inner]
-    return [p.proba for p in inner], inner[0].y
+    places = [at[np.searchsorted(of, common)] for at, of in zip(places, keys, strict=True)]
+    return [p.proba[at] for p, at in zip(inner, places, strict=True)], inner[0].y[places[0]]
 
 
 def _mean(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:

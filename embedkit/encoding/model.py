@@ -196,16 +196,7 @@ class Model:
         self.dtype: torch.dtype = weight.dtype
         # asked once: a look at a signature takes longer than a product of a short text
         self._takes_types = takes_segments(module)
-        self._process = os.getpid()
-
-    def leave_threads(self) -> None:
-        """Compute on one thread in a process that was forked after the model was made.
-
-        It has none of the threads of that process, and would wait for them for ever.
-        """
-        if self._process != os.getpid():
-            torch.set_num_threads(1)
-            self._process = os.getpid()
+        self.process = os.getpid()
 
     @property
     def leaves_words(self) -> bool:

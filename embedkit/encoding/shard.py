@@ -15,6 +15,7 @@ A batch for which memory does not suffice is halved, by sequences, until it fits
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -83,7 +84,11 @@ def queue_shard(
     model: Model, texts: TokenizedTexts, request: Request, batch_tokens: int, on_tokens: OnTokens
 ) -> PendingShard:
     """Send a shard to the device and queue its batches; on CPU they have run when it returns."""
-    model.leave_threads()
+    if model.process != os.getpid():
+        # forked after the model was made: this process has none of the threads of that one, and
+        # would wait for them for ever
+        torch.set_num_threads(1)
+        model.process = os.getpid()
     shard = _Shard(model, texts, request, on_tokens)
     try:
         nbytes = shard.send()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from embedkit.types import Bool, Float64, Int64
 if TYPE_CHECKING:  # imports pyarrow, which --help does without
     from embedkit.units.target import Target
 
-T = TypeVar("T")
 
 _BINS = 15  # of the calibration error, of equal width between 0 and 1
 
@@ -60,6 +59,7 @@ class MetricRow(NamedTuple):
     compared: bool = False  # shown by compare whatever metric is asked for
     scale: Literal["fraction", "area", "correlation", "error", "explained", "biased"] = "fraction"
     worst: Callable[[Any], float] = lambda _: 0.0  # predictions → end of the range
+    halved: Callable[[Any], Callable[[Int64, int], Float64]] | None = None  # as in Metric
     counts_all: bool = False  # a perfect value rests on all records, not on the rarer class
     of_sets: bool = False  # of sets of classes, too
 
@@ -70,24 +70,11 @@ _error = partial(MetricRow, lower=True, compared=True, scale="error")
 _rank = partial(MetricRow, scale="correlation", worst=lambda _: -1.0)
 
 
-class _MeanRocAuc:
+def _mean_area(predictions: _Labels, area: Callable[[_Ranking], Float64]) -> Float64:
     """Mean over the classes that a sample holds; NaN where it holds one alone."""
-
-    def __init__(self, predictions: Any) -> None:
-        self._predictions = predictions
-
-    def __call__(self, weights: Float64) -> Float64:
-        return self._mean(ranking.roc_auc(weights) for ranking in self._predictions.ranked)
-
-    def halved(self, block: Int64, count: int) -> Float64:
-        """As :attr:`Metric.halved`."""
-        return self._mean(ranking.halved(block, count) for ranking in self._predictions.ranked)
-
-    @staticmethod
-    def _mean(rows: Iterable[Float64]) -> Float64:
-        areas = np.stack([*rows])
-        defined = np.isfinite(areas)
-        return _ratio(np.where(defined, areas, 0).sum(0), defined.sum(0), undefined=np.nan)
+    areas = np.stack([area(ranking) for ranking in predictions.ranked])
+    defined = np.isfinite(areas)
+    return _ratio(np.where(defined, areas, 0).sum(0), defined.sum(0), undefined=np.nan)
 
 
 # each lambda takes the object of its task: _Labels, _Sets or _Values, which compute once what
@@ -117,7 +104,11 @@ METRICS: Mapping[str, MetricRow] = {
         worst=lambda _: 1.0,
         scale="biased",
     ),
-    "roc_auc": _area(_MeanRocAuc, "ROC-AUC"),
+    "roc_auc": _area(
+        lambda p: lambda weights: _mean_area(p, lambda ranking: ranking.roc_auc(weights)),
+        "ROC-AUC",
+        halved=lambda p: lambda *blocks: _mean_area(p, lambda ranking: ranking.halved(*blocks)),
+    ),
     "average_precision": _area(lambda p: next(p.ranked).average_precision, task="two"),
     "precision": _percent(lambda p: p.cells.precision, task="two"),
     "recall": _percent(lambda p: p.cells.recall, task="two"),
@@ -284,12 +275,16 @@ def metrics_for(
         p = _Sets(y, output, (output >= 0.5) * 1 if predicted is None else predicted)
     else:
         p = _Labels(y, output, output.argmax(1) if predicted is None else predicted)
-    metrics = {}
-    for name, row in _rows(p.classes, beta, sets=y.ndim > 1, ordinal=ordinal).items():
-        of, rarer = row.of(p), None if row.counts_all else p.rarer
-        halved = getattr(of, "halved", None)
-        metrics[name] = Metric(of, row.scale, row.worst(p), rarer, halved)
-    return metrics
+    return {
+        name: Metric(
+            row.of(p),
+            row.scale,
+            row.worst(p),
+            None if row.counts_all else p.rarer,
+            row.halved and row.halved(p),
+        )
+        for name, row in _rows(p.classes, beta, sets=y.ndim > 1, ordinal=ordinal).items()
+    }
 
 
 class _Labels:
@@ -598,37 +593,24 @@ def _ratio(part: Float64, whole: NDArray[Any], *, undefined: float = 0.0) -> Flo
     return ratio
 
 
-def _kept(method: Callable[[Any, Float64], T]) -> Callable[[Any, Float64], T]:
-    """A method whose last result is kept, since several metrics ask for the same weights."""
-
-    def call(self: Any, weights: Float64) -> T:
-        # by identity: the weights are kept with the result, so that no new array can have their
-        # address
-        if self.last is None or self.last[0] is not weights:
-            self.last = weights, method(self, weights)
-        return self.last[1]  # type: ignore[no-any-return]
-
-    return call
-
-
 class _Confusion:
     """Weight of the records of every true and of every predicted class, and metrics of it."""
 
-    last: Any = None
-
     def __init__(self, y: Int64, predicted: Int64, classes: int) -> None:
+        self._last: Any = None, None
         self._classes, self._squares = classes, (y - predicted) ** 2.0
         # (classes, n) sparse: a dense one has that many numbers
         self._true, self._predicted = _indicator(y, classes), _indicator(predicted, classes)
         self._right = self._true.multiply(self._predicted).tocsr()
 
-    @_kept
-    def _marginals(self, weights: Float64) -> tuple[Float64, Float64, Float64]:
+    def _marginals(self, weights: Float64) -> list[Float64]:
         """``(samples, classes)``: rightly predicted, true, and predicted."""
-        right, true, predicted = (
-            np.asarray(cells @ weights.T).T for cells in (self._right, self._true, self._predicted)
-        )
-        return right, true, predicted
+        # several metrics ask for the same weights. By identity: they are kept with the result, so
+        # that no new array can have their address
+        if self._last[0] is not weights:
+            cells = self._right, self._true, self._predicted
+            self._last = weights, [np.asarray(each @ weights.T).T for each in cells]
+        return self._last[1]  # type: ignore[no-any-return]
 
     def macro_f1(self, weights: Float64) -> Float64:
         """Mean of the F1 of every class that is true or predicted somewhere."""
@@ -680,7 +662,7 @@ class _Confusion:
         return _ratio(right[:, 1], true[:, 1])
 
 
-def _behind(misses: Float64, owner: Int64) -> Float64:
+def _behind(misses: NDArray[Any], owner: Int64) -> Float64:
     """Misses behind each of some ties within its owner, whose ties stand together; half its own."""
     return np.asarray(np.cumsum(np.bincount(owner, misses))[owner] - np.cumsum(misses) + misses / 2)
 

@@ -50,6 +50,18 @@ def test_the_error_of_a_roc_auc_is_delongs() -> None:
     assert found == pytest.approx(np.sqrt(wanted), rel=0.02)
 
 
+@pytest.mark.parametrize("classes", [2, 3, 30])
+def test_areas_of_halved_blocks_are_those_of_their_weights(classes: int) -> None:
+    """With ties, units of several sizes, and a class that no record has."""
+    random = np.random.default_rng(classes)
+    y, unit = random.integers(classes - (classes > 2), size=400), random.integers(90, size=400)
+    proba = random.dirichlet(np.ones(classes), size=400).round(1)
+    metric = metrics_for(y, proba)["roc_auc"]
+    moved = influences({0: metric, 1: metric._replace(halved=None)}, unit)
+    assert np.ptp(moved[0]) > 0
+    assert np.array_equal(moved[0], moved[1])
+
+
 @pytest.mark.parametrize("name", ["rmse", "mae", "r2", "pearson", "spearman"])
 def test_the_error_is_that_of_a_bootstrap(name: str) -> None:
     random = np.random.default_rng(0)
