@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -293,7 +294,7 @@ def test_texts_that_are_there_cost_no_time(tmp_path: Path, monkeypatch: pytest.M
     assert json.loads(cost.stdout)["seconds"] == 0
     assert tree(tmp_path) == before
     again = invoke(*extract, "--overwrite", "--reuse", tmp_path / "out")
-    assert "(nothing was encoded)" in again.output
+    assert re.search(r"\(nothing\s+was\s+encoded,\s+\d+\s+tokens\s+from\s+before\)", again.output)
 
 
 def test_a_run_tells_that_its_dataset_is_another_one(tmp_path: Path) -> None:
