@@ -22,7 +22,7 @@ from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
-from embedkit.dataset.format import is_dataset, read_manifest
+from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import count_text
 from embedkit.encoding.windows import match
@@ -42,7 +42,7 @@ from embedkit.runs.folder import check_alike, is_run, read_run
 from embedkit.runs.predictions import decide
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, no_progress
-from embedkit.units.units import Units, beside_numbers, lacks_column, reading_of
+from embedkit.units.units import Units, beside_numbers, lacks_column
 
 logger = logging.getLogger(__name__)
 
@@ -490,16 +490,13 @@ def _plan_as(
 ) -> CorpusPlan:
     """The plan of a corpus with the columns that the run was made from, as far as it has them.
 
-    The first name of a submission is the column of ids if there is no other: a file of answers is
-    joined by these, and numbers of rows under that name would be joined to the wrong records.
+    The first name of a submission is the column of ids, unless another one was named: a file of
+    answers is joined by these, and other values under that name would join the wrong records.
     """
     names: dict[str, Any] = {}
     content = None if _is_checkpoint(os.fspath(run)) else read_run(Path(run))
     if isinstance(content, PredictionRun):
-        names, path = content.dataset.reading or {}, Path(run, content.dataset.path)
-        # a run on vectors has none: its dataset says how it was read, if that is still where it was
-        if not names and content.dataset.path and is_dataset(path):
-            names = reading_of(read_manifest(path).job.input)
+        names = content.dataset.reading or {}
     # what the user names is not looked up
     roles = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
     columns: dict[str, Any] = {name: names.get(name) for name in roles}
@@ -512,14 +509,15 @@ def _plan_as(
         except CorpusError:
             # columns are guessed, as for any corpus
             plan, columns = plan_corpus(files, reading), {}
-    if submission is not None and plan.id is None:
-        if submission[0] not in plan.columns:
+    if submission is not None and reading.id is None:
+        if submission[0] in plan.columns:
+            plan = plan_corpus(files, replace(reading, **columns | {"id": submission[0]}))
+        elif plan.id is None:
             raise UsageError(
                 f"{files[0].name} has no column of ids. Name it with {Option('id')}, or with the "
                 "first name of the submission.",
                 submission=",".join(submission),
             )
-        plan = plan_corpus(files, replace(reading, **columns | {"id": submission[0]}))
     numbers = content.columns if isinstance(content, PredictionRun) else ()
     for name in numbers:
         if name not in plan.columns:

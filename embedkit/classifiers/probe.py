@@ -113,8 +113,8 @@ def probe(
         estimator: fitted on each view, as in :func:`~embedkit.classifiers.train.train`.
         task: {TASKS}.
         label_separator: between the classes of a record of several.
-        split: result or file of ``embedkit split``, or a column that names the folds (``test``:
-            the test set).
+        split: result or file of ``embedkit split``, or a column that names the folds; ``test`` is
+            the test set, and of ``train`` and ``validation`` the latter is held out.
         folds: number of folds where no split is given.
         metric: score that is shown, tuned for and chosen by: ``accuracy``, ``macro_f1``,
             ``log_loss``, ``brier``, ``roc_auc``, ``average_precision``, ``f2`` …, ``rmse``,

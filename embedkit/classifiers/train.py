@@ -335,8 +335,9 @@ def train(
             whose probability reaches 0.5; folds are not stratified.
         label_separator: between the classes of a record. An empty label has no class; a record
             without a label (null) is left out.
-        split: result or file of ``embedkit split``, or a column that names the folds (``test``:
-            the test set); without one a split is made.
+        split: result or file of ``embedkit split``, or a column that names the folds; ``test`` is
+            the test set, and of ``train`` and ``validation`` the latter is held out. Without one a
+            split is made.
         folds: number of folds where no split is given.
         test: test set: a dataset made with the same settings, or a corpus.
         threshold: of two classes, the probability from which the second one is predicted: a

@@ -128,7 +128,7 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
         "What is labelled: {RUN_LEVELS}; extract words with --words --word-label.",
         choice(RUN_LEVELS, "sentence"),
     ),
-    ("--split", "File of embedkit split, or a column that names folds (test: the test set).", {}),
+    ("--split", "File of embedkit split, or a column: folds, or train, validation, test.", {}),
     ("--test", "Test set: a corpus or a dataset, with labels or without.", {"type": FILE}),
     (
         "--folds",

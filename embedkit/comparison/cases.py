@@ -29,7 +29,7 @@ from embedkit.runs.run import ClassScore
 from embedkit.runs.scores import scores_by_class
 from embedkit.storage import file_sha256
 from embedkit.types import Bool, Float64, Int64
-from embedkit.units.units import Units, reading_of, unit_keys
+from embedkit.units.units import Units, unit_keys
 
 _LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
 MOST_SUSPICIONS = 20
@@ -274,10 +274,9 @@ def find_texts(
     They are from the dataset or corpus file ``texts`` if there is one.
     """
     source = runs[0].content.split.source
-    # a corpus is read as it was read for the first dataset or run: with another quoting or format
-    # its rows would be other records
-    readings = [reading_of(dataset.manifest.job.input) for dataset in datasets]
-    readings += [read for run in runs if (read := run.content.dataset.reading)]
+    # a corpus is read as it was read for the first run: with another quoting or format its rows
+    # would be other records
+    readings = [read for run in runs if (read := run.content.dataset.reading)]
     reading = {}
     if readings:
         reading = {name: readings[0][name] for name in ("text", "text_pair")}

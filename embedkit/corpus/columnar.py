@@ -108,11 +108,14 @@ class _ColumnarTable(Table):
         try:
             # a column may have two roles, such as the label that is kept too; it is converted once
             places = {name: self._fields[name][0] for name in names}
+            named = [*filter(self.class_names, places)]
             # fields of one struct share its column, which is read once
             for whole in self._batches(list(dict.fromkeys(top for top, *_ in places.values()))):
                 batch = whole.slice(min(self._skipped, whole.num_rows))
                 self._skipped -= whole.num_rows - batch.num_rows
                 columns = {name: _cells(_column(batch, *place)) for name, place in places.items()}
+                for name in named:  # -1 stands for no class there
+                    columns[name] = [None if cell == "-1" else cell for cell in columns[name]]
                 for values in zip(*(columns[name] for name in names), strict=True):
                     self._done += 1
                     yield _row(values)

@@ -278,7 +278,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
     same = len({d.format for d in dialects}) == 1 and READERS[dialect.format].same_columns
     columns = _common_columns(files, tables, same=same)
     guess = _Guess(columns, files[0].name, notices, tables)
-    text = guess.text(options.text)
+    text = guess.text(options.text, options.word_label)
     text_pair = guess.named_column("text_pair", options.text_pair)
     spans: Any = options.spans
     kept = [str(guess.named_column("keep", name)) for name in options.keep]
@@ -293,7 +293,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
         spans = tuple(str(guess.named_column("spans", str(name))) for name in spans)
     # columns of spans are read as kept columns
     kept += [] if spans == SENTENCES and SENTENCES[0] not in columns else spans
-    used = {text, text_pair}
+    used = {text, text_pair, *spans}
     if any(table.is_list(text) for table in tables):
         # a list of words is remembered as the space between them, so that it is part of the
         # settings that a dataset stores and a resumed job compares
@@ -443,7 +443,7 @@ class _Guess:
             raise self._lacks("word_label", name, self._word_columns)
         return self.named_column("word_label", name)
 
-    def text(self, name: str | None) -> str:
+    def text(self, name: str | None, word_label: str | None) -> str:
         """The text column: named, the only one, or with a usual name."""
         if name is None and len(self._columns) == 1 and not _NO_NAME.search(self._columns[0]):
             (only,) = self._columns
@@ -452,9 +452,11 @@ class _Guess:
                 advice = Option("header", False, before=" (if that is a text: ", after=")")
                 self._notices.append(Message(f"text column: the only one, {only[:60]!r}{advice}"))
             return only
-        # a column of words is a text only if it is a list; last,
-        # since a text beside it is meant first
-        usual = [*_TEXT_NAMES, *(n for n in _WORD_NAMES if self._tables[0].is_list(n))]
+        # a column of words is a text only if it is a list; last, since a text beside it is meant
+        # first, unless lists label its words
+        table, usual = self._tables[0], [*_TEXT_NAMES]
+        lists = [name for name in _WORD_NAMES if table.is_list(name)]
+        usual = [*lists, *usual] if word_label and table.is_list(word_label) else [*usual, *lists]
         column = self.usual_column("text", name, usual)
         if column is None:
             raise CorpusError(

@@ -33,7 +33,7 @@ from embedkit.corpus.sources import (
     first_bytes,
 )
 from embedkit.corpus.values import NotText, number_text, text_of
-from embedkit.errors import CorpusError
+from embedkit.errors import CorpusError, Message
 
 # records that tell the columns, unless they are long: these
 # bytes are the most that is held meanwhile
@@ -151,6 +151,11 @@ class JsonTable(TextTable):
                 f"{self.path} holds a frame by its columns, not records. Write it with "
                 "df.to_json(path, orient='records', lines=True)."
             )
+        for name, value in self._kinds.items() if objects == len(filled) == 1 else ():
+            if isinstance(value, list) and sum(isinstance(inner, dict) for inner in value) > 1:
+                problem = f"is one record; its {name} is a list of {len(value)} objects"
+                advice = f" (if these are the records: jq -c '.{name}[]' old > new)"
+                self.notices = (Message(f"{self.path.name} {problem}{advice}"),)
         return list(self._kinds)
 
     def is_list(self, name: str) -> bool:
@@ -267,7 +272,9 @@ READERS: Mapping[str, Format] = {
         suffixes=(".conll", ".bio", ".iob", ".iob2"),
         # of CoNLL-2003, of KLUE, and where two lines end in tags of words. Between columns stand
         # tabs, or spaces: a text with its label O behind a tab has both
-        magic=re.compile(rb"-DOCSTART-|## klue-ner|(((\S+\t)+|(\S+ +)+)(O|[BIES]-\S+)\s*\n){2}"),
+        magic=re.compile(
+            rb"-DOCSTART-|## klue-ner|(#.*\n)*(((\S+\t)+|(\S+ +)+)(O|[BIES]-\S+)\s*\n){2}"
+        ),
         marks_words=True,
     ),
 }

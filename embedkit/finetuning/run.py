@@ -85,8 +85,9 @@ def finetune(
         revision: branch, tag or commit of a hub checkpoint.
         offline: never ask the hub.
         device: ``auto``, ``cpu`` or ``cuda``.
-        split: result or file of ``embedkit split``, or a column that names the folds (``test``:
-            the test set); without one ``folds`` folds are made.
+        split: result or file of ``embedkit split``, or a column that names the folds; ``test`` is
+            the test set, and of ``train`` and ``validation`` the latter is held out. Without one
+            ``folds`` folds are made.
         folds: number of folds where no split is given.
         test: a further corpus file or dataset as test set, with labels or without.
         test_sample: number of records of the test file to predict, sampled with the same seed.

@@ -51,6 +51,7 @@ from embedkit.runs.run import FORMAT_VERSION, KINDS, DatasetContent, PredictionR
 from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.runs.split import write_split
 from embedkit.types import AnyPath
+from embedkit.units.units import reading_of
 
 if TYPE_CHECKING:  # imports torch
     from embedkit.encoding.model import ModelInfo
@@ -306,6 +307,7 @@ def dataset_content(data: VectorData, folder: Path | None = None) -> DatasetCont
         pairs=job.input.text_pair is not None,
         vectors=job.vectors,
         storage=job.storage.profile,
+        reading=reading_of(job.input) | {"spans": [*job.input.spans]},  # as JSON has it
         fold_models=job.folds is not None,
         marked_words=READERS[job.input.format].marks_words,
     )

@@ -47,7 +47,7 @@ class DatasetContent:
     pairs: bool
     vectors: VectorSettings | None = None  # None if the run reads texts
     storage: Storage | None = None
-    reading: dict[str, Any] | None = None  # of a corpus
+    reading: dict[str, Any] | None = None  # columns and dialect of the corpus
     rejected: dict[str, int] | None = None  # by reason
     fold_models: bool = False  # the vectors are of the models of a fine-tuned run
     marked_words: bool = False  # words are marked in the corpus, not divided at white space

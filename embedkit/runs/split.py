@@ -292,6 +292,7 @@ def align_split(file: str | Path | Split, records: Units) -> Split:
 _SMALLEST_TEST = 0.01
 # at most so many strata of a regression
 _BINS = 10
+_VALIDATION = frozenset(("validation", "valid", "val", "dev"))
 _HOLDOUT = 5  # of one fold, a record of so many is held out
 
 
@@ -392,16 +393,16 @@ def split_by_column(
     """Take the folds from a column of the corpus.
 
     ``test`` marks the test set, every other value a fold. Where only one other value is left, such
-    as ``train``, its records are assigned to ``folds`` folds.
+    as ``train``, its records are assigned to ``folds`` folds. Of ``train`` and ``validation`` the
+    latter alone is held out.
     """
     try:
         values = records.column(column)
     except UsageError as error:  # the name of a file may have been meant
         raise UsageError(f"there is no such file, and {error.message}", split=column) from error
     marks = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
-    if (marks == "").any():
-        row = records.row[int(np.argmax(marks == ""))]
-        raise UsageError(f"row {row} has no value there.", split=column)
+    if len(empty := records.row[marks == ""]):
+        raise UsageError(f"row {empty[0]} has no value there.", split=column)
     in_test = np.char.lower(marks) == "test"
     # records marked test may have no label: they are predicted, not scored
     used = ~in_test & records.labelled(sets=sets)
@@ -410,8 +411,10 @@ def split_by_column(
         raise UsageError("every record is marked test.", split=column)
     groups = same_text_groups(records.key, None, len(records))
     result = np.where(in_test, TEST, UNUSED)
-    shuffled = len(names) == 1
-    if shuffled:
+    shuffled, kinds = len(names) == 1, np.char.lower(names).tolist()
+    if len(kinds) == 2 and "train" in kinds and not _VALIDATION.isdisjoint(kinds):
+        result[used] = np.where(np.char.lower(marks[used]) == "train", TRAIN, 0)
+    elif shuffled:
         strata = _strata(records.take(np.flatnonzero(used)), folds, sets)
         result[used] = _assigned(strata, groups[used], folds, seed=seed)
     else:

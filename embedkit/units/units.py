@@ -562,9 +562,10 @@ def split_column(split: object) -> dict[str, str]:
     """
     if not isinstance(split, str) or Path(split).exists():
         return {}
-    # a mistyped path is told to be one: no column is called like it
-    is_path = Path(split).suffix == ".parquet" or Path(split).name != split
-    return {} if is_path else {split: "split"}
+    # a mistyped path is told to be one; a column may be called Train/Dev/Test
+    path = Path(split)
+    within = path.name != split and path.parent.is_dir()
+    return {} if within or path.suffix == ".parquet" else {split: "split"}
 
 
 @contextmanager

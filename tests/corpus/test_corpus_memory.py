@@ -244,7 +244,8 @@ def test_names_of_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
     tags = Sequence(ClassLabel(names=["O", "B-LOC"]))
     kinds = {"tokens": Sequence(Value("string")), "tags": tags}
     kinds["label"] = ClassLabel(names=["bad", "good"])
-    records = {"tokens": [["in", "Seoul"], ["no"]], "tags": [[0, 1], [0]], "label": [1, 0]}
+    words = [["in", "Seoul"], ["no"], ["a"]]
+    records = {"tokens": words, "tags": [[0, 1], [0], [0]], "label": [1, 0, -1]}
     made = Dataset.from_dict(records, features=Features(kinds))
     made.to_parquet(tmp_path / "c.parquet")
     for corpus in (made, tmp_path / "c.parquet"):
@@ -253,4 +254,4 @@ def test_names_of_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
             units = Units.of_corpus(corpus, CorpusOptions(word_label="tags"))
         assert "the numbers in label, named 0=bad,1=good there" in caplog.text
         assert "the numbers in tags, named 0=O,1=B-LOC there" in caplog.text
-        assert list(units.label or ()) == ["1", "0"]
+        assert list(units.label or ()) == ["1", "0", None]  # -1 stands for no class

@@ -22,7 +22,7 @@ from tests.corpus_fixtures import Folder, plan_files, read_files
     [
         ("rating_train.txt", r"ratings_train\.txt"),  # its neighbour
         ("nowhere/corpus.tsv", r"The folder .*nowhere does not exist\."),
-        ("", "is a folder"),
+        ("", r"is a folder; give its files: .*/\*\.txt\."),
         ("pipe", "is a pipe"),
         ("a\0b", "null byte"),
     ],
@@ -32,6 +32,21 @@ def test_what_is_no_file(folder: Folder, name: str, message: str) -> None:
     os.mkfifo(folder.path / "pipe")
     with pytest.raises(CorpusError, match=message):
         InputFile.of(folder.path / name)
+
+
+def test_a_column_that_another_one_speaks_for(folder: Folder) -> None:
+    lists = '{"text": "b", "tokens": ["a"], "tags": ["O"], "label": [[0, 1]]}\n'
+    assert folder.plan(lists, "c.jsonl").text == "text"
+    assert folder.plan(lists, "c.jsonl", word_label="tags").text == "tokens"
+    assert folder.plan(lists, "c.jsonl").label == "label"
+    assert folder.plan(lists, "c.jsonl", spans=("label",)).label is None
+
+
+def test_records_inside_of_one_object_are_told(folder: Folder) -> None:
+    document = '{"title": "t", "data": [{"text": "a"}, {"text": "b"}]}'
+    (note, *_) = folder.plan(document, "c.json").notices
+    assert "its data is a list of 2 objects" in note
+    assert "its data" not in str(folder.plan(f"{document}\n{document}\n", "c.json").notices)
 
 
 def test_a_host_that_does_not_answer() -> None:

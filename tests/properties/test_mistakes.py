@@ -127,10 +127,12 @@ def test_a_command_is_told_of_its_own_options(folder: Path, name: str) -> None:
 
 
 def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> None:
-    predict_file(
-        folder / "spam", folder / "test.csv", out=tmp_path / "s.csv", submission="msg_id,target"
-    )
-    assert (tmp_path / "s.csv").read_text("utf-8") == "msg_id,target\nm900,1\nm901,0\n"
+    # a column that is usually one of ids gives way to the one that was named
+    pd.read_csv(folder / "test.csv").assign(index=[7, 8]).to_csv(tmp_path / "indexed.csv")
+    for file in (folder / "test.csv", tmp_path / "indexed.csv"):
+        predict_file(folder / "spam", file, out=tmp_path / "s.csv", submission="msg_id,target")
+        assert (tmp_path / "s.csv").read_text("utf-8") == "msg_id,target\nm900,1\nm901,0\n"
+        (tmp_path / "s.csv").unlink()
     # row numbers are no ids
     given: Any = {"out": tmp_path / "no.csv", "submission": "id,target"}
     with pytest.raises(UsageError, match=r"'id,target': .*test\.csv has no column of ids"):

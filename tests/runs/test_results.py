@@ -304,7 +304,8 @@ def test_stored_vectors_are_predicted_without_encoding(
 
 def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> None:
     lines = corpus_of(tmp_path / "c.tsv").read_text("utf-8").splitlines()
-    for name, values in (("named", ["a", "b", "test"]), ("dealt", ["train", "train", "Test"])):
+    kinds = {"named": ["a", "b", "test"], "held": ["Train", "validation", "test"]}
+    for name, values in (kinds | {"dealt": ["train", "train", "Test"]}).items():
         marks = ["part", *(values[i % 3] for i in range(N))]
         corpus = tmp_path / f"{name}.tsv"
         rows = zip(lines, marks, strict=True)
@@ -313,9 +314,12 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
         run = tmp_path / f"run-{name}"
         train(tmp_path / name, out=run, split="part", folds=4)
         found = predictions(run).set_index("row").sort_index()
-        assert ((found["fold"] == "test") == (np.arange(N) % 3 == 2)).all()
+        assert ((found["fold"] == "test") == (found.index % 3 == 2)).all()
         inside = found["fold"][found["fold"] != "test"]
-        assert sorted(set(inside)) == (["0", "1"] if name == "named" else ["0", "1", "2", "3"])
+        expected = {"named": ["0", "1"], "held": ["0"], "dealt": ["0", "1", "2", "3"]}
+        assert sorted(set(inside)) == expected[name]
+        if name == "held":  # trained on the others, which are never predicted
+            assert (inside.index % 3 == 1).all()
         if name == "named":
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
     units = Units.of_dataset(embedkit.load(tmp_path / "dealt"))
