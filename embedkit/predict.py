@@ -465,7 +465,16 @@ def _predicted(
     predictor: Predictor, reader: CorpusReader, progress: ProgressCallback
 ) -> Iterator[PredictedRecord]:
     """The prediction for every record, in chunks that fill batches."""
-    records = (item for item in reader if isinstance(item, Record))
+    rejected = list[int]()
+
+    def accepted() -> Iterator[Record]:
+        for item in reader:
+            if isinstance(item, Record):
+                yield item
+            else:
+                rejected.append(item.row)
+
+    records = accepted()
     while chunk := list(islice(records, _CHUNK_OF_TEXTS)):
         units = Units.of_records(chunk, reader.plan)
         if predictor.labels_words:
@@ -474,6 +483,9 @@ def _predicted(
             predictor.check_pairs(units.pairs, option="text_pair")
         yield from _rows(*predictor.predict_units(units))
         progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
+    if rejected:
+        rows = f"{', '.join(map(str, rejected[:10]))}{', …' * (len(rejected) > 10)}"
+        logger.warning(f"no prediction of rows {rows}: where each needs one, give it a text")
 
 
 def _rows(units: Units, predictions: Iterable[Prediction]) -> Iterator[PredictedRecord]:

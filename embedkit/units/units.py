@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.corpus.conllu import Words
-from embedkit.corpus.memory import CorpusLike, input_files
+from embedkit.corpus.memory import CorpusLike, input_files, paths_of
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, hash_inputs, plan_corpus, planned_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.values import is_missing, text_of
@@ -592,7 +592,8 @@ def load_or_extract(
     """Open a dataset; a corpus is extracted first, with the options and the column ``label``.
 
     The dataset then also has the columns ``keep``, whose values are the caller's options that name
-    them, and the one that ``split`` is named by, beside those that the options keep.
+    them, and the one that ``split`` is named by, beside those that the options keep. A corpus in
+    memory has no name: another one, or other settings, get a number, as ``dataframe-2.vectors``.
     """
     keep = {**(keep or {}), **split_column(split)}
     options = {name: value for name, value in options.items() if value is not None}
@@ -606,13 +607,20 @@ def load_or_extract(
     words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
     words |= {"label": label} if isinstance(label, str) else {}
     options["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
-    try:
-        with naming(keep):
-            out = extract(source, progress=progress, **{**words, **options}).out
-    except OutputExistsError as error:
-        # its own options are those of the run here, so that its advice is left out
-        advice = "Extract the corpus by embedkit extract, under another name, and give its dataset."
-        problem, _, differences = format(error.message).partition(". Pass another")
-        problem += differences.rpartition(". It differs in")[2].replace(":", " in", 1)
-        raise OutputExistsError(f"{problem}\n{advice}") from error
-    return VectorData.of(out, view, level=level)
+    # an iterator can be read once only, and has one try
+    in_memory = paths_of(source) is None and hasattr(source, "__len__")
+    numbers, out = count(2), None
+    while True:
+        try:
+            with naming(keep):
+                out = extract(source, out=out, progress=progress, **{**words, **options}).out
+            return VectorData.of(out, view, level=level)
+        except OutputExistsError as error:
+            if in_memory:
+                out = Path(f"{type(source).__name__.lower()}-{next(numbers)}.vectors")
+                continue
+            # its own options are those of the run here, so that its advice is left out
+            advice = "Extract the corpus by embedkit extract, under another name; give its dataset."
+            problem, _, differences = format(error.message).partition(". Pass another")
+            problem += differences.rpartition(". It differs in")[2].replace(":", " in", 1)
+            raise OutputExistsError(f"{problem}\n{advice}") from error

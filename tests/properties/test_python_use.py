@@ -61,9 +61,16 @@ def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
     again = embedkit.train("dataframe.vectors", out="again", folds=3, tune=False)
     pd.testing.assert_frame_equal(predictions(first.out), predictions(again.out))
     assert embedkit.probe(renamed, folds=3, **options).content.views
-    # of these options the call has others, for its run
+    # another frame gets a number, and the same one its vectors
+    options |= {"folds": 3, "tune": False}
+    for _ in range(2):
+        parts = renamed.assign(part="0")
+        run = embedkit.train(parts, split="part", out="parts", overwrite=True, **options)
+        assert run.content.dataset.path == "../dataframe-2.vectors"
+    # a file has a name. Of the options in this message the call has others, for its run
+    renamed.to_csv("dataframe.csv", index=False)
     with pytest.raises(OutputExistsError, match="by embedkit extract"):
-        embedkit.train(renamed.assign(part="0"), split="part", out="no", **options)
+        embedkit.train("dataframe.csv", out="no", **options)
     with pytest.raises(UsageError, match=r"text='text'.*dataframe\.vectors"):
         embedkit.train("dataframe.vectors", out="no", text="text")
     tuned = embedkit.finetune(renamed, label="stars", **{**TINY, "epochs": 1})
