@@ -88,8 +88,9 @@ class Target:
         inside = [p for p in names.tolist() if p[0] in "[{" and task != "regression"]
         if lists := [part for part in inside if part[:2] == '{"' or list_of(part) is not None]:
             kind, advice = "list of classes", f"Pass {Option('task', 'multilabel')}."
-            if sets or lists[0][:2] == '{"':
-                kind, advice = "list or an object within one", "Name the field with the class."
+            if sets or lists[0][:2] in ('{"', "[[", "[{"):
+                kind, spans = "list or an object within one", Option("spans", of="extract")
+                advice = f"Name the field with the class; spans of texts are for {spans}."
             raise UsageError(f"{name}: the label {lists[0]:.60} is a {kind}. {advice}")
         classes = tuple(names.tolist()) if sets else ()
         _warn_of_twins(names, name)
