@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from embedkit.encoding.model import PlainModel, takes_segments
+from embedkit.encoding.model import PlainModel, is_out_of_memory, takes_segments
 from embedkit.encoding.products import LinearToTrain
 from embedkit.errors import UsageError, first_line
 from embedkit.finetuning.options import CONTRASTIVE, WORDS, TrainingOptions, own_head
@@ -285,7 +285,13 @@ class _Own(_Cls):
             part._is_hf_initialized = True  # transformers would draw its weights anew
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        logits: Tensor = self.module(hidden, mask)
+        try:
+            logits: Tensor = self.module(hidden, mask)
+        except (TypeError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            problem = f"called with hidden states {tuple(hidden.shape)} and their mask, it says"
+            raise UsageError(f"{problem}: {first_line(error)}.", head=self.name) from error
         if logits.shape != (len(hidden), self.width):
             shapes = f"it gives {tuple(logits.shape)}, not logits {(len(hidden), self.width)}"
             raise UsageError(f"{shapes}.", head=self.name)

@@ -255,10 +255,15 @@ class FineTuned(NamedTuple):
         if self.earlier is None:
             return method
         folder, earlier = self.earlier
+        columns = ("text", "text_pair", "label", "word_label")
+        read = earlier.dataset.reading or units.reading
         for what, before, now in (
+            *((f"{name} column", read[name], units.reading[name]) for name in columns),
+            ("task", earlier.task, decided.task),
             ("split", earlier.split.fingerprint, split.fingerprint),
             ("label", earlier.classes, target.classes),
             ("head", earlier.head, decided.head_name),
+            ("cnn_widths", earlier.settings["cnn_widths"], [*decided.cnn_widths]),
             ("one_logit", earlier.settings["one_logit"], decided.one_logit),
             ("input", earlier.tokens, self.tokens),
             ("validation", earlier.settings["validation"], decided.validation),

@@ -46,7 +46,8 @@ _FEW = 320  # texts, up to which pairs are learnt from; docs/finetuning.md has w
 _VALIDATION = 0.1  # of the training records
 _NEW_RATE = 1e-3  # of weights that were drawn at random
 _OF_LABELS = (
-    "task level head one_logit label_smoothing dropout lora patience select_by".split()  # noqa: SIM905
+    *("task", "level", "head", "head_learning_rate", "one_logit", "label_smoothing"),
+    *("dropout", "lora", "patience", "select_by"),
 )
 """Options that mean nothing where pairs are trained on."""
 
@@ -168,6 +169,11 @@ class TrainingOptions:
             ("warmup", 0 <= self.warmup < math.inf, "steps, or a fraction of them such as 0.1"),
             ("validation", 0 <= self.held_back <= 0.5, "a fraction from 0 to 0.5, such as 0.1"),
             ("cnn_widths", bool(widths) and min(widths) > 0, "numbers of tokens such as 2,3,4"),
+            (
+                "cnn_widths",
+                widths == (2, 3, 4) or self.head == "cnn",
+                f"{Option('head', 'cnn')} too",
+            ),
             ("freeze_layers", layers_fit, "a number, embeddings or all"),
         )
         for name, fits, expected in checks:

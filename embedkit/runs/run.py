@@ -13,6 +13,7 @@ of records asks. It is asked before a run is written too: none is published that
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from embedkit.records import Count, Seconds
 from embedkit.runs.intervals import Score
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.split import SplitSettings
+from embedkit.types import AnyPath
 
 FORMAT_VERSION = 1
 
@@ -309,7 +311,7 @@ class FinetuneRun(PredictionRun):
         """False if most models were still improving at the end of their training."""
         return self.improving <= len(self.models) / 2
 
-    def going_on(self, path: str) -> str:
+    def going_on(self, path: AnyPath) -> str:
         """Return the command that goes on with the training of a folder; empty if unknown."""
         # both --name=value and --name value are left out; --overwrite is a flag and has no value
         # behind it
@@ -324,6 +326,7 @@ class FinetuneRun(PredictionRun):
         if kept[1:2] != ["finetune"]:
             return ""
         # the same split, without which models would be tested on records that they were trained on
+        path = os.fspath(path).rstrip("/")
         new = {"--model": path, "--split": f"{path}/split.parquet", "--out": f"{path}-longer"}
         return shlex.join([*kept, *(word for pair in new.items() for word in pair)])
 

@@ -98,6 +98,10 @@ class Target:
             classes = _classes(names, name)
         # the labels become numbers in a second step, the one that further labels take too
         target = cls(rows[:0], classes, separator if sets else None)._filled(labels, rows, name)
+        values = target.y[np.isfinite(target.y)] if task == "regression" else np.zeros(0)
+        if len(values) and np.abs(values).max() > _LARGEST_OFFSET * max(values.std(), 1e-30):
+            problem = f"the labels are around {values.mean():.6g} and differ by {values.std():.2g}"
+            raise UsageError(f"{name}: {problem} only. Subtract their mean, for single precision.")
         if missing := len(labels) - len(present):
             # of records or of words
             logger.warning(Message(f"{name}: {missing:,} of {len(labels):,} labels are missing"))
@@ -211,7 +215,8 @@ def set_numbers(sets: Sequence[Sequence[str] | None], classes: Sequence[str]) ->
     return numbers
 
 
-_LARGEST = 1e100
+# of labels as estimators compute with them, in float32, and of their distance from 0 in deviations
+_LARGEST, _LARGEST_OFFSET = 1e30, 1e6
 
 
 def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
@@ -221,7 +226,7 @@ def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
     wrong = ~(np.abs(values) < _LARGEST) & [has_label(label) for label in labels]
     if wrong.any():
         i = int(np.argmax(wrong))
-        raise UsageError(f"{name}: {labels[i]!r} of row {rows[i]} is not a number below 1e100.")
+        raise UsageError(f"{name}: {labels[i]!r} of row {rows[i]} is not a number below 1e30.")
     return values
 
 

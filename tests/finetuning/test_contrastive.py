@@ -126,7 +126,14 @@ def test_a_run_predicts_as_its_classifier_does(common: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("head", "cnn"), ("patience", 2), ("task", "regression"), ("freeze_layers", "all")],
+    [
+        ("head", "cnn"),
+        ("head_learning_rate", 1e-4),
+        ("patience", 2),
+        ("task", "regression"),
+        ("freeze_layers", "all"),
+        ("cnn_widths", (2, 3)),
+    ],
 )
 def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"{name}="):

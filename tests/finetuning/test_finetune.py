@@ -439,7 +439,10 @@ def test_a_finished_run_goes_on(shared: Path, tmp_path: Path, task: str) -> None
         "split": {"split": None},
         "head": {"head": "cls"},
         "validation": {"validation": 0.2},
+        "text column": {"text": "id"},
     }
+    if task == "classification":
+        others["task"] = {"task": "multilabel"}
     for name, other in others.items():
         with pytest.raises(MismatchError, match=f"another {name}"):
             tuned_on(shared, tmp_path / "no", **{**longer, **other})
@@ -464,7 +467,7 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
         assert replace(content, history=history(*losses)).is_trained is trained
     line = "embedkit finetune c.tsv --epochs 3 --out=runs/a --head cnn --overwrite --seed 1"
     expected = "embedkit finetune c.tsv --head cnn --seed 1 --model r --split r/split.parquet"
-    assert replace(content, command=line).going_on("r") == f"{expected} --out r-longer"
+    assert replace(content, command=line).going_on("r/") == f"{expected} --out r-longer"
     assert content.going_on("r") == ""  # made in Python
 
     train(shared / "data", out=tmp_path / "frozen", split=shared / "split.parquet")

@@ -472,6 +472,7 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
         "values": ([f"{i % 50 / 10}" for i in range(N)], "task='regression'"),
         "lists": (['["b"]', "b"] * (N // 2), "is a list of classes. Pass task='multilabel'"),
         "objects": (['{"b": 1}', "b"] * (N // 2), "Name the field with the class"),
+        "spans": (['[[0, 5, "B"]]', "b"] * (N // 2), "spans of texts are for spans="),
     }
     for name, (labels, message) in cases.items():
         data = extract_tiny(corpus_of(tmp_path / f"{name}.tsv", labels), tmp_path / name)
@@ -491,8 +492,10 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
         made = train(data, out=tmp_path / f"tensor{number}", label=values)
         assert made.content.classes == ("0", "1")
     words = extract_tiny(corpus_of(tmp_path / "w.tsv", ["a", "2.5"] * (N // 2)), tmp_path / "words")
-    with pytest.raises(UsageError, match="'a' of row 0"):
-        train(words, out=tmp_path / "run", task="regression", estimator="ridge")
+    far = [1e9 + i for i in range(N)], "are around 1e.09 and differ by .* only"
+    for labels, message in (far, (["a", "2.5"] * (N // 2), "'a' of row 0")):
+        with pytest.raises(UsageError, match=message):
+            train(words, out=tmp_path / "run", task="regression", label=labels)
     assert not (tmp_path / "run").exists()
 
 
