@@ -181,9 +181,9 @@ def test_a_head_may_be_any_module(tmp_path: Path) -> None:
     for wrong in ("os:system", "math:hypot"):
         with pytest.raises(UsageError, match=f"head='{wrong}': expected a class"):
             built(tiny_model(), head=wrong, n_outputs=2)
-    linear = built(tiny_model(), head=torch.nn.Linear, n_outputs=2)[0]  # which takes no mask
+    linear = built(tiny_model(), head="torch.nn:Linear", n_outputs=2)[0]  # takes no mask
     with pytest.raises(
-        UsageError, match=r"linear:Linear': called with hidden states .*, it says: "
+        UsageError, match=r"torch.nn:Linear': called with hidden states .*, it says: "
     ):
         predict_logits(linear, some)
     corpus = corpus_of(tmp_path / "c.tsv")
