@@ -244,7 +244,7 @@ class CorpusReader:
             # 3.0 too, as a column with missing values is written
             spans = tuple((int(number_text(str(a))), int(number_text(str(b)))) for a, b in pairs)
         except (TypeError, ValueError):
-            detail = f"{' to '.join(cells)[:_EXCERPT]} is no span, and no list such as [[0, 5]]"
+            detail = f"{' to '.join(cells)[:_EXCERPT]} is neither a span nor a list as [[0, 5]]"
             raise BadRecordError("bad_span", detail) from None
         # spans are the words of the text: in its order, visible, and none in another
         last = 0
