@@ -492,10 +492,11 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
         made = train(data, out=tmp_path / f"tensor{number}", label=values)
         assert made.content.classes == ("0", "1")
     words = extract_tiny(corpus_of(tmp_path / "w.tsv", ["a", "2.5"] * (N // 2)), tmp_path / "words")
-    far = [1e9 + i for i in range(N)], "are around 1e.09 and differ by .* only"
-    for labels, message in (far, (["a", "2.5"] * (N // 2), "'a' of row 0")):
+    given = {"far": ([1e9 + i for i in range(N)], "are around 1e.09 and differ by .* only")}
+    given["words"] = ["a", "2.5"] * (N // 2), "'a' of row 0"
+    for values, message in given.values():
         with pytest.raises(UsageError, match=message):
-            train(words, out=tmp_path / "run", task="regression", label=labels)
+            train(words, out=tmp_path / "run", task="regression", label=values)
     assert not (tmp_path / "run").exists()
 
 
