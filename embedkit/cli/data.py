@@ -214,13 +214,14 @@ def _result_text(result: ExtractResult) -> str:
         size = sum(f.bytes for f in manifest.files.values())
         speed = result.tokens_fresh / result.seconds if result.seconds else 0
         encoded = f"encoding {speed:,.0f} tokens/s" if speed else "nothing was encoded"
-        # of shards that were there already, and of datasets to reuse
-        before = totals.ledger["tokens_kept"] - result.tokens_fresh
+        fresh, kept = result.tokens_fresh, totals.ledger["tokens_kept"]
+        # others are of equal texts, of shards that were there already and of datasets to reuse
+        if 0 < fresh < kept:
+            encoded = f"{fresh:,} of {kept:,} tokens encoded, {speed:,.0f} a second"
         first = (
             f"wrote {result.out}: {count_text(totals.accepted, 'row')} × "
             f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
-            f"{duration_text(seconds_so_far())} ({encoded}"
-            + (f", {count_text(before, 'token')} from before)" if before else ")")
+            f"{duration_text(seconds_so_far())} ({encoded})"
         )
     records = ledger_text(
         totals.accepted,

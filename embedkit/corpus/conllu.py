@@ -230,10 +230,12 @@ def between(forms: Sequence[str]) -> str:
     """What stands between words in a text: a space; nothing if they are characters.
 
     KLUE lists those of a text, blank ones among them, and corpora of Chinese and Japanese theirs.
-    Letters of other scripts may be words.
+    Single letters of other scripts may be words.
     """
     characters = max(map(len, forms), default=0) == 1
-    return "" if characters and any(form.isspace() or form >= "\u1100" for form in forms) else " "
+    # from Hangul on: kana and ideographs follow, and marks and signs are no letters
+    east = (form.isspace() or (form >= "\u1100" and form.isalpha()) for form in forms)
+    return "" if characters and any(east) else " "
 
 
 def joined(words: Sequence[str], between: str = " ") -> tuple[str, tuple[Span, ...]]:

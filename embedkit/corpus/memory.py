@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
 
@@ -99,8 +98,9 @@ class InputFile(SourceFile):
             near = near_path(path) if path.parent.is_dir() else gone
             raise unreadable(path, error, error=CorpusError, advice=near.strip()) from error
         if stat.S_ISDIR(status.st_mode):
-            # as deep as the first file, and called like it
-            first = next((p for p in islice(path.rglob("*"), 1_000) if p.is_file()), path / "*.tsv")
+            # as deep as the first file, and called like it; what cannot be read is passed over
+            names = (Path(root, file) for root, _, files in os.walk(path) for file in files)
+            first = next((name for name in names if name.suffix), path / "corpus.tsv")
             pattern = Path(path, *["*"] * len(first.relative_to(path).parts)).as_posix()
             kind, advice = "a folder", f"give its files: {pattern}{first.suffix}"
             if (path / "SHA256SUMS").is_file():

@@ -152,7 +152,9 @@ class JsonTable(TextTable):
                 "df.to_json(path, orient='records', lines=True)."
             )
         for name, value in self._kinds.items() if objects == len(filled) == 1 else ():
-            if isinstance(value, list) and sum(isinstance(inner, dict) for inner in value) > 1:
+            inner = [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+            # entities of a text have their places in it
+            if len(inner) > 1 and "start" not in inner[0]:
                 problem = f"is one record; its {name} is a list of {len(value)} objects"
                 advice = f" (if these are the records: jq -c '.{name}[]' old > new)"
                 self.notices = (Message(f"{self.path.name} {problem}{advice}"),)
@@ -273,7 +275,8 @@ READERS: Mapping[str, Format] = {
         # of CoNLL-2003, of KLUE, and where two lines end in tags of words. Between columns stand
         # tabs, or spaces: a text with its label O behind a tab has both
         magic=re.compile(
-            rb"-DOCSTART-|## klue-ner|(#.*\n)*(((\S+\t)+|(\S+ +)+)(O|[BIES]-\S+)\s*\n){2}"
+            rb"-DOCSTART-|## klue-ner|"
+            rb"(#+ +(id|sent_id|text)\b.*\s+)*(((\S+\t)+|(\S+ +)+)(O|[BIES]-\S+)\s*\n){2}"
         ),
         marks_words=True,
     ),

@@ -109,7 +109,7 @@ METRICS: Mapping[str, MetricRow] = {
         "ROC-AUC",
         halved=lambda p: lambda *blocks: _mean_area(p, lambda ranking: ranking.halved(*blocks)),
     ),
-    "average_precision": _area(lambda p: next(p.ranked).average_precision, task="two"),
+    "average_precision": _area(lambda p: p.second.average_precision, task="two"),
     "precision": _percent(lambda p: p.cells.precision, task="two"),
     "recall": _percent(lambda p: p.cells.recall, task="two"),
     "f1": _percent(lambda p: p.cells.f_beta(1.0), "F1", "two"),
@@ -315,13 +315,19 @@ class _Labels:
     def cells(self) -> _Confusion:
         return _Confusion(self.y, self.predicted, self.classes)
 
+    @cached_property
+    def second(self) -> _Ranking:
+        """The ranking by the probability of the second of two classes."""
+        return _Ranking(self.y == 1, self.proba[:, 1])
+
     @property
     def ranked(self) -> Iterator[_Ranking]:
         """Rankings by the probability of each class; of two by that of the second alone."""
-        # one after the other, since all of them would take three times the probabilities. The area
-        # of the first of two classes is the same as that of the second
-        scored_classes = range(self.classes) if self.classes > 2 else range(1, self.classes)
-        return (_Ranking(self.y == c, self.proba[:, c]) for c in scored_classes)
+        # the area of the first of two classes is the same as that of the second
+        if self.classes == 2:
+            return iter([self.second])
+        # one after the other, since all of them would take three times the probabilities
+        return (_Ranking(self.y == c, self.proba[:, c]) for c in range(self.classes))
 
 
 class _Sets:
@@ -600,16 +606,15 @@ class _Confusion:
         self._last: Any = None, None
         self._classes, self._squares = classes, (y - predicted) ** 2.0
         # (classes, n) sparse: a dense one has that many numbers
-        self._true, self._predicted = _indicator(y, classes), _indicator(predicted, classes)
-        self._right = self._true.multiply(self._predicted).tocsr()
+        true, said = _indicator(y, classes), _indicator(predicted, classes)
+        self._cells = true.multiply(said).tocsr(), true, said
 
     def _marginals(self, weights: Float64) -> list[Float64]:
         """``(samples, classes)``: rightly predicted, true, and predicted."""
         # several metrics ask for the same weights. By identity: they are kept with the result, so
         # that no new array can have their address
         if self._last[0] is not weights:
-            cells = self._right, self._true, self._predicted
-            self._last = weights, [np.asarray(each @ weights.T).T for each in cells]
+            self._last = weights, [np.asarray(each @ weights.T).T for each in self._cells]
         return self._last[1]  # type: ignore[no-any-return]
 
     def macro_f1(self, weights: Float64) -> Float64:

@@ -564,7 +564,7 @@ def split_column(split: object) -> dict[str, str]:
         return {}
     # a mistyped path is told to be one; a column may be called Train/Dev/Test
     path = Path(split)
-    within = path.name != split and path.parent.is_dir()
+    within = path.name != split and (path.suffix != "" or path.parent.is_dir())
     return {} if within or path.suffix == ".parquet" else {split: "split"}
 
 

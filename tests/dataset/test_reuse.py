@@ -294,7 +294,10 @@ def test_texts_that_are_there_cost_no_time(tmp_path: Path, monkeypatch: pytest.M
     assert json.loads(cost.stdout)["seconds"] == 0
     assert tree(tmp_path) == before
     again = invoke(*extract, "--overwrite", "--reuse", tmp_path / "out")
-    assert re.search(r"\(nothing\s+was\s+encoded,\s+\d+\s+tokens\s+from\s+before\)", again.output)
+    assert "(nothing was encoded)" in again.output
+    tsv(tmp_path / "c.tsv", [*OLD, ("x", "a new text")])
+    grown = invoke(*extract, "--overwrite", "--reuse", tmp_path / "out")
+    assert re.search(r"\(\d+\s+of\s+\d+\s+tokens\s+encoded,\s", grown.output)
 
 
 def test_a_run_tells_that_its_dataset_is_another_one(tmp_path: Path) -> None:
