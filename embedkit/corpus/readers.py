@@ -276,7 +276,7 @@ READERS: Mapping[str, Format] = {
         # tabs, or spaces: a text with its label O behind a tab has both
         magic=re.compile(
             rb"-DOCSTART-|## klue-ner|"
-            rb"(#+ +(id|sent_id|text)\b.*\s+)*(((\S+\t)+|(\S+ +)+)(O|[BIES]-\S+)\s*\n){2}"
+            rb"(#+ +(id|sent_id|text)\b.*\n\s*)*(((\S+\t)+|(\S+ +)+)(O|[BIES]-\S+)\s*\n){2}"
         ),
         marks_words=True,
     ),

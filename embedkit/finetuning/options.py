@@ -44,6 +44,7 @@ _EPOCHS = 3, 20  # at least, at most
 _PATIENCE = 5  # epochs, where their number is left open
 _FEW = 320  # texts, up to which pairs are learnt from; docs/finetuning.md has what was measured
 _VALIDATION = 0.1  # of the training records
+_WIDTHS = 2, 3, 4  # of convolutions
 _NEW_RATE = 1e-3  # of weights that were drawn at random
 _OF_LABELS = (
     *("task", "level", "head", "head_learning_rate", "one_logit", "label_smoothing"),
@@ -115,7 +116,7 @@ class TrainingOptions:
     label_separator: str = SEPARATOR
     level: RunLevel = "sentence"
     head: str | Callable[[int, int], Any] | None = None
-    cnn_widths: tuple[int, ...] = (2, 3, 4)
+    cnn_widths: tuple[int, ...] = _WIDTHS
     one_logit: bool = False
     dropout: float | None = None
     max_length: Positive | None = None
@@ -169,11 +170,7 @@ class TrainingOptions:
             ("warmup", 0 <= self.warmup < math.inf, "steps, or a fraction of them such as 0.1"),
             ("validation", 0 <= self.held_back <= 0.5, "a fraction from 0 to 0.5, such as 0.1"),
             ("cnn_widths", bool(widths) and min(widths) > 0, "numbers of tokens such as 2,3,4"),
-            (
-                "cnn_widths",
-                widths == (2, 3, 4) or self.head == "cnn",
-                f"{Option('head', 'cnn')} too",
-            ),
+            ("cnn_widths", widths == _WIDTHS or self.head == "cnn", f"{Option('head', 'cnn')} too"),
             ("freeze_layers", layers_fit, "a number, embeddings or all"),
         )
         for name, fits, expected in checks:

@@ -277,7 +277,7 @@ one word\n"""
     spans = ((0, 1), (1, 2), (3, 4))
     assert korean.records[0].words == Words(spans, ("B-LOC", "I-LOC", "O"))
     for name in ("c.txt", "c"):
-        told = folder.read("# id 0\nEU B-ORG\n. O\n", name)
+        told = folder.read("# id 0  \n\nEU B-ORG\n. O\n", name)
         assert told.texts == ["EU ."]
     headed = folder.read("token\tlabel\nEU\tB-ORG\n.\tO\n", "c.conll", word_label="label")
     assert headed.texts == ["EU ."]
