@@ -522,13 +522,14 @@ def _plan_as(
             # columns are guessed, as for any corpus
             plan, columns = plan_corpus(files, reading), {}
     if submission is not None and reading.id is None:
-        if submission[0] in plan.columns:
-            plan = plan_corpus(files, replace(reading, **columns | {"id": submission[0]}))
+        first = next(iter(submission))
+        if first in plan.columns:
+            plan = plan_corpus(files, replace(reading, **columns | {"id": first}))
         elif plan.id is None:
             raise UsageError(
                 f"{files[0].name} has no column of ids. Name it with {Option('id')}, or with the "
                 "first name of the submission.",
-                submission=",".join(submission),
+                submission=...,
             )
     numbers = content.columns if isinstance(content, PredictionRun) else ()
     for name in numbers:

@@ -1,7 +1,8 @@
 """Files of predictions for people and competitions: CSV, TSV, JSON Lines and Parquet.
 
-A submission names its own columns (``--submission id=ID,target=label``); every other file has the
-id, the prediction and a probability for each class. Files of other tools, which are compared with
+A submission names its own columns, of the answer (``--submission id,target``) or of probabilities
+(``id,target=yes``; ``id,toxic,insult``); every other file has the id, the prediction and a
+probability for each class. Files of other tools, which are compared with
 runs by their ids, are read by :mod:`~embedkit.comparison.load`.
 """
 
@@ -50,7 +51,8 @@ class Prediction:
     end: int | None = None
 
 
-# of a probability with six decimals; the sum of a row is off by so much for each class at most
+# of a probability with six decimals, as another program may have saved a file again; the sum of a
+# row is off by so much for each class at most
 _ROUNDING = 1e-6
 
 
@@ -90,8 +92,9 @@ def with_columns(
         yield fields_of(dict(zip(columns, values, strict=True)), prediction)
 
 
-Submission = tuple[str, str]
-"""Names of the two columns of a submission: of the id, and of the label or value."""
+Submission = Mapping[str, str]
+"""Columns of a submission, and what each holds: ``id`` (the first), ``answer``, the label or value,
+or ``proba_`` and the name of a class."""
 
 
 def write_prediction_file(
@@ -108,15 +111,22 @@ def write_prediction_file(
 
     The ending of the file decides the format; without a file TSV, or JSON lines, is printed.
     ``names`` are those of the classes; ``extra_columns`` are among ``word``, ``text`` and
-    ``fold``. A submission has the columns of id and answer alone.
+    ``fold``. A submission has its own columns alone.
     """
     answer, of_answer = ("label", "string") if names else ("value", "float64")
     columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in extra_columns}
     columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
     if submission is not None:
-        columns = {submission[0]: "string", submission[1]: of_answer}
+        columns["answer"] = of_answer
+        if unknown := [field for field in submission.values() if field not in columns]:
+            problem = f"{unknown[0].removeprefix('proba_')} is not one of {', '.join(names)}"
+            raise UsageError(f"{problem}." if names else "values have no classes.", submission=...)
+        columns = {name: columns[field] for name, field in submission.items()}
         # an iterator too, so that rows can be printed as they are predicted
-        records = (dict(zip(columns, (r["id"], r[answer]), strict=True)) for r in records)
+        records = (
+            {name: r[answer if field == "answer" else field] for name, field in submission.items()}
+            for r in records
+        )
     return write_rows(records, columns, out, as_json=as_json, overwrite=overwrite)
 
 
@@ -169,8 +179,9 @@ def write_rows(
     first = list(islice(rows, 1))
     for fields in chain(header, first, rows):
         count += 1
-        # six decimals, which cost _ROUNDING; JSON has the numbers whole
-        values = [f"{v:.6f}" if isinstance(v, float) else str(v) for v in fields.values()]
+        # nine digits, and not so many decimals: what is close to 0 counts in a log-loss, and in a
+        # ranking. JSON has the numbers whole
+        values = [f"{v:.9g}" if isinstance(v, float) else str(v) for v in fields.values()]
         if kind == "jsonl":
             sink.write(json_line(fields) + "\n")
         elif kind == "csv":
@@ -183,17 +194,29 @@ def write_rows(
 
 
 def parse_submission(text: str | None) -> Submission | None:
-    """Read the two column names of a submission, such as ``id,label``.
+    """Read the columns of a submission, such as ``id,label``.
+
+    One column beside the id is the answer; several, or one with ``=``, are of classes.
 
     >>> parse_submission("id,judgement")
-    ('id', 'judgement')
+    {'id': 'id', 'judgement': 'answer'}
+    >>> parse_submission("id,target=1")
+    {'id': 'id', 'target': 'proba_1'}
+    >>> parse_submission("id,toxic,insult")
+    {'id': 'id', 'toxic': 'proba_toxic', 'insult': 'proba_insult'}
     """
     if text is None:
         return None
-    first, _, second = (name.strip() for name in text.partition(","))
-    if not first or not second or "," in second or first == second:
-        raise UsageError("expected two columns, of id and answer, as id,label.", submission=text)
-    return first, second
+    first, *others = (name.strip() for name in text.split(","))
+    columns = {first: "id"}
+    for column in others:
+        name, equals, label = (part.strip() for part in column.partition("="))
+        of_class = f"proba_{label if equals else name}"
+        columns[name] = of_class if equals or len(others) > 1 else "answer"
+    if not others or len(columns) <= len(others) or not all(columns):
+        problem = "expected columns of id and answer, as id,label, or of classes, as id,target=1"
+        raise UsageError(f"{problem}.", submission=text)
+    return columns
 
 
 def read_prediction_files(
@@ -201,9 +224,10 @@ def read_prediction_files(
 ) -> tuple[list[int], list[str], list[Float64]]:
     """Read files that ``embedkit predict`` wrote for the same corpus.
 
-    Return the rows and ids of the records, and the probabilities ``(n, classes)`` of each file.
+    Return the rows and ids of the records, and of each file the probabilities ``(n, classes)``, or
+    without classes the values ``(n,)``.
     """
-    columns = ["row", "id", *(f"proba_{name}" for name in classes)]
+    columns = ["row", "id", *([f"proba_{name}" for name in classes] or ["value"])]
     proba, records = [], list[tuple[Any, ...]]()
     for path in paths:
         row, ids, *numbers = _cells(path, columns)
@@ -213,12 +237,16 @@ def read_prediction_files(
         if sorted(keys) != sorted(records):
             raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
         place = {key: number for number, key in enumerate(keys)}
-        # what is no number is NaN, and no valid probability
+        # what is no number is NaN, and neither a value nor a valid probability
         matrix = np.array([[float_of(cells[place[key]]) for key in records] for cells in numbers]).T
-        tolerance = len(numbers) * _ROUNDING
-        if problem := invalid_proba(np.array(row), matrix, tolerance=tolerance):
+        problem, tolerance = "", len(numbers) * _ROUNDING
+        if classes:
+            problem = invalid_proba(np.array(row), matrix, tolerance=tolerance)
+        elif not np.isfinite(matrix).all():
+            problem = "a value is no number"
+        if problem:
             raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
-        proba.append(matrix)
+        proba.append(matrix if classes else matrix[:, 0])
     return [int(row) for row, _ in records], [str(name) for _, name in records], proba
 
 

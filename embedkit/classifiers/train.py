@@ -29,6 +29,7 @@ from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.model import save_model
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
+from embedkit.corpus.plan import class_columns
 from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import dataset_folder
 from embedkit.dataset.read import VectorData
@@ -256,7 +257,7 @@ def _test_set(
         # a kept column, or values, which the other dataset does not have
         if units.level == "sentence" and (column is None or column != stored):
             further = replace(further, label=None)
-            if column in test_data.columns:
+            if column in test_data.columns or class_columns(column, test_data.columns):
                 further = Units.of_dataset(test_data, label=column)
     else:
         further = units.further(test, keep=settings.columns)
@@ -272,7 +273,8 @@ def _test_set(
 def _read_by(settings: EstimatorSettings, units: Units) -> Units:
     """Units with the inputs of a pipeline: vectors and numbers behind them, or texts."""
     # a dataset stores the labels as the column label, whatever it was called
-    if {"label", units.reading["label"]} & {*settings.columns}:
+    label = str(units.reading["label"])
+    if {"label", label, *label.split(",")} & {*settings.columns}:
         shown = ",".join(settings.columns)
         raise UsageError("one of them is the label, which is to be predicted.", columns=shown)
     # TF-IDF takes texts of pairs joined by a space

@@ -85,7 +85,12 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("--text", "Column of the text. [inferred from the header]", {}),
     ("--text-pair", "Column of the second text of a pair.", {}),
     ("--id", "Column of the id. [inferred from the header; else row numbers]", {}),
-    ("--label", "Column of the label. [inferred from the header]", {}),
+    (
+        "--label",
+        "Column of the label, or, with commas, columns of classes, 0 or 1. [inferred from the "
+        "header]",
+        {},
+    ),
     ("--word-label", "Column of the labels of words: with spaces between, or upos of CoNLL-U.", {}),
     ("--format", "Format; auto: by name and first bytes.", choice(["auto", *FORMATS], "auto")),
     ("--encoding", "Character encoding of text files.", {"default": "utf-8"}),
@@ -158,8 +163,9 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("--label-names", "Readable names of labels, such as 0=negative,1=positive.", {}),
     (
         "--submission",
-        "Write two columns under these names, the id and the label or value, of test records only.",
-        {"metavar": "ID,LABEL"},
+        "Write test records only, as these columns: the id and the label or value (id,label), or "
+        "probabilities of classes (id,target=1; id,toxic,insult).",
+        {"metavar": "ID,COLUMN…"},
     ),
 )
 _SHARED = {name: option(name, help=text, **settings) for name, text, settings in _SHARED_ROWS}

@@ -215,8 +215,6 @@ def write_blend(
     ``submission`` is of the test set or of new records alone.
     """
     p = method.predictions
-    if answers and not p.classes:
-        raise UsageError("it needs runs that predict labels; these predict values.", answers=...)
     stems, order = tuple(path.stem for path in answers), ", ".join(method.runs)
     # nothing in a file of predictions tells whose they are but its name, if it is a run's
     mixed_up = sorted(stems) == sorted(method.runs) and stems != method.runs

@@ -81,7 +81,7 @@ class CorpusOptions:
         text: column of the text; this, ``id`` and ``label`` are guessed by name if not given.
         text_pair: column of the second text of a pair.
         id: column of the id; without one the row number is the id.
-        label: column of the label.
+        label: column of the label; or several with commas, of which each is a class, 0 or 1.
         keep: further columns to carry along.
         word_label: column with a label for each word: a column of words of a format that marks
             words, such as ``upos``; else of labels separated by white space, one for each
@@ -235,6 +235,12 @@ class CorpusPlan(CorpusSettings):
         """Open a file; each is read in its own format."""
         dialect = self.dialects[number]
         return READERS[dialect.format].open(self.files[number].path, dialect)
+
+
+def class_columns(label: object, columns: Collection[str]) -> list[str]:
+    """The columns, with 0 or 1, of the classes that a label names if it is no column itself."""
+    names = label.split(",") if isinstance(label, str) and label not in columns else []
+    return names if len(names) > 1 and {*names} <= {*columns} else []
 
 
 @contextmanager
@@ -406,7 +412,8 @@ class _Guess:
     ) -> str | None:
         """The named column, else an unused one with a usual name, else ``None``."""
         if name is not None:
-            return self.named_column(option, name)
+            several = option == "label" and class_columns(name, self._columns)
+            return name if several else self.named_column(option, name)
         # reversed: of names that differ by case only, the first column stays
         by_lower = {_plain(column).lower(): column for column in reversed(self._columns)}
         if option == "label":  # whose fields are not meant together

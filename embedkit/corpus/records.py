@@ -26,7 +26,7 @@ import numpy as np
 
 from embedkit.corpus.conllu import Span, Words, between, joined, words_of
 from embedkit.corpus.memory import InputFile
-from embedkit.corpus.plan import CorpusPlan, open_table
+from embedkit.corpus.plan import CorpusPlan, class_columns, open_table
 from embedkit.corpus.readers import READERS
 from embedkit.corpus.sources import (
     BadRecordError,
@@ -37,7 +37,7 @@ from embedkit.corpus.sources import (
     check_encoding,
     has_surrogate,
 )
-from embedkit.corpus.values import NotText, list_of, number_text
+from embedkit.corpus.values import NotText, list_of, number_text, set_text
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, Message, Option
 from embedkit.types import Progress, ProgressCallback
@@ -186,9 +186,18 @@ class CorpusReader:
                     counts.records = start.row - start.file_row + in_file
                 self.first_row = counts.records - in_file
                 columns = self.plan.cell_columns
-                for raw in table.rows(columns[:-1] if self._lists else columns):
+                columns = columns[:-1] if self._lists else columns
+                # classes in columns of their own are read in the place of the label
+                classes = class_columns(self.plan.label, self.plan.columns)
+                at = columns.index(str(self.plan.label)) if classes else 0
+                after = at + len(classes)
+                names = [*columns[:at], *classes, *columns[at + bool(classes) :]]
+                for raw in table.rows(names):
                     row = counts.records
                     counts.records += 1
+                    if classes and isinstance(raw, Row):
+                        label = set_text(classes, raw.cells[at:after])
+                        raw = raw._replace(cells=(*raw.cells[:at], label, *raw.cells[after:]))
                     if self._lists and isinstance(raw, Row):
                         raw = self._with_list(raw, row)
                     in_file += 1

@@ -135,6 +135,18 @@ def list_of(text: str) -> list[str | None] | None:
     return [text_of(value) for value in _ordered(values)] if _is_list(values) else None
 
 
+def set_text(classes: Iterable[str], marks: Iterable[str | None]) -> str | None:
+    """The list of the classes that are marked by 1, as a label; ``None`` unless all are 0 or 1.
+
+    >>> set_text(["toxic", "insult"], ["1", "False"]), set_text(["toxic", "insult"], ["-1", "-1"])
+    ('["toxic"]', None)
+    """
+    flags = [_MARKS.get((mark or "").strip().lower()) for mark in marks]
+    pairs = zip(classes, flags, strict=True)
+    return None if None in flags else _json([name for name, flag in pairs if flag])
+
+
+_MARKS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 _BRACKETS = {("[", "]"), ("(", ")"), ("{", "}")}
 # what Python takes for one string, or for a name
 _NOT_PYTHON = re.compile(r"['\"\d.]\s+['\"\d.-]|\bnan\b")

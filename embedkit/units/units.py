@@ -37,9 +37,16 @@ from numpy.typing import NDArray
 
 from embedkit.corpus.conllu import Words
 from embedkit.corpus.memory import CorpusLike, input_files, paths_of
-from embedkit.corpus.plan import CorpusOptions, CorpusPlan, hash_inputs, plan_corpus, planned_corpus
+from embedkit.corpus.plan import (
+    CorpusOptions,
+    CorpusPlan,
+    class_columns,
+    hash_inputs,
+    plan_corpus,
+    planned_corpus,
+)
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.corpus.values import is_missing, text_of
+from embedkit.corpus.values import is_missing, set_text, text_of
 from embedkit.dataset.fold_models import keys_of_texts
 from embedkit.dataset.format import SEPARATOR as BETWEEN_TEXTS
 from embedkit.dataset.format import dataset_folder, whole_text
@@ -196,7 +203,10 @@ class Units:
             of_words = before["word_label"] if self.level == "word" else None
             marked = plan.marks_words and not plan.spans
             # a test file may lack both: it is predicted under its row numbers, and not scored
-            id_, label = (c if c in plan.columns else None for c in (before["id"], before["label"]))
+            id_, label = (
+                name if name in plan.columns or class_columns(name, plan.columns) else None
+                for name in (before["id"], before["label"])
+            )
             word_label = of_words if marked or of_words in plan.columns else None
             # columns of spans are read as kept columns
             kept = tuple(name for name in (*keep, *plan.spans) if name in plan.columns)
@@ -435,6 +445,11 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
     if data.level == "word":
         of_words = f"words have those of {Option('word_label', of='extract')}"
         raise UsageError(f"it is for labels of records; {of_words}.", label=...)
+    if classes := class_columns(label, data.columns):
+        marks = zip(
+            *([text_of(cell) for cell in data.column(name)] for name in classes), strict=True
+        )
+        return str(label), [set_text(classes, cells) for cells in marks]
     if isinstance(label, str):
         # a dataset stores texts, and counts as whole numbers
         return label, [None if cell is None else str(cell) for cell in data.column(label)]

@@ -18,7 +18,8 @@ from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.load import read_runs
 from embedkit.comparison.report import write_report
 from embedkit.comparison.table import Compared, compare, judge
-from embedkit.errors import MismatchError, UsageError
+from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.prediction_files import parse_submission
 from embedkit.runs.intervals import Difference
 from embedkit.runs.metrics import Threshold, best_threshold
 from embedkit.runs.scores import reported_scores
@@ -344,6 +345,32 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
         write_blend(made, tmp_path / "t.tsv", answers=files[:1])
     with pytest.raises(UsageError, match="in their order: a, b"):  # as their names tell
         write_blend(made, tmp_path / "t.tsv", answers=files[::-1])
+
+
+@pytest.mark.parametrize("kind", ["mean", "stacked"])
+def test_answers_of_a_regression_are_blended(tmp_path: Path, kind: str) -> None:
+    random = np.random.default_rng(0)
+    y = random.normal(size=40)
+    folds = [i % 4 for i in range(32)] + [-1] * 8
+    outputs = [y + random.normal(size=40) for _ in "ab"]
+    labels = list(map(repr, y.tolist()))
+    paths = [
+        write_fake_run(tmp_path / name, labels, output, folds, classes=(), inner=output)
+        for name, output in zip("ab", outputs, strict=True)
+    ]
+    compared, files = compare(paths), [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for file, output in zip(files, outputs, strict=True):
+        frame = pd.DataFrame({"row": range(40), "id": range(100, 140), "value": output})
+        frame.to_csv(file, index=False)
+    made = compared.blends[kind]
+    write_blend(made, tmp_path / "s.csv", answers=files, submission=parse_submission("id,target"))
+    found = pd.read_csv(tmp_path / "s.csv")["target"]
+    held = compared.records.test
+    rows = [int(compared.records.row[i]) for i in held]
+    assert np.allclose(found[rows], made.predictions.proba[held], rtol=1e-6)
+    frame.assign(value="?").to_csv(files[0], index=False)
+    with pytest.raises(DamagedError, match="a value is no number"):
+        write_blend(made, tmp_path / "t.csv", answers=files)
 
 
 # what may be compared

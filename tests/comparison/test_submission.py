@@ -33,7 +33,7 @@ def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="submission="):
         write_blend(compare(none).blends["mean"], tmp_path / "no.csv", submission=form)
     assert not (tmp_path / "no.csv").exists()
-    for wrong in ("id", "id,label,more", "id,", "a,a"):
+    for wrong in ("id", "id,", "a,a", "a,b,b", "id,=1", ""):
         with pytest.raises(UsageError, match="submission="):
             parse_submission(wrong)
 
@@ -48,8 +48,29 @@ def test_csv_keeps_what_a_tsv_cannot(tmp_path: Path) -> None:
     assert ids == [odd]
     assert proba.tolist() == [[0.75, 0.25]]
     value = {"row": 1, "id": "n", "value": 2.5}
-    write_prediction_file([value], [], tmp_path / "v.csv", submission=("id", "score"))
-    assert (tmp_path / "v.csv").read_text() == "id,score\nn,2.500000\n"
+    write_prediction_file([value], [], tmp_path / "v.csv", submission=parse_submission("id,score"))
+    assert (tmp_path / "v.csv").read_text() == "id,score\nn,2.5\n"
+
+
+def test_a_submission_of_probabilities_ranks_as_they_do(tmp_path: Path) -> None:
+    """For competitions that are judged by an area or by log-loss."""
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    made = compare(paths).blends["mean"]
+    tested = made.predictions.take(made.predictions.test)
+    classes = made.predictions.classes
+    for text in (f"id,target={classes[1]}", f"id,{','.join(classes)}"):
+        write_blend(made, tmp_path / "s.csv", submission=parse_submission(text), overwrite=True)
+        found = pd.read_csv(tmp_path / "s.csv", index_col="id")
+        shown = tested.proba[:, 1:2] if "=" in text else tested.proba
+        assert np.allclose(found, shown, rtol=1e-8, atol=0)
+    tiny = [{"id": "n", "proba_x": 1.5e-12, "proba_y": 1 - 1.5e-12}]
+    form = parse_submission("id,x=x")
+    write_prediction_file(tiny, ["x", "y"], tmp_path / "t.csv", submission=form)
+    assert (tmp_path / "t.csv").read_text() == "id,x\nn,1.5e-12\n"
+    for classes, words in ((["x", "y"], "X is not one of x, y"), ([], "values have no classes")):
+        form = parse_submission("id,target=X")
+        with pytest.raises(UsageError, match=words):
+            write_prediction_file([], classes, tmp_path / "u.csv", submission=form)
 
 
 @pytest.mark.parametrize("strength", [0.3, 3.0])
@@ -62,7 +83,7 @@ def test_the_submission_is_that_of_the_winner(tmp_path: Path, strength: float) -
     made = found.blend_to_use()
     assert made.name == found.winner.name
     own = found.predictions[made.name]
-    write_blend(made, tmp_path / "s.csv", submission=("id", "label"))
+    write_blend(made, tmp_path / "s.csv", submission={"id": "id", "label": "answer"})
     labels = pd.read_csv(tmp_path / "s.csv")["label"].tolist()
     assert labels == own.y_pred[own.test].tolist()
     if made.name in [path.name for path in paths]:

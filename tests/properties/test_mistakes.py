@@ -135,7 +135,7 @@ def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> N
         (tmp_path / "s.csv").unlink()
     # row numbers are no ids
     given: Any = {"out": tmp_path / "no.csv", "submission": "id,target"}
-    with pytest.raises(UsageError, match=r"'id,target': .*test\.csv has no column of ids"):
+    with pytest.raises(UsageError, match=r"submission=: .*test\.csv has no column of ids"):
         predict_file(folder / "spam", folder / "test.csv", **given)
     assert not (tmp_path / "no.csv").exists()
 

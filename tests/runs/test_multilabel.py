@@ -24,7 +24,8 @@ from embedkit.classifiers.estimators import CommonScaler
 from embedkit.classifiers.probe import probe
 from embedkit.comparison.cases import as_single
 from embedkit.comparison.report import write_report
-from embedkit.errors import UsageError
+from embedkit.corpus.plan import CorpusOptions
+from embedkit.errors import CorpusError, UsageError
 from embedkit.finetuning.model import read_model
 from embedkit.predict import Predictor, predict_file
 from embedkit.runs.folder import read_run
@@ -34,6 +35,7 @@ from embedkit.runs.run import TrainRun
 from embedkit.runs.scores import reported_scores
 from embedkit.runs.split import UNUSED, split
 from embedkit.units.target import Target, parts_of
+from embedkit.units.units import Units
 from tests.models import check_near
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model
@@ -152,6 +154,46 @@ def test_no_class_and_no_label_are_not_the_same(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=problem):
             Target.of([label, "[0, 1]"], rows=np.arange(2), name="c.tsv", task="multilabel")
+
+
+def test_a_column_for_each_class_is_a_list_of_classes(folder: Path, tmp_path: Path) -> None:
+    """As competitions have them: a column of 0 and 1 for each class, -1 where it is unknown."""
+    lines = (folder / "c.jsonl").read_text("utf-8").splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    frame = pd.DataFrame({"text": texts, "name, of all": 7, "id": [f"r{i}" for i in range(N)]})
+    frame[[*WORDS]] = [[int(name in names) for name in WORDS] for names in sets_of()]
+    labels = [*sets_of()]
+    about = {"label": ",".join(WORDS), **TASK}
+    frame.to_csv(tmp_path / "c.csv", index=False)
+    frame.to_json(tmp_path / "c.jsonl", orient="records", lines=True)
+    frame.astype(dict.fromkeys(WORDS, "bool")).to_parquet(tmp_path / "c.parquet")
+    extract_tiny(tmp_path / "c.csv", tmp_path / "kept", layers="0,2", keep=[*WORDS])
+    extract_tiny(tmp_path / "c.csv", tmp_path / "data", layers="0,2", label=about["label"])
+    expected = read_predictions(folder / "run", tuple(WORDS)).proba
+    for name in ("kept", "data"):
+        train(tmp_path / name, out=tmp_path / f"run of {name}", **about)
+        found = read_predictions(tmp_path / f"run of {name}", tuple(WORDS))
+        assert np.array_equal(found.proba, expected)
+    for name in ("c.csv", "c.jsonl", "c.parquet"):
+        units = Units.of_corpus(tmp_path / name, CorpusOptions(label=about["label"]))
+        assert [json.loads(str(label)) for label in units.label or ()] == labels
+    # the test set of a run, and an answer with a column for each class
+    odd = frame.assign(bus=[-1, *frame["bus"][1:]])
+    odd.to_csv(tmp_path / "odd.csv", index=False)
+    units = units.further(tmp_path / "odd.csv")
+    assert (units.label or [""])[0] is None
+    assert [json.loads(str(label)) for label in (units.label or ())[1:]] == labels[1:]
+    form = f"id,{about['label']}"
+    predict_file(
+        tmp_path / "run of data", tmp_path / "c.csv", out=tmp_path / "s.csv", submission=form
+    )
+    answers = pd.read_csv(tmp_path / "s.csv", index_col="id")
+    predicted = Predictor(tmp_path / "run of data").predict(texts)
+    assert np.allclose(answers, [[p.proba[name] for name in WORDS] for p in predicted], rtol=1e-8)
+    with pytest.raises(CorpusError, match=r"label='bus,plane'.*no such column"):
+        Units.of_corpus(tmp_path / "c.csv", CorpusOptions(label="bus,plane"))
+    with pytest.raises(UsageError, match=r"one of them is the label"):
+        train(tmp_path / "kept", out=tmp_path / "leak", columns=["film"], **about)
 
 
 @pytest.mark.parametrize("options", [{"features": "tfidf"}, {"estimator": "knn"}, {}])
