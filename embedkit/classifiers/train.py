@@ -231,7 +231,7 @@ def _problem(
 ) -> Problem:
     """What is to be learnt from a dataset, in the folds of :func:`split_for`, and the test set."""
     settings = method.settings
-    units = _read_by(settings, Units.of_dataset(data, label=label))
+    units = _read_by(settings, Units.of_dataset(data, label=label), fitted=False)
     problem = Problem.of(units, task=settings.task, separator=separator, **folds)
     # before a test set is encoded
     method.check(problem)
@@ -270,7 +270,7 @@ def _test_set(
     return TestSet.further(further, units, target)
 
 
-def _read_by(settings: EstimatorSettings, units: Units) -> Units:
+def _read_by(settings: EstimatorSettings, units: Units, *, fitted: bool = True) -> Units:
     """Units with the inputs of a pipeline: vectors and numbers behind them, or texts."""
     # a dataset stores the labels as the column label, whatever it was called
     label = str(units.reading["label"])
@@ -279,7 +279,9 @@ def _read_by(settings: EstimatorSettings, units: Units) -> Units:
         raise UsageError("one of them is the label, which is to be predicted.", columns=shown)
     # TF-IDF takes texts of pairs joined by a space
     vectors = settings.features == "vectors"
-    return beside_numbers(units, settings.columns) if vectors else units.with_texts()
+    if vectors:
+        return beside_numbers(units, settings.columns, fitted=fitted)
+    return units.with_texts()
 
 
 def _parameters(pipeline: Any) -> int | None:

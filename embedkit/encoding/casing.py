@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from embedkit.encoding.checkpoint import WORDPIECE, Checkpoint
+from embedkit.encoding.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
 
 def casing_of(checkpoint: Checkpoint, settings: dict[str, Any]) -> dict[str, bool]:
     """Options of case and accents for ``vocab.txt`` alone: as stated, else by the vocabulary."""
+    from transformers.models.auto import tokenization_auto
+
     entries = checkpoint.transformer / "vocab.txt"
-    if checkpoint.model_type not in WORDPIECE or not entries.is_file():
+    # by the class and not by the family: many families have the tokenizer of BERT, and a checkpoint
+    # of any may name it; a vocab.txt may be one of BPE too
+    named = settings.get("tokenizer_class") or checkpoint.config.get("tokenizer_class")
+    name = named or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(checkpoint.model_type)
+    kind = tokenization_auto.tokenizer_class_from_name(str(name))
+    if kind is None or "do_lower_case" not in signature(kind).parameters or not entries.is_file():
         return {}
     options = {
         key: bool(source[key])

@@ -56,8 +56,6 @@ _SIDE_FILES = (".json", ".txt", ".model", ".codes", ".spm", ".bpe", ".tiktoken",
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _LFS = b"version https://git-lfs"
 
-WORDPIECE = ("bert", "electra", "distilbert")
-"""Families with the tokenizer of BERT."""
 _FROM_PADDING = (
     "roberta",
     "xlm-roberta",
@@ -70,7 +68,9 @@ _FROM_PADDING = (
 """Families whose first position is the one after that of the padding token."""
 _POSITIONS_STATED = "max_position_embeddings", "n_positions", "max_encoder_position_embeddings"
 FAMILIES = (
-    *WORDPIECE,
+    "bert",
+    "electra",
+    "distilbert",
     *_FROM_PADDING,
     "albert",
     "deberta",
@@ -185,7 +185,9 @@ class Checkpoint:
         positions = int(next(filter(None, sizes), 512))
         if self.counts_from_padding:
             # rows up to that of padding are never used by text: 514 embeddings are 512 positions
-            positions -= int(self.config.get("pad_token_id", 1) or 0) + 1
+            # MPNet counts from 1 whatever its configuration says
+            padding = 1 if self.model_type == "mpnet" else self.config.get("pad_token_id", 1)
+            positions -= int(padding or 0) + 1
         return positions
 
     @property

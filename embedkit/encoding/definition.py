@@ -122,7 +122,7 @@ def modules_of(folder: Path) -> list[Module]:
     modules: list[Module] = read_data(folder / "modules.json", list[Module])
     for module in modules:
         # a path could lead out of the folder, whose files alone are hashed
-        if (path := module["path"]) and not re.fullmatch(r"\w[\w.-]*", path):
+        if (path := module["path"]) and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", path):
             problem = f"{path!r:.100} is not the name of a folder in it"
             raise DamagedModelError(
                 f"{folder / 'modules.json'} is damaged: {problem}. {FETCH_AGAIN}"
@@ -161,8 +161,11 @@ def defined_by(
     texts = general.get("prompts") or {}
     prompts = {str(key): str(text) for key, text in texts.items() if text is not None}
     problems, modules = list[str](), list[SentenceModule]()
-    # without the file sentence-transformers adds a mean
-    pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
+    # without the file sentence-transformers adds a mean, and to what was a decoder its last token
+    architectures = config.get("architectures") or [""]
+    decoder = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+    added = Pooling.LAST_TOKEN if decoder else Pooling.MEAN
+    pooling = None if (folder / "modules.json").is_file() else added
     for number, module in enumerate(listed):
         kind, path = module["type"].rpartition(".")[2], module["path"]
         where, problem, content = f"{path or 'the tokenizer'} ({kind})", "", {}

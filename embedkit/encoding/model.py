@@ -489,12 +489,25 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
         raise ValueError(f"{stated}, which adds tokens and cannot be merged into weights")
     settings.inference_mode = True
     settings.megatron_config = None  # with it peft imports the module that the file names
+    # of a model with a head the names of weights begin with that of its encoder, and there are
+    # weights of the head, which is not here
+    prefix = f"base_model.model.{model.base_model_prefix}."
+    weights = peft.utils.load_peft_weights(folder, device="cpu").keys()
+    of_head = {name for name in weights if not name.startswith(prefix)}
+    names = {f"^{model.base_model_prefix}\\.": ""}
+    if len(of_head) == len(weights) or hasattr(model, model.base_model_prefix):
+        of_head.clear()
+        names.clear()
+    else:
+        parts = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+        settings.modules_to_save = sorted(parts.intersection(settings.modules_to_save or ()))
+        settings.task_type = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # weights are counted below
         tuned = peft.get_peft_model(model, settings)
-        report = tuned.load_adapter(folder, "default")
+        report = tuned.load_adapter(folder, "default", key_mapping=names)
     for problem, names in (
-        ("weights of {} do not belong to the model", report.unexpected_keys),
+        ("weights of {} do not belong to the model", sorted({*report.unexpected_keys} - of_head)),
         ("weights that adapter_config.json asks for are missing in {}", report.missing_keys),
     ):
         if names:

@@ -65,8 +65,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
     settings = {**checkpoint.side_json("tokenizer_config.json", TokenizerConfig), **options}
     whole = bool(checkpoint.side_json("tokenizer.json"))  # raises a clear error if it is damaged
-    casing = {} if whole else casing_of(checkpoint, settings)
     quiet_transformers()
+    casing = {} if whole else casing_of(checkpoint, settings)
     from transformers import AutoTokenizer
 
     try:
@@ -85,7 +85,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             if set(vocabulary) <= set(tokenizer.all_special_tokens):
                 raise DamagedModelError(
                     f"{checkpoint.name}: {file} holds no vocabulary for a {checkpoint.model_type} "
-                    "model. Give a folder with tokenizer.json or vocab.txt."
+                    "model. Give a folder with tokenizer.json, or name the class that reads it in "
+                    'tokenizer_config.json, such as {"tokenizer_class": "BertTokenizer"}.'
                 )
             # an empty entry is a blank line, which no text gives
             if rows and (largest := max(id for entry, id in vocabulary.items() if entry)) >= rows:
@@ -166,7 +167,7 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: i
         raise DamagedModelError(
             f"{checkpoint.name}: {(*files, 'tokenizer_config.json')[0]} says {key}={length}, which "
             f"leaves no room for text beside {tokenizer.n_special} special tokens. Correct it"
-            f"{Option('max_length', 512, before=', or use ')}."
+            f"{Option('max_length', min(512, checkpoint.positions), before=', or use ')}."
         )
     return int(min(length, checkpoint.positions))
 
@@ -520,16 +521,20 @@ class TextTokenizer:
         the longer text, 0.23.2 to the second, slow tokenizers to the first.
         """
         settings = TokenizerSettings(max_length=self._templates[1].added + 5)
-        chosen = []
+        # two words of as many tokens, so that lengths in tokens follow; of one word nobody could
+        # tell where the first text ends, if nothing stands between the two
+        ids = {w: self.hf(f"{w} " * 7, add_special_tokens=False)["input_ids"] for w in "abcde1가の"}
+        alike = (w for w in ids if len(ids[w]) == len(ids["a"]) and ids[w] != ids["a"])
+        second, chosen = next(alike, "a"), []
         for lengths in ((9, 7), (7, 9)):
-            pair = ("a " * lengths[0], "a " * lengths[1])  # one word: lengths in tokens follow
+            pair = ("a " * lengths[0], f"{second} " * lengths[1])
             expected = self.hf(*pair, truncation="longest_first", max_length=settings.max_length)
             if self.hf.is_fast:  # the library keeps the limit
                 self.hf.backend_tokenizer.no_truncation()
             # the loop sets the attribute that encode() reads; the caller sets the final answer
             for self._odd_first in ((True, True), (False, False)):
-                ids = self.encode([pair[0]], [pair[1]], settings=settings).ids
-                if ids.tolist() == list(expected["input_ids"]):
+                kept = self.encode([pair[0]], [pair[1]], settings=settings).ids
+                if kept.tolist() == list(expected["input_ids"]):
                     chosen.append(self._odd_first[0])
                     break
             else:

@@ -426,7 +426,7 @@ class _Values:
         self.y, self.predicted = y, predicted
         # in units of the spread, so that values of any size (years, prices) keep their digits in
         # sums
-        self.unit = float(y.std()) or 1.0
+        self.unit = _spread(y)
         # no weighting of these records has a larger RMSE or MAE: the worst end of their range
         self.largest = float(np.abs(y - predicted).max())
         self._squares = _mean(((y - predicted) / self.unit) ** 2)
@@ -439,7 +439,9 @@ class _Values:
     def r2(self, weights: Float64) -> Float64:
         # of the weighted records, not of all: R² compares with their own mean
         variance = _mean(self._centred**2)(weights) - _mean(self._centred)(weights) ** 2
-        return np.asarray(1 - self._squares(weights) / np.maximum(variance, _SMALLEST))
+        # without any, there is nothing to explain
+        variance[variance <= _SMALLEST] = 0
+        return np.asarray(1 - _ratio(self._squares(weights), variance, undefined=np.nan))
 
     def pearson(self, weights: Float64) -> Float64:
         return _correlation(weights, self._centred, self._shifted)
@@ -451,7 +453,12 @@ class _Values:
 
 def _standardised(values: Float64) -> Float64:
     """Values of mean 0 and variance 1, whose sums keep their digits; a constant is 0."""
-    return np.asarray((values - values.mean()) / (values.std() or 1.0))
+    return np.asarray((values - values.mean()) / _spread(values))
+
+
+def _spread(values: Float64) -> float:
+    """Standard deviation; 1 of a constant, of whose own only the rounding of its mean is left."""
+    return float(values.std()) if np.ptp(values) else 1.0
 
 
 def _mean(values: NDArray[Any]) -> Callable[[Float64], Float64]:

@@ -172,23 +172,18 @@ class Predictions:
         return replace(self, proba=proba, y_pred=y_pred, inner=None, views={})
 
     def majority(self) -> Predictions:
-        """Return the baseline: class frequencies (or the mean) of each fold's training records.
+        """Return the baseline: class frequencies (or the mean) of the records of all folds.
 
-        Where no other fold holds them, the run tells their :attr:`prior`. Of sets of classes it is
-        the set with the best micro-F1.
+        It is one constant, also where folds differ, as those of groups do: the frequencies of each
+        fold's training records are high where the fold has few, so that whatever knows nothing is
+        better than they are. Of a single fold the run tells the :attr:`prior` of the training
+        records. Of sets of classes it is the set with the best micro-F1.
         """
-        proba, y_pred = np.empty(self.proba.shape), np.zeros_like(self.y_pred)
-        # the test set is guessed from the records of all folds, as the final model is fitted on
-        # them
-        for train, test in [*self.folds(), (self.out_of_fold, self.test)]:
-            if not len(test):
-                continue
-            # of a single fold for the test set too, which its model predicts
-            prior = np.array(self.prior or class_prior(self.y[train], self.classes))
-            proba[test] = prior if self.classes else prior[0]
-            if self.of_sets:
-                y_pred[test] = best_set(prior)
-        return self.with_proba(proba, y_pred if self.of_sets else None)
+        prior = np.array(self.prior or class_prior(self.y[self.out_of_fold], self.classes))
+        proba = np.empty(self.proba.shape)
+        proba[:] = prior if self.classes else prior[0]
+        sets = np.tile(best_set(prior), (len(proba), 1)) if self.of_sets else None
+        return self.with_proba(proba, sets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

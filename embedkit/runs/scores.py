@@ -4,8 +4,8 @@
                  └─ test: those that have labels        ├─ metric ─ score, interval, majority
     Predictions.majority(), for the same records ───────┘
 
-The majority is asked before records are left out: its class frequencies are those of all training
-records of a fold, not of the ones that happen to be scored.
+The majority is asked before records are left out: its class frequencies are those of the records
+of all folds, not of the ones that happen to be scored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def metrics_of(
     """Return the metrics of labelled predictions as functions of weights.
 
     With ``beta`` F-beta of the second of two classes is one of them. The ``baseline`` has that of
-    predicting the second class for every record, the best that is possible without looking.
+    predicting the second class for every record, the best that is possible without looking; and
+    correlations of 0, which a constant has not, but which say as much.
     """
     ordinal = not p.of_sets and all(np.isfinite(float_of(name)) for name in p.classes)
     metrics = metrics_for(p.y, p.proba, p.y_pred, beta=beta, ordinal=ordinal)
@@ -40,6 +41,9 @@ def metrics_of(
         # all
         positive = metrics_for(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
         metrics |= {name: positive[name] for name in metrics if beta_of(name)}
+    if baseline and not p.classes and np.ptp(p.y):
+        zero = {n: metrics[n]._replace(of=lambda w: w[:, 0] * 0) for n in ("pearson", "spearman")}
+        metrics |= zero
     if p.of_words and Entities.known_by(p.classes):
         # words are ordered by record, and an entity ends with its record
         first = np.diff(p.row, prepend=-1) != 0

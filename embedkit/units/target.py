@@ -98,10 +98,8 @@ class Target:
             classes = _classes(names, name)
         # the labels become numbers in a second step, the one that further labels take too
         target = cls(rows[:0], classes, separator if sets else None)._filled(labels, rows, name)
-        values = target.y[np.isfinite(target.y)] if task == "regression" else np.zeros(0)
-        if len(values) and np.abs(values).max() > _LARGEST_OFFSET * max(values.std(), 1e-30):
-            problem = f"the labels are around {values.mean():.6g} and differ by {values.std():.2g}"
-            raise UsageError(f"{name}: {problem} only. Subtract their mean, for single precision.")
+        if task == "regression":
+            check_offset(target.y, f"{name}: the labels")
         if missing := len(labels) - len(present):
             # of records or of words
             logger.warning(Message(f"{name}: {missing:,} of {len(labels):,} labels are missing"))
@@ -215,7 +213,7 @@ def set_numbers(sets: Sequence[Sequence[str] | None], classes: Sequence[str]) ->
     return numbers
 
 
-# of labels as estimators compute with them, in float32, and of their distance from 0 in deviations
+# of numbers as estimators compute with them, in float32; of their distance from 0, in deviations
 _LARGEST, _LARGEST_OFFSET = 1e30, 1e6
 
 
@@ -228,6 +226,16 @@ def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
         i = int(np.argmax(wrong))
         raise UsageError(f"{name}: {labels[i]!r} of row {rows[i]} is not a number below 1e30.")
     return values
+
+
+def check_offset(values: Float64, what: str, **parameter: str) -> None:
+    """A :class:`UsageError` if values are so far from 0 that float32 loses their spread."""
+    values = values[np.isfinite(values)]
+    # not of a constant, which has no spread to lose
+    if len(values) and np.ptp(values) and abs(values).max() > _LARGEST_OFFSET * values.std():
+        problem = f"{what} are around {values.mean():.6g} and differ by {values.std():.2g}"
+        advice = "Subtract their mean, for single precision."
+        raise UsageError(f"{problem} only. {advice}", **parameter)
 
 
 def float_of(label: str | None) -> float:

@@ -55,8 +55,8 @@ from embedkit.display import count_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, Option, OutputExistsError, UsageError
-from embedkit.types import Bool, Float32, Int64, ProgressCallback, no_progress
-from embedkit.units.target import SEPARATOR, Target
+from embedkit.types import Bool, Float64, Int64, ProgressCallback, no_progress
+from embedkit.units.target import SEPARATOR, Target, check_offset
 
 if TYPE_CHECKING:
     from embedkit.dataset.encoders import DatasetEncoder
@@ -488,26 +488,30 @@ def _columns_of(columns: Any) -> dict[str, list[Any]]:
     return {name: [v] if alone[name] else list(v) for name, v in values.items()}
 
 
-def beside_numbers(units: Units, columns: Sequence[str]) -> Units:
+def beside_numbers(units: Units, columns: Sequence[str], *, fitted: bool = True) -> Units:
     """Return the records with their numbers behind the vectors; the same without ``columns``.
 
     Raises:
-        UsageError: the units have no such column, or a value is no number.
+        UsageError: the units have no such column, or a value is no number; or, where nothing was
+            ``fitted`` to others before, single precision would lose what numbers differ by.
     """
     if not columns:
         return units
-    vectors, numbers = units.inputs, numbers_of(units, columns)
+    vectors, exact = units.inputs, numbers_of(units, columns)
+    for values, name in zip([] if fitted else exact.T, columns, strict=False):
+        check_offset(values, f"{units.name}: its numbers", columns=name)
+    numbers = exact.astype(np.float32)
     return replace(units, inputs=lambda index: np.hstack([vectors(index), numbers[index]]))
 
 
-def numbers_of(units: Units, columns: Sequence[str]) -> Float32:
-    """Return columns of the units as ``(n, columns)`` float32, NaN where a value is missing.
+def numbers_of(units: Units, columns: Sequence[str]) -> Float64:
+    """Return columns of the units as ``(n, columns)`` float64, NaN where a value is missing.
 
     A dataset stores every further column as text, and so does a record of a corpus: numbers are
     read here. What is missing stays NaN: a step of the pipeline replaces it by the median of the
     training records, which alone may be known.
     """
-    numbers = np.empty((len(units), len(columns)), np.float32)
+    numbers = np.empty((len(units), len(columns)))
     for place, name in enumerate(columns):
         try:
             values = units.column(name)

@@ -31,14 +31,14 @@ def frame(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     price = 1e4 * label + random.normal(0, 1e3, 60)
     price[::7] = np.nan
     about = {"price": price, "age": random.integers(18, 90, 60), "carrier": "b", "label": label}
-    about["written"] = "1_000"
+    about["written"], about["date"] = "1_000", 20240100 + label
     return pd.DataFrame({"text": [f"the movie {i} was a bus" for i in range(60)], **about})
 
 
 @pytest.fixture(scope="module")
 def trained(frame: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("numbers")
-    extract_tiny(frame, folder / "data", keep=[*OWN, "carrier", "written"])
+    extract_tiny(frame, folder / "data", keep=[*OWN, "carrier", "written", "date"])
     test = frame.drop(columns="label")
     test.to_csv(folder / "test.csv", index=False)
     given: dict[str, Any] = {"columns": OWN, "tune": False, "folds": 3}
@@ -114,6 +114,7 @@ def test_what_is_missing_or_no_number_is_named(trained: Path, frame: pd.DataFram
         (age | {"columns": "carrier"}, "'b', which is no number"),
         (age | {"columns": "nope"}, "no column 'nope'"),
         (age | {"columns": "written"}, "'1_000', which is no number"),
+        (age | {"columns": "date"}, r"around 2\.02401e\+07 and differ by 0\.5 only"),
         (age | {"columns": ["age", "label"]}, "columns='age,label': one of them is the label"),
         (age | {"columns": ["age", "age"]}, "columns='age,age': name each once"),
         (age | {"features": "tfidf"}, "columns='age'"),

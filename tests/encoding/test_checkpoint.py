@@ -69,6 +69,13 @@ def test_all_positions_can_be_used_and_no_more(family: str, encoder_of: EncoderO
         Encoder.load(encoder.checkpoint.name, device="cpu", max_length=161)
 
 
+@pytest.mark.parametrize("padding", [0, 1, 3])
+def test_positions_of_mpnet_begin_behind_1(padding: int, copy: Path) -> None:
+    """transformers has the number in its code, and does not read that of the configuration."""
+    state(copy / "config.json", model_type="mpnet", pad_token_id=padding)
+    assert find_checkpoint(str(copy)).positions == 158
+
+
 @pytest.mark.parametrize(
     ("kind", "stated", "default", "limit"),
     [

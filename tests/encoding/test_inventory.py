@@ -28,7 +28,12 @@ from sentence_transformers.base import model as st_base
 from sentence_transformers.base import modules as st_modules
 from sentence_transformers.sentence_transformer import model as st_model
 from sentence_transformers.sentence_transformer import modules as st
-from transformers import AutoModel, configuration_utils, modeling_utils
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    configuration_utils,
+    modeling_utils,
+)
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
@@ -335,9 +340,9 @@ def test_weights_that_are_no_numbers(folder: Path, notes: list[str]) -> None:
         Encoder(folder, device="cpu").encode(SOME)
 
 
-def adapt(folder: Path, seed: int, **settings: Any) -> None:
+def adapt(folder: Path, seed: int, kind: Any = AutoModel, **settings: Any) -> None:
     """Put an adapter with random weights beside the model; in its file the base is elsewhere."""
-    base = AutoModel.from_pretrained(folder)
+    base = kind.from_pretrained(folder)
     torch.manual_seed(seed)
     lora = LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **settings)
     get_peft_model(base, lora).save_pretrained(str(folder))
@@ -345,6 +350,16 @@ def adapt(folder: Path, seed: int, **settings: Any) -> None:
 
 
 of_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+
+def test_a_module_may_stand_in_an_inner_folder(folder: Path) -> None:
+    (folder / "parts").mkdir()
+    (folder / "1_Pooling").rename(folder / "parts/1_Pooling")
+    modules = json.loads((folder / "modules.json").read_text("utf-8"))
+    modules[1]["path"] = "parts/1_Pooling"
+    (folder / "modules.json").write_text(json.dumps(modules), "utf-8")
+    equals_its_makers(folder)
+    assert "parts/1_Pooling/config.json" in find_checkpoint(folder).sha256
 
 
 @of_peft
@@ -383,10 +398,21 @@ def test_an_adapter_is_applied_and_hashed(
 
 
 @of_peft
+@pytest.mark.parametrize("whole", [None, ["classifier", "word_embeddings"]])
+def test_an_adapter_that_was_trained_with_a_head(folder: Path, whole: Any) -> None:
+    """As classifiers are: the head is not here, and the encoder is a part of what was trained."""
+    without = Encoder(folder, device="cpu").encode(SOME)
+    kind = AutoModelForSequenceClassification
+    adapt(folder, 1, kind, task_type="SEQ_CLS", modules_to_save=whole)
+    equals_its_makers(folder)
+    assert distance(Encoder(folder, device="cpu").encode(SOME), without).min() > 1e-3
+
+
+@of_peft
 def test_adapters_that_cannot_be_applied(folder: Path) -> None:
     adapt(folder, 1)
     adapter = load_file(folder / "adapter_model.safetensors")
-    renamed = {key.replace("encoder.", "bert.encoder."): value for key, value in adapter.items()}
+    renamed = {key.replace("encoder.", "other.encoder."): value for key, value in adapter.items()}
     save_file(renamed, folder / "adapter_model.safetensors")
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors do not belong"):
         Encoder(folder, device="cpu")

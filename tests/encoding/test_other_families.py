@@ -70,6 +70,19 @@ def build(family: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("stated", [{}, {"is_causal": False}])
+def test_the_vector_of_a_decoder_is_that_of_sentence_transformers(
+    stated: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without modules.json: its last token, or the mean where it says that it sees all tokens."""
+    folder = build("qwen3", tmp_path / "model")
+    state(folder / "config.json", architectures=["Qwen3ForCausalLM"], **stated)
+    theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    encoder = Encoder(folder, device="cpu")
+    assert encoder.checkpoint.definition.pooling == ("mean" if stated else "last_token")
+    check_near(encoder.encode(SOME), theirs.encode(SOME), theirs.double().encode(SOME))
+
+
 def test_what_other_libraries_compute_otherwise_is_told(tmp_path: Path, notes: list[str]) -> None:
     """Segments of a decoder are words to transformers; of BART its decoder is the vector."""
     decoder = build("gpt2", tmp_path / "gpt2")

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -309,6 +310,40 @@ def test_tokenizer_json_decides_where_its_configuration_does_not(
     assert old_tokens(folder, "배를 여행을 Movies A") == [*SPLIT, *tokens]
     by_itself = transformers.__version__ == "5.0.0" and not normalizer["do_lower_case"]
     assert [says in note for note in notes] == [True] * (not by_itself)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "ernie"},
+        {"model_type": "roberta", "tokenizer_class": "BertTokenizer"},
+        {"model_type": "squeezebert", "embedding_size": 16},
+    ],
+)
+def test_case_is_that_of_the_tokenizer_whatever_the_family(
+    config: dict[str, Any], tmp_path: Path, notes: list[str]
+) -> None:
+    folder = build_old(tmp_path, "cased", **config)
+    assert old_tokens(folder, "배를 여행을 Movies A") == [*SPLIT, "Movie", "##s", "A"]
+    assert any("it keeps case" in note for note in notes)
+
+
+def test_pairs_without_a_separator_are_cut_as_transformers_cuts_them(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny("bert"), tmp_path / "model"))
+    whole = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    whole["post_processor"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(whole), "utf-8")
+    stated = {"tokenizer_class": "PreTrainedTokenizerFast"}  # that of BERT would put it back
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated), "utf-8")
+    ours = load_tokenizer(find_checkpoint(str(folder)))
+    own = transformers.AutoTokenizer.from_pretrained(folder)
+    for first, second, limit in product((1, 3, 4, 6, 9), (1, 3, 4, 6, 9), (7, 8, 9)):
+        pair = "a " * first, "b " * second
+        expected = own(*pair, truncation=True, max_length=limit)["input_ids"]
+        (found,) = ours.encode([pair[0]], [pair[1]], settings=TokenizerSettings(limit))
+        assert ids_of(found) == expected
 
 
 @pytest.mark.parametrize("family", ["bert", "japanese"])

@@ -548,12 +548,13 @@ def strictly(text: str) -> Any:
 def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
     values = corpus_of(tmp_path / "v.tsv", [f"{i % 7 / 2}" for i in range(N)])
     extract_tiny(values, tmp_path / "values")
-    split(tmp_path / "values", out=tmp_path / "s.parquet", test=0.2)
-    options = "--split s.parquet --task regression --estimator ridge --out run --json"
+    corpus_of(tmp_path / "t.tsv", ["2.5"] * N)
+    options = "--test t.tsv --task regression --estimator ridge --out run --json"
     done = command("train", "values", *options.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     test = strictly(done.stdout)["scores"]["test"]
-    assert test["spearman"]["majority"] is None  # the mean ranks nothing
+    # the mean ranks nothing, and nothing is explained where all values are equal
+    assert (test["spearman"]["majority"], test["r2"]["value"]) == (None, None)
     content = strictly((tmp_path / "run/run.json").read_text("utf-8"))
     assert content["scores"]["test"] == test
     assert " nan" not in run_info_text(tmp_path / "run", read_run(tmp_path / "run"))

@@ -237,3 +237,53 @@ def test_metrics_are_found_in_any_spelling() -> None:
         )
         assert {named_metric(one) for one in spellings} == {name}
     assert [named_metric(n) for n in ("F0.5", "f2.0", "nothing")] == ["f0.5", "f2", "nothing"]
+
+
+@pytest.mark.parametrize("classes", [("no", "yes"), ()])
+def test_the_baseline_is_not_beaten_by_chance_where_folds_differ(classes: tuple[str, ...]) -> None:
+    """Five sources with other frequencies, or means, each of them a fold; noise knows nothing."""
+    fold, place = np.repeat(np.arange(5), 40), np.tile(np.arange(40), 5)
+    level = np.array([0.3, 0.4, 0.5, 0.6, 0.7])[fold]
+    y = (place < 40 * level).astype(int) if classes else level + place / 40
+    names = [str(row) for row in range(200)]
+    about: dict[str, Any] = {"units": units_with(names), "target": Target(y, classes)}
+    about |= {"group": np.arange(200), "threshold": None}
+    guesses = {"roc_auc": 0.5, "accuracy": 0.5, "mcc": 0.0} if classes else {"spearman": 0.0}
+    better = dict.fromkeys(guesses, 0)
+    for seed in range(40):
+        noise = np.random.default_rng(seed).uniform(0.01, 0.99, 200)
+        proba = np.stack([1 - noise, noise], axis=1) if classes else noise
+        parts = [np.flatnonzero(fold == number) for number in range(5)]
+        p = Predictions.joined(
+            [
+                Predictions.of_fold(index, proba[index], fold=number, **about)
+                for number, index in enumerate(parts)
+            ]
+        )
+        scores = reported_scores(p, seed=0)["cross_validation"]
+        for name, guess in guesses.items():
+            assert scores[name].majority == pytest.approx(guess)
+            better[name] += bool(scores[name].p < 0.05 and scores[name].value > guess)
+    assert max(better.values()) <= 3  # one in 40 is expected
+
+
+def test_where_there_is_nothing_to_explain_there_is_no_r2() -> None:
+    for y in (np.full(5, 28.0), np.full(5, 0.1 + 0.2)):
+        assert np.isnan(metrics_for(y, y + 0.1 * np.arange(5))["r2"].value(5))
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman"])
+def test_a_correlation_of_one_fold_is_better_than_a_constant(name: str) -> None:
+    y = np.arange(30.0)
+    target = Target(y, ())
+    p = Predictions.of_fold(
+        np.arange(30),
+        y + np.random.default_rng(0).normal(size=30),
+        units=units_with([str(row) for row in range(30)]),
+        group=np.arange(30),
+        fold=0,
+        target=target,
+        threshold=None,
+    )
+    score = reported_scores(replace(p, prior=(14.5,)), seed=0)["cross_validation"][name]
+    assert (score.majority, score.p < 0.001) == (0, True)
