@@ -344,13 +344,12 @@ def run_recipe(
             # it replaces what it wrote itself; what is unfinished is resumed if nothing changed
             replaces = before and (there or {"settings", "inputs"}.intersection(changed))
             overwrite = ["--overwrite"] if replaces and not foreign and stage.can_overwrite else []
-            # some commands replace nothing: what has the bytes that the stage wrote makes way;
+            # some commands replace nothing: what the stage wrote makes way, also if it was changed;
             # fetch looks itself at what is there, and need not download it again
-            makes_way = not (foreign or stage.can_overwrite or stage.line[0] == "fetch")
+            makes_way = before and not (foreign or stage.can_overwrite or stage.line[0] == "fetch")
             for name in there if makes_way else ():
-                if written.get(name) == there[name]:
-                    path = stage.folder / name
-                    storage.remove_tree(path) if path.is_dir() else storage.remove_file(path)
+                path = stage.folder / name
+                storage.remove_tree(path) if path.is_dir() else storage.remove_file(path)
             words = [*stage.line, *overwrite, *["-q"] * quiet]
             # as if it were typed in that folder: only a command knows which of its words are paths
             with chdir(stage.folder), redirect_stdout(sys.stderr if quiet else sys.stdout):

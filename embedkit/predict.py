@@ -27,7 +27,14 @@ from embedkit.dataset.read import load
 from embedkit.display import count_text
 from embedkit.encoding.windows import match
 from embedkit.encoding.words import Spans
-from embedkit.errors import CorpusError, DamagedError, Option, OutputExistsError, UsageError
+from embedkit.errors import (
+    CorpusError,
+    DamagedError,
+    ModelError,
+    Option,
+    OutputExistsError,
+    UsageError,
+)
 from embedkit.prediction_files import (
     PredictedRecord,
     Prediction,
@@ -122,7 +129,12 @@ class Predictor:
 
             if model is not None:
                 raise UsageError(f"{self.run} is a checkpoint itself.", model=model)
-            self._model: Any = CheckpointClassifier(os.fspath(run), device=device)
+            try:
+                self._model: Any = CheckpointClassifier(os.fspath(run), device=device)
+            except ModelError as error:
+                if self.run.exists():
+                    raise
+                raise UsageError(f"{self.run} is no run here; {error.problem}") from error
             self.names = _readable(self._model.classes, names)
             return
         content = read_run(self.run)

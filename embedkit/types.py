@@ -88,27 +88,35 @@ class _Line:
     """Stage, count and time left of a call, on one line that is written over again and again."""
 
     def __init__(self) -> None:
-        self._next, self._width = time.monotonic() + _PATIENCE, 0
-        self._stage, self._since, self._first = "", 0.0, 0
+        self._from, self._width = time.monotonic() + _PATIENCE, 0
+        self._stage, self._text = "", "working"
+        self._reports: list[tuple[float, int]] = []  # of the stage: when, and how much was done
         # imports and models take seconds in which nothing is reported yet; the thread must not keep
         # a process alive
-        self.timer = threading.Timer(_PATIENCE, self.show, ["working"])
+        self.timer = threading.Timer(_PATIENCE, lambda: self.show(self._text))
         self.timer.daemon = True
         self.timer.start()
 
     def __call__(self, state: Progress) -> None:
         now = time.monotonic()
         if state.stage != self._stage:  # the time left is that of a stage
-            self._stage, self._since, self._first = state.stage, now, state.done
-        if now < self._next:
+            self._stage, self._reports = state.stage, []
+        elif now < self._reports[-1][0] + _PAUSE and state.done != state.total:
             return
-        self._next, done = now + _PAUSE, state.done - self._first
+        self._reports.append((now, state.done))
         total = "" if state.total is None else f" of {state.total:,}"
-        text = f"{visible(state.stage)}: {state.done:,}{total} {state.unit}"
-        if state.total and 0 < done < state.total - self._first:
-            seconds = (now - self._since) / done * (state.total - state.done)
-            text += f", {duration_text(seconds)} left"
-        self.show(text)
+        self._text = visible(state.stage)
+        if state.done or total:
+            self._text += f": {state.done:,}{total} {state.unit}"
+        # by the speed of the second half of what was done: many kinds of work become slower or
+        # quicker, as the rows of a triangle do
+        half = (self._reports[0][1] + state.done) / 2
+        then, done = next(r for r in reversed(self._reports) if r[1] <= half)
+        if state.total and done < state.done < state.total:
+            seconds = (now - then) / (state.done - done) * (state.total - state.done)
+            self._text += f", {duration_text(seconds)} left"
+        if now >= self._from:
+            self.show(self._text)
 
     def show(self, text: str) -> None:
         """Write a text over the one before; a longer one than the terminal would stay there."""

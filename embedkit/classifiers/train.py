@@ -50,7 +50,7 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import Cost, TrainRun
 from embedkit.runs.split import Split
-from embedkit.types import Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import Int64, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR, Target
 from embedkit.units.units import Labels, Units, beside_numbers, load_or_extract
 
@@ -214,9 +214,10 @@ def side_by_side(
         # threads, since the libraries release the lock while they compute, and vectors need no
         # copy; results come in the order of the tasks, whichever ends first
         parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
+        fitted = steps(progress, "fitting", len(waiting), "fits")
         for result in parallel(delayed(run)(task) for task in waiting):
             results.append(result)
-            progress(Progress("fitting", len(results), len(waiting), "fits"))
+            fitted()
     return results
 
 

@@ -287,7 +287,7 @@ class _Meter:
         self, accepted: int, finished: Sequence[Receipt], progress: ProgressCallback
     ) -> None:
         self._accepted, self._progress = accepted, progress
-        self._stage = "shard 1"
+        self._stage = "tokenizing the first shard"
         self._done = self._seen = sum(r.ledger.get("tokens_kept", 0) for r in finished)
         self._rows = sum(r.ledger.get("records", 0) for r in finished)
         self.fresh = 0

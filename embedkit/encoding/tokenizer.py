@@ -48,6 +48,16 @@ MAX_CHARS = 1_000_000
 """Longer texts are cut before tokenizing and marked as truncated."""
 
 
+def _blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Texts that are tokenized together: as many as have so many characters, or one."""
+    first = size = 0
+    for number, text in enumerate(texts, 1):
+        size += len(text)
+        if size >= MAX_CHARS or number == len(texts):
+            yield texts[first:number]
+            first, size = number, 0
+
+
 _FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
 
@@ -397,29 +407,30 @@ class TextTokenizer:
                 ) from None
         lists: Iterable[list[int]]
         spans: Iterable[Sequence[tuple[int, int]]]
-        if self.hf.is_fast:
-            backend = self.hf.backend_tokenizer
-            # encode_batch_fast computes no offsets, and takes less time
-            encode = backend.encode_batch if offsets else backend.encode_batch_fast
-            with no_panic(Path(self.hf.name_or_path)):
-                rows = encode(cut, add_special_tokens=False)
-            lists, spans = (row.ids for row in rows), (row.offsets for row in rows)
-        else:
-            rows, unknown = [self.hf.tokenize(text) for text in cut], self.hf.unk_token
-            lists = map(self.hf.convert_tokens_to_ids, rows)
-            spans = (align(row, text, unknown=unknown) for row, text in zip(rows, cut, strict=True))
-        # four bytes a token, where a list of Python integers takes many times as much for a shard
-        ids = array("i")
-        for numbers in lists:
-            ids.fromlist(numbers)
-        flat = None
-        if offsets:
-            ends = chain.from_iterable(chain.from_iterable(spans))
-            flat = np.fromiter(ends, np.int32).reshape(-1, 2)
-            # characters of the text without its prefix, whose tokens get empty spans at 0
-            flat = np.maximum(flat - np.int32(len(prefix)), 0)
-        counts = np.fromiter(map(len, rows), np.int64, len(rows))
-        return _Side(np.array(ids, np.int32), counts, flat)
+        # four bytes a number, where Python's integers, and the rows of the library with all that
+        # they know of a token, take twenty times as much: of long texts that is gigabytes a shard
+        ids, counts, ends = array("i"), array("q"), array("i")
+        for block in _blocks(cut):
+            if self.hf.is_fast:
+                backend = self.hf.backend_tokenizer
+                # encode_batch_fast computes no offsets, and takes less time
+                encode = backend.encode_batch if offsets else backend.encode_batch_fast
+                with no_panic(Path(self.hf.name_or_path)):
+                    rows = encode(block, add_special_tokens=False)
+                lists, spans = (row.ids for row in rows), (row.offsets for row in rows)
+            else:
+                rows, unknown = [self.hf.tokenize(text) for text in block], self.hf.unk_token
+                lists = map(self.hf.convert_tokens_to_ids, rows)
+                spans = (align(*pair, unknown=unknown) for pair in zip(rows, block, strict=True))
+            for numbers in lists:
+                ids.fromlist(numbers)
+            counts.extend(map(len, rows))
+            if offsets:
+                ends.extend(chain.from_iterable(chain.from_iterable(spans)))
+        # characters of the text without its prefix, whose tokens get empty spans at 0
+        places = np.maximum(np.array(ends, np.int32).reshape(-1, 2) - np.int32(len(prefix)), 0)
+        numbers_of = np.array(ids, np.int32), np.array(counts, np.int64)
+        return _Side(*numbers_of, places if offsets else None)
 
     def _built(
         self,

@@ -341,6 +341,7 @@ def explore(
     if len(indices) < 3:
         shown = count_text(len(indices), "record")
         raise UsageError(f"{data.path}: a map of {shown}; expected 3 or more.")
+    progress(Progress("finding clusters", 0))
     columns = _columns(data, indices, color, label_names or {})
     columns.insert(
         1 if columns and columns[0].name == "label" else 0, _clusters(data, indices, seed)
@@ -398,6 +399,7 @@ def _drawn(
     for number, previous in [(start, None), *earlier, *later]:
         # the vectors of one view at a time are in memory
         unit = unit_rows(load(dataset, views[number]).reader.vectors_at(indices))
+        progress(Progress("finding neighbours", 0))
         near = nearest_points(unit, ATTRACTING, seed=seed)
         points = lay_out(
             unit,

@@ -29,7 +29,16 @@ from embedkit.encoding.windows import ends_of, match
 from embedkit.errors import Message, Option, UsageError, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.records import Positive
-from embedkit.types import AnyPath, Bool, Float32, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import (
+    AnyPath,
+    Bool,
+    Float32,
+    Int64,
+    Progress,
+    ProgressCallback,
+    no_progress,
+    steps,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -579,7 +588,7 @@ def near_duplicates(
         view: a stored view; by default the last mean.
         whitening: change of all vectors first, as of ``Searcher``.
         where: an SQL condition on the columns: only such records are compared.
-        progress: called in records.
+        progress: called in blocks of pairs.
 
     Raises:
         UsageError: there is no such view or column, or there are more than a million pairs.
@@ -635,6 +644,8 @@ def _near_pairs(
 ) -> tuple[Int64, Float32]:
     """Pairs ``(m, 2)`` of rows of length 1, the lower number first, and their cosines ``(m,)``."""
     pairs, cosines, count = [np.empty((0, 2), np.int64)], [np.empty(0, np.float32)], 0
+    tiles = -(-len(unit) // _PAIRS_TILE)
+    compared = steps(progress, "comparing", tiles * (tiles + 1) // 2, "blocks of pairs")
     for top in range(0, len(unit), _PAIRS_TILE):
         for left in range(top, len(unit), _PAIRS_TILE):
             products = unit[top : top + _PAIRS_TILE] @ unit[left : left + _PAIRS_TILE].T
@@ -645,13 +656,13 @@ def _near_pairs(
             pairs.append(np.stack([rows + top, columns + left], axis=1))
             cosines.append(np.minimum(products[rows, columns], 1))
             count += len(rows)
+            compared()
             if count > _MOST_PAIRS:
                 raise UsageError(
                     f"more than {_MOST_PAIRS:,} pairs have a cosine of {threshold} or more. Choose "
                     f"a higher one, or {Option('whitening', 'center')} where any two texts have a "
                     "high cosine."
                 )
-        progress(Progress("comparing", min(top + _PAIRS_TILE, len(unit)), len(unit), "records"))
     return np.concatenate(pairs), np.concatenate(cosines)
 
 

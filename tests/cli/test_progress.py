@@ -111,3 +111,18 @@ def test_a_call_in_a_script_reports_on_one_line_of_a_terminal(
     before = terminal.getvalue()
     train(overwrite=True, progress=no_progress)
     assert terminal.getvalue() == before
+
+
+def test_the_time_left_follows_work_that_becomes_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows of a triangle each takes a second less: their mean says much more than is left."""
+    clock, terminal = [0.0], _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(types, "_PATIENCE", 0)
+    monkeypatch.setattr(types.time, "monotonic", lambda: clock[0])
+    with types.reported() as report:
+        report(Progress("comparing", 0, 20, "rows"))
+        for row in range(1, 17):
+            clock[0] += 20 - row + 1
+            report(Progress("comparing", row, 20, "rows"))
+    last = [line for line in terminal.getvalue().split("\r") if line.strip()][-1].strip()
+    assert last == "comparing: 16 of 20 rows, 34 s left"  # in truth ten; by the mean of all 50
