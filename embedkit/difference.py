@@ -191,7 +191,6 @@ def diff(
     else:
         other = load(second, names[-1])
         y, join, settings = other.X, _joined_datasets(data, other), _settings(data, other)
-    progress(Progress("comparing neighbours", 0))
     # from here on positions are those of the joined records, in the order of A
     pair = _Pair(data, join.a, data.X[join.a], y[join.b])
     random = np.random.default_rng(seed)

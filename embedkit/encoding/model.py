@@ -494,10 +494,10 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     prefix = f"base_model.model.{model.base_model_prefix}."
     weights = peft.utils.load_peft_weights(folder, device="cpu").keys()
     of_head = {name for name in weights if not name.startswith(prefix)}
-    names = {f"^{model.base_model_prefix}\\.": ""}
+    inner = {f"^{model.base_model_prefix}\\.": ""}
     if len(of_head) == len(weights) or hasattr(model, model.base_model_prefix):
         of_head.clear()
-        names.clear()
+        inner.clear()
     else:
         parts = {name.rpartition(".")[2] for name, _ in model.named_modules()}
         settings.modules_to_save = sorted(parts.intersection(settings.modules_to_save or ()))
@@ -505,7 +505,7 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # weights are counted below
         tuned = peft.get_peft_model(model, settings)
-        report = tuned.load_adapter(folder, "default", key_mapping=names)
+        report = tuned.load_adapter(folder, "default", key_mapping=inner)
     for problem, names in (
         ("weights of {} do not belong to the model", sorted({*report.unexpected_keys} - of_head)),
         ("weights that adapter_config.json asks for are missing in {}", report.missing_keys),

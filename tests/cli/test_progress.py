@@ -118,7 +118,7 @@ def test_the_time_left_follows_work_that_becomes_quicker(monkeypatch: pytest.Mon
     clock, terminal = [0.0], _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(types, "_PATIENCE", 0)
-    monkeypatch.setattr(types.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("embedkit.types.time.monotonic", lambda: clock[0])
     with types.reported() as report:
         report(Progress("comparing", 0, 20, "rows"))
         for row in range(1, 17):

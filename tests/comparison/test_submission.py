@@ -67,10 +67,10 @@ def test_a_submission_of_probabilities_ranks_as_they_do(tmp_path: Path) -> None:
     form = parse_submission("id,x=x")
     write_prediction_file(tiny, ["x", "y"], tmp_path / "t.csv", submission=form)
     assert (tmp_path / "t.csv").read_text() == "id,x\nn,1.5e-12\n"
-    for classes, words in ((["x", "y"], "X is not one of x, y"), ([], "values have no classes")):
-        form = parse_submission("id,target=X")
+    form = parse_submission("id,target=X")
+    for names, words in ((["x", "y"], "X is not one of x, y"), ([], "values have no classes")):
         with pytest.raises(UsageError, match=words):
-            write_prediction_file([], classes, tmp_path / "u.csv", submission=form)
+            write_prediction_file([], names, tmp_path / "u.csv", submission=form)
 
 
 @pytest.mark.parametrize("strength", [0.3, 3.0])
