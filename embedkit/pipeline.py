@@ -346,8 +346,8 @@ def run_recipe(
             overwrite = ["--overwrite"] if replaces and not foreign and stage.can_overwrite else []
             # some commands replace nothing: what the stage wrote makes way, also if it was changed;
             # fetch looks itself at what is there, and need not download it again
-            makes_way = before and not (foreign or stage.can_overwrite or stage.line[0] == "fetch")
-            for name in there if makes_way else ():
+            makes_way = not (foreign or stage.can_overwrite or stage.line[0] == "fetch")
+            for name in there.keys() & written if makes_way else ():
                 path = stage.folder / name
                 storage.remove_tree(path) if path.is_dir() else storage.remove_file(path)
             words = [*stage.line, *overwrite, *["-q"] * quiet]

@@ -40,6 +40,7 @@ from embedkit.prediction_files import (
     Prediction,
     Submission,
     check_file,
+    check_submission,
     parse_submission,
     predictions_of,
     with_columns,
@@ -132,9 +133,9 @@ class Predictor:
             try:
                 self._model: Any = CheckpointClassifier(os.fspath(run), device=device)
             except ModelError as error:
-                if self.run.exists():
+                if self.run.exists() or "model" not in error.message.options:
                     raise
-                raise UsageError(f"{self.run} is no run here; {error.problem}") from error
+                raise ModelError(f"{self.run} is no run here; {error.problem}") from error
             self.names = _readable(self._model.classes, names)
             return
         content = read_run(self.run)
@@ -444,6 +445,7 @@ def predict_file(
             reader = CorpusReader(plan)
         warm = reader is not None  # stored vectors need no encoder
         predictor = Predictor(run, label_names=label_names, device=device, head=head, warm=warm)
+        check_submission(columns, predictor.names)
         of_words = predictor.labels_words
         if of_words and columns is not None:
             problem = f"it is for runs that label records; {run} labels words."

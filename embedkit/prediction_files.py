@@ -117,10 +117,8 @@ def write_prediction_file(
     columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in extra_columns}
     columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
     if submission is not None:
+        check_submission(submission, names)
         columns["answer"] = of_answer
-        if unknown := [field for field in submission.values() if field not in columns]:
-            problem = f"{unknown[0].removeprefix('proba_')} is not one of {', '.join(names)}"
-            raise UsageError(f"{problem}." if names else "values have no classes.", submission=...)
         columns = {name: columns[field] for name, field in submission.items()}
         # an iterator too, so that rows can be printed as they are predicted
         records = (
@@ -179,9 +177,10 @@ def write_rows(
     first = list(islice(rows, 1))
     for fields in chain(header, first, rows):
         count += 1
-        # nine digits, and not so many decimals: what is close to 0 counts in a log-loss, and in a
-        # ranking. JSON has the numbers whole
-        values = [f"{v:.9g}" if isinstance(v, float) else str(v) for v in fields.values()]
+        # of probabilities nine digits, and not so many decimals: what is close to 0 counts in a
+        # log-loss, and in a ranking. Values of any size are whole, as they all are in JSON
+        short = {name for name, v in fields.items() if isinstance(v, float) and abs(v) <= 1}
+        values = [f"{v:.9g}" if name in short else str(v) for name, v in fields.items()]
         if kind == "jsonl":
             sink.write(json_line(fields) + "\n")
         elif kind == "csv":
@@ -191,6 +190,14 @@ def write_rows(
     if out is not None:
         storage.write_files({out: sink.getvalue().encode()}, overwrite=overwrite)
     return count - len(header)
+
+
+def check_submission(submission: Submission | None, names: Sequence[str]) -> None:
+    """Raise a :class:`UsageError` if a submission has columns of other classes than these."""
+    fields = {"id", "answer", *(f"proba_{name}" for name in names)}
+    for field in [field for field in (submission or {}).values() if field not in fields]:
+        problem = f"{field.removeprefix('proba_')} is not one of {', '.join(names)}."
+        raise UsageError(problem if names else "values have no classes.", submission=...)
 
 
 def parse_submission(text: str | None) -> Submission | None:
@@ -213,7 +220,8 @@ def parse_submission(text: str | None) -> Submission | None:
         name, equals, label = (part.strip() for part in column.partition("="))
         of_class = f"proba_{label if equals else name}"
         columns[name] = of_class if equals or len(others) > 1 else "answer"
-    if not others or len(columns) <= len(others) or not all(columns):
+    missing = not all(columns) or "proba_" in columns.values()
+    if not others or len(columns) <= len(others) or missing:
         problem = "expected columns of id and answer, as id,label, or of classes, as id,target=1"
         raise UsageError(f"{problem}.", submission=text)
     return columns

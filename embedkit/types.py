@@ -88,9 +88,10 @@ class _Line:
     """Stage, count and time left of a call, on one line that is written over again and again."""
 
     def __init__(self) -> None:
-        self._from, self._width = time.monotonic() + _PATIENCE, 0
+        self._from = self._next = time.monotonic() + _PATIENCE
+        self._width = 0
         self._stage, self._text = "", "working"
-        self._reports: list[tuple[float, int]] = []  # of the stage: when, and how much was done
+        self._reports = [(0.0, 0)]  # of the stage: when, and how much was done
         # imports and models take seconds in which nothing is reported yet; the thread must not keep
         # a process alive
         self.timer = threading.Timer(_PATIENCE, lambda: self.show(self._text))
@@ -99,23 +100,26 @@ class _Line:
 
     def __call__(self, state: Progress) -> None:
         now = time.monotonic()
-        if state.stage != self._stage:  # the time left is that of a stage
-            self._stage, self._reports = state.stage, []
-        elif now < self._reports[-1][0] + _PAUSE and state.done != state.total:
+        reports = self._reports
+        if state.stage != self._stage:  # the time left is that of a stage, which is named at once
+            self._stage, self._next = state.stage, self._from
+            self._reports = reports = [(now, state.done)]
+        elif now < self._next:
             return
-        self._reports.append((now, state.done))
+        reports.append((now, state.done))
         total = "" if state.total is None else f" of {state.total:,}"
         self._text = visible(state.stage)
         if state.done or total:
             self._text += f": {state.done:,}{total} {state.unit}"
         # by the speed of the second half of what was done: many kinds of work become slower or
         # quicker, as the rows of a triangle do
-        half = (self._reports[0][1] + state.done) / 2
-        then, done = next(r for r in reversed(self._reports) if r[1] <= half)
+        half = (reports[0][1] + state.done) / 2
+        then, done = next((r for r in reversed(reports) if r[1] <= half), reports[0])
         if state.total and done < state.done < state.total:
             seconds = (now - then) / (state.done - done) * (state.total - state.done)
             self._text += f", {duration_text(seconds)} left"
-        if now >= self._from:
+        if now >= self._next:
+            self._next = now + _PAUSE
             self.show(self._text)
 
     def show(self, text: str) -> None:

@@ -274,7 +274,7 @@ def _test_set(
 def _read_by(settings: EstimatorSettings, units: Units, *, fitted: bool = True) -> Units:
     """Units with the inputs of a pipeline: vectors and numbers behind them, or texts."""
     # a dataset stores the labels as the column label, whatever it was called
-    label = str(units.reading["label"])
+    label = units.reading["label"] or "label"
     if {"label", label, *label.split(",")} & {*settings.columns}:
         shown = ",".join(settings.columns)
         raise UsageError("one of them is the label, which is to be predicted.", columns=shown)

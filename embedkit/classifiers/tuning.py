@@ -95,8 +95,8 @@ def fit(
             model = _fit_estimator(estimator, X, y, folds, settings)
         # such as an area where the held-out records are of one class: nothing could be chosen by it
         if tunable and np.isnan(choice.score):
-            without = Option("tune", False)
-            raise ValueError(f"an inner fold has no {settings.metric}; pass {without}")
+            without = Option("tune", False, before="; pass ")
+            raise ValueError(f"an inner fold has no {settings.metric}{without}")
     # our own message is about an option already
     except UsageError:
         raise

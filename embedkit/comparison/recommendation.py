@@ -26,6 +26,7 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases
 from embedkit.comparison.load import FOREIGN, LoadedRun
 from embedkit.comparison.table import MAJORITY, Compared, Row, price, records_to_decide
+from embedkit.corpus.plan import class_columns
 from embedkit.display import count_text, duration_text, typing_folder, undashed
 from embedkit.encoding.views import split_view, view_ranges, view_text
 from embedkit.runs.intervals import Difference
@@ -362,7 +363,8 @@ def _command(compared: Compared, command: str, *options: str) -> str:
         parts += ["--level", content.level]
     elif content.label != (stored := dataset.manifest.job.input.label) or stored is None:
         # labels that were passed in Python are nowhere
-        if content.label not in dataset.manifest.job.input.keep:
+        kept = dataset.manifest.job.input.keep
+        if content.label not in kept and not class_columns(content.label, kept):
             return ""
         parts += ["--label", str(content.label)]
     if content.task != "classification":

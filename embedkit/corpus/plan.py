@@ -239,7 +239,8 @@ class CorpusPlan(CorpusSettings):
 
 def class_columns(label: object, columns: Collection[str]) -> list[str]:
     """The columns, with 0 or 1, of the classes that a label names if it is no column itself."""
-    names = label.split(",") if isinstance(label, str) and label not in columns else []
+    texts = label.split(",") if isinstance(label, str) and label not in columns else []
+    names = list(dict.fromkeys(text.strip() for text in texts))
     return names if len(names) > 1 and {*names} <= {*columns} else []
 
 
@@ -330,7 +331,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
     options_of = {getattr(plan, name): name for name in ("word_label", "label", "id", *_TEXTS)}
     # types are checked for every file before the first record is read
     for file, table in zip(files, tables, strict=False):  # a table of spans has no such columns
-        for name in plan.cell_columns:
+        for name in (*plan.cell_columns, *class_columns(plan.label, columns)):
             option = options_of.get(name, "keep")
             if problem := table.problem_of(name, role=option if option in _TEXTS else ""):
                 raise CorpusError(f"{file.name}: {Option(option, name)}: {problem}")

@@ -489,23 +489,27 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
         raise ValueError(f"{stated}, which adds tokens and cannot be merged into weights")
     settings.inference_mode = True
     settings.megatron_config = None  # with it peft imports the module that the file names
-    # of a model with a head the names of weights begin with that of its encoder, and there are
-    # weights of the head, which is not here
-    prefix = f"base_model.model.{model.base_model_prefix}."
+    # of a model with a head, names begin with that of its encoder, in the weights and in settings
+    # such as alpha_pattern: here it is put into a module without a head, whose weights are left out
+    whole, inner = model, model.base_model_prefix
     weights = peft.utils.load_peft_weights(folder, device="cpu").keys()
-    of_head = {name for name in weights if not name.startswith(prefix)}
-    inner = {f"^{model.base_model_prefix}\\.": ""}
-    if len(of_head) == len(weights) or hasattr(model, model.base_model_prefix):
+    of_head = {name for name in weights if not name.startswith(f"base_model.model.{inner}.")}
+    if len(of_head) == len(weights) or hasattr(model, inner):
         of_head.clear()
-        inner.clear()
     else:
-        parts = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-        settings.modules_to_save = sorted(parts.intersection(settings.modules_to_save or ()))
+        whole = torch.nn.Module()
+        setattr(whole, inner, model)
+        names = [f".{name}" for name, _ in whole.named_modules()]
+        settings.modules_to_save = [
+            part
+            for part in settings.modules_to_save or ()
+            if any(name.endswith(f".{part}") for name in names)
+        ]
         settings.task_type = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # weights are counted below
-        tuned = peft.get_peft_model(model, settings)
-        report = tuned.load_adapter(folder, "default", key_mapping=inner)
+        tuned = peft.get_peft_model(whole, settings)
+        report = tuned.load_adapter(folder, "default")
     for problem, names in (
         ("weights of {} do not belong to the model", sorted({*report.unexpected_keys} - of_head)),
         ("weights that adapter_config.json asks for are missing in {}", report.missing_keys),
@@ -514,7 +518,8 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
             raise ValueError(f"{len(names)} {problem.format(file)}, such as {names[0]}")
     if not hasattr(tuned, "merge_and_unload"):
         raise ValueError(f"{stated}, which cannot be merged into weights")
-    return tuned.merge_and_unload(safe_merge=True)
+    merged = tuned.merge_and_unload(safe_merge=True)
+    return merged if whole is model else getattr(merged, inner)
 
 
 def mismatched_keys(report: dict[str, Any]) -> set[str]:

@@ -345,7 +345,9 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         def score(metric: str) -> float:
             return scores[metric].value(len(y))
 
-        metrics = {"eval_loss": loss, "eval_score": score("macro_f1" if target.classes else "r2")}
+        metrics = {"eval_loss": loss}
+        if not math.isnan(shown := score("macro_f1" if target.classes else "r2")):
+            metrics["eval_score"] = shown
         if target.classes:
             metrics["eval_accuracy"] = score("accuracy" if y.ndim == 1 else "subset_accuracy")
         metrics[_CHOSEN_BY] = loss if by == "loss" else score(by)

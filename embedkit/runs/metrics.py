@@ -458,7 +458,7 @@ def _standardised(values: Float64) -> Float64:
 
 def _spread(values: Float64) -> float:
     """Standard deviation; 1 of a constant, of whose own only the rounding of its mean is left."""
-    return float(values.std()) if np.ptp(values) else 1.0
+    return float(values.std() if np.ptp(values) else 0) or 1.0
 
 
 def _mean(values: NDArray[Any]) -> Callable[[Float64], Float64]:

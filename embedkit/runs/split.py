@@ -37,7 +37,7 @@ from embedkit.errors import DamagedError, MismatchError, Option, UsageError
 from embedkit.records import Count, Positive, Seed, from_json, parse_json, to_json
 from embedkit.remote import address_of
 from embedkit.types import Int64
-from embedkit.units.target import Target
+from embedkit.units.target import Target, are_lists
 from embedkit.units.units import Units, naming, split_column
 
 logger = logging.getLogger(__name__)
@@ -339,7 +339,7 @@ def split(
             raise UsageError("expected a name ending in .parquet.", out=out)
         storage.refuse_existing(Path(out), overwrite=overwrite)
     records = _records(source, label, group, reading or CorpusOptions(), seed)
-    sets = label_separator is not None
+    sets = label_separator is not None or are_lists(records.label or ())
     result = make_split(records, folds=folds, test=test, seed=seed, sets=sets)
     if out is not None:
         write_split(result, Path(out), overwrite=overwrite)

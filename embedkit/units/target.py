@@ -203,6 +203,12 @@ def parts_of(label: str | None, separator: str) -> list[str]:
     return [name for part in parts if (name := part.strip())]
 
 
+def are_lists(labels: Sequence[str | None]) -> bool:
+    """True if every label is a list of classes."""
+    present = [label for label in labels if label is not None]
+    return bool(present) and all(list_of(label) is not None for label in present)
+
+
 def set_numbers(sets: Sequence[Sequence[str] | None], classes: Sequence[str]) -> Int64:
     """Return ``(n, classes)`` with 1 for each class of a set; -1 where nothing is known of it."""
     places = {name: i for i, name in enumerate(classes)}
@@ -231,9 +237,10 @@ def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
 def check_offset(values: Float64, what: str, **parameter: str) -> None:
     """A :class:`UsageError` if values are so far from 0 that float32 loses their spread."""
     values = values[np.isfinite(values)]
-    # not of a constant, which has no spread to lose
-    if len(values) and np.ptp(values) and abs(values).max() > _LARGEST_OFFSET * values.std():
-        problem = f"{what} are around {values.mean():.6g} and differ by {values.std():.2g}"
+    # not of a constant, which has no spread to lose but that of its own rounding
+    largest, spread = np.abs(values).max(initial=0), values.std() if len(values) else 0
+    if largest > _LARGEST_OFFSET * spread and np.ptp(values) > 1e-14 * largest:
+        problem = f"{what} are around {values.mean():.6g} and differ by {spread:.2g}"
         advice = "Subtract their mean, for single precision."
         raise UsageError(f"{problem} only. {advice}", **parameter)
 

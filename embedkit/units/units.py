@@ -203,10 +203,8 @@ class Units:
             of_words = before["word_label"] if self.level == "word" else None
             marked = plan.marks_words and not plan.spans
             # a test file may lack both: it is predicted under its row numbers, and not scored
-            id_, label = (
-                name if name in plan.columns or class_columns(name, plan.columns) else None
-                for name in (before["id"], before["label"])
-            )
+            id_, label = (c if c in plan.columns else None for c in (before["id"], before["label"]))
+            label = before["label"] if class_columns(before["label"], plan.columns) else label
             word_label = of_words if marked or of_words in plan.columns else None
             # columns of spans are read as kept columns
             kept = tuple(name for name in (*keep, *plan.spans) if name in plan.columns)
@@ -433,8 +431,14 @@ class Units:
         if self.word is not None and task == "multilabel":
             raise UsageError(f"it is for records, not for {Option('level', 'word')}.", task=task)
         self.check_labelled()
-        labels = self.label or ()
-        return Target.of(labels, rows=self.row, name=self.name, task=task, separator=separator)
+        about: dict[str, Any] = {"rows": self.row, "name": self.name, "task": task}
+        target = Target.of(self.label or (), **about, separator=separator)
+        # of columns of classes, as the label names them
+        named = {name.strip() for name in str(self.reading.get("label")).split(",")}
+        rest = named.difference(target.classes)
+        if target.of_sets and 0 < len(rest) < len(named):
+            logger.warning(f"{self.name}: no record has the class {' or '.join(sorted(rest))}")
+        return target
 
 
 def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[str | None] | None]:
@@ -445,10 +449,9 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
     if data.level == "word":
         of_words = f"words have those of {Option('word_label', of='extract')}"
         raise UsageError(f"it is for labels of records; {of_words}.", label=...)
-    if classes := class_columns(label, data.columns):
-        marks = zip(
-            *([text_of(cell) for cell in data.column(name)] for name in classes), strict=True
-        )
+    if classes := class_columns(label, [*data.columns, str(stored)]):
+        columns = (data.column("label" if name == stored else name) for name in classes)
+        marks = zip(*([text_of(cell) for cell in column] for column in columns), strict=True)
         return str(label), [set_text(classes, cells) for cells in marks]
     if isinstance(label, str):
         # a dataset stores texts, and counts as whole numbers

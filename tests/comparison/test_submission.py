@@ -33,7 +33,7 @@ def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="submission="):
         write_blend(compare(none).blends["mean"], tmp_path / "no.csv", submission=form)
     assert not (tmp_path / "no.csv").exists()
-    for wrong in ("id", "id,", "a,a", "a,b,b", "id,=1", ""):
+    for wrong in ("id", "id,", "a,a", "a,b,b", "id,=1", "id,a=", ""):
         with pytest.raises(UsageError, match="submission="):
             parse_submission(wrong)
 
@@ -67,6 +67,9 @@ def test_a_submission_of_probabilities_ranks_as_they_do(tmp_path: Path) -> None:
     form = parse_submission("id,x=x")
     write_prediction_file(tiny, ["x", "y"], tmp_path / "t.csv", submission=form)
     assert (tmp_path / "t.csv").read_text() == "id,x\nn,1.5e-12\n"
+    value = {"row": 1, "id": "n", "value": 30003103744.25}
+    write_prediction_file([value], [], tmp_path / "v.csv", submission=parse_submission("id,y"))
+    assert (tmp_path / "v.csv").read_text() == "id,y\nn,30003103744.25\n"
     form = parse_submission("id,target=X")
     for names, words in ((["x", "y"], "X is not one of x, y"), ([], "values have no classes")):
         with pytest.raises(UsageError, match=words):

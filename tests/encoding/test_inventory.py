@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base import model as st_base
@@ -344,7 +344,8 @@ def adapt(folder: Path, seed: int, kind: Any = AutoModel, **settings: Any) -> No
     """Put an adapter with random weights beside the model; in its file the base is elsewhere."""
     base = kind.from_pretrained(folder)
     torch.manual_seed(seed)
-    lora = LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **settings)
+    settings = {"target_modules": ["query", "value"], **settings}
+    lora = LoraConfig(r=2, init_lora_weights=False, **settings)
     get_peft_model(base, lora).save_pretrained(str(folder))
     state(folder / "adapter_config.json", base_model_name_or_path=str(folder))
 
@@ -398,14 +399,29 @@ def test_an_adapter_is_applied_and_hashed(
 
 
 @of_peft
-@pytest.mark.parametrize("whole", [None, ["classifier", "word_embeddings"]])
-def test_an_adapter_that_was_trained_with_a_head(folder: Path, whole: Any) -> None:
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {},
+        {"modules_to_save": ["classifier", "word_embeddings"]},
+        {"alpha_pattern": {"bert.encoder.layer.0.attention.self.query": 32}},
+        {"target_modules": "all-linear"},
+    ],
+)
+def test_an_adapter_that_was_trained_with_a_head(
+    folder: Path, tmp_path: Path, stated: dict[str, Any]
+) -> None:
     """As classifiers are: the head is not here, and the encoder is a part of what was trained."""
     without = Encoder(folder, device="cpu").encode(SOME)
-    kind = AutoModelForSequenceClassification
-    adapt(folder, 1, kind, task_type="SEQ_CLS", modules_to_save=whole)
-    equals_its_makers(folder)
-    assert distance(Encoder(folder, device="cpu").encode(SOME), without).min() > 1e-3
+    shutil.copytree(folder, tmp_path / "merged")
+    settings = {"task_type": "SEQ_CLS", "target_modules": ["query", "value"], **stated}
+    adapt(folder, 1, AutoModelForSequenceClassification, **settings)
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+    merged: Any = PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
+    merged.bert.save_pretrained(tmp_path / "merged")
+    found = Encoder(folder, device="cpu").encode(SOME)
+    assert distance(found, Encoder(tmp_path / "merged", device="cpu").encode(SOME)).max() < 2e-5
+    assert distance(found, without).min() > 1e-3
 
 
 @of_peft

@@ -154,7 +154,9 @@ def test_no_class_and_no_label_are_not_the_same(tmp_path: Path) -> None:
             Target.of([label, "[0, 1]"], rows=np.arange(2), name="c.tsv", task="multilabel")
 
 
-def test_a_column_for_each_class_is_a_list_of_classes(folder: Path, tmp_path: Path) -> None:
+def test_a_column_for_each_class_is_a_list_of_classes(
+    folder: Path, tmp_path: Path, notes: list[str]
+) -> None:
     """As competitions have them: a column of 0 and 1 for each class, -1 where it is unknown."""
     lines = (folder / "c.jsonl").read_text("utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
@@ -188,6 +190,16 @@ def test_a_column_for_each_class_is_a_list_of_classes(folder: Path, tmp_path: Pa
     answers = pd.read_csv(tmp_path / "s.csv", index_col="id")
     predicted = Predictor(tmp_path / "run of data").predict(texts)
     assert np.allclose(answers, [[p.proba[name] for name in WORDS] for p in predicted], rtol=1e-8)
+    # the label of a dataset may be one of the columns, and a class may have no record
+    extract_tiny(tmp_path / "c.csv", tmp_path / "one", layers="2", label="bus", keep=["film"])
+    several = Units.of_dataset(embedkit.load(tmp_path / "one"), label="film, bus")
+    expected = [[name for name in ("film", "bus") if name in names] for names in sets_of()]
+    assert [json.loads(str(label)) for label in several.label or ()] == expected
+    never = frame.assign(film=0)
+    rare = Units.of_corpus(never, CorpusOptions(label=about["label"]))
+    assert rare.target("multilabel").classes == ("bus", "praise")
+    assert "no record has the class film" in notes[-1]
+    assert not split(tmp_path / "c.csv", label=about["label"], folds=2).settings.stratified
     with pytest.raises(CorpusError, match=r"label='bus,plane'.*no such column"):
         Units.of_corpus(tmp_path / "c.csv", CorpusOptions(label="bus,plane"))
     with pytest.raises(UsageError, match=r"one of them is the label"):
