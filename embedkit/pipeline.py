@@ -201,6 +201,8 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
             )
         if not allowed:
             yield f"writes to {storage.without_secrets(text)}"
+    if parameters.get("engine") == "ray":
+        yield "reaches a Ray cluster"
     for name, what in _CODE.items():
         text = str(parameters.get(name) or "")
         # names without a colon are those of embedkit's own

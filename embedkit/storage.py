@@ -510,6 +510,21 @@ def incomplete(out: Path) -> Path:
     return out.parent / f"{out.name}.incomplete"
 
 
+def _refuse_links(work: Path) -> None:
+    """A :class:`StorageError` if a place of work is a link, or has one in it.
+
+    embedkit makes none. One that somebody else has put there, as into a folder that is passed on,
+    would lead to files anywhere, which would be emptied, written and deleted.
+    """
+    inner = (
+        Path(folder, name)
+        for folder, folders, files in os.walk(work)  # which follows no links in it
+        for name in (*folders, *files)
+    )
+    if link := next((path for path in (work, *inner) if path.is_symlink()), None):
+        raise StorageError(f"{link} is a link, which embedkit did not make. Remove it.")
+
+
 @contextmanager
 def new_folder(
     out: Path,
@@ -547,8 +562,10 @@ def begun(out: Path, free: Callable[[], object], *, shared: bool = False) -> Ite
     empty folder goes: nothing of this attempt is left to go on with.
     """
     work = incomplete(out)
+    _refuse_links(work)
     make_folder(work)
     with exclusive(work, shared=shared, leave_empty=False):
+        _refuse_links(work)
         free()
         yield state_of(out)
 
@@ -572,6 +589,7 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
     ``free`` is called as by :func:`new_folder`. After an error nothing is left of the file.
     """
     work = incomplete(out)
+    _refuse_links(work)
     check_place(out)
     make_folder(out.parent)
     with storage_errors(work):

@@ -59,6 +59,7 @@ KINDS = {
 
 _PLAIN = (type(None), bool, int, float, str)
 _JSON = "pipeline"  # the array that holds it, as bytes: a header of safetensors has a limit
+_UNPACKED = 100
 
 
 def save_model(folder: Path, pipeline: Any) -> None:
@@ -229,9 +230,41 @@ def _is_trusted(name: str) -> bool:
     return isinstance(kind, type) and kind.__module__.startswith(_TRUSTED)
 
 
+_WORDS = r"(?u)\b\w+\b", r"(?u)\b\w\w+\b"
+"""Patterns of words: that of :mod:`~embedkit.classifiers.estimators`, and scikit-learn's own."""
+
+
+def _check_texts(value: Any, seen: set[int]) -> None:
+    """Raise :class:`_Foreign` for a vectorizer that would open what its texts name as files.
+
+    Nor may a file bring a pattern of words, whose search may take longer than anyone lives.
+    """
+    if id(value) in seen or isinstance(value, str | bytes | np.ndarray):
+        return
+    seen.add(id(value))
+    if isinstance(value, list | tuple):
+        inner: Any = value
+    elif isinstance(value, dict):
+        # a vocabulary has hundreds of thousands of numbers
+        inner = () if {*map(type, value.values())} <= {int} else value.values()
+    else:
+        state = vars(value) if hasattr(value, "get_params") else {}
+        inner = state.values()
+        if state.get("input", "content") != "content":
+            raise _Foreign("a vectorizer of files")
+        if state.get("token_pattern") not in (None, *_WORDS):
+            raise _Foreign("a pattern of words")
+    for item in inner:
+        _check_texts(item, seen)
+
+
 def _of_skops(content: bytes) -> Any:
     from skops.io import get_untrusted_types, loads
 
+    with zipfile.ZipFile(io.BytesIO(content)) as packed:
+        # arrays of trees and weights are a few times as large as their packed form, not a thousand
+        if sum(part.file_size for part in packed.infolist()) > _UNPACKED * len(content) + (1 << 24):
+            raise _Foreign("much more than its size")
     # the names are read without building anything; only then is the content loaded
     types = get_untrusted_types(data=content)
     for name in types:
@@ -258,6 +291,7 @@ def load_model(run: Path) -> Callable[[Any], Any]:
             written = json.loads(arrays.pop(_JSON).tobytes())
             apply = _by_numpy(written, arrays)
             pipeline = None if apply else _built(written, arrays)
+        _check_texts(pipeline, set())
     except _Foreign as error:
         raise DamagedError(f"{file} holds {error}, which is never loaded from a file.") from error
     except Exception as error:  # skops raises what its nodes raise

@@ -78,7 +78,8 @@ def run(
     stages = read_recipe(recipe, commands, settings, trust=trust or dry_run)
     for stage in stages:
         for need in stage.needs_trust:
-            say(f"note: --trust allows: [{stage.name}] {need}", err=True)
+            how = "--trust allows" if trust else "it would need --trust"
+            say(f"note: {how}: [{stage.name}] {need}", err=True)
     if dry_run:
         lines = [without_secrets(shlex.join(["embedkit", *stage.line])) for stage in stages]
         say("\n".join([f"cd {shlex.quote(str(stages[0].folder))}", *lines]))

@@ -35,6 +35,7 @@ from embedkit.errors import CorpusError, Message, Option
 
 # of CoNLL-U; the numbers below are places in a line of them
 _COLUMNS = 10
+_LINE = 100  # bytes that a line takes beside its own: millions of empty comments are a long record
 _OF_WORDS = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
 _OF_SENTENCES = ("text", "id", "doc")
 # the longer name stands first, of which the shorter one is a beginning
@@ -76,7 +77,7 @@ class ConlluTable(TextTable):
         self._doc: str | None = None  # that the sentences are of
         for lines in self._sentences():
             # the limit is one of records, of which each line may be short
-            if sum(line.length for line in lines) > MAX_RECORD_BYTES:
+            if sum(line.length + _LINE for line in lines) > MAX_RECORD_BYTES:
                 yield Reject.too_long(lines)
                 continue
             try:
@@ -121,7 +122,7 @@ class ConlluTable(TextTable):
                 # memory holds no more than the limit and a line
                 if length <= MAX_RECORD_BYTES:
                     lines.append(line)
-                length += line.length
+                length += line.length + _LINE
             elif lines:
                 yield lines
                 lines, length = [], 0

@@ -6,6 +6,7 @@ import glob
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -172,7 +173,8 @@ def card_of(manifest: Manifest) -> str:
     note += scaled * (job.storage.profile == "int8")
     return _CARD.format(
         configs="\n".join(configs),
-        inputs=visible(", ".join(Path(name).name for name in names.inputs)),
+        # Markdown shows HTML, and a name may hold some
+        inputs=escape(visible(", ".join(Path(name).name for name in names.inputs))),
         model=visible(names.checkpoint),
         layers=job.model.n_layers,
         precision=job.vectors.precision,

@@ -191,6 +191,17 @@ class Checkpoint:
         return positions
 
     @property
+    def weight_bytes(self) -> int:
+        """Size of the files of weights, in bytes."""
+        return sum((self.transformer / name).stat().st_size for name in self.weights)
+
+    @property
+    def is_suspicious(self) -> bool:
+        """True if a matrix of the two largest numbers in config.json would not be in the files."""
+        *_, second, largest = sorted([1, 1, *(n for n in self.config.values() if type(n) is int)])
+        return second * largest > self.weight_bytes
+
+    @property
     def limit(self) -> float:
         """The longest sequence that the class can compute."""
         if self.model_type in inventory.UNLIMITED:

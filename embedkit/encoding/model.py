@@ -47,6 +47,8 @@ from embedkit.scale import undisturbed
 
 logger = logging.getLogger(__name__)
 
+_SLACK = 1_000_000  # weights that a file may lack, such as those of a pooler
+
 BATCH_TOKENS = {"int8": 1_024, "cpu": 2_048, "cuda": 65_536}
 """Tokens per batch by precision or device; on CPU few, so that activations stay in the cache, and
 in int8, which has more of them, so that their memory is not given back after every batch."""
@@ -421,6 +423,15 @@ def load_module(
     import transformers
 
     config = checkpoint.built_config()
+    if checkpoint.is_suspicious:
+        with torch.device("meta"):  # where no number takes memory
+            planned = getattr(transformers, kind).from_config(config)
+        count = sum(weight.numel() for weight in planned.parameters())
+        if count > checkpoint.weight_bytes + _SLACK:
+            raise DamagedModelError(
+                f"{checkpoint.name}: {checkpoint.transformer / 'config.json'} is of a model with "
+                f"{count:,} weights, in {checkpoint.weight_bytes:,} bytes. Fetch it again."
+            )
     # merging is a sum of products, which half precision would round; cast afterwards
     adapts = bool(checkpoint.adapter) and device != "meta"  # in full precision
     try:
@@ -485,6 +496,10 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     if kind not in peft.PeftType.__members__:
         raise ValueError(f"{stated}, which the installed peft does not have")
     settings = peft.PeftConfig.from_pretrained(folder)
+    # each rank has rows of weights in the file
+    ranks = [getattr(settings, "r", 0), *(getattr(settings, "rank_pattern", None) or {}).values()]
+    if max(filter(None, ranks), default=0) > (checkpoint.transformer / file).stat().st_size:
+        raise ValueError(f"adapter_config.json says r={max(ranks)}, which {file} does not hold")
     if settings.is_prompt_learning:
         raise ValueError(f"{stated}, which adds tokens and cannot be merged into weights")
     settings.inference_mode = True

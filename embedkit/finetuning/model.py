@@ -433,7 +433,8 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
     try:
         # compared before weights are made: a configuration of billions of them would fill the
         # memory
-        if problem := wrong_size(config.encoder or {}, folder / WEIGHTS):
+        sizes = (config.encoder or {}) | {"head_size": max(config.n_outputs, *config.cnn_widths)}
+        if problem := wrong_size(sizes, folder / WEIGHTS):
             raise ValueError(problem)
         with init_empty_weights(include_buffers=False):  # random ones take longer than reading
             model = EncoderWithHead(config)

@@ -124,6 +124,9 @@ def build_index(
             kind=kind,
         )
     target = _folder(data, kind, metric, whitening)
+    # a link in a dataset of somebody else's would lead elsewhere
+    if not target.resolve().is_relative_to(data.path.resolve()):
+        raise UsageError(f"{target} leads out of the dataset by a link. Remove it.")
 
     def free() -> None:
         if target.exists() and not overwrite:

@@ -6,6 +6,7 @@ Every attack goes through a command or a function of the library, from outside.
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import random
 import re
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -25,6 +27,9 @@ import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from peft import LoraConfig, get_peft_model
+from safetensors.numpy import load_file, save_file
+from transformers import AutoModel
 
 import embedkit
 from embedkit import pipeline
@@ -34,6 +39,7 @@ from embedkit.corpus.plan import CorpusOptions, plan_corpus
 from embedkit.corpus.records import CorpusReader
 from embedkit.corpus.sources import Source
 from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import load_tokenizer, spelled_out
 from embedkit.errors import (
     CorpusError,
@@ -49,6 +55,7 @@ from embedkit.remote import address_of
 from embedkit.storage import file_sums, path_inside, seal, without_secrets
 from tests.conftest import Files
 from tests.finetune_fixtures import corpus_of
+from tests.models import state
 from tests.processes import command
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model
@@ -256,6 +263,118 @@ def test_an_export_copies_no_link(here: Path) -> None:
     assert not (here / "plain/extra.txt").exists()
 
 
+# links where embedkit works
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("r", "train data --folds 2 --out r"),
+        ("v", "extract c.tsv --model checkpoint --out v"),
+        ("f", "finetune c.tsv --model checkpoint --epochs 1 --folds 2 --out f"),
+        ("p.tsv", "predict frozen c.tsv --out p.tsv"),
+        ("index", "index data"),
+    ],
+)
+def test_a_link_in_the_place_of_work_is_not_followed(here: Path, place: str, words: str) -> None:
+    """Behind it everything would be emptied, written and deleted; also behind one that is in it."""
+    if place == "index":
+        (flat,) = (here / "data/_embedkit/index").iterdir()
+        place = str(flat.relative_to(here)).replace("flat", "hnsw")
+    own, work = here / "own", here / f"{place}.incomplete"
+    own.mkdir()
+    (own / "mine").write_text("mine")
+    work.symlink_to(own / "mine" if place == "p.tsv" else own)
+    done = command(*words.split(), cwd=here)
+    # extract says first that it is nothing of its own
+    assert (done.returncode, "is a link" in done.stderr) in ((6, True), (8, False))
+    work.unlink()
+    if place != "p.tsv":
+        work.mkdir()
+        for name in ("model", "sentences", "index.faiss"):
+            (work / name).symlink_to(own)
+        done = command(*words.split(), cwd=here)
+        assert (done.returncode, "is a link" in done.stderr) in ((6, True), (8, False))
+    assert [file.read_text() for file in own.iterdir()] == ["mine"]
+
+
+def test_a_link_in_a_dataset_leads_no_index_out_of_it(here: Path) -> None:
+    shutil.rmtree(here / "data/_embedkit/index")
+    (here / "own").mkdir()
+    (here / "data/_embedkit/index").symlink_to(here / "own")
+    done = command("index", "data", cwd=here)
+    assert (done.returncode, "by a link" in done.stderr) == (2, True)
+    assert not [*(here / "own").iterdir()]
+
+
+# models
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("input", "filename", "a vectorizer of files"),
+        ("token_pattern", "(a+)+$", "a pattern of words"),
+    ],
+)
+def test_a_vectorizer_reads_texts_as_they_are(
+    here: Path, name: str, value: str, message: str
+) -> None:
+    train(here / "data", out=here / "tfidf", features="tfidf", folds=2)
+    file = here / "tfidf/model/pipeline.safetensors"
+    arrays = load_file(file)
+    text = arrays["pipeline"].tobytes().decode()
+    changed = re.sub(rf'"{name}": "[^"]*"', f'"{name}": {json.dumps(value)}', text)
+    assert changed != text
+    save_file(arrays | {"pipeline": np.frombuffer(changed.encode(), np.uint8)}, file)
+    seal(here / "tfidf")
+    done = command("predict", "tfidf", "--text", "/etc/passwd", cwd=here)
+    assert (done.returncode, message in done.stderr) == (5, True)
+
+
+def test_a_model_that_would_unpack_to_a_thousand_times_its_size(here: Path) -> None:
+    (here / "frozen/model/pipeline.safetensors").unlink()
+    with zipfile.ZipFile(here / "frozen/model/pipeline.skops", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("schema.json", "{}")
+        packed.writestr("1.npy", bytes(100_000_000))
+    seal(here / "frozen")
+    done = command("predict", "frozen", "--text", "a", cwd=here)
+    assert (done.returncode, "much more than its size" in done.stderr) == (5, True)
+
+
+@pytest.mark.parametrize("fields", [{"n_outputs": 300_000_000}, {"cnn_widths": [100_000_000]}])
+def test_a_head_of_any_stated_size(here: Path, fields: dict[str, Any]) -> None:
+    with_head(here / "tuned", head="cnn", **fields)
+    done = command("predict", "tuned", "--text", "a", cwd=here)
+    assert (done.returncode, "does not fit the weights" in done.stderr) == (5, True)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"vocab_size": 9_999, "hidden_size": 9_996, "intermediate_size": 9_999},
+        {"max_position_embeddings": 1 << 24},
+        {"model_type": "gpt2", "n_inner": 200_000_000, "n_embd": 24, "n_head": 2, "n_layer": 3},
+    ],
+)
+def test_a_model_of_any_stated_size(tmp_path: Path, sizes: dict[str, Any]) -> None:
+    """Sizes of which each could be one of some model, before a number of it is made."""
+    folder = checkpoint_with(tmp_path, "config.json", {"num_attention_heads": 1} | sizes)
+    with pytest.raises(ModelError, match=r"is of a model with [\d,]+ weights, in"):
+        Encoder(folder, device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_an_adapter_of_any_stated_rank(here: Path) -> None:
+    lora = LoraConfig(r=2, target_modules=["query"])
+    get_peft_model(AutoModel.from_pretrained(here / "checkpoint"), lora).save_pretrained(
+        here / "checkpoint"
+    )
+    state(here / "checkpoint/adapter_config.json", r=10_000_000)
+    with pytest.raises(ModelError, match=r"r=10000000, which adapter_model\.safetensors does"):
+        Encoder(here / "checkpoint", device="cpu")
+
+
 # recipes
 
 OUTSIDE = [
@@ -279,6 +398,7 @@ RECIPES = f"""\
 [finetune]|{CORPUS}|head = "evil:Head"|out = "r"
 [train]|dataset = "c.tsv"|estimator = "evil:X"|out = "r"
 [predict]|run = "r"|{CORPUS}|head = "evil:X"
+[extract]|{CORPUS}|engine = "ray"|out = "v"
 [compare]|runs = ["r"]|report = "../r.html"
 [index]|dataset = "../v"|makes = "i"
 [search]|dataset = "v"|query = "q"|makes = "../v"
@@ -615,3 +735,21 @@ def test_a_whole_book_is_not_looked_at_for_its_letters(calls_of: Any) -> None:
     calls = calls_of(tokenizer, "encode")
     assert spelled_out(tokenizer, [words * 100]) == spelled_out(tokenizer, [words])
     assert max(len(text) for call in calls for text in call.arguments[0]) < 20_000
+
+
+def test_millions_of_empty_comments_are_a_record_that_is_too_long(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "c.conllu.gz", "wb", 1) as file:
+        for _ in range(10):
+            file.write(b"#a\n" * 100_000)
+        file.write(b"\n1\ta" + b"\t_" * 8 + b"\n")
+    with input_files(tmp_path / "c.conllu.gz") as files:
+        reader = CorpusReader(plan_corpus(files, CorpusOptions(format="conllu")))
+        kinds = [type(item).__name__ for item in reader]
+    assert (kinds, reader.counts.rejected) == (["Reject", "Record"], {"record_too_long": 1})
+
+
+def test_a_name_is_no_html_in_the_card(tmp_path: Path) -> None:
+    corpus = tmp_path / "<img src=x onerror=a>.tsv"
+    corpus_of(corpus)
+    extract_tiny(corpus, tmp_path / "data")
+    assert "<img" not in (tmp_path / "data/README.md").read_text("utf-8")
