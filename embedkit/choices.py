@@ -196,4 +196,5 @@ def check_choice(choices: Collection[str], **arguments: object) -> None:
     for name, value in arguments.items():
         if value not in choices:
             hint = did_you_mean(str(value), choices)
-            raise UsageError(f"expected {', '.join(choices) or 'none'}.{hint}", **{name: value})
+            expected = f"expected {', '.join(choices)}.{hint}" if choices else "there is none here."
+            raise UsageError(expected, **{name: value})

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.display import count_text
 from embedkit.errors import EmbedkitError, EncodeError, first_line
 from embedkit.machine import __version__, usable_cores
 
@@ -48,7 +49,7 @@ def diagnose() -> dict[str, Any]:
     load, cores = os.getloadavg()[0], usable_cores()
     busy = f"other programs are busy (load {load:.1f}): the speed is too low"
     notes = [busy] if load > cores else []
-    devices: dict[str, dict[str, Any]] = {"cpu": {"name": f"{cores} cores"}}
+    devices: dict[str, dict[str, Any]] = {"cpu": {"name": count_text(cores, "core")}}
     code = 0
     try:
         import torch

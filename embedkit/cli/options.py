@@ -43,7 +43,7 @@ HEADINGS: Mapping[str, frozenset[str]] = {
 
 FILE = click.Path(path_type=Path)
 LAYERS = (
-    "all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-1,-2; 0 is the embedding output."
+    "all, -1, 0,3,6, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-1,-2; 0 is the embedding output."
 )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
 from embedkit.cli.command import Result
-from embedkit.cli.text import asked_for_all, table_text
+from embedkit.cli.text import asked_for_all, path_text, table_text
 from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.display import as_argument, bytes_text, count_text, duration_text, reasons_text
 from embedkit.encoding.views import layer_rank, split_view, view_ranges, view_text
@@ -58,7 +58,7 @@ def result_of(result: RunResult[Any]) -> Result:
 
 def run_text(result: RunResult[Any]) -> str:
     """Return the finding, main scores, cost and folder of a new run."""
-    content, out = result.content, result.out
+    content, out = result.content, path_text(result.out)
     finding, results = _KINDS[content.kind]
     lines = [finding(content), *results(content), f"{_method(content)}: {_cost(content)}"]
     note = f"everything: embedkit info {as_argument(out)} --all"
@@ -264,7 +264,8 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
         return " to ".join({metric_text(end(values), metric): 0 for end in (min, max)})
 
     listed = [*views, *content.combinations] if asked_for_all() else views
-    controls = f"with shuffled labels {between([view.control for view in listed])}"
+    control = "a random label for each word" if content.level == "word" else "shuffled labels"
+    controls = f"with {control} {between([view.control for view in listed])}"
     if untrained := content.random_weights.values():
         controls += f"; never trained {between([fmean(values) for values in untrained])}"
     yield f"{controls}; guessing {metric_text(content.nested.majority, metric)}"

@@ -467,10 +467,11 @@ class _Guess:
         usual = [*lists, *usual] if word_label and table.is_list(word_label) else [*usual, *lists]
         column = self.usual_column("text", name, usual)
         if column is None:
+            headless = Option("header", False, before="; without a header: ")
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
                 f"one with {Option('text')}, and the second text of a pair with "
-                f"{Option('text_pair')}{Option('header', False, before='; without a header: ')}."
+                f"{Option('text_pair')}{headless if self._columns[0] != '0' else ''}."
             )
         return column
 

@@ -109,7 +109,7 @@ class ReadCounts:
             notices.append(f"ids are not unique: {repeated} with an earlier id")
         if self.missing_ids:
             missing = count_text(self.missing_ids, "record")
-            notices.append(f"{missing} without an id: the id is the row, such as 'row 7'")
+            notices.append(f"{missing} without an id: it is called 'row' and the number of its row")
         if self.repeated_headers:
             equal = count_text(self.repeated_headers, "record")
             notices.append(f"{equal} equal to the header, and kept: were files joined?")

@@ -424,8 +424,8 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     if differences := difference(_stored(Layout(out), damaged)[0], asdict(job.settings)):
         grown: Option | str = ""
         # a corpus that has grown is the usual reason, and need not cost all of its texts again
-        if "input." in differences:
-            use = "which encodes the texts alone that it lacks"
+        if "input." in differences and job.settings.storage.text:
+            use = "which encodes only the texts that it lacks"
             grown = Option("reuse", out, before=", with ", after=f", {use}")
         raise OutputExistsError(
             f"{out} already exists with different settings. Pass another {Option('out')}, or "
@@ -433,7 +433,8 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
         )
     if damaged:
         shown = "; ".join(list(damaged.values())[:3])
-        logger.warning(f"{len(damaged)} damaged files of {out} are made again: {shown}")
+        again = f"{count_text(len(damaged), 'damaged file')} of {out} made again"
+        logger.warning(f"{again}: {shown}")
     return Repair(damaged, seen)
 
 
