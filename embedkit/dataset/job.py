@@ -433,8 +433,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
         )
     if damaged:
         shown = "; ".join(list(damaged.values())[:3])
-        again = f"{count_text(len(damaged), 'damaged file')} of {out} made again"
-        logger.warning(f"{again}: {shown}")
+        logger.warning(f"making {count_text(len(damaged), 'damaged file')} of {out} again: {shown}")
     return Repair(damaged, seen)
 
 

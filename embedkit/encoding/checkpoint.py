@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -87,12 +86,6 @@ FAMILIES = (
 """Families that are tested layer by layer; others are run as transformers runs them."""
 
 _N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "encoder_layers", "num_layers")
-_WIDTH = ("hidden_size", "dim", "n_embd", "d_model", "emb_dim")
-
-
-_SIZE = re.compile(r"(.+_)?(size|dim|ff|kv|embd|layers?|heads|labels|experts)|d_model")
-_SIZES_PER_BYTE, _HARMLESS = 8, 10_000
-_POSITIONS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +193,12 @@ class Checkpoint:
         """True if a matrix of the two largest numbers in config.json would not be in the files."""
         *_, second, largest = sorted([1, 1, *(n for n in self.config.values() if type(n) is int)])
         return second * largest > self.weight_bytes
+
+    def check_count(self, count: int) -> None:
+        """Raise a :class:`DamagedModelError` for a model of more weights than the files have."""
+        if problem := inventory.wrong_count(count, self.weight_bytes):
+            file = self.transformer / "config.json"
+            raise DamagedModelError(f"{self.name}: {file} is damaged: {problem}. {FETCH_AGAIN}")
 
     @property
     def limit(self) -> float:
@@ -309,7 +308,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     # what names code is among the statements, and goes no further
     config = as_data({key: config[key] for key in config if key not in inventory.OVERRIDDEN})
     sizes = []
-    for keys in (_N_LAYERS, _WIDTH):
+    for keys in (_N_LAYERS, inventory.WIDTH):
         stated = {key: config[key] for key in keys if config.get(key) is not None}
         sizes.append(next((size for size in stated.values() if isinstance(size, int)), 0))
         if sizes[-1] < 1:
@@ -327,7 +326,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     if config.get("quantization_config"):  # which names libraries
         problem = "config.json asks for quantized weights"
         raise ModelError(f"{name}: {problem}. Convert them, and save the model.")
-    if problem := wrong_size(config, *(transformer / file for file in weights)):
+    if problem := inventory.wrong_size(config, *(transformer / file for file in weights)):
         raise DamagedModelError(f"{name}: {config_path}: {problem}. {FETCH_AGAIN}")
     adapter = _adapter(transformer, name)
     # a clone without git-lfs has a few lines of text in place of the weights
@@ -569,24 +568,6 @@ def _has_weights(folder: Path) -> bool:
         return bool(_weight_files(folder / inner_module(modules_of(folder)), folder.name))
     except ModelError:
         return False
-
-
-def wrong_size(config: Mapping[str, Any], *weights: Path) -> str:
-    """What is wrong with a size in ``config.json`` of a model with such files; else ``""``.
-
-    Of each size the weights hold a matrix whose other side is the width, or a part of it. Without
-    this check transformers would build a billion layers, or fill in as many words.
-    """
-    width = next((n for name in _WIDTH if isinstance(n := config.get(name), int) and n > 0), 1)
-    # sizes on disk and not of tensors: nothing of the file has been trusted or read yet
-    weight_bytes = sum(file.stat().st_size for file in weights)
-    largest = max(_SIZES_PER_BYTE * weight_bytes // width, _HARMLESS)
-    for name, value in config.items():
-        # rotary positions have no weights, so that the file's size bounds nothing there
-        limit = _POSITIONS if "position" in name else largest if _SIZE.fullmatch(name) else None
-        if limit is not None and isinstance(value, int) and value > limit:
-            return f"{name} is {value:,}, which does not fit the weights of {weight_bytes:,} bytes"
-    return ""
 
 
 _FIRST_TRUSTED = "2.10"

@@ -14,8 +14,10 @@ table: other keys are for that class, which is the one that runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 APPLIED, HARMLESS, REFUSED = "applied", "harmless", "refused"
@@ -307,3 +309,38 @@ def unread_weights(names: Iterable[str], parts: list[str], base: str, depth: int
         if inside and not (above or buffer or first.startswith("pooler")):
             unread.append(name)
     return unread
+
+
+WIDTH = ("hidden_size", "dim", "n_embd", "d_model", "emb_dim")
+"""Keys of ``config.json`` that have the width of hidden states, by family."""
+_SIZE = re.compile(r"(.+_)?(size|dim|ff|kv|embd|layers?|heads|labels|experts)|d_model")
+_SIZES_PER_BYTE, _HARMLESS = 8, 10_000
+_POSITIONS = 1 << 24
+_SLACK = 1_000_000  # weights that a file may lack, such as those of a pooler
+
+
+def wrong_size(config: Mapping[str, Any], *weights: Path) -> str:
+    """What is wrong with a size in ``config.json`` of a model with such files; else ``""``.
+
+    Of each size the weights hold a matrix whose other side is the width, or a part of it. Without
+    this check transformers would build a billion layers, or fill in as many words.
+    """
+    width = next((n for name in WIDTH if isinstance(n := config.get(name), int) and n > 0), 1)
+    # sizes on disk and not of tensors: nothing of the file has been trusted or read yet
+    weight_bytes = sum(file.stat().st_size for file in weights)
+    largest = max(_SIZES_PER_BYTE * weight_bytes // width, _HARMLESS)
+    for name, value in config.items():
+        # rotary positions have no weights, so that the file's size bounds nothing there
+        limit = _POSITIONS if "position" in name else largest if _SIZE.fullmatch(name) else None
+        if limit is not None and isinstance(value, int) and value > limit:
+            return f"{name} is {value:,}, which does not fit the weights of {weight_bytes:,} bytes"
+    return ""
+
+
+def wrong_count(count: int, weight_bytes: int) -> str:
+    """What is wrong with so many weights of a model, whose files have so many bytes; else ``""``.
+
+    Each size may be one of some model, and their product take more memory than there is.
+    """
+    fits = count <= weight_bytes + _SLACK
+    return "" if fits else f"it is of {count:,} weights, which are not in {weight_bytes:,} bytes"

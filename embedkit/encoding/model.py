@@ -47,8 +47,6 @@ from embedkit.scale import undisturbed
 
 logger = logging.getLogger(__name__)
 
-_SLACK = 1_000_000  # weights that a file may lack, such as those of a pooler
-
 BATCH_TOKENS = {"int8": 1_024, "cpu": 2_048, "cuda": 65_536}
 """Tokens per batch by precision or device; on CPU few, so that activations stay in the cache, and
 in int8, which has more of them, so that their memory is not given back after every batch."""
@@ -426,12 +424,7 @@ def load_module(
     if checkpoint.is_suspicious:
         with torch.device("meta"):  # where no number takes memory
             planned = getattr(transformers, kind).from_config(config)
-        count = sum(weight.numel() for weight in planned.parameters())
-        if count > checkpoint.weight_bytes + _SLACK:
-            raise DamagedModelError(
-                f"{checkpoint.name}: {checkpoint.transformer / 'config.json'} is of a model with "
-                f"{count:,} weights, in {checkpoint.weight_bytes:,} bytes. Fetch it again."
-            )
+        checkpoint.check_count(sum(weight.numel() for weight in planned.parameters()))
     # merging is a sum of products, which half precision would round; cast afterwards
     adapts = bool(checkpoint.adapter) and device != "meta"  # in full precision
     try:
@@ -515,11 +508,8 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
         whole = torch.nn.Module()
         setattr(whole, inner, model)
         names = [f".{name}" for name, _ in whole.named_modules()]
-        settings.modules_to_save = [
-            part
-            for part in settings.modules_to_save or ()
-            if any(name.endswith(f".{part}") for name in names)
-        ]
+        saved = settings.modules_to_save or ()
+        settings.modules_to_save = [s for s in saved if any(n.endswith(f".{s}") for n in names)]
         settings.task_type = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # weights are counted below

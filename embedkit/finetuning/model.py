@@ -32,8 +32,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
-from embedkit.encoding.checkpoint import wrong_size
 from embedkit.encoding.definition import as_data
+from embedkit.encoding.inventory import wrong_size
 from embedkit.encoding.model import takes_segments, whole_fp32
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import TextTokenizer

@@ -193,8 +193,8 @@ def test_a_column_for_each_class_is_a_list_of_classes(
     # the label of a dataset may be one of the columns, and a class may have no record
     extract_tiny(tmp_path / "c.csv", tmp_path / "one", layers="2", label="bus", keep=["film"])
     several = Units.of_dataset(embedkit.load(tmp_path / "one"), label="film, bus")
-    expected = [[name for name in ("film", "bus") if name in names] for names in sets_of()]
-    assert [json.loads(str(label)) for label in several.label or ()] == expected
+    lists = [[name for name in ("film", "bus") if name in names] for names in sets_of()]
+    assert [json.loads(str(label)) for label in several.label or ()] == lists
     never = frame.assign(film=0)
     rare = Units.of_corpus(never, CorpusOptions(label=about["label"]))
     assert rare.target("multilabel").classes == ("bus", "praise")
