@@ -201,7 +201,7 @@ def _needs_trust(context: click.Context, stage: Stage, callers: Sequence[str]) -
             )
         if not allowed:
             yield f"writes to {storage.without_secrets(text)}"
-    if parameters.get("engine") == "ray":
+    if parameters.get("engine") == "ray" and "ray" not in callers:
         yield "reaches a Ray cluster"
     for name, what in _CODE.items():
         text = str(parameters.get(name) or "")

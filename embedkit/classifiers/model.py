@@ -59,7 +59,7 @@ KINDS = {
 
 _PLAIN = (type(None), bool, int, float, str)
 _JSON = "pipeline"  # the array that holds it, as bytes: a header of safetensors has a limit
-_UNPACKED = 100
+_UNPACKED, _LARGE = 100, 1 << 30
 
 
 def save_model(folder: Path, pipeline: Any) -> None:
@@ -239,16 +239,18 @@ def _check_texts(value: Any, seen: set[int]) -> None:
 
     Nor may a file bring a pattern of words, whose search may take longer than anyone lives.
     """
-    if id(value) in seen or isinstance(value, str | bytes | np.ndarray):
+    if id(value) in seen or isinstance(value, str | bytes | type):
         return
     seen.add(id(value))
-    if isinstance(value, list | tuple):
-        inner: Any = value
+    if isinstance(value, np.ndarray):
+        inner: Any = value.ravel().tolist() if value.dtype == object else ()
+    elif isinstance(value, list | tuple):
+        inner = value
     elif isinstance(value, dict):
         # a vocabulary has hundreds of thousands of numbers
         inner = () if {*map(type, value.values())} <= {int} else value.values()
     else:
-        state = vars(value) if hasattr(value, "get_params") else {}
+        state = getattr(value, "__dict__", {})
         inner = state.values()
         if state.get("input", "content") != "content":
             raise _Foreign("a vectorizer of files")
@@ -262,8 +264,11 @@ def _of_skops(content: bytes) -> Any:
     from skops.io import get_untrusted_types, loads
 
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
-        # arrays of trees and weights are a few times as large as their packed form, not a thousand
-        if sum(part.file_size for part in packed.infolist()) > _UNPACKED * len(content) + (1 << 24):
+        # arrays are a few times as large as their packed form, those of many classes, nearly all 0,
+        # a hundred times; a thousand is a trap
+        if sum(part.file_size for part in packed.infolist()) > max(
+            _LARGE, _UNPACKED * len(content)
+        ):
             raise _Foreign("much more than its size")
     # the names are read without building anything; only then is the content loaded
     types = get_untrusted_types(data=content)

@@ -332,7 +332,11 @@ def wrong_size(config: Mapping[str, Any], *weights: Path) -> str:
     for name, value in config.items():
         # rotary positions have no weights, so that the file's size bounds nothing there
         limit = _POSITIONS if "position" in name else largest if _SIZE.fullmatch(name) else None
-        if limit is not None and isinstance(value, int) and value > limit:
+        if not isinstance(value, int) or limit is None:
+            continue
+        if value < 0 and _SIZE.fullmatch(name):
+            return f"{name} is {value:,}"
+        if value > limit:
             return f"{name} is {value:,}, which does not fit the weights of {weight_bytes:,} bytes"
     return ""
 

@@ -421,13 +421,13 @@ def load_module(
     import transformers
 
     config = checkpoint.built_config()
-    if checkpoint.is_suspicious:
-        with torch.device("meta"):  # where no number takes memory
-            planned = getattr(transformers, kind).from_config(config)
-        checkpoint.check_count(sum(weight.numel() for weight in planned.parameters()))
     # merging is a sum of products, which half precision would round; cast afterwards
     adapts = bool(checkpoint.adapter) and device != "meta"  # in full precision
     try:
+        if checkpoint.is_suspicious:
+            with torch.device("meta"):  # where no number takes memory
+                planned = getattr(transformers, kind).from_config(config)
+            checkpoint.check_count(sum(weight.numel() for weight in planned.parameters()))
         with _without_adapter(checkpoint) as folder:
             model, report = getattr(transformers, kind).from_pretrained(
                 str(folder),
@@ -491,8 +491,9 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     settings = peft.PeftConfig.from_pretrained(folder)
     # each rank has rows of weights in the file
     ranks = [getattr(settings, "r", 0), *(getattr(settings, "rank_pattern", None) or {}).values()]
-    if max(filter(None, ranks), default=0) > (checkpoint.transformer / file).stat().st_size:
-        raise ValueError(f"adapter_config.json says r={max(ranks)}, which {file} does not hold")
+    rank = max(r for r in (0, *ranks) if isinstance(r, int))
+    if rank > (checkpoint.transformer / file).stat().st_size:
+        raise ValueError(f"adapter_config.json says r={rank}, which {file} does not hold")
     if settings.is_prompt_learning:
         raise ValueError(f"{stated}, which adds tokens and cannot be merged into weights")
     settings.inference_mode = True
@@ -507,6 +508,7 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     else:
         whole = torch.nn.Module()
         setattr(whole, inner, model)
+        whole.get_input_embeddings = model.get_input_embeddings  # which peft asks for
         names = [f".{name}" for name, _ in whole.named_modules()]
         saved = settings.modules_to_save or ()
         settings.modules_to_save = [s for s in saved if any(n.endswith(f".{s}") for n in names)]

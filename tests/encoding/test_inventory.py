@@ -406,6 +406,7 @@ def test_an_adapter_is_applied_and_hashed(
         {"modules_to_save": ["classifier", "word_embeddings"]},
         {"alpha_pattern": {"bert.encoder.layer.0.attention.self.query": 32}},
         {"target_modules": "all-linear"},
+        {"trainable_token_indices": [5, 6]},
     ],
 )
 def test_an_adapter_that_was_trained_with_a_head(

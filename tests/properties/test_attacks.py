@@ -29,10 +29,15 @@ import pyarrow.parquet as pq
 import pytest
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file, save_file
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 from transformers import AutoModel
 
 import embedkit
-from embedkit import pipeline
+from embedkit import pipeline, storage
+from embedkit.classifiers.model import load_model, save_model
 from embedkit.cli.main import cli
 from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, plan_corpus
@@ -337,9 +342,27 @@ def test_a_model_that_would_unpack_to_a_thousand_times_its_size(here: Path) -> N
     with zipfile.ZipFile(here / "frozen/model/pipeline.skops", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("schema.json", "{}")
         packed.writestr("1.npy", bytes(100_000_000))
+        for number in range(2, 13):  # 1.2 GB
+            packed.writestr(f"{number}.npy", bytes(100_000_000))
     seal(here / "frozen")
     done = command("predict", "frozen", "--text", "a", cwd=here)
     assert (done.returncode, "much more than its size" in done.stderr) == (5, True)
+
+
+def test_a_vectorizer_is_found_wherever_it_is(tmp_path: Path) -> None:
+    texts = [f"{word} film {number}" for number in range(6) for word in ("good", "bad")]
+    words = make_pipeline(CountVectorizer(), LogisticRegression())
+    made = make_pipeline(CalibratedClassifierCV(words, cv=2)).fit(texts, [0, 1] * 6)
+    storage.make_folder(tmp_path / "run")
+    for kind in ("content", "filename"):
+        for part in made[-1].calibrated_classifiers_:
+            part.estimator.steps[0][1].input = kind
+        save_model(tmp_path / "run", made)
+        seal(tmp_path / "run")
+        if kind == "content":
+            assert load_model(tmp_path / "run")(["good film"]).shape == (1, 2)
+    with pytest.raises(DamagedError, match="a vectorizer of files"):
+        load_model(tmp_path / "run")
 
 
 @pytest.mark.parametrize("fields", [{"n_outputs": 300_000_000}, {"cnn_widths": [100_000_000]}])
