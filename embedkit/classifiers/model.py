@@ -266,9 +266,8 @@ def _of_skops(content: bytes) -> Any:
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
         # arrays are a few times as large as their packed form, those of many classes, nearly all 0,
         # a hundred times; a thousand is a trap
-        if sum(part.file_size for part in packed.infolist()) > max(
-            _LARGE, _UNPACKED * len(content)
-        ):
+        size = sum(part.file_size for part in packed.infolist())
+        if size > max(_LARGE, _UNPACKED * len(content)):
             raise _Foreign("much more than its size")
     # the names are read without building anything; only then is the content loaded
     types = get_untrusted_types(data=content)

@@ -223,6 +223,8 @@ def write_blend(
         problem = "the files have the names of other runs" if mixed_up else problem
         advice = f"Give one file for every run, in their order: {order}."
         raise UsageError(f"{problem}. {advice}", answers=...)
+    if len({path.resolve() for path in answers}) < len(answers):
+        raise UsageError("one file stands there twice. Give one for every run.", answers=...)
     if p.of_words and (answers or submission is not None):
         name = "answers" if answers else "submission"
         raise UsageError("it is for runs that label records; these label words.", **{name: ...})

@@ -31,7 +31,14 @@ from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
 from embedkit.encoding.model import choose_device, load_module, mismatched_keys, usable_length
 from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
-from embedkit.errors import ModelError, Option, OutputExistsError, UsageError
+from embedkit.errors import (
+    DamagedError,
+    ModelError,
+    Option,
+    OutputExistsError,
+    UsageError,
+    first_line,
+)
 from embedkit.finetuning.model import (
     HEAD_FILE,
     WEIGHTS,
@@ -68,7 +75,14 @@ class TextModels:
         texts = units.inputs(np.arange(len(units)))
         self.cut += int(texts.cut.sum())
         precision = self._precision
-        logits = [predict_logits(model, texts, precision=precision) for model in self._models]
+        try:
+            logits = [predict_logits(model, texts, precision=precision) for model in self._models]
+        # of a configuration that loads, and says other things than the weights
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            if "memory" in str(error):  # of which there is not enough, on a card or here
+                raise
+            problem = f"a model cannot compute with what its files say ({first_line(error)})"
+            raise DamagedError(f"{problem}. Make the run again.") from error
         outputs = [self._outputs(*each) for each in zip(self._models, logits, strict=True)]
         # the mean of probabilities, not of logits: that is what thresholds were chosen on
         return units, np.asarray(np.mean(outputs, axis=0), np.float64)

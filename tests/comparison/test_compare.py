@@ -340,9 +340,11 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
         write_blend(made, tmp_path / "t.tsv", answers=[files[0], tmp_path / "o.parquet"])
     frame.drop(columns="proba_1").to_parquet(tmp_path / "o.parquet")
     with pytest.raises(UsageError, match="proba_1"):
-        write_blend(made, tmp_path / "t.tsv", answers=[tmp_path / "o.parquet"] * 2)
+        write_blend(made, tmp_path / "t.tsv", answers=[tmp_path / "o.parquet", files[0]])
     with pytest.raises(UsageError, match="answers"):
         write_blend(made, tmp_path / "t.tsv", answers=files[:1])
+    with pytest.raises(UsageError, match="one file stands there twice"):
+        write_blend(made, tmp_path / "t.tsv", answers=[files[0], tmp_path / "." / files[0].name])
     with pytest.raises(UsageError, match="in their order: a, b"):  # as their names tell
         write_blend(made, tmp_path / "t.tsv", answers=files[::-1])
 
