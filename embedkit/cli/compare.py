@@ -113,7 +113,11 @@ def compare(
 
         blend = compared.blend_to_use()
         count = write(blend, write_blend, answers=answers, submission=columns, overwrite=overwrite)
-        written.append(f"{path_text(write_blend)}: {count_text(count, 'record')}, {blend.name}")
+        tests = (getattr(run.content, "test_set", None) for run in compared.runs)
+        lost = 0 if answers else max((test.rejected for test in tests if test), default=0)
+        missing = f"; {count_text(lost, 'record')} of the test set rejected" * bool(lost)
+        text = f"{count_text(count, 'record')}, {blend.name}{missing}"
+        written.append(f"{path_text(write_blend)}: {text}")
     if report is not None:
         from embedkit.comparison.report import write_report
 

@@ -13,7 +13,8 @@ from embedkit.comparison.table import compare
 from embedkit.errors import UsageError
 from embedkit.prediction_files import parse_submission, read_prediction_files, write_prediction_file
 from embedkit.runs.run import TestSetContent
-from tests.run_fixtures import random_runs, write_fake_run
+from tests.processes import invoke
+from tests.run_fixtures import edit_run, random_runs, write_fake_run
 
 
 def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> None:
@@ -92,6 +93,16 @@ def test_the_submission_is_that_of_the_winner(tmp_path: Path, strength: float) -
     if made.name in [path.name for path in paths]:
         index = [path.name for path in paths].index(made.name)
         assert np.array_equal(made.apply(outputs), outputs[index])
+
+
+def test_a_submission_that_lacks_records_says_so(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    for path in paths:
+        edit_run(path, test_set={"source": ["t"], "rejected": 3, "seen_texts": 0})
+    out = ("--write-blend", tmp_path / "s.csv", "--submission", "id,target")
+    said = invoke("compare", *paths, *out).stdout
+    assert "10 records" in said
+    assert "3 records of the test set rejected" in " ".join(said.split())
 
 
 def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
