@@ -248,7 +248,7 @@ def _check_texts(value: Any, seen: set[int]) -> None:
         inner = value
     elif isinstance(value, dict):
         # a vocabulary has hundreds of thousands of numbers
-        inner = () if {*map(type, value.values())} <= {int} else value.values()
+        inner = () if {*map(type, value.values())} <= {int, np.int64} else value.values()
     else:
         state = getattr(value, "__dict__", {})
         inner = state.values()
