@@ -51,7 +51,7 @@ from embedkit.dataset.fold_models import keys_of_texts
 from embedkit.dataset.format import SEPARATOR as BETWEEN_TEXTS
 from embedkit.dataset.format import dataset_folder, whole_text
 from embedkit.dataset.read import VectorData, has_label, text_keys
-from embedkit.display import count_text
+from embedkit.display import count_text, reasons_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, Option, OutputExistsError, UsageError
@@ -637,8 +637,11 @@ def load_or_extract(
     while True:
         try:
             with naming(keep):
-                out = extract(source, out=out, progress=progress, **{**words, **options}).out
-            return VectorData.of(out, view, level=level)
+                result = extract(source, out=out, progress=progress, **{**words, **options})
+            if reasons := result.manifest.totals.rejected_by_reason:
+                lost = count_text(sum(reasons.values()), "record")
+                logger.warning(f"{result.out}: {lost} rejected{reasons_text(reasons)}")
+            return VectorData.of(result.out, view, level=level)
         except OutputExistsError as error:
             if in_memory:
                 out = Path(f"{type(source).__name__.lower()}-{next(numbers)}.vectors")

@@ -83,6 +83,12 @@ def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
     assert pairs.cosines["mean_2"][0] == pytest.approx(1)
 
 
+def test_records_that_are_lost_on_the_way_are_told(frame: pd.DataFrame, notes: list[str]) -> None:
+    frame.loc[[1, 4], "text"] = ["", None]
+    embedkit.train(frame, folds=3, tune=False, model=str(tiny_model()))
+    assert "dataframe.vectors: 2 records rejected (empty_text 1, null_text 1)" in notes
+
+
 def test_labels_may_come_after_the_vectors(frame: pd.DataFrame) -> None:
     """A column of the frame, with its rejected rows, or a kept column: nothing is encoded again."""
     frame = pd.concat([frame[:3].assign(text=""), frame], ignore_index=True)
