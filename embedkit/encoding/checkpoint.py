@@ -54,6 +54,7 @@ _SIDE_FILES = (".json", ".txt", ".model", ".codes", ".spm", ".bpe", ".tiktoken",
 """Ends of the names of what describes a model or its tokenizer."""
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _LFS = b"version https://git-lfs"
+_SLACK = 1_000_000  # weights that a file may lack, such as those of a pooler
 
 _FROM_PADDING = (
     "roberta",
@@ -195,9 +196,13 @@ class Checkpoint:
         return second * largest > self.weight_bytes
 
     def check_count(self, count: int) -> None:
-        """Raise a :class:`DamagedModelError` for a model of more weights than the files have."""
-        if problem := inventory.wrong_count(count, self.weight_bytes):
-            file = self.transformer / "config.json"
+        """Raise a :class:`DamagedModelError` for a model of more weights than the files have.
+
+        Each size may be one of some model, and their product take more memory than there is.
+        """
+        if count > self.weight_bytes + _SLACK:
+            file, size = self.transformer / "config.json", self.weight_bytes
+            problem = f"it is of {count:,} weights, which are not in {size:,} bytes"
             raise DamagedModelError(f"{self.name}: {file} is damaged: {problem}. {FETCH_AGAIN}")
 
     @property

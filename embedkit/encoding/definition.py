@@ -161,11 +161,7 @@ def defined_by(
     texts = general.get("prompts") or {}
     prompts = {str(key): str(text) for key, text in texts.items() if text is not None}
     problems, modules = list[str](), list[SentenceModule]()
-    # without the file sentence-transformers adds a mean, and to what was a decoder its last token
-    architectures = config.get("architectures") or [""]
-    decoder = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
-    added = Pooling.LAST_TOKEN if decoder else Pooling.MEAN
-    pooling = None if (folder / "modules.json").is_file() else added
+    pooling = None if (folder / "modules.json").is_file() else _usual_pooling(config)
     for number, module in enumerate(listed):
         kind, path = module["type"].rpartition(".")[2], module["path"]
         where, problem, content = f"{path or 'the tokenizer'} ({kind})", "", {}
@@ -220,6 +216,14 @@ def defined_by(
         prompts.get(str(default), ""),
         statements,
     )
+
+
+def _usual_pooling(config: dict[str, Any]) -> Pooling:
+    """What sentence-transformers adds without ``modules.json``: a mean; the last of a decoder."""
+    match config.get("architectures"):
+        case [str(first), *_] if first.endswith("ForCausalLM") and config.get("is_causal", True):
+            return Pooling.LAST_TOKEN
+    return Pooling.MEAN
 
 
 def read_data(path: Path, kind: Any = dict[str, Any]) -> Any:

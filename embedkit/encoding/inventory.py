@@ -316,7 +316,6 @@ WIDTH = ("hidden_size", "dim", "n_embd", "d_model", "emb_dim")
 _SIZE = re.compile(r"(.+_)?(size|dim|ff|kv|embd|layers?|heads|labels|experts)|d_model")
 _SIZES_PER_BYTE, _HARMLESS = 8, 10_000
 _POSITIONS = 1 << 24
-_SLACK = 1_000_000  # weights that a file may lack, such as those of a pooler
 
 
 def wrong_size(config: Mapping[str, Any], *weights: Path) -> str:
@@ -339,12 +338,3 @@ def wrong_size(config: Mapping[str, Any], *weights: Path) -> str:
         if value > limit:
             return f"{name} is {value:,}, which does not fit the weights of {weight_bytes:,} bytes"
     return ""
-
-
-def wrong_count(count: int, weight_bytes: int) -> str:
-    """What is wrong with so many weights of a model, whose files have so many bytes; else ``""``.
-
-    Each size may be one of some model, and their product take more memory than there is.
-    """
-    fits = count <= weight_bytes + _SLACK
-    return "" if fits else f"it is of {count:,} weights, which are not in {weight_bytes:,} bytes"

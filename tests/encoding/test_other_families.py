@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer import modules as st
 from tokenizers import ByteLevelBPETokenizer
 
 import embedkit
+from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import describe_model
 from embedkit.encoding.views import parse_view
@@ -81,6 +82,13 @@ def test_the_vector_of_a_decoder_is_that_of_sentence_transformers(
     encoder = Encoder(folder, device="cpu")
     assert encoder.checkpoint.definition.pooling == ("mean" if stated else "last_token")
     check_near(encoder.encode(SOME), theirs.encode(SOME), theirs.double().encode(SOME))
+
+
+@pytest.mark.parametrize("stated", [-1, True, {"a": 1}, "Qwen3ForCausalLM", [], [3], [None]])
+def test_what_names_no_architecture_is_no_decoder(stated: Any, tmp_path: Path) -> None:
+    folder = build("qwen3", tmp_path / "model")
+    state(folder / "config.json", architectures=stated)
+    assert find_checkpoint(folder).definition.pooling == "mean"
 
 
 def test_what_other_libraries_compute_otherwise_is_told(tmp_path: Path, notes: list[str]) -> None:
