@@ -325,8 +325,7 @@ class Predictor:
         proba = self._checked(values)
         content, threshold, separator = self.content, None, ""
         if content is not None:
-            threshold = content.threshold
-            separator = str(content.settings.get("label_separator", ""))  # any JSON may stand there
+            threshold, separator = content.threshold, content.separator
         sets = content is not None and content.task == "multilabel"
         y_pred = decide(proba, threshold=threshold, sets=sets)
         return list(predictions_of(proba, y_pred, self.names, separator=separator))

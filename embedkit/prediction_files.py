@@ -228,7 +228,7 @@ def parse_submission(text: str | None) -> Submission | None:
 
 
 def read_prediction_files(
-    paths: Sequence[Path], classes: Sequence[str]
+    paths: Sequence[Path], classes: Sequence[str], *, sets: bool = False
 ) -> tuple[list[int], list[str], list[Float64]]:
     """Read files that ``embedkit predict`` wrote for the same corpus.
 
@@ -247,7 +247,8 @@ def read_prediction_files(
         place = {key: number for number, key in enumerate(keys)}
         # what is no number is NaN, and neither a value nor a valid probability
         matrix = np.array([[float_of(cells[place[key]]) for key in records] for cells in numbers]).T
-        problem, tolerance = "", len(numbers) * _ROUNDING
+        # probabilities of sets of classes have no sum
+        problem, tolerance = "", np.inf if sets else len(numbers) * _ROUNDING
         if classes:
             problem = invalid_proba(np.array(row), matrix, tolerance=tolerance)
         elif not np.isfinite(matrix).all():

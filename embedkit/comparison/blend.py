@@ -53,10 +53,15 @@ class Blend(NamedTuple):
     cross_fitted: bool  # there are predictions for the records of the folds, not NaN
     threshold: float | None  # of the second of two classes, for new records
     apply: _Apply
+    separator: str = ""  # between the classes of a set
 
 
 def blend(
-    kind: str, named: Mapping[str, Predictions], *, threshold: Threshold | None = None
+    kind: str,
+    named: Mapping[str, Predictions],
+    *,
+    threshold: Threshold | None = None,
+    separator: str = "",
 ) -> Blend:
     """Blend runs, given by their names, by one of :data:`~embedkit.choices.BLENDS`.
 
@@ -64,7 +69,7 @@ def blend(
     training records, where all runs have them. Without them, or with those of one class alone, a
     stacked blend has no predictions for the folds, and thresholds of the mean are chosen by
     out-of-fold predictions for the other folds. Without a threshold the likelier class is
-    predicted.
+    predicted, and of sets each class that is likelier than not.
     """
     fit, runs = _BLENDS[kind], list(named.values())
     records = runs[0]
@@ -83,14 +88,14 @@ def blend(
     cross_fitted = has_inner or fit is _mean
     # NaN is what no blend has predicted: write_blend and compare leave these records out
     proba = np.full(records.proba.shape, np.nan)
-    y_pred = decide(proba)
+    y_pred = decide(proba, sets=records.of_sets)
     for train, test in folds if cross_fitted else ():
         # without inner predictions this is the mean, of which the threshold alone is learnt
         inputs, y = _inner(runs, test) if has_inner else (outputs(train), records.y[train])
         apply = fit(inputs, y, records.classes)
         proba[test] = apply(outputs(test))
         chosen = threshold.choose(y, apply(inputs)[:, 1]) if threshold else None
-        y_pred[test] = decide(proba[test], threshold=chosen)
+        y_pred[test] = decide(proba[test], threshold=chosen, sets=records.of_sets)
     # for new records all out-of-fold predictions may be used: no model behind them has seen its
     # record, and the new ones are in no fold
     index, test = records.out_of_fold, records.test
@@ -102,9 +107,9 @@ def blend(
         final = threshold.choose(records.y[index], positive[:, 1])
     if len(test):
         proba[test] = apply(outputs(test))
-        y_pred[test] = decide(proba[test], threshold=final)
+        y_pred[test] = decide(proba[test], threshold=final, sets=records.of_sets)
     blended = records.with_proba(proba, y_pred)
-    return Blend(f"blend: {kind}", blended, tuple(named), cross_fitted, final, apply)
+    return Blend(f"blend: {kind}", blended, tuple(named), cross_fitted, final, apply, separator)
 
 
 def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDArray[Any]]:
@@ -243,10 +248,11 @@ def write_blend(
 
 
 def _new_records(method: Blend, answers: Sequence[Path]) -> Iterator[PredictedRecord]:
-    classes = method.predictions.classes
-    rows, ids, inputs = read_prediction_files(answers, classes)
+    p = method.predictions
+    rows, ids, inputs = read_prediction_files(answers, p.classes, sets=p.of_sets)
     proba = method.apply(inputs)
-    predicted = predictions_of(proba, decide(proba, threshold=method.threshold), classes)
+    y_pred = decide(proba, threshold=method.threshold, sets=p.of_sets)
+    predicted = predictions_of(proba, y_pred, p.classes, separator=method.separator)
     return with_columns(predicted, row=rows, id=ids)
 
 
@@ -272,7 +278,7 @@ def _own_records(method: Blend, *, test_only: bool) -> Iterator[PredictedRecord]
         problem = "the ids of the submission are numbers of rows. If the test set has a column of"
         remedy = f"name it where the runs or their dataset are made: {Option('id', of='extract')}"
         logger.warning(Message(f"{problem} ids, {remedy}"))
-    predicted = predictions_of(p.proba, p.y_pred, p.classes)
+    predicted = predictions_of(p.proba, p.y_pred, p.classes, separator=method.separator)
     words = {"word": p.word.tolist()} if p.of_words else {}
     rows, names = p.row.tolist(), fold_names(p.fold)
     return with_columns(predicted, row=rows, id=p.ids, **words, fold=names)

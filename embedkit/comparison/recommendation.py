@@ -370,7 +370,7 @@ def _command(compared: Compared, command: str, *options: str) -> str:
     if content.task != "classification":
         parts += ["--task", content.task]
     if content.task == "multilabel":
-        parts += ["--label-separator", content.settings["label_separator"]]
+        parts += ["--label-separator", content.separator]
     return shlex.join([*parts, "--out", portable(_free(run.path.parent / command))])
 
 

@@ -219,8 +219,6 @@ class Compared:
 
     def blend_to_use(self) -> Blend:
         """Return the method to use as a blend, in which a single run may have all the weight."""
-        if self.records.of_sets:
-            raise UsageError(f"runs of {Option('task', 'multilabel', of='train')} have no blend.")
         name = self.selection.with_model
         if method := next((b for b in self.blends.values() if b.name == name), None):
             return method
@@ -229,7 +227,8 @@ class Compared:
             raise UsageError("a probe holds no model to predict with. Give a run of train.")
         index, run = models[name]
         cut = run.content.threshold
-        return Blend(name, run.predictions, tuple(models), True, cut, lambda inputs: inputs[index])
+        parts = run.predictions, tuple(models), True, cut, lambda inputs: inputs[index]
+        return Blend(name, *parts, run.content.separator)
 
 
 class Selection(NamedTuple):
@@ -416,10 +415,13 @@ def _predictions(
     by_run = {run.name: run.predictions for run in runs}
     blends: dict[str, Blend] = {}
     records, models = runs[0].predictions, with_models(runs)
-    if len(models) > 1 and not records.of_sets:
-        threshold = _blend_threshold(metric, models)
+    if len(models) > 1:
+        about: dict[str, Any] = {"threshold": _blend_threshold(metric, models)}
+        about["separator"] = models[0].content.separator
         inputs = {run.name: run.predictions for run in models}
-        blends = {kind: blend(kind, inputs, threshold=threshold) for kind in BLENDS}
+        # a pool weighs one choice among classes, which a set is not
+        kinds = ["mean"] if records.of_sets else BLENDS
+        blends = {kind: blend(kind, inputs, **about) for kind in kinds}
     # a blend without predictions for the folds can still predict new records, but has nothing to be
     # compared
     blended = {b.name: b.predictions for b in blends.values() if b.cross_fitted}

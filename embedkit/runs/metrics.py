@@ -70,7 +70,7 @@ _error = partial(MetricRow, lower=True, compared=True, scale="error")
 _rank = partial(MetricRow, scale="correlation", worst=lambda _: -1.0)
 
 
-def _mean_area(predictions: _Labels, area: Callable[[_Ranking], Float64]) -> Float64:
+def _mean_area(predictions: _Labels | _Sets, area: Callable[[_Ranking], Float64]) -> Float64:
     """Mean over the classes that a sample holds; NaN where it holds one alone."""
     areas = np.stack([area(ranking) for ranking in predictions.ranked])
     defined = np.isfinite(areas)
@@ -108,6 +108,7 @@ METRICS: Mapping[str, MetricRow] = {
         lambda p: lambda weights: _mean_area(p, lambda ranking: ranking.roc_auc(weights)),
         "ROC-AUC",
         halved=lambda p: lambda *blocks: _mean_area(p, lambda ranking: ranking.halved(*blocks)),
+        of_sets=True,
     ),
     "average_precision": _area(lambda p: p.second.average_precision, task="two"),
     "precision": _percent(lambda p: p.cells.precision, task="two"),
@@ -348,6 +349,11 @@ class _Sets:
         """Geometric mean of the probabilities that the classes of each record are as they are."""
         probabilities = np.where(self.y, self.proba, 1 - self.proba)
         return np.asarray(np.exp(np.log(np.clip(probabilities, _SMALLEST, 1)).mean(1)))
+
+    @property
+    def ranked(self) -> Iterator[_Ranking]:
+        """Rankings of the records by the probability of each class."""
+        return (_Ranking(self.y[:, c] == 1, self.proba[:, c]) for c in range(self.classes))
 
     @property
     def ranking_precision(self) -> Float64:

@@ -186,6 +186,11 @@ class PredictionRun(Run):
         """The labelled units in words: ``record`` or ``word``."""
         return "word" if self.level == "word" else "record"
 
+    @property
+    def separator(self) -> str:
+        """What stands between the classes of a set; empty without sets."""
+        return str(self.settings.get("label_separator", ""))  # any JSON may stand there
+
     def problem(self) -> str:
         """Name a field that contradicts others, as after an edit by hand; empty if all agree."""
         wrong = (name for name, agrees in self._agreements().items() if not agrees)

@@ -22,6 +22,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import embedkit
 from embedkit.classifiers.estimators import CommonScaler
 from embedkit.classifiers.probe import probe
+from embedkit.comparison.blend import write_blend
 from embedkit.comparison.cases import as_single
 from embedkit.comparison.report import write_report
 from embedkit.corpus.plan import CorpusOptions
@@ -87,6 +88,7 @@ def test_values_are_those_of_scikit_learn() -> None:
         "lrap": metrics.label_ranking_average_precision_score(y, proba),
         "subset_accuracy": metrics.accuracy_score(y, said),
         "log_loss": np.mean([metrics.log_loss(y[:, c], proba[:, c]) for c in range(4)]),
+        "roc_auc": metrics.roc_auc_score(y, proba),
     }
     found = metrics_for(y, proba)
     assert {name: metric.value(len(y)) for name, metric in found.items()} == pytest.approx(expected)
@@ -241,6 +243,26 @@ def test_a_probe_of_sets(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
+def submit(compared: Any, folder: Path) -> None:
+    """The blend of answers to new texts is their mean, its labels joined as those of the runs."""
+    new = corpus_of(folder / "new.jsonl", [None] * 9)
+    files = []
+    for run in compared.runs:
+        files.append(folder / f"{run.name}.csv")
+        predict_file(run.path, new, out=files[-1], device="cpu")
+    mean = compared.blends["mean"]
+    write_blend(mean, folder / "blend.csv", answers=files)
+    first, second, both = (pd.read_csv(f, keep_default_na=False) for f in [*files, folder / "blend.csv"])
+    columns = [f"proba_{name}" for name in mean.predictions.classes]
+    assert both[columns].to_numpy() == pytest.approx((first[columns] + second[columns]) / 2)
+    names = np.array(mean.predictions.classes)
+    expected = ["|".join(names[row >= 0.5]) for row in both[columns].to_numpy()]
+    assert both["label"].tolist() == expected
+    columns = {"id": "id", "bus": "proba_bus", "film": "proba_film"}
+    write_blend(mean, folder / "submission.csv", answers=files, submission=columns)
+    assert pd.read_csv(folder / "submission.csv").columns.tolist() == list(columns)
+
+
 def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     given = {"out": tmp_path / "tfidf", "features": "tfidf", **TASK}
     train(folder / "data", **given)
@@ -251,8 +273,13 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     assert difference.low <= difference.value <= difference.high
     scores = reported_scores(read_predictions(folder / "run", tuple(WORDS)), seed=0)
     assert found.row("run").scores["lrap"].value == scores["cross_validation"]["lrap"].value
-    with pytest.raises(UsageError, match="multilabel"):
-        found.blend_to_use()
+    runs = [found.predictions[name] for name in ("run", "tfidf")]
+    mean = np.mean([p.proba for p in runs], axis=0)
+    blended = found.predictions["blend: mean"]
+    assert np.array_equal(blended.proba, mean)
+    assert np.array_equal(blended.y_pred, mean >= 0.5)
+    assert "blend: stacked" not in found.predictions
+    submit(found, tmp_path)
     write_report(found, tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text("utf-8")
     assert "confusion matrix is not available" in html
