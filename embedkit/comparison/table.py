@@ -548,8 +548,7 @@ def _costs(
         if isinstance(content, FinetuneRun):
             # the head takes none. A held-out record was read by the models of its fold, one for
             # each seed, and a new one is read by the models of all folds
-            seeds = content.settings.get("seeds", 1)
-            predict, encode = predict and 0.0, predict and predict / seeds
+            predict, encode = predict and 0.0, predict and predict / content.settings["seeds"]
         predicting[run.name] = predict
         if encode is not None:
             # noise of a clock only adds time, so that the least is nearest to the truth

@@ -237,7 +237,7 @@ class FineTuned(NamedTuple):
         options = self.options
         if self.earlier is not None:
             run = self.earlier[1]
-            options = replace(options, objective=options.objective or run.settings["objective"])
+            options = replace(options, objective=options.objective or run.settings.get("objective"))
             head = run.head if run.head in HEADS else head  # another one is code: named again
 
         # one number of epochs for all folds: that of the fold with the fewest texts, which needs
@@ -258,17 +258,17 @@ class FineTuned(NamedTuple):
         columns = ("text", "text_pair", "label", "word_label")
         read = earlier.dataset.reading or units.reading
         for what, before, now in (
-            *((f"{name} column", read[name], units.reading[name]) for name in columns),
+            *((f"{name} column", read.get(name), units.reading[name]) for name in columns),
             ("task", earlier.task, decided.task),
             ("split", earlier.split.fingerprint, split.fingerprint),
             ("label", earlier.classes, target.classes),
             ("head", earlier.head, decided.head_name),
-            ("cnn_widths", earlier.settings["cnn_widths"], [*decided.cnn_widths]),
-            ("one_logit", earlier.settings["one_logit"], decided.one_logit),
+            ("cnn_widths", earlier.settings.get("cnn_widths"), [*decided.cnn_widths]),
+            ("one_logit", earlier.settings.get("one_logit"), decided.one_logit),
             ("input", earlier.tokens, self.tokens),
-            ("validation", earlier.settings["validation"], decided.validation),
+            ("validation", earlier.settings.get("validation"), decided.validation),
             ("threshold", earlier.threshold_metric is not None, decided.chooses_threshold),
-            ("number of seeds", earlier.settings["seeds"], decided.seeds),
+            ("number of seeds", earlier.settings.get("seeds"), decided.seeds),
         ):
             if before != now:  # a model would be scored on records that it has seen
                 raise MismatchError(

@@ -209,7 +209,9 @@ class PredictionRun(Run):
             ),
             "views": bool(views) == (self.features == "vectors")
             and (vectors is None or views <= vectors.columns(self.level)),
-            "scores": {*self.scores, *self.per_class} <= {"cross_validation", "test"},
+            "scores": {*self.scores, *self.per_class} <= {"cross_validation", "test"}
+            and "cross_validation" in self.scores
+            and all(self.scores.values()),
             "threshold": _is_threshold(self.threshold),
             "prior": len(self.prior) == (max(len(classes), 1) if self.split.folds == 1 else 0),
         }
@@ -281,6 +283,7 @@ class FinetuneRun(PredictionRun):
             "models": bool(self.models) and plain,
             "truncated": {*self.truncated} == {"records", "records_all", "tokens", "tokens_all"},
             "thresholds": all(map(_is_threshold, self.thresholds)),
+            "settings": type(seeds := self.settings.get("seeds")) is int and seeds > 0,
         }
 
     def seeds_text(self, metric: str) -> str:

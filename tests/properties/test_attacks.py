@@ -195,13 +195,17 @@ def test_only_documented_protocols(address: str) -> None:
 USES: dict[str, tuple[list[str], ...]] = {
     "data": (["info", "data"], ["search", "data", "--like", "1", "--index", "flat"]),
     "frozen": (["info", "frozen"], ["predict", "frozen", "--text", "a"], ["compare", "frozen"]),
-    "probe": (["info", "probe"],),
-    "tuned": (["info", "tuned"], ["predict", "tuned", "--text", "a"], ["export", "tuned"]),
+    "probe": (["info", "probe"], ["compare", "probe", "frozen"]),
+    "tuned": (
+        *(["info", "tuned"], ["predict", "tuned", "--text", "a"], ["export", "tuned"]),
+        ["compare", "tuned"],
+        "finetune c.tsv --model tuned --split tuned/split.parquet --validation 0 --epochs 2".split(),
+    ),
     "checkpoint": (["info", "checkpoint"], ["tokenize", "a bus", "--model", "checkpoint"]),
 }
 VALUES: list[Any] = [None, -1, 2**63, 1e308, [], True, "../x", [[1]], {"a": [None]}, "\x1b"]
-VALUES += [10**12, "evil:X"]
-"""What stands in a place of JSON instead of its value; the last names a module that is there."""
+VALUES += [10**12, "evil:X", {}, GONE := object()]
+"""What stands in a place of JSON instead of its value, or nothing; one names a module."""
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -229,6 +233,8 @@ def test_any_value_at_any_place_of_json(
         content = msgspec.json.decode(original := file.read_bytes())
         parent = functools.reduce(lambda inner, key: inner[key], place[:-1], content)
         parent[place[-1]] = VALUES[number % len(VALUES)]
+        if parent[place[-1]] is GONE:
+            del parent[place[-1]]
         file.write_text(json.dumps(content))
         for sealed in (file.parent, here / folder):
             if (sealed / "SHA256SUMS").is_file():
@@ -236,7 +242,7 @@ def test_any_value_at_any_place_of_json(
         for use in USES[folder]:
             done = command(*use, cwd=here)  # a traceback would be raised
             assert not mark.exists(), (file, place, use)
-            assert done.returncode in (0, 2, 3, 4, 5, 8), (file, place, parent[place[-1]], done)
+            assert done.returncode in (0, 2, 3, 4, 5, 8), (file, place, number % len(VALUES), done)
         file.write_bytes(original)
     assert "evil" not in sys.modules
 
