@@ -81,7 +81,7 @@ def _without_controls(text: str, keep: str, escape: Callable[[str], str]) -> str
 
 
 def shorten(text: str, limit: float) -> str:
-    """Shorten a text to at most ``limit`` columns, its middle replaced by ``…``.
+    """Shorten a text to at most ``limit`` columns, three at least, its middle replaced by ``…``.
 
     >>> shorten("a_rather_long_name", 9), shorten("긍정", 9)
     ('a_ra…name', '긍정')

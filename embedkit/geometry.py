@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.errors import UsageError
 from embedkit.types import Float64, Int64
 
 NEIGHBOURS = 10
@@ -117,11 +116,6 @@ def linear_cka(a: NDArray[Any], b: NDArray[Any]) -> float:
         >>> round(linear_cka(a, turned), 12)
         1.0
     """
-    if np.ndim(a) != 2 or np.ndim(b) != 2 or len(a) != len(b):
-        raise UsageError(
-            f"vectors of shapes {np.shape(a)} and {np.shape(b)}: expected two tables with a row "
-            "for each record, of the same records in the same order."
-        )
     # without a common factor first: squares of squares leave the range of numbers soonest
     a, b = _centred(a), _centred(b)
     sizes = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)

@@ -59,8 +59,8 @@ def release_memory() -> None:
     """
     import ctypes
 
-    # CDLL(None), the functions of this process, is unknown to Windows; the function to musl
-    with suppress(AttributeError, OSError, TypeError):
+    # the function is unknown to musl and to macOS
+    with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 

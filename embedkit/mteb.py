@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedkit.choices import DEFAULT_MODEL
+from embedkit.choices import DEFAULT_MODEL, FIGURE_FORMATS, check_choice
 from embedkit.drawing import as_file
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import parse_view
@@ -220,5 +220,7 @@ def draw(scores: Any, file: str | Path, *, title: str = "Layers by task") -> Non
         view: {task: (value, f"{100 * value:.1f}") for task, value in column.items()}
         for view, column in scores.to_dict().items()
     }
+    kind = Path(file).suffix.lower().lstrip(".")
+    check_choice(FIGURE_FORMATS, file=kind)
     scene = shaded_table(title, list(scores.index), columns, across=True)
-    Path(file).write_bytes(as_file(scene, Path(file).suffix.lstrip(".")))
+    Path(file).write_bytes(as_file(scene, kind))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
@@ -22,7 +22,7 @@ from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
-from embedkit.dataset.format import is_dataset
+from embedkit.dataset.format import dataset_folder
 from embedkit.dataset.read import load
 from embedkit.display import count_text
 from embedkit.encoding.windows import match
@@ -223,7 +223,7 @@ class Predictor:
             [('the', 'DET'), ('river', 'NOUN'), ('bank', 'NOUN')]
         """
         if isinstance(texts, str):
-            return self.predict_words([texts], spans=spans and [spans])[0]  # type: ignore[list-item]
+            return self.predict_words([texts], spans=None if spans is None else [spans])[0]  # type: ignore[list-item]
         self._check_level("word")
         texts = strings_of("texts", texts)
         units, nothing = Units.of_texts(texts), [None] * len(texts)
@@ -435,9 +435,10 @@ def predict_file(
     with ExitStack() as held:
         reader: CorpusReader | None = None
         records: Iterator[PredictedRecord]
-        if not is_dataset(corpus):
+        reading = reading or CorpusOptions()
+        if dataset_folder(corpus, reading.given) is None:
             files = held.enter_context(input_files(corpus))
-            plan = _plan_as(run, files, reading or CorpusOptions(), columns)
+            plan = _plan_as(run, files, reading, columns)
             for notice in plan.notices:
                 if "label" not in notice.options:  # the label is what is predicted
                     logger.info(notice)
@@ -524,16 +525,15 @@ def _plan_as(
         names = content.dataset.reading or {}
     # what the user names is not looked up
     roles = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
-    columns: dict[str, Any] = {name: names.get(name) for name in roles}
-    try:
-        plan = plan_corpus(files, replace(reading, **columns))
-    except CorpusError:  # the ids may have another name, and the text too
-        columns |= {"id": None} if "id" in columns else {}
-        try:
+    named = {name: names.get(name) for name in roles}
+    columns: dict[str, Any] = {}
+    # the ids may have another name, and the text too; then all is guessed, as for any corpus
+    for columns in (named, {n: c for n, c in named.items() if n != "id"}):
+        with suppress(CorpusError):
             plan = plan_corpus(files, replace(reading, **columns))
-        except CorpusError:
-            # columns are guessed, as for any corpus
-            plan, columns = plan_corpus(files, reading), {}
+            break
+    else:
+        plan, columns = plan_corpus(files, reading), {}
     if submission is not None and reading.id is None:
         first = next(iter(submission))
         if first in plan.columns:

@@ -245,6 +245,8 @@ def read_prediction_files(
         if sorted(keys) != sorted(records):
             raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
         place = {key: number for number, key in enumerate(keys)}
+        if len(place) < len(keys):
+            raise DamagedError(f"{path} has a record twice. Make it again.")
         # what is no number is NaN, and neither a value nor a valid probability
         matrix = np.array([[float_of(cells[place[key]]) for key in records] for cells in numbers]).T
         # probabilities of sets of classes have no sum

@@ -132,9 +132,9 @@ def _with_nan(kind: Any, value: Any) -> Any:
         # fields of a later version stay as they are, and are ignored by msgspec
         return {k: _with_nan(hints[k], v) if k in hints else v for k, v in value.items()}
     if origin is tuple and isinstance(value, list):
-        # tuple[X, ...] is any number of one kind
+        # tuple[X, ...] is any number of one kind; of another number than is stated msgspec tells
         kinds = arguments[:1] * len(value) if ... in arguments else arguments
-        return [_with_nan(kind, item) for kind, item in zip(kinds, value, strict=True)]
+        return [*map(_with_nan, kinds, value), *value[len(kinds) :]]
     if origin is dict and isinstance(value, dict):
         return {key: _with_nan(arguments[1], item) for key, item in value.items()}
     if len(arguments) == 1 and value is not None:  # X | None

@@ -124,7 +124,8 @@ class TextEncoder(_Vectors):
             the makers leave it out.
         cache: where vectors are kept, by all that shapes them: ``memory``, for this process, so
             that the folds of ``cross_val_score`` encode no text twice; a folder, for the next one
-            too; ``None``, nowhere. Memory holds 200,000 vectors at most.
+            too; ``None``, nowhere. Memory is emptied after a call that leaves more than 200,000
+            vectors of one encoder, and holds those of two.
 
     Attributes:
         n_features_out_: width of the result.

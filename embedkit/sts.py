@@ -23,11 +23,11 @@ from embedkit.dataset.parquet import write_parquet
 from embedkit.display import Shown, count_text
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import CorpusError, Option, UsageError
+from embedkit.geometry import unit_vectors
 from embedkit.runs.folder import free_out, new_run, versions, write_run
 from embedkit.runs.intervals import Score, holm, influences, paired, scored
 from embedkit.runs.metrics import metrics_for
 from embedkit.runs.run import Cost, SimilarityRun
-from embedkit.search.exact import unit_rows
 from embedkit.types import Float64, Progress, ProgressCallback, no_progress
 from embedkit.units.target import Target
 
@@ -155,6 +155,9 @@ def _agreement(
     cosines: Mapping[str, Float64], gold: Float64
 ) -> tuple[dict[str, dict[str, Score]], tuple[str, ...]]:
     """Correlations of every view with the scores, and the views as high as the highest."""
+    scored_pairs = np.isfinite(gold)
+    gold = gold[scored_pairs]
+    cosines = {view: values[scored_pairs] for view, values in cosines.items()}
     unit = np.arange(len(gold))  # each pair is a group of its own for the interval
     metrics = {
         (view, name): metrics_for(gold, values)[name]
@@ -191,18 +194,20 @@ def _read_pairs(corpus: CorpusLike, reading: CorpusOptions) -> tuple[CorpusReade
         if reading.label is not None or "label" not in notice.options:
             logger.info(notice)
     if not records:
-        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
+        reasons = ", ".join(f"{name} {n:,}" for name, n in reader.counts.rejected.items())
+        problem = f"{plan.files[0].name} contains no pair of texts"
+        raise UsageError(f"{problem}. Rejected: {reasons or 'none'}.")
     return reader, records
 
 
 def _gold(records: Sequence[Record], *, name: str) -> Float64:
     """The scores of the pairs."""
-    if len(records) < 3:
-        raise UsageError(f"{name}: {count_text(len(records), 'pair')}; a correlation needs 3.")
     rows, labels = np.array([r.row for r in records]), [r.label for r in records]
-    # `like` refuses records without a score, which a target may have
-    target = Target.of(labels, rows=rows, name=name, task="regression")
-    return target.like(labels, rows=rows, name=name).y
+    # NaN of a pair without a score, which is left out of the correlation
+    y = Target.of(labels, rows=rows, name=name, task="regression").y
+    if (count := int(np.isfinite(y).sum())) < 3:
+        raise UsageError(f"{name}: {count_text(count, 'pair')}; a correlation needs 3.")
+    return y
 
 
 def _write(out: Path, pairs: PairSimilarity, content: SimilarityRun, *, overwrite: bool) -> None:
@@ -240,9 +245,10 @@ def _cosines(
         tokenized = encoder.tokenizer.encode(texts, settings=settings)
         truncated += int(tokenized.cut.sum())
         shard = encoder.encode_shard(tokenized, views=views)
-        units = {name: unit_rows(v).astype(np.float64) for name, v in shard.views.items()}
+        units = {name: unit_vectors(v) for name, v in shard.views.items()}
         parts.append(
-            {name: np.einsum("ij,ij->i", *np.split(unit, 2)) for name, unit in units.items()}
+            # rounded, so that those of equal texts are 1, and tie
+            {name: np.einsum("ij,ij->i", *np.split(v, 2)).round(12) for name, v in units.items()}
         )
         progress(Progress("comparing", start + len(chunk), len(records), "pairs"))
     return {v.name: np.concatenate([part[v.name] for part in parts]) for v in views}, truncated

@@ -126,7 +126,11 @@ def verify(
     # only where the bytes are those that were written: else each damaged file would be told twice
     for part in (folder, *indexes) if result.ok else ():
         with _problems_of(result):
-            _check_json(part)
+            # the description, as those who open it read it
+            if is_run(part):
+                read_run(part)
+            elif (part / INFO).is_file():
+                read_index_info(part)
     if not is_dataset(folder) or not result.ok:
         return result
     manifest = read_manifest(folder)
@@ -181,14 +185,6 @@ def _check_sums(folder: Path, result: Verification) -> None:
         result.problems += [f"{name} is not in SHA256SUMS" for name in names if name not in sums]
 
 
-def _check_json(folder: Path) -> None:
-    """Read the description of a run or an index, as those who open it do."""
-    if is_run(folder):
-        read_run(folder)
-    elif (folder / INFO).is_file():
-        read_index_info(folder)
-
-
 def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
     """Compare the rows of the tables, and the rejects, with each other and with the counts."""
     layout, totals = Layout(folder), manifest.totals
@@ -199,7 +195,7 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
         accepted, *other_rows = (reader.rows for reader in readers)
         with layout.rejects.open(encoding="utf-8") as lines:
             rejected = np.array([int(json.loads(line)["row"]) for line in lines], np.int64)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         # no damage, and no problem of the dataset, if the file may not be read or the disk fails
         raise unreadable(layout.rejects, error, advice="") from error
     result.rows = len(accepted)

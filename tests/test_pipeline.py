@@ -239,6 +239,8 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
     assert f"made {Path('by run/out put/other.parquet')}" in ran.stderr
     dry = command("run", "by shell/recipe.toml", "--dry-run", cwd=tmp_path)
     assert not (tmp_path / "by shell/out put").exists()
+    as_json = command("run", "by shell/recipe.toml", "--dry-run", "--json", cwd=tmp_path)
+    assert "\n".join(json.loads(as_json.stdout)) == dry.stdout.strip()
     tool = f'embedkit() {{ "{sys.executable}" -m embedkit "$@"; }}\n'
     assert program("bash", "-e", "-c", tool + dry.stdout, cwd=tmp_path).returncode == 0
     one, other = (tmp_path / name / "out put" for name in ("by run", "by shell"))

@@ -56,6 +56,15 @@ def test_cosines_are_those_of_vectors_encoded_alone(corpus: Path) -> None:
     assert found.cosines["mean_2"][2] == pytest.approx(1)
 
 
+def test_pairs_without_a_score_are_left_out(corpus: Path) -> None:
+    whole = compare(corpus, score="score", layers="-1", pooling="mean")
+    more = corpus.read_text("utf-8") + "good\tbad\t\nhome\thome\t\nbus home\tbus home\t\n"
+    corpus.write_text(more, "utf-8")
+    found = compare(corpus, score="score", layers="-1", pooling="mean")
+    assert found.agreement == whole.agreement
+    assert found.cosines["mean_2"][-2:].tolist() == [1, 1]
+
+
 def test_views_as_high_are_those_of_the_paired_test(corpus: Path) -> None:
     """The same pairs tell views apart whose intervals overlap."""
     random = np.random.default_rng(0)
@@ -116,7 +125,7 @@ def test_scores_that_are_no_numbers(
     with pytest.raises(UsageError, match="score="):
         compare(corpus, score="score")
     corpus.write_text("one\ttwo\tscore\na\tb\t1\ngood\tbad\t\nbus\thome\t2\n", "utf-8")
-    with pytest.raises(UsageError, match="row 1 has no label"):
+    with pytest.raises(UsageError, match="2 pairs; a correlation needs 3"):
         compare(corpus, score="score")
     assert "score='score': 1 of 3 labels are missing" in notes
     corpus.write_text("one\ttwo\tscore\n\t\t1\n", "utf-8")

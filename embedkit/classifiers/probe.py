@@ -241,7 +241,7 @@ class _Probed(NamedTuple):
     name: str
     score: float  # of inner folds
     control: Float64  # outputs of the control task
-    curve: tuple[Float64, ...] = ()  # outputs by number of training records
+    curve: tuple[tuple[int, Float64], ...] = ()  # numbers of training records, and outputs
     weights: Sequence[float] = ()  # of a mixture
 
 
@@ -372,7 +372,7 @@ class Candidates(NamedTuple):
         control.fit(before.transform(inputs(train)), self.control.y[train])
         random = predict_proba(control, before.transform(inputs(held_out)), self.control)
         random = _decided(random, fold.threshold)
-        curve = list[Float64]()
+        curve = list[tuple[int, Float64]]()
         # one of each class at least, and two values of a regression
         order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
@@ -380,8 +380,8 @@ class Candidates(NamedTuple):
         fractions = self.curve[:-1] if candidate.name in self.names else ()
         for fraction in fractions:  # each set of training records lies within the next
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
-            curve.append(self.outputs_of(problem, few, held_out))
-        curve.append(_decided(fold.proba, fold.threshold))
+            curve.append((len(few), self.outputs_of(problem, few, held_out)))
+        curve.append((len(train), _decided(fold.proba, fold.threshold)))
         weights = getattr(fitted.pipeline[-1], "weights_", ())
         return fold._replace(
             model=_Probed(candidate.name, fitted.choice.score, random, tuple(curve), weights)
@@ -511,11 +511,11 @@ class Candidates(NamedTuple):
         folds, control = fits.final[name], problem._replace(target=self.control)
         score = self.score(problem, _outputs(folds))
         random = self.value(control, [fold.model.control for fold in folds])
-        size = np.mean([len(train) for train, _ in problem.split.subsets()])
-        curve = tuple(
-            (round(fraction * size), self.score(problem, [fold.model.curve[i] for fold in folds]))
-            for i, fraction in enumerate(self.curve if name in self.names else ())
-        )
+        numbers = range(len(self.curve) if name in self.names else 0)
+        points = [[fold.model.curve[i] for fold in folds] for i in numbers]
+        # of few records several fractions are the same ones
+        by_size = {round(np.mean([n for n, _ in p])): [output for _, output in p] for p in points}
+        curve = tuple((n, self.score(problem, outputs)) for n, outputs in by_size.items())
         # how often a view would be chosen among views, and a combination among combinations: among
         # all of them single views might have none, though the table asks which layer is best
         kind = self.names if name in self.names else [c.name for c in self.combinations]

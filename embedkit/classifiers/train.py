@@ -320,7 +320,8 @@ def train(
     Args:
         dataset: folder that ``extract`` wrote, with a label column; or a corpus as ``extract``
             takes it, which is extracted first.
-        out: new folder; by default ``runs/<dataset>-<estimator>``, and the view if it is given.
+        out: new folder; by default ``runs/<dataset>-<estimator>`` (``-tfidf`` of texts), and behind
+            it the view and columns if they are given.
         view: a stored view, or several to put side by side; by default the last mean. Of words a
             layer, such as ``6``; by default the last one.
         level: ``sentence``: records are labelled, or ``word``: the words of records, which stay

@@ -249,8 +249,8 @@ def command(
 
     A function with a parameter ``reading`` gets the options of a corpus as one
     :class:`~embedkit.corpus.plan.CorpusOptions`, except for its own parameters; ``progress`` is the
-    callback of a bar. A function that prints by itself has a parameter ``as_json`` or ``quiet``,
-    no bar, and returns its exit code. ``with_all`` adds ``--all``.
+    callback of a bar. A function that prints by itself clears the bar, or has a parameter
+    ``as_json`` or ``quiet`` and no bar, and returns its exit code. ``with_all`` adds ``--all``.
     """
 
     def make(function: Callable[..., Result | int]) -> click.Command:

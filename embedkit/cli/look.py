@@ -87,6 +87,7 @@ def search(
     if out is not None:
         raise UsageError("--out is for the pairs of --duplicates; redirect answers with >.")
     from embedkit.search.exact import Searcher
+    from embedkit.types import clear_line
 
     if kind is not None:
         from embedkit.dataset.read import load
@@ -101,6 +102,7 @@ def search(
 
         def show(line: str) -> None:
             answer = searcher.texts(line, k=k)
+            clear_line()
             click.echo(json_line(asdict(answer)) if as_json else _answers_text([answer]))
 
         return answer_lines(show, "query")
@@ -390,7 +392,7 @@ def explore(dataset: Path, view: str | None, progress: ProgressCallback, **setti
 
     The page is one HTML file with search, colours, selections and nearest neighbours. It states the
     fraction of neighbours that the picture keeps and, above 20,000 records, the recall of the index
-    that finds them. Layouts are openTSNE's; each begins where that of the next layer ended.
+    that finds them. Layouts are openTSNE's; each begins where that of the layer beside it ended.
     """
     from embedkit.maps.map import explore as write
 

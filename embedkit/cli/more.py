@@ -82,7 +82,8 @@ def run(
             say(f"note: {how}: [{stage.name}] {need}", err=True)
     if dry_run:
         lines = [without_secrets(shlex.join(["embedkit", *stage.line])) for stage in stages]
-        say("\n".join([f"cd {shlex.quote(str(stages[0].folder))}", *lines]))
+        lines.insert(0, f"cd {shlex.quote(str(stages[0].folder))}")
+        click.echo(json_text(lines)) if as_json else say("\n".join(lines))
         return 0
 
     def progress(line: str) -> None:

@@ -287,7 +287,7 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
     if isinstance(content, PredictionRun):
         names, split = content.dataset.names, content.split
         yield "method", _method(content)
-        if content.dataset.vectors is not None and asked_for_all():
+        if content.features != "tfidf" and asked_for_all():
             yield "model", names.model + (f" at {names.revision}" if names.revision else "")
             yield "input", ", ".join(names.inputs)
         kinds = [f"{name}, " for name in ("stratified", "grouped") if getattr(split, name)]

@@ -276,11 +276,8 @@ def find_texts(
     source = runs[0].content.split.source
     # a corpus is read as it was read for the first run: with another quoting or format its rows
     # would be other records
-    readings = [read for run in runs if (read := run.content.dataset.reading)]
-    reading = {}
-    if readings:
-        reading = {name: readings[0][name] for name in ("text", "text_pair")}
-        reading |= readings[0]["dialect"]
+    read = runs[0].content.dataset.reading or {}
+    reading = {name: read.get(name) for name in ("text", "text_pair")} | read.get("dialect", {})
     if texts is not None:
         path, from_dataset = Path(texts), is_dataset(Path(texts))
         if not from_dataset and not path.is_file():

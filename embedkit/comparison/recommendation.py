@@ -421,9 +421,11 @@ def _use(compared: Compared, chosen: Row) -> str:
         end += ["--prefer", "score"]
         return shlex.join(["embedkit", "compare", *runs, *end])
     path = portable(_run(compared, compared.selection.with_model).path)
-    pairs = _run(compared, chosen.name).content.dataset.pairs
-    pair = ["--text-pair", "another text"] if pairs else []
-    return shlex.join(["embedkit", "predict", path, "--text", "a new text", *pair])
+    content = _run(compared, chosen.name).content
+    pair = ["--text-pair", "another text"] if content.dataset.pairs else []
+    # numbers beside a text stand in a file
+    what = ["new.tsv"] if content.columns else ["--text", "a new text", *pair]
+    return shlex.join(["embedkit", "predict", path, *what])
 
 
 # warnings

@@ -118,6 +118,8 @@ def write_report(
     # a fine-tuned encoder has cut texts at its own length, not at that of the dataset
     limit = content.tokens.max_length if isinstance(content, FinetuneRun) else None
     lengths, cut = find_lengths(rows, compared.datasets, limit)
+    if isinstance(content, FinetuneRun) and content.tokens.on_long == "window":
+        cut = None  # the rest of a long text is read in further windows
     step()
     views = () if content is None or isinstance(content, ProbeRun) else content.views
     if not views and compared.probes:
@@ -426,12 +428,8 @@ def _payload(
 
 def _command(command: str) -> str:
     """A command as it was typed, without the folders of this machine."""
-    # the group keeps the separators, so that the command stays as it was typed but for its paths
-    parts = re.split(r"(\s+|=)", command)
-    return "".join(
-        shlex.quote(portable(part.strip("'\""))) if Path(part.strip("'\"")).is_absolute() else part
-        for part in parts
-    )
+    words = (word.rpartition("=") for word in shlex.split(command))
+    return shlex.join(n + e + (portable(v) if Path(v).is_absolute() else v) for n, e, v in words)
 
 
 def _ledger(dataset: Dataset) -> str:

@@ -29,7 +29,7 @@ from embedkit.comparison.load import (
     with_models,
 )
 from embedkit.display import Shown
-from embedkit.errors import Option, UsageError, did_you_mean
+from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Difference, Score, holm, influences, paired_test, scored
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,

@@ -1,1 +1,1 @@
-"""Words in context: their uses, and clusters of uses by layer."""
+"""Words in context: their uses, and how near these are."""

@@ -25,8 +25,8 @@ from embedkit.choices import DEFAULT_MODEL, MATCHES, check_choice
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
 from embedkit.encoding.views import LayerSpec, parse_layers
-from embedkit.encoding.words import UNSPACED
-from embedkit.errors import Option, UsageError
+from embedkit.encoding.words import UNSPACED, signs
+from embedkit.errors import Message, Option, UsageError
 from embedkit.geometry import mean_cosine
 from embedkit.search.exact import unit_rows
 from embedkit.types import AnyPath, Float32, Int64
@@ -38,17 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 # longer particles stand first, as a regular expression takes the first
-# alternative; a second one may follow, such as 에서는
+# alternative; a second one may follow, such as 에서는. Not 인: with it 한국 is another word
 _PARTICLES = (
-    "(?:(?:에게서|에서|에게|한테|으로|부터|까지|처럼|보다|마다|밖에|이랑|이나|이며|이고|라고|조차"
-    "|마저|을|를|이|가|은|는|의|에|와|과|로|도|만|랑|나|고|며)"
-    "(?:는|은|도|만|의|서|부터|까지)?)?"
+    "(?:들)?(?:(?:에게서|에서|에게|께서|께|한테|으로|부터|까지|처럼|보다|마다|만큼|대로|밖에|하고"
+    "|이라도|라도|이라고|이랑|이나|이며|이고|라고|조차|마저|뿐|을|를|이|가|은|는|의|에|와|과|로|도|만"
+    "|랑|나|고|며)(?:는|은|도|만|의|서|부터|까지|이|을|으로|이다)?"
+    "|이다|입니다|이었다|였다|이란|이라는|이라)?"
 )
-# syllables only: particles are not looked for after words of another script
-_HANGUL = re.compile(r"[가-힣]+")
 _UNSPACED = re.compile(f"[{UNSPACED}]")  # between which \w has no boundary
-# an accent, final consonant or mark of a voiced kana, decomposed
-_GOES_ON = "(?![\u0300-\u036f\u11a8-\u11ff\u3099\u309a])"
 
 
 def find_word(text: str, word: str, *, match: str = "word") -> list[tuple[int, int]]:
@@ -72,13 +69,13 @@ def find_word(text: str, word: str, *, match: str = "word") -> list[tuple[int, i
 def _pattern(word: str, match: str) -> re.Pattern[str]:
     # texts are searched as they are, in either form, so that spans are places in them; both
     # spellings are alternatives of the pattern
-    composed = unicodedata.normalize("NFC", word)
-    pattern = re.escape(composed) + _GOES_ON
+    # a sign of the last letter, or its final consonant, decomposed
+    goes_on = rf"(?![{signs()}\u11a8-\u11ff])"
+    pattern = re.escape(unicodedata.normalize("NFC", word)) + goes_on
     if match != "anywhere" and not _UNSPACED.search(word):
-        pattern = r"(?<!\w)" + pattern
-        if match == "word":
-            tail = _PARTICLES if _HANGUL.fullmatch(composed) else ""
-            pattern += rf"(?={tail}(?!\w))"
+        pattern = rf"(?<![\w{signs()}])" + pattern
+        if match == "word":  # with a particle also words of another script, as in BERT를
+            pattern += rf"(?={_PARTICLES}(?!\w))"
     return re.compile(f"{pattern}|{unicodedata.normalize('NFD', pattern)}", re.IGNORECASE)
 
 
@@ -113,7 +110,8 @@ def words(
     option = Option("layer", layer)
     if isinstance(source, str | os.PathLike):
         uses = uses_in_dataset(source, word, match=match)
-        n_layers = uses.data.manifest.job.model.n_layers if uses.data else 0
+        assert uses.data is not None
+        n_layers = uses.data.manifest.job.model.n_layers
     else:
         from embedkit.encoding.encoder import Encoder
 
@@ -164,9 +162,9 @@ class UseVectors(NamedTuple):
 def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseVectors:
     """Find the uses of a word in a dataset with word or token vectors; of many uses a sample."""
     data = load(dataset)
-    # tokens first: words of a dataset may be joined with particles, or be sentences
-    stored = data.manifest.job.vectors
-    kind = next((name for name in ("tokens", "words") if getattr(stored, name)), None)
+    # tokens first: words of a dataset may be joined with particles. Spans are no words
+    stored, spans = data.manifest.job.vectors, data.manifest.job.input.spans
+    kind = "tokens" if stored.tokens else "words" if stored.words and not spans else None
     if kind is None:
         raise UsageError(
             f"{dataset} has no word vectors. Use sentences, or extract it again with "
@@ -181,6 +179,9 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
         drawn = np.random.default_rng(0).choice(len(uses), MOST_USES, replace=False)
         # in the order of the dataset, as they were found
         uses = [uses[int(i)] for i in np.sort(drawn)]
+    if kind == "words":
+        tokens = Option("tokens", True, of="extract")
+        logger.info(Message(f"vectors of whole words, with particles and marks; {tokens}: without"))
     tables = layer_tables(data, kind, rows=np.unique([use.row for use in uses]))
     none = f"{word!r} occurs only where the texts of {data.path} were cut."
     return _means(uses, tables, none=none, data=data)

@@ -14,7 +14,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,8 @@ class _ColumnarTable(Table):
             # of lists of word labels that of their elements
             feature = feature.get("feature", feature)
             names = feature["names"] if feature["_type"] == "ClassLabel" else []
-        except (ValueError, KeyError, TypeError, AttributeError):  # another program's metadata
+        # another program's metadata, of any kind and depth
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return []
         return [str(name) for name in names]
 
@@ -291,8 +292,8 @@ class SheetTable(Table):
             problem = f"is no workbook: {error}. If it is text: {Option('format', 'tsv')} or 'csv'"
             raise CorpusError(f"{path} {problem}.") from error
         rows = enumerate(self._sheet.iter_rows())
-        # the first row that is not empty names the columns; two below it tell whether it is a title
-        filled = list(islice(((i, row) for i, row in rows if any(map(_sheet_cell, row))), 3))
+        # the first row that is not empty names the columns; those below tell whether it is a title
+        filled = list(islice(((i, row) for i, row in rows if any(map(_sheet_cell, row))), 9))
         if not filled:
             raise CorpusError(f"{path}: its sheet {name!r} is empty.{self._advice}")
         # from 0, as all numbers of the library; rows are counted from 1, as the workbook shows them
@@ -344,12 +345,13 @@ def _sheet_names(row: Sequence[Any]) -> list[str]:
 
 
 def check_title(path: Path, widths: Sequence[int]) -> None:
-    """Raise a :class:`CorpusError` if one cell stands above rows of several cells."""
-    # two rows of several cells are asked for: a file of one column has rows of one cell, and a
-    # single wider row may be a stray delimiter in a text
-    if len(widths) > 2 and widths[0] == 1 and min(widths[1:]) > 1:
+    """Raise a :class:`CorpusError` if rows of one cell stand above those of several cells."""
+    # two rows of several cells are asked for, and as many as there are of one: a file of one column
+    # has rows of one cell, and a single wider row may be a stray delimiter in a text
+    rest = [*dropwhile(lambda width: width == 1, widths)]
+    if len(rest) < len(widths) <= 2 * len(rest) and len(rest) > 1 and min(rest) > 1:
         raise CorpusError(
-            f"{path}: its first line has one cell, and the next have {widths[1]}. Remove a title "
+            f"{path}: its first line has one cell, and the next have {rest[0]}. Remove a title "
             "or a comment above the names of the columns."
         )
 

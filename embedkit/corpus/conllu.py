@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, compress, islice, pairwise
 from typing import NamedTuple
+from unicodedata import category, normalize
 
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
@@ -233,10 +234,18 @@ def between(forms: Sequence[str]) -> str:
     KLUE lists those of a text, blank ones among them, and corpora of Chinese and Japanese theirs.
     Single letters of other scripts may be words.
     """
-    characters = max(map(len, forms), default=0) == 1
+    characters = bool(forms) and all(map(_is_character, forms))
     # from Hangul on: kana and ideographs follow, and marks and signs are no letters
     east = (form.isspace() or (form >= "\u1100" and form.isalpha()) for form in forms)
     return "" if characters and any(east) else " "
+
+
+def _is_character(form: str) -> bool:
+    # decomposed ones are longer, and those with a sign; what is longer than they are is a word
+    if 1 < len(form) < 8:
+        letters = (c for c in normalize("NFC", form) if category(c)[0] != "M")
+        form = "".join(letters).rstrip("\uff9e\uff9f")  # marks of half-width kana
+    return len(form) == 1
 
 
 def joined(words: Sequence[str], between: str = " ") -> tuple[str, tuple[Span, ...]]:
@@ -335,6 +344,9 @@ def words_of(spans: tuple[Span, ...] | None, cell: Cell, text: str, *, labelled:
         raise BadRecordError("null_word_label", "the labels of the words are null or absent")
     # also as str() of a list writes it into a CSV file
     several = list_of(cell)
+    if several is not None and spans is None and list_of(text) is not None:
+        problem = "the text is a list of words as it is printed, whose words are not read"
+        raise BadRecordError("text_not_string", f"{problem}. Write them as JSON or Parquet")
     # a list has empty and missing labels too; a text of labels has only those that it shows
     labels = tuple(cell.split() if several is None else several)
     # without spans, words are what white space divides, as

@@ -34,7 +34,7 @@ _LONE_CR = "\ud800"  # replaces it for the csv module, which would end the recor
 _LINE_ENDS = ("", "\n", "\r\n", "\r\n")
 
 
-_SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?')
+_SEPARATOR_LINE = re.compile(rb'(?i)"?sep= ?(.)"?,*')
 """What Excel writes above a table to name the separator."""
 
 

@@ -100,7 +100,12 @@ class InputFile(SourceFile):
         if stat.S_ISDIR(status.st_mode):
             # as deep as the first file, and called like it; what cannot be read is passed over
             names = (Path(root, file) for root, _, files in os.walk(path) for file in files)
-            first = next((name for name in names if name.suffix), path / "corpus.tsv")
+            # of what Dataset.save_to_disk writes the data, and not what is said of them
+            data = sorted(
+                (name for name in names if name.suffix),
+                key=lambda name: name.suffix not in (".arrow", ".parquet"),
+            )
+            first = next(iter(data), path / "corpus.tsv")
             pattern = Path(path, *["*"] * len(first.relative_to(path).parts)).as_posix()
             kind, advice = "a folder", f"give its files: {pattern}{first.suffix}"
             if (path / "SHA256SUMS").is_file():
@@ -317,12 +322,8 @@ def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Pat
     target = target.with_metadata(about)
 
     def plain_table(batch: pa.RecordBatch) -> pa.Table:
-        columns = [
-            # dictionaries are decoded: they may differ from batch to batch, and the file may not
-            pa.nulls(len(batch)) if kind is None else without_dictionary(column).cast(kind)
-            for column, kind in zip(batch.columns, kinds, strict=True)
-        ]
-        return pa.Table.from_arrays(columns, schema=target)
+        parts = zip(batch.columns, kinds, strict=True)
+        return pa.Table.from_arrays([_plain_column(*part) for part in parts], schema=target)
 
     with storage_errors(file), pq.ParquetWriter(file, target, compression="zstd") as writer:
         for table in _row_groups(map(plain_table, batches), target):
@@ -340,6 +341,17 @@ def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Ta
             held = held.slice(_ROW_GROUP)
     if held.num_rows:
         yield held.combine_chunks()
+
+
+def _plain_column(column: pa.Array, kind: pa.DataType | None) -> pa.Array:
+    if kind is None:
+        return pa.nulls(len(column))
+    # pyarrow casts list views to invalid offsets, and does not cast lists of categories of views
+    is_view = isinstance(column.type, pa.ListViewType | pa.LargeListViewType)
+    if is_view or (is_list(column.type) and pa.types.is_dictionary(column.type.value_type)):
+        return pa.array(column.to_pylist(), kind)
+    # dictionaries are decoded: they may differ from batch to batch, and the file may not
+    return without_dictionary(column).cast(kind)
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType | None:

@@ -67,10 +67,10 @@ SENTENCES, SPANS = ("sentences",), ("spans",)
 _LABEL_NAMES = ("label", "labels", "target", "class", "category", "y")
 # tags, marks of a merge, places, separators that no format has, as in the one "column" of what is
 # no table
-_NO_NAME = re.compile(r"[<>{}\x00-\x1f，；｜]|/.*/")
+_NO_NAME = re.compile(r"[<>{}\x00-\x1f，；｜、^~]|::|/.*/")
 # ends of names such as msg_id and ImageID; such a column may as well hold authors, whose ids
 # repeat, so that it is proposed and not taken
-_LIKE_ID, _LIKE_LABEL = re.compile(r"(_id|[a-z]Id|ID)$"), "_label"
+_LIKE_ID, _LIKE_LABEL = re.compile(r"(_id|[a-z]Id|ID|\Wid)$"), "_label"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ class CorpusSettings(Dialect):
 def _settled_encoding(encoding: str) -> str:
     """The encoding, if lines and cells can be found in its bytes."""
     try:
-        if codecs.lookup(encoding).name == "utf-8-sig":
+        if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig"):
             return "utf-8"  # a byte order mark is dropped at the start of every file anyway
         # wide encodings are transcoded before lines are looked for, so that they may be anything
         if is_wide(encoding) or _MARKS.encode(encoding, "surrogateescape") == _MARKS.encode():
@@ -419,7 +419,9 @@ class _Guess:
         by_lower = {_plain(column).lower(): column for column in reversed(self._columns)}
         if option == "label":  # whose fields are not meant together
             for name in self._columns:
-                by_lower.pop(name.rpartition(".")[0].lower(), None)
+                whole, _, field = name.rpartition(".")
+                if not field.isdecimal():  # label.1 is a second column of that name, of pandas
+                    by_lower.pop(whole.lower(), None)
         column = next((by_lower[name] for name in usual if name in by_lower), None)
         if column is None and option == "label":
             # condition_label, if nothing else is called like it
@@ -468,10 +470,12 @@ class _Guess:
         column = self.usual_column("text", name, usual)
         if column is None:
             headless = Option("header", False, before="; without a header: ")
+            divided = Option("delimiter", before="; of cells that another mark divides: ")
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
                 f"one with {Option('text')}, and the second text of a pair with "
-                f"{Option('text_pair')}{headless if self._columns[0] != '0' else ''}."
+                f"{Option('text_pair')}{headless if self._columns[0] != '0' else ''}"
+                f"{divided if len(self._columns) == 1 else ''}."
             )
         return column
 
@@ -535,7 +539,8 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
     # a mark that the first line lacks does not divide it
     marks = [mark for mark in kind.delimiters if mark in first]
     # what the user says, what the file says, what its lines say
-    delimiter = options.delimiter or file_delimiter or _agreed(texts, marks, quoting=quoting)
+    delimiter = options.delimiter or (kind.delimiters and file_delimiter)
+    delimiter = delimiter or _agreed(texts, marks, quoting=quoting)
     if not delimiter:
         delimiter = marks[0] if marks else usual
         if len(marks) > 1 and len(texts) > 1:

@@ -6,8 +6,8 @@
 
 The order is part of what a dataset promises: a record that is bad is counted as bad, however short
 it is and whether or not the sample has it, and the sample is drawn from those that remain. So the
-same corpus has the same rejects under any choice, and ``accepted + rejected + left_out`` is the
-number of its records.
+same corpus has the same rejects under any choice but a limit, and ``accepted + rejected +
+left_out`` is the number of its records.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ReadCounts:
 
     @property
     def notices(self) -> list[Message]:
-        """Notices about fields that look CSV-quoted but were read literally, and repeated ids."""
+        """Notices of quotes that were read literally, of repeated and missing ids, of headers."""
         notices = list[str]()
         if self.fields_csv_quoted:
             remedy = Option("quoting", "csv", before="; ", after=" removes them")
@@ -166,7 +166,7 @@ class CorpusReader:
         return records
 
     def __iter__(self) -> Iterator[Record | Reject]:
-        counts, start = self.counts, self._start
+        counts, start, unread = self.counts, self._start, 0
         for number, file in enumerate(self.plan.files[: len(self.plan.dialects)]):
             # a resumed job does not open the files that are done
             if start is not None and number < start.file:
@@ -201,6 +201,7 @@ class CorpusReader:
                     if self._lists and isinstance(raw, Row):
                         raw = self._with_list(raw, row)
                     in_file += 1
+                    unread += isinstance(raw, Reject)
                     undecodable += isinstance(raw, Reject) and raw.reason == "invalid_encoding"
                     # once, in the midst of a file; below of a file that has fewer records
                     if in_file == _TRIAL and kind.text:
@@ -219,7 +220,8 @@ class CorpusReader:
                 self.file_number, self._table = number + 1, None
         # sorted once at the end: a set of as many hashes takes several times the memory
         counts.repeated_ids += len(self._ids) - len(np.unique(self._ids))
-        if self._unmet:
+        # the ids of rows that cannot be read are not known
+        if len(self._unmet) > unread:
             raise CorpusError(
                 f"{self.plan.files[-1].name}: no record has {count_text(len(self._unmet), 'id')} "
                 f"of its spans, such as {min(self._unmet)!r}. Drop them, or pass {Option('id')}."
@@ -393,6 +395,8 @@ def _span_lists(file: InputFile) -> dict[str, str]:
                 cells = row.cells if isinstance(row, Row) else row.detail
                 name, start, end = map(str, filter(None, cells))  # fewer without an id
                 lists.setdefault(name, []).append((int(number_text(start)), int(number_text(end))))
+        except CorpusError:  # the file is damaged, and its columns may be right
+            raise
         except (LookupError, ValueError):
             lists.clear()
         if not lists:

@@ -50,6 +50,11 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 # xz, LZ4, 7z, RAR, and gzip within what was unpacked already
 _PACKED = b"\xfd7zXZ\0", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x1f\x8b"
 _KIND, _FETCH = f"Name its kind with {Option('format')}", "Fetch the file itself"
+_LFS = b"version https://git-lfs", b"version https://hawser"
+# a pointer, or the link in place of it, from some folders below
+_ANNEX = b"/annex/objects/", *(b"../" * n + b".git/annex/objects/" for n in range(5))
+_XML = b"<?xml", b"<rss", b"<svg", b"<rdf", b"<error>"
+_ERRORS = b"404: not", b"429: too", b"400: invalid", b"entry not found", b"error code: "
 _UNPACK = "Unpack it; gzip, zstd and bzip2 are read"
 _ZIP = f"{_UNPACK}; if it is a workbook, read it with {Option('format', 'sheet')}"
 _COLUMNS = r"Make columns of it: sed 's/^__label__\([^ ]*\) /\1\t/' old > new.tsv; it has no header"
@@ -66,11 +71,13 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a file of Stata or SPSS", 0, (b"<stata_dta>", b"$FL2@(#)"), "Export it as CSV"),
     ("a Parquet or Arrow file", 0, (b"PAR1", b"ARROW1"), _KIND),
     ("an Avro file", 0, b"Obj\x01", "Convert it to Parquet"),
-    ("a pointer of Git LFS, not the file", None, b"version https://git-lfs", "Run git lfs pull"),
-    ("a pointer of git-annex, not the file", None, b"/annex/objects/", "Run git annex get"),
-    ("a web page", None, (b"<!doctype html", b"<html", b"<head"), _FETCH),
+    ("a pointer of Git LFS, not the file", None, _LFS, "Run git lfs pull"),
+    ("a pointer of git-annex, not the file", None, _ANNEX, "Run git annex get"),
+    ("a pointer of DVC, not the file", None, b"outs:\n- md5", "Run dvc pull"),
+    ("a web page", None, (b"<!doctype html", b"<html", b"<head", b"<body", b"<!--"), _FETCH),
     ("a web page or a table of one", None, b"<table", "Save it as CSV"),
-    ("an XML document or an error of a server", None, (b"<?xml", b"<error>", b"404: not"), _FETCH),
+    ("an XML document or an error of a server", None, (*_XML, *_ERRORS), _FETCH),
+    ("a file of Weka", None, b"@relation", "Save it as CSV"),
     ("a file of fastText", None, b"__label__", _COLUMNS),
     ("an RTF document", None, b"{\\rtf", "Save it as plain text"),
 )
@@ -327,6 +334,7 @@ class Source:
         while head.startswith(codecs.BOM_UTF8, self._offset):
             self._stream.read(len(codecs.BOM_UTF8))
             self._offset += len(codecs.BOM_UTF8)
+            self.encoding = self._encoding = "utf-8"  # whatever encoding is given
         # a mark of UTF-8 says that it is text of no wide encoding
         if self._offset:
             return

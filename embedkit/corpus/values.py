@@ -115,24 +115,24 @@ def list_of(text: str) -> list[str | None] | None:
     (['a|b', '1', None], ['x', 'y'], None)
     >>> list_of("['x' 'y']"), list_of("{'y', 'x'}"), list_of("['x', nan]")
     (['x', 'y'], ['x', 'y'], ['x', None])
+    >>> list_of("[np.str_('x'), np.int64(1)]"), list_of("frozenset({'y', 'x'})")
+    (['x', '1'], ['x', 'y'])
     """
-    text = text.strip()
+    text = _WRAPPED.sub(r"\1", text.strip())
     if (text[:1], text[-1:]) not in _BRACKETS and text != "set()":
         return None
     try:
-        # numbers keep their digits, as those of JSON files do
-        values = json.loads(text, parse_int=NotText, parse_float=number_text)
-    except ValueError:
         try:
+            # numbers keep their digits, as those of JSON files do
+            values = json.loads(text, parse_int=NotText, parse_float=number_text)
+        except ValueError:
             # as str() of a list writes it: CSV files of pandas have such cells.
             # Only literals are read, no code is run
             values = ast.literal_eval(_as_python(text))
-        # a list as a key, and expressions so deep that the parser gives up
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            return None
-    except RecursionError:
+        return [text_of(value) for value in _ordered(values)] if _is_list(values) else None
+    # a list as a key, and expressions so deep that a parser gives up
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
-    return [text_of(value) for value in _ordered(values)] if _is_list(values) else None
 
 
 def set_text(classes: Iterable[str], marks: Iterable[str | None]) -> str | None:
@@ -148,6 +148,11 @@ def set_text(classes: Iterable[str], marks: Iterable[str | None]) -> str | None:
 
 _MARKS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 _BRACKETS = {("[", "]"), ("(", ")"), ("{", "}")}
+# a value of NumPy, or a collection, as Python prints them; strings inside may hold brackets
+_WRAPPED = re.compile(
+    r"\b(?:np\.\w+|frozenset|array)"
+    r"\(((?:'[^']*'|\"[^\"]*\"|[^()'\"])*?)(?:, dtype=\w+)?\)"
+)
 # what Python takes for one string, or for a name
 _NOT_PYTHON = re.compile(r"['\"\d.]\s+['\"\d.-]|\bnan\b")
 

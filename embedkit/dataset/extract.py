@@ -126,7 +126,7 @@ def extract(
         out: folder to make, or its address in an object store, such as ``s3://bucket/vectors``; by
             default ``corpus.tsv`` → ``corpus.vectors`` in the current folder. A corpus in memory
             has the name of its type, as ``dataframe.vectors``.
-        overwrite: replace an existing dataset, or start an unfinished one over.
+        overwrite: replace an existing dataset, or an unfinished one of other settings.
         reuse: datasets of the same model and settings, maybe ``out`` itself with ``overwrite``:
             texts that they have are not encoded again. The result is that of a fresh extraction.
         allow_env_change: resume although versions, device or the bits that it computes differ.
@@ -351,8 +351,9 @@ def estimate(
 ) -> dict[str, Any]:
     """Read the corpus, tokenize a sample, time the model on some of it. Writes nothing.
 
-    Counts of records are exact, the rest is extrapolated from ``sampled`` texts; ``truncated`` is
-    the fraction of texts that are cut. Texts that datasets to ``reuse`` have cost no time.
+    Counts of records are exact, the rest is extrapolated from ``sampled`` texts; ``longer`` is the
+    fraction of texts that are cut, or divided into windows. Texts that datasets to ``reuse`` have
+    cost no time.
     """
     sources = [OpenSource(source_of(path, plan.job), plan.job.settings) for path in reuse]
     reader = CorpusReader(plan.corpus)

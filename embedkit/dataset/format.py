@@ -45,7 +45,7 @@ _ADVICE = "Run the extract command that made it again."
 
 
 class Layout:
-    """Names inside a dataset folder; the only place that knows them.
+    """Names inside a dataset folder.
 
     Readers skip the folder ``private``, whose name begins with an underscore. The manifest means
     that all shards are complete.

@@ -152,8 +152,8 @@ configs:
 | licence | to be filled in |
 
 Each row is a record of the corpus, in its order; its vectors are lists of fixed length.{note}
-`SHA256SUMS` lists all files, and `embedkit verify` compares them with it. DATASET is the path of
-this folder in the lines that open it:
+`SHA256SUMS` lists all files but the log and indexes, and `embedkit verify` compares them with it.
+DATASET is the path of this folder in the lines that open it:
 
 ```python
 {lines}

@@ -159,8 +159,11 @@ def totals_of(counts: ReadCounts, receipts: Sequence[Receipt]) -> Totals:
 def read_plan(layout: Layout) -> ShardPlan:
     """Read the plan of the shards; a :class:`DamagedError` if there is none."""
     table = read_table(layout.shards)
-    counts = json.loads((table.schema.metadata or {})[_COUNTS])
-    return [ShardRange(**row) for row in table.to_pylist()], ReadCounts(**counts)
+    try:
+        counts = ReadCounts(**json.loads((table.schema.metadata or {})[_COUNTS]))
+        return [ShardRange(**row) for row in table.to_pylist()], counts
+    except (LookupError, ValueError, TypeError) as error:
+        raise storage.unreadable(layout.shards, error) from error
 
 
 def plan_shards(

@@ -218,11 +218,6 @@ def footer_sha256(descriptor: int) -> str:
     return hashlib.sha256(os.pread(descriptor, length, size - length)).hexdigest()
 
 
-def text_column(values: Sequence[str | None]) -> pa.Array:
-    """Strings as an Arrow column."""
-    return pa.array(values, pa.string())
-
-
 def parquet_bytes(table: pa.Table) -> memoryview:
     """A table as Parquet with page checksums; the same table gives the same bytes."""
     sink = pa.BufferOutputStream()

@@ -351,8 +351,8 @@ class VectorData(Shown):
             worker: number of this worker, and the number of workers.
 
         Yields:
-            ``"X"`` ``(m, width)`` float32, ``"row"`` ``(m,)`` int64, ``"y"`` ``(m,)`` str where
-            the dataset has labels, and the further columns by name.
+            ``"X"`` ``(m, width)`` float32, ``"row"`` ``(m,)`` int64, ``"y"`` ``(m,)`` where the
+            dataset has labels, as :attr:`y`, and the further columns by name.
 
         Raises:
             UsageError: an argument is out of range, or there is no such column.

@@ -45,7 +45,8 @@ class VectorOptions:
 
     Attributes:
         words: write word vectors: {SUBTOKENS} of sub-tokens.
-            The words of CoNLL-U are its own, those of other formats stand between white space.
+            Those of CoNLL, spans and lists are marked; of other texts they stand between white
+            space.
         tokens: write token vectors.
         special_tokens: whether ``mean`` and ``max`` count [CLS] and [SEP].
         dims: keep only so many of the first coordinates of sentence vectors, scaled to length 1.

@@ -28,13 +28,7 @@ from embedkit.corpus.sources import ShardRange
 from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
 from embedkit.dataset.format import Receipt
 from embedkit.dataset.job import Job, JobFolder, ShardReader, check_environment
-from embedkit.dataset.parquet import (
-    cast_for_storage,
-    kept_neighbours,
-    numbers,
-    shard_bytes,
-    text_column,
-)
+from embedkit.dataset.parquet import cast_for_storage, kept_neighbours, numbers, shard_bytes
 from embedkit.dataset.reuse import Lengths, OpenSource, ReusedTexts, Source, reused_texts
 from embedkit.dataset.settings import (
     ExtractOptions,
@@ -259,7 +253,9 @@ class ShardMaker:
         if name == "words" and settings.input.word_label is not None:
             labels = [() if r.words is None else r.words.labels or () for r in shard.records]
             places = zip(owner[order].tolist(), columns["word"].to_pylist(), strict=True)
-            columns["label"] = text_column([labels[record][word] for record, word in places])
+            columns["label"] = pa.array(
+                [labels[record][word] for record, word in places], pa.string()
+            )
         return name, columns, layers
 
 
@@ -432,16 +428,16 @@ def sentence_columns(
     """Columns of the sentence table that are not vectors, one row per record."""
     columns = {
         "row": pa.array([r.row for r in records], pa.int64()),
-        "id": text_column([r.id for r in records]),
+        "id": pa.array([r.id for r in records], pa.string()),
     }
     if settings.storage.text:
-        columns["text"] = text_column([r.text for r in records])
+        columns["text"] = pa.array([r.text for r in records], pa.string())
         if settings.input.text_pair is not None:
-            columns["text_pair"] = text_column([r.text_pair for r in records])
+            columns["text_pair"] = pa.array([r.text_pair for r in records], pa.string())
     if settings.input.label is not None:
-        columns["label"] = text_column([r.label for r in records])
+        columns["label"] = pa.array([r.label for r in records], pa.string())
     for position, name in enumerate(settings.input.keep):
-        columns[name] = text_column([r.kept[position] for r in records])
+        columns[name] = pa.array([r.kept[position] for r in records], pa.string())
     # always, also without the texts: splits keep equal texts together by it
     keys = keys_of(records)
     if folds is not None:

@@ -166,12 +166,6 @@ class Bert(nn.Module):
         """Return the matrix of words."""
         return self.embeddings.word_embeddings
 
-    def attend_by(self, attend: Callable[..., Any]) -> None:
-        """Let a function compute attention, called as those of transformers are."""
-        for module in self.modules():
-            if isinstance(module, _SelfAttention):
-                module.attend = attend
-
     def forward(
         self,
         input_ids: Tensor,

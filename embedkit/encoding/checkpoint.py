@@ -123,14 +123,6 @@ class Checkpoint:
         refused = (s for s in self.inventory if s.effect == inventory.REFUSED)
         return [str(statement) for statement in refused if statement.file in files]
 
-    def without(self, weights: list[str]) -> Checkpoint:
-        """The checkpoint, if weights of its encoder turned out to be none of its class."""
-        # nothing of the encoder is unused
-        if not weights:
-            return self
-        unused = f"1 of {len(weights)}"
-        return self.refusing(Statement("weights", weights[0], unused, inventory.REFUSED))
-
     def refusing(self, statement: Statement) -> Checkpoint:
         """The checkpoint, if a statement turned out not to be computed here."""
         refused = statement._replace(effect=inventory.REFUSED)
@@ -148,6 +140,8 @@ class Checkpoint:
             return self.prefix if prefix is None else prefix
         if prefix is not None:
             raise UsageError("it names a prefix; give one of both.", prompt=prompt, prefix=prefix)
+        if not self.definition.prompts:
+            raise UsageError("the checkpoint has no prompts. Pass a prefix.", prompt=prompt)
         check_choice(tuple(self.definition.prompts), prompt=prompt)
         return self.definition.prompts[prompt]
 
@@ -303,7 +297,9 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         raise ModelError(f"{name}: {transformer} holds no config.json. {_instead(folder, modules)}")
     config = read_data(config_path, Casing)
     settings = sentence_settings(transformer)
-    sentence = {inventory.LEGACY.get(key, key): value for key, value in settings[1].items()}
+    sentence = dict(settings[1])
+    # an older name counts before its new one, as in sentence-transformers
+    sentence |= {new: sentence.pop(old) for old, new in inventory.LEGACY.items() if old in sentence}
     # options of sentence-transformers override config.json, as its loader does
     config |= inventory.options_of(sentence, "config_kwargs")
     config["model_type"] = kind = _model_type(config, transformer, name)

@@ -403,7 +403,10 @@ def load_weights(
     unread = inventory.unread_weights(
         report["unexpected_keys"], parts, model.base_model_prefix, checkpoint.n_layers
     )
-    return model, has_pooler, checkpoint.without(unread)
+    if unread:
+        about = "weights", unread[0], f"1 of {len(unread)}", inventory.REFUSED
+        checkpoint = checkpoint.refusing(inventory.Statement(*about))
+    return model, has_pooler, checkpoint
 
 
 def load_module(

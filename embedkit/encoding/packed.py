@@ -376,7 +376,11 @@ def fastest(plain: PlainModel) -> Model:
     sequences alone and in a batch are compared too; if they differ, a batch runs on one thread, and
     if that does not help, sequences attend one by one. A warning says where neither does.
     """
-    if not plain.module._supports_attention_backend and plain.checkpoint.model_type != "mpnet":
+    kind = plain.checkpoint.model_type
+    # that of CLIP refuses inputs that are longer than its positions, as all texts of a batch are
+    if kind == "clip_text_model" or (
+        not plain.module._supports_attention_backend and kind != "mpnet"
+    ):
         logger.info("forward: that of transformers, with padding; not compared layer by layer")
         return plain
     # the limit by precision: calibrated layers have "seen" ranges and become int8
@@ -462,7 +466,9 @@ class PackedModel(Model):
         self.device, self.dtype = plain.device, plain.dtype
         self.attention = attention or attention_kinds(self.device, self.dtype)[0]
         if isinstance(self.module, Bert):
-            self.module.attend_by(_attend)
+            for part in self.module.modules():
+                if hasattr(part, "attend"):
+                    part.attend = _attend  # type: ignore[assignment]
         elif self.checkpoint.model_type == "mpnet":
             _open_mpnet(self.module)
         else:

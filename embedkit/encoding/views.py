@@ -144,9 +144,10 @@ def view_text(name: str) -> str:
     """
     views = [split_view(part) for part in name.split(" + ")]
     poolings, layers = [pooling for pooling, _ in views], [layer for _, layer in views]
-    if len(set(poolings)) > 1:
+    plain = all(map(str.isdecimal, layers))
+    if len(views) > 1 and (len(set(poolings)) > 1 or not plain):
         return " + ".join(map(view_text, name.split(" + ")))
-    if all(map(str.isdecimal, layers)):
+    if plain:
         text = f"layer{'s' if len(layers) > 1 else ''} {' + '.join(layers)}"
     elif match := re.fullmatch(r"(mixture)|(\w+)_(\d+)to(\d+)", layers[0]):
         kind, combined, first, last = match.groups()

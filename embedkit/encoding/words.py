@@ -51,12 +51,19 @@ def word_spans(text: str, *, marks: bool = False) -> Ints:
 
 
 @cache
+def signs() -> str:
+    r"""Return the signs that belong to a letter, which ``\w`` leaves out, for a class of a pattern.
+
+    They are vowels of Hindi and Thai, accents that are characters of their own, and what chooses a
+    form of a letter.
+    """
+    characters = map(chr, (*range(0x300, 0x1F000), *range(0xE0100, 0xE01F0)))
+    return "".join(c for c in characters if unicodedata.category(c).startswith("M"))
+
+
+@cache
 def _word_or_mark() -> re.Pattern[str]:
-    # \w leaves out the signs that belong to a letter: vowels of Hindi and Thai, accents that are
-    # characters of their own, and what chooses a form of a letter
-    signs = [chr(i) for i in (*range(0x300, 0x1F000), *range(0xE0100, 0xE01F0))]
-    signs = [sign for sign in signs if unicodedata.category(sign).startswith("M")]
-    return re.compile(rf"\w[\w\u200c\u200d{''.join(signs)}]*|[^\w\s]")
+    return re.compile(rf"\w[\w\u200c\u200d{signs()}]*|[^\w\s]")
 
 
 def word_index(segment: NDArray[np.int8], spans: Ints, words: Sequence[Ints]) -> Ints:

@@ -28,7 +28,13 @@ from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
-from embedkit.encoding.model import choose_device, load_module, mismatched_keys, usable_length
+from embedkit.encoding.model import (
+    choose_device,
+    is_out_of_memory,
+    load_module,
+    mismatched_keys,
+    usable_length,
+)
 from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import (
@@ -79,7 +85,7 @@ class TextModels:
             logits = [predict_logits(model, texts, precision=precision) for model in self._models]
         # of a configuration that loads, and says other things than the weights
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
-            if "memory" in str(error):  # of which there is not enough, on a card or here
+            if is_out_of_memory(error):
                 raise
             problem = f"a model cannot compute with what its files say ({first_line(error)})"
             raise DamagedError(f"{problem}. Make the run again.") from error

@@ -39,7 +39,7 @@ from torch.utils.data import Sampler
 from embedkit.errors import UsageError
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import predict_logits
-from embedkit.finetuning.training import Fold, FoldResult, FoldTrainer, train_fold
+from embedkit.finetuning.training import Fold, FoldResult, FoldTrainer, LengthSampler, train_fold
 from embedkit.types import Int64, ProgressCallback, no_progress
 
 _STRENGTH = 10.0  # C of the regression on vectors of length 1
@@ -132,7 +132,7 @@ def pair_loss(vectors: Tensor, labels: Tensor) -> Tensor:
     return ((kinds * squares).sum(1) / kinds.sum(1).clamp(min=1)).mean()
 
 
-class CoupleSampler(Sampler[int]):
+class CoupleSampler(LengthSampler):
     """Order of an epoch, by seed and epoch alone; two texts of a class stand together.
 
     >>> y = np.array([0, 1, 0, 1])
@@ -141,20 +141,13 @@ class CoupleSampler(Sampler[int]):
     """
 
     def __init__(self, y: Int64, seed: int) -> None:
-        self._y, self._seed, self._epoch = y, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order follows."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self._y)
+        super().__init__(y, 1, seed)
 
     def __iter__(self) -> Iterator[int]:
         random = np.random.default_rng([self._seed, self._epoch])
         couples: list[Int64] = []
-        for label in np.unique(self._y):
-            members = random.permutation(np.flatnonzero(self._y == label))
+        for label in np.unique(self._values):
+            members = random.permutation(np.flatnonzero(self._values == label))
             # the last one of an odd number stands alone
             couples += np.split(members, range(2, len(members), 2))
         random.shuffle(couples)

@@ -7,7 +7,7 @@ Training may take a night, so that everything which can be refused is refused be
 the cheapest first. What is left open (head, objective, number of epochs) is decided last: it
 depends on the number of training texts in the smallest fold.
 
-A finished fold is kept in ``RUN.incomplete/unfinished`` until the run is complete, so that the same
+A finished fold is kept in ``RUN.incomplete/model`` until the run is complete, so that the same
 call resumes. It is the same job if :meth:`~embedkit.finetuning.method.FineTuned.identity` is the
 same: all settings as they were decided, the bytes of data and checkpoint, versions of libraries.
 """
@@ -77,7 +77,8 @@ def finetune(
     Args:
         corpus: a corpus with a label column, as ``extract`` takes it (a file, a DataFrame …), or a
             dataset that stores texts and labels.
-        out: folder of the run; by default ``runs/<corpus>-<head>``. It is ``OUT.incomplete`` until
+        out: folder of the run; by default ``runs/<corpus>-<head>``, or ``-finetuned`` without a
+            head. It is ``OUT.incomplete`` until
             it is complete.
         reading: how the corpus is read; the seed of its sample is ``seed``.
         model: hub id or folder of the checkpoint to start from; or a run of ``finetune`` on the

@@ -402,28 +402,28 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
 class LengthSampler(Sampler[int]):
     """Order of an epoch, by seed and epoch alone; neighbours have similar lengths."""
 
-    def __init__(self, lengths: Int64, batch: int, seed: int) -> None:
-        self._lengths, self._batch, self._seed, self._epoch = lengths, batch, seed, 0
+    def __init__(self, values: Int64, batch: int, seed: int) -> None:
+        self._values, self._batch, self._seed, self._epoch = values, batch, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order follows."""
         self._epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self._values)
 
     def __iter__(self) -> Iterator[int]:
         random = np.random.default_rng([self._seed, self._epoch])
         # a generator of its own: the same order after an interruption, whatever else has drawn
         # numbers
-        order = random.permutation(len(self._lengths))
+        order = random.permutation(len(self._values))
         # whole batches; the rest, which is shorter, stays at the end, where the Trainer cuts its
         # last batch
         whole, batches = len(order) // self._batch * self._batch, []
         step = self._batch * _BATCHES_SORTED
         for start in range(0, whole, step):
             stretch = order[start : min(start + step, whole)]
-            stretch = stretch[np.argsort(self._lengths[stretch], kind="stable")]
+            stretch = stretch[np.argsort(self._values[stretch], kind="stable")]
             batches += np.split(stretch, len(stretch) // self._batch)
         # else each stretch of an epoch would go from short texts to long ones
         random.shuffle(batches)

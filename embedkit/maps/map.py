@@ -362,7 +362,7 @@ def explore(
         "shapes": list(SHAPES.values()),
         "listed": min(_LISTED if len(indices) <= _MANY else _LISTED_OF_MANY, len(indices) - 1),
         "chance": chance,
-        "first": color or (columns[0].name if columns else ""),
+        "first": color or (columns[0].name),
     }
     html = _page(data, indices, content, columns, ordered).encode()
     write_files({file: html}, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""Figures of runs, drawn as those of the report are, and written as PNG."""
+"""Figures of runs, drawn as those of the report are, and written as SVG."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ def _mean_area(predictions: _Labels | _Sets, area: Callable[[_Ranking], Float64]
 # each lambda takes the object of its task: _Labels, _Sets or _Values, which compute once what
 # several metrics share
 METRICS: Mapping[str, MetricRow] = {
-    # the order is more than that of tables: the first metric of a task is what a run shows of
-    # itself, and what values are compared by
+    # the order is more than that of tables: the first metric of a task is what values and sets are
+    # compared by
     "micro_f1": _percent(lambda p: p.micro_f1, "micro-F1", "sets", compared=True),
     "accuracy": _percent(lambda p: _mean(p.y == p.predicted), compared=True, counts_all=True),
     "macro_f1": _percent(lambda p: p.cells.macro_f1, "macro-F1", compared=True, of_sets=True),

@@ -47,7 +47,7 @@ class DatasetContent:
     model: ModelRecord
     names: Names
     pairs: bool
-    vectors: VectorSettings | None = None  # None if the run reads texts
+    vectors: VectorSettings | None = None  # None of a corpus
     storage: Storage | None = None
     reading: dict[str, Any] | None = None  # columns and dialect of the corpus
     rejected: dict[str, int] | None = None  # by reason
@@ -210,13 +210,14 @@ class PredictionRun(Run):
             "views": bool(views) == (self.features == "vectors")
             and (vectors is None or views <= vectors.columns(self.level)),
             "scores": {*self.scores, *self.per_class} <= {"cross_validation", "test"}
-            and "cross_validation" in self.scores
             and all(self.scores.values()),
             "threshold": _is_threshold(self.threshold),
             "prior": len(self.prior) == (max(len(classes), 1) if self.split.folds == 1 else 0),
         }
 
     def __repr__(self) -> str:
+        if not self.scores:
+            return f"{self.kind} run"
         subset = "test" if "test" in self.scores else "cross_validation"
         scores = self.scores[subset]
         # a file has them in the order of their names
@@ -252,7 +253,7 @@ UNTRAINED = "not trained to its end"
 
 # a loss that falls by less than this share in its last epoch counts as settled
 _STILL = 0.01
-_REPLACED = {"--model", "--split", "--folds", "--out", "--epochs", "--overwrite"}
+_REPLACED = {"--model", "--split", "--folds", "--out", "--epochs"}
 """Options that going on with a training gives anew or does without."""
 
 
@@ -321,14 +322,13 @@ class FinetuneRun(PredictionRun):
 
     def going_on(self, path: AnyPath) -> str:
         """Return the command that goes on with the training of a folder; empty if unknown."""
-        # both --name=value and --name value are left out; --overwrite is a flag and has no value
-        # behind it
+        # both --name=value and --name value are left out
         words, kept = shlex.split(self.command or ""), []
         while words:
             word = words.pop(0)
             if (name := word.partition("=")[0]) not in _REPLACED:
                 kept.append(word)
-            elif name == word and name != "--overwrite":
+            elif name == word:
                 words = words[1:]
         # a run that Python made has no command
         if kept[1:2] != ["finetune"]:

@@ -30,7 +30,7 @@ from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import dataset_folder
 from embedkit.dataset.parquet import check_columns, numbers, parquet_bytes, read_table
-from embedkit.dataset.read import VectorData
+from embedkit.dataset.read import VectorData, has_label
 from embedkit.display import Shown
 from embedkit.encoding.windows import match
 from embedkit.errors import DamagedError, MismatchError, Option, UsageError
@@ -380,7 +380,7 @@ def make_split(
         folds=folds,
         test=test,
         seed=seed,
-        stratified=records.label is not None and not sets,
+        stratified=_has_labels(records) and not sets,
         grouped=records.group is not None,
         unit="text" if records.group is None else "group and text",
     )
@@ -408,7 +408,8 @@ def split_by_column(
     used = ~in_test & records.labelled(sets=sets)
     names = np.unique(marks[used])
     if not len(names):
-        raise UsageError("every record is marked test.", split=column)
+        problem = "every record is marked test, or has no label."
+        raise UsageError(problem, split=column)
     groups = same_text_groups(records.key, None, len(records))
     result = np.where(in_test, TEST, UNUSED)
     shuffled, kinds = len(names) == 1, np.char.lower(names).tolist()
@@ -425,7 +426,7 @@ def split_by_column(
         source=records.source,
         folds=int(result.max()) + 1,
         seed=seed,
-        stratified=shuffled and records.label is not None and not sets,
+        stratified=shuffled and _has_labels(records) and not sets,
         column=column,
     )
     return Split(records.row, groups, result, settings)
@@ -585,9 +586,13 @@ def _records(
         return Units.of_corpus(source, options)
 
 
+def _has_labels(records: Units) -> bool:
+    return any(map(has_label, records.label or ()))
+
+
 def _strata(records: Units, folds: int, sets: bool) -> Int64:
     """Return ``(n,)`` class numbers, or bins of values if some of many are rarer than the folds."""
-    if records.label is None or sets:
+    if sets or not _has_labels(records):
         return np.zeros(len(records), np.int64)
     names, classes, counts = np.unique(
         np.array(records.label, np.str_), return_inverse=True, return_counts=True

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedkit.arguments import accepts, matrix_of
+from embedkit.arguments import accepts, matrix_of, strings_of
 from embedkit.choices import SearchMetric, WhiteningKind, documented
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.parquet import places
@@ -183,7 +185,7 @@ def nearest(
         # one thread of BLAS and of OpenMP in each of ours, so that row groups are read and decoded
         # beside products
         faiss_with_threads(1) as faiss,
-        _blas().limit(limits=1, user_api="blas"),
+        _one_thread(),
         # together the threads use the cores that one product would
         ThreadPoolExecutor(threads, initializer=partial(faiss.omp_set_num_threads, 1)) as pool,
     ):
@@ -212,6 +214,24 @@ def _blas() -> Any:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
+
+
+_TURN, _RUNNING = Lock(), list[Any]()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread of BLAS while searches run, in whichever threads; then as many as before."""
+    with _TURN:
+        # the number is that of the process: each search would take the 1 of another for the former
+        _RUNNING.append(_RUNNING[0] if _RUNNING else _blas().limit(limits=1, user_api="blas"))
+    try:
+        yield
+    finally:
+        with _TURN:
+            limit = _RUNNING.pop()
+            if not _RUNNING:
+                limit.restore_original_limits()
 
 
 class Rows(NamedTuple):
@@ -274,18 +294,6 @@ def _best(
         heap.add_result_subset(np.arange(first, first + len(tile)), values, indices)
     heap.finalize()
     return heap.D, heap.I
-
-
-_Read = Callable[[Block], Rows]
-
-
-def _held(kept: dict[int, Rows], read: _Read, block: Block) -> Rows:
-    """A row group, read once."""
-    # not put together into larger ones, though each task costs a tenth of a millisecond: the last
-    # bits of a product hang on the shape of its matrices, and a warm search answers as a cold one
-    if block.start not in kept:
-        kept[block.start] = read(block)
-    return kept[block.start]
 
 
 Finder = Callable[..., Neighbours]
@@ -374,9 +382,13 @@ class Searcher:
         held = warm and 4 * len(self.data) * self.data.width <= _HELD
         if finder is None:
             fitted = None if whitening is None else fit_whitening(self.data, whitening)
-            read: _Read = partial(rows_of, self.data, metric=metric, whitening=fitted)
-            if held:
-                read = partial(_held, {}, read)
+            read: Callable[[Block], Rows] = partial(
+                rows_of, self.data, metric=metric, whitening=fitted
+            )
+            # not put together into larger ones, though each task costs a tenth of a millisecond:
+            # the last bits of a product hang on the shape of its matrices, and a warm search
+            # answers as a cold one
+            read = cache(read) if held else read
             finder = partial(nearest, self.data, metric=metric, whitening=fitted, read=read)
             finder = partial(finder, chosen=self._chosen, progress=progress)
         self._find = finder
@@ -398,14 +410,14 @@ class Searcher:
         return f"Searcher({str(self.data.path)!r}, view={list(self.data.views)})"
 
     @accepts()
-    def texts(self, queries: str | Sequence[str], *, k: Positive = 10) -> Any:
+    def texts(self, queries: str | Iterable[str], *, k: Positive = 10) -> Any:
         """Find the nearest records of query texts: an answer for each, in order, or for one text.
 
         Raises:
             UsageError: a query is empty.
             MismatchError: the model is not the one that made the dataset.
         """
-        texts = [queries] if isinstance(queries, str) else list(queries)
+        texts = [queries] if isinstance(queries, str) else strings_of("queries", queries)
         for number, text in enumerate(texts, 1):
             if not text.strip():
                 which = f" (number {number})" if len(texts) > 1 else ""
@@ -459,7 +471,8 @@ class Searcher:
             UsageError: there is no such row.
         """
         numbers = [rows] if isinstance(rows, int) else list(rows)
-        indices = match(np.asarray(numbers, np.int64), self.data.row)
+        # no row is as large, and no int64 larger
+        indices = match(np.array([min(row, 1 << 62) for row in numbers], np.int64), self.data.row)
         for row, index in zip(numbers, indices, strict=True):
             if index < 0:
                 raise UsageError(

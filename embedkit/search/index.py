@@ -1,4 +1,4 @@
-"""Approximate nearest neighbours by faiss, built in one pass and saved beside the dataset.
+"""Approximate nearest neighbours by faiss, built in one pass and saved in the dataset.
 
 An index, such as ``_embedkit/index/mean_6.hnsw.cosine``, carries the fingerprint of its dataset,
 and is mapped into memory when opened. Its recall is measured once, with records added afterwards.
@@ -96,7 +96,7 @@ def build_index(
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> IndexInfo:
-    """Build an index of a view in one pass over the vectors, and save it beside the dataset.
+    """Build an index of a view in one pass over the vectors, and save it in the dataset.
 
     Args:
         dataset: folder that ``extract`` wrote.

@@ -80,7 +80,8 @@ _TRUTHS = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 class Units:
     """Records in input order, or their words; arrays and sequences have an entry for each.
 
-    ``column`` gives a column of a dataset by name; of a corpus ``text`` and ``text_pair``.
+    ``column`` gives a column of a dataset by name; of a corpus ``text``, ``text_pair`` and those
+    that are kept.
     """
 
     name: str = "the input"  # of the data, in messages

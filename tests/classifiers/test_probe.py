@@ -72,7 +72,11 @@ def test_every_fit_is_on_training_records(
     for number, records in enumerate(fitted):
         assert records <= folds[number // 5]  # one fold after the other, in one thread
     sizes = [records for records, _ in result.content.view_scores[0].curve]
-    assert sizes == [6, 12, 24, 42, 60]
+    assert sizes == [6, 12, 24, 42, 60] == sorted({len(records) for records in fitted})
+    extract_tiny(corpus_of(tmp_path / "c.tsv", 8), tmp_path / "few")
+    few = probe(tmp_path / "few", out=tmp_path / "f", view="mean_2", **CURVE)
+    sizes = [records for records, _ in few.content.view_scores[0].curve]
+    assert sizes == sorted({len(call.arguments[1]) for call in calls[15:]})
     assert re.search("by training records: 6 → .*, 60 → ", run_text(result))
 
 

@@ -373,6 +373,9 @@ def test_answers_of_a_regression_are_blended(tmp_path: Path, kind: str) -> None:
     frame.assign(value="?").to_csv(files[0], index=False)
     with pytest.raises(DamagedError, match="a value is no number"):
         write_blend(made, tmp_path / "t.csv", answers=files)
+    pd.concat([frame, frame[:1]]).to_csv(files[0], index=False)
+    with pytest.raises(DamagedError, match="has a record twice"):
+        write_blend(made, tmp_path / "t.csv", answers=files)
 
 
 # what may be compared

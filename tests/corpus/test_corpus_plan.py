@@ -23,6 +23,7 @@ from tests.corpus_fixtures import Folder, plan_files, read_files
         ("rating_train.txt", r"ratings_train\.txt"),  # its neighbour
         ("nowhere/corpus.tsv", r"The folder .*nowhere does not exist\."),
         ("", r"is a folder; give its files: .*/\*\.txt\."),
+        ("saved", r"is a folder; give its files: .*saved/\*\.arrow\."),
         ("pipe", "is a pipe"),
         ("a\0b", "null byte"),
     ],
@@ -30,6 +31,9 @@ from tests.corpus_fixtures import Folder, plan_files, read_files
 def test_what_is_no_file(folder: Folder, name: str, message: str) -> None:
     folder.write("text\na\n", "ratings_train.txt")
     os.mkfifo(folder.path / "pipe")
+    for file in ("state.json", "data.arrow", "dataset_info.json") if name == "saved" else ():
+        (folder.path / name).mkdir(exist_ok=True)
+        (folder.path / name / file).write_text("{}")
     with pytest.raises(CorpusError, match=message):
         InputFile.of(folder.path / name)
 
@@ -205,7 +209,13 @@ FOREIGN = {
     "\ufeff\n<!DOCTYPE html>\n<html><head>": "web page",
     '<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>': "error of a server",
     "404: Not Found": "error of a server",
+    "Entry not found": "error of a server",
+    "<!-- saved -->\n<html>": "web page",
+    "<rss version='2.0'>": "XML",
     "/annex/objects/MD5E-s1--a.csv": "git annex get",
+    "../../.git/annex/objects/a/b/MD5E-s1--a.csv": "git annex get",
+    "outs:\n- md5: 00\n": "dvc pull",
+    "@relation iris\n": "Weka",
     "{\\rtf1\\ansi hello}": "RTF",
     "__label__good a film\n__label__bad another\n": "fastText",
 }
@@ -224,6 +234,7 @@ def test_what_is_no_corpus_is_named(folder: Folder, data: str, name: str) -> Non
         ("id;text, raw;label\n1;hello, you;a\n2;bye;b\n", ["hello, you", "bye"]),
         ("id\ttext\tnote, free\n1\ta, b\tc, d\n2\te, f\tg, h\n", ["a, b", "e, f"]),
         ("sep=;\nid;text\n1;a, b\n", ["a, b"]),
+        ("SEP= ;,,\nid;text\n1;a, b\n", ["a, b"]),
         ('id,text\r\r\n1,"a\r\nb"\r\r\n2,c\r\r\n', ["a\r\nb", "c"]),
         ("\ufeff\ufeffid,text\n1,a\n", ["a"]),
         (",,,\nid,text,,\n1,a,,\n", ["a"]),
@@ -249,7 +260,15 @@ def test_a_separator_is_given(folder: Folder) -> None:
         folder.plan(data, "c.csv", delimiter="ab")
     with pytest.raises(CorpusError, match="first line has one cell, and the next have 2"):
         folder.plan("# made on Monday\nid,text\n1,a\n2,b\n", "c.csv")
-    for name in ("<!-- saved -->", "<<<<<<< HEAD", "id，text", "id\x01text"):
+    with pytest.raises(CorpusError, match="first line has one cell, and the next have 2"):
+        folder.plan("# made on Monday\n# by us\nid,text\n1,a\n2,b\n", "c.csv")
+    assert folder.read("sep=;\na text\n", "c.txt", format="lines").texts == ["sep=;", "a text"]
+    assert folder.plan("text,label,label.1\na,1,2\n", "c.csv").label == "label"
+    assert "take #id with" in str(folder.plan("#id\ttext\n1\ta\n", "c.tsv").notices)
+    marked = folder.read("\ufefftext\ncafé\n", "c.csv", encoding="cp949")
+    assert marked.texts == ["café"]
+    assert folder.plan("text\na\n", "c.csv", encoding="UTF-8").encoding == "utf-8"
+    for name in ("<<<<<<< HEAD", "id，text", "id\x01text", "id^text", "id::text"):
         with pytest.raises(CorpusError, match="which column is the text"):
             folder.plan(f"{name}\na\n", "c.csv")
 

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import openpyxl
@@ -274,6 +275,9 @@ one word\n"""
     characters = "런\tB-LOC\n던\tI-LOC\n \tO\n또\tO\n\n영\tO\n화\tO\n"
     korean = folder.read(about + characters, "c.tsv", word_label="label")
     assert korean.texts == ["런던 또", "영화"]
+    apart = folder.read(normalize("NFD", characters), "c.tsv", word_label="label")
+    assert [normalize("NFC", text) for text in apart.texts] == korean.texts
+    assert folder.read("東\tO\nﾊﾞ\tO\n❤️\tO\n", "c.tsv", word_label="label").texts == ["東ﾊﾞ❤️"]
     spans = ((0, 1), (1, 2), (3, 4))
     assert korean.records[0].words == Words(spans, ("B-LOC", "I-LOC", "O"))
     for name in ("c.txt", "c"):

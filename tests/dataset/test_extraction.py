@@ -298,6 +298,18 @@ def test_tables_that_do_not_fit_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_spans_of_a_row_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_text("id\ttext\n1\tabc def\n2\tghi\tjkl\n3\txyz\n")
+    spans = pd.DataFrame({"id": ["1", "2", "3"], "start": 0, "end": 3})
+    assert run(tmp_path / "c.tsv", tmp_path / "out", spans=spans).rejected == 1
+    pq.write_table(pa.table(spans), tmp_path / "s.parquet", write_page_checksum=True)
+    damaged = bytearray((tmp_path / "s.parquet").read_bytes())
+    damaged[60] ^= 1
+    (tmp_path / "s.parquet").write_bytes(damaged)
+    with pytest.raises(CorpusError, match=r"s\.parquet cannot be read"):
+        run(tmp_path / "c.tsv", tmp_path / "none", spans=tmp_path / "s.parquet")
+
+
 # Storage
 
 

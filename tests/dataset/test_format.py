@@ -24,7 +24,6 @@ from embedkit.dataset.parquet import (
     read_facts,
     scaled,
     shard_bytes,
-    text_column,
 )
 from embedkit.errors import EncodeError
 from tests.processes import ROOT
@@ -125,8 +124,8 @@ def shard(n: int = 5, width: int = 4, storage: str = "float32") -> pa.Buffer:
     stored = cast_for_storage(values, storage, name="mean_1", rows=range(n))
     scalars = {
         "row": pa.array(range(n), pa.int64()),
-        "text": text_column(["배"] * n),
-        "label": text_column([None] * n),
+        "text": pa.array(["배"] * n, pa.string()),
+        "label": pa.array([None] * n, pa.string()),
     }
     return shard_bytes(scalars, {"mean_1": stored}, facts=FACTS, storage=storage)
 

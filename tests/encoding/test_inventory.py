@@ -95,6 +95,7 @@ S, ROOT = SENTENCE_FILES[0], "config_sentence_transformers.json"
 APPLIED: list[tuple[str, dict[str, Any]]] = [
     (S, {"max_seq_length": 9}),
     (S, {"tokenizer_args": {"model_max_length": 9}}),
+    (S, {"tokenizer_args": {"model_max_length": 9}, "processor_kwargs": {"model_max_length": 12}}),
     (S, {"processor_kwargs": {"model_max_length": 9}, "max_seq_length": 12}),
     (S, {"processing_kwargs": {"text": {"max_length": 9}}, "max_seq_length": 12}),
     (S, {"processing_kwargs": {"common": {"max_length": 9}, "text": {"max_length": 12}}}),

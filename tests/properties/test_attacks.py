@@ -199,7 +199,18 @@ USES: dict[str, tuple[list[str], ...]] = {
     "tuned": (
         *(["info", "tuned"], ["predict", "tuned", "--text", "a"], ["export", "tuned"]),
         ["compare", "tuned"],
-        "finetune c.tsv --model tuned --split tuned/split.parquet --validation 0 --epochs 2".split(),
+        [
+            "finetune",
+            "c.tsv",
+            "--model",
+            "tuned",
+            "--split",
+            "tuned/split.parquet",
+            "--validation",
+            "0",
+            "--epochs",
+            "2",
+        ],
     ),
     "checkpoint": (["info", "checkpoint"], ["tokenize", "a bus", "--model", "checkpoint"]),
 }

@@ -252,7 +252,9 @@ def submit(compared: Any, folder: Path) -> None:
         predict_file(run.path, new, out=files[-1], device="cpu")
     mean = compared.blends["mean"]
     write_blend(mean, folder / "blend.csv", answers=files)
-    first, second, both = (pd.read_csv(f, keep_default_na=False) for f in [*files, folder / "blend.csv"])
+    first, second, both = (
+        pd.read_csv(f, keep_default_na=False) for f in [*files, folder / "blend.csv"]
+    )
     columns = [f"proba_{name}" for name in mean.predictions.classes]
     assert both[columns].to_numpy() == pytest.approx((first[columns] + second[columns]) / 2)
     names = np.array(mean.predictions.classes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from sklearn.decomposition import PCA
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import embedkit
 from embedkit.dataset.read import VectorData
@@ -305,6 +307,7 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
         (lambda d: search(d, "good", ""), "number 2"),
         (lambda d: search(d, "good", view="mean_9"), "mean_9"),
         (lambda d: search(d, "good", k=0), "k=0"),
+        (lambda d: Searcher(d, warm=False).like(10**30), "has no row 10{30}"),
         (lambda d: search(d, "good", metric="near"), "metric='near'"),
         (lambda d: Searcher(d, warm=False).vectors(np.ones((1, 5))), "16"),
         (lambda d: Searcher(d, warm=False).vectors(np.full((1, 16), np.nan)), "NaN"),
@@ -315,6 +318,16 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
 def test_queries_that_cannot_be_answered(dataset: Path, call: Any, message: str) -> None:
     with pytest.raises((UsageError, TypeError), match=message):
         call(dataset)
+
+
+def test_searches_in_threads_leave_the_number_of_threads(dataset: Path) -> None:
+    def threads() -> list[int]:
+        return [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
+
+    searcher = Searcher(dataset, warm=False)
+    with threadpool_limits(2, user_api="blas"), ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(lambda _: searcher.like(0), range(100)))) == 100
+        assert set(threads()) == {2}
 
 
 def test_the_prefix_is_not_taken_for_the_query(dataset: Path, notes: list[str]) -> None:
