@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -17,7 +18,7 @@ import pytest
 import embedkit
 from embedkit.classifiers.probe import probe
 from embedkit.comparison.cases import find_lengths
-from embedkit.comparison.report import write_report
+from embedkit.comparison.report import _command, write_report
 from embedkit.comparison.table import compare
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import shown
@@ -202,6 +203,12 @@ def test_the_same_comparison_is_the_same_page(shared: Path, tmp_path: Path) -> N
 def test_signs_that_would_act_are_written_out() -> None:
     assert shown("a\u202eb\x1b[1m\x00\ud800") == "a\\u202eb\\x1b[1m\\x00\\ud800"
     assert shown("👨\u200d👩\nنص\u200c") == "👨\u200d👩\nنص\u200c"
+
+
+def test_a_command_is_shown_without_folders_and_can_be_typed() -> None:
+    for typed in ("embedkit train x --label-separator ' / '", "embedkit train --label=a 'a b'"):
+        assert _command(typed) == typed
+    assert shlex.split(_command(f"embedkit train '{Path.cwd()}/a b/x'"))[2] == "a b/x"
 
 
 # where texts are from

@@ -203,7 +203,7 @@ def test_missing_extra_and_swapped_parts(out: Path, folder: str) -> None:
     )
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"row": "x"}'])
+@pytest.mark.parametrize("content", [None, "{", '{"row": "x"}', '{"row": 1e999}', "[" * 99999])
 def test_damaged_rejects(out: Path, content: str | None) -> None:
     rejects = out / "_embedkit/rejects.jsonl"
     rejects.unlink()

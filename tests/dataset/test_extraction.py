@@ -301,13 +301,11 @@ def test_tables_that_do_not_fit_are_refused(
 def test_spans_of_a_row_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "c.tsv").write_text("id\ttext\n1\tabc def\n2\tghi\tjkl\n3\txyz\n")
     spans = pd.DataFrame({"id": ["1", "2", "3"], "start": 0, "end": 3})
-    assert run(tmp_path / "c.tsv", tmp_path / "out", spans=spans).rejected == 1
-    pq.write_table(pa.table(spans), tmp_path / "s.parquet", write_page_checksum=True)
-    damaged = bytearray((tmp_path / "s.parquet").read_bytes())
-    damaged[60] ^= 1
-    (tmp_path / "s.parquet").write_bytes(damaged)
-    with pytest.raises(CorpusError, match=r"s\.parquet cannot be read"):
-        run(tmp_path / "c.tsv", tmp_path / "none", spans=tmp_path / "s.parquet")
+    assert run(tmp_path / "c.tsv", tmp_path / "out", spans=spans).manifest.totals.rejected == 1
+    cut = gzip.compress(spans.to_csv(sep="\t", index=False).encode())[:-9]
+    (tmp_path / "s.tsv.gz").write_bytes(cut)
+    with pytest.raises(CorpusError, match=r"s\.tsv\.gz cannot be read"):
+        run(tmp_path / "c.tsv", tmp_path / "none", spans=tmp_path / "s.tsv.gz")
 
 
 # Storage

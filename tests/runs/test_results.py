@@ -29,6 +29,7 @@ from embedkit.classifiers.estimators import TABLE, CommonScaler, EstimatorSettin
 from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import Frozen
 from embedkit.cli.run_text import run_info_text
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.encoders import DatasetEncoder
 from embedkit.dataset.format import text_key
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
@@ -594,6 +595,11 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
 
 
 # the command line
+
+
+def test_columns_are_not_named_of_a_dataset(shared: Path) -> None:
+    with pytest.raises(UsageError, match="is for a corpus; .* is a dataset"):
+        predict_file(shared / "run", shared / "data", reading=CorpusOptions(text="none"))
 
 
 def test_json_lines_hold_the_answers_of_a_table(shared: Path, tmp_path: Path) -> None:

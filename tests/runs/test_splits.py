@@ -171,6 +171,12 @@ def test_bad_input(labels: Any, options: dict[str, Any], message: str) -> None:
         make_split(records(list(LABELS), ["a", "b"] * 40))
 
 
+def test_without_any_label_folds_are_not_stratified() -> None:
+    made = make_split(records([None] * 20))
+    assert np.bincount(made.folds).tolist() == [4] * 5
+    assert not made.settings.stratified
+
+
 def test_written_and_read(tmp_path: Path) -> None:
     made = make_split(records(list(LABELS)), test=0.2)
     write_split(made, tmp_path / "a.parquet")
