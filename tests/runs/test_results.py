@@ -598,7 +598,7 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
 
 
 def test_columns_are_not_named_of_a_dataset(shared: Path) -> None:
-    with pytest.raises(UsageError, match="is for a corpus; .* is a dataset"):
+    with pytest.raises(UsageError, match="is for a corpus"):
         predict_file(shared / "run", shared / "data", reading=CorpusOptions(text="none"))
 
 
