@@ -7,34 +7,22 @@ Each method has one colour and one shape.
 
 from __future__ import annotations
 
-import io
-import logging
 import math
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from markupsafe import Markup
 
+from embedkit.choices import FIGURE_FORMATS, check_choice
 from embedkit.display import columns, visible
+from embedkit.errors import UsageError
 
 WIDTH = 400.0  # of a chart in half a page
 _SHARED = 6  # colours of the methods other than the chosen one and the baseline
-
-# tried in this order for each letter, by matplotlib; fonts with Korean or Japanese letters, as
-# Linux and macOS have them, and at the end what matplotlib brings itself
-_FONTS = (
-    "Noto Sans CJK KR",
-    "Noto Sans CJK JP",
-    "NanumGothic",
-    "IPAGothic",
-    "Apple SD Gothic Neo",
-    "Hiragino Sans",
-    "DejaVu Sans",
-)
 
 SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
     # no corners: see Scene.mark
@@ -321,76 +309,25 @@ def _element(tag: str, values: Mapping[str, str], text: str, page: bool) -> Mark
     return Markup("<{}{}").format(Markup(tag), listed) + end
 
 
+def check_form(**form: str) -> None:
+    """Raise a :class:`UsageError` for files of another kind, or one that nothing here writes."""
+    check_choice(FIGURE_FORMATS, **form)
+    if "svg" not in form.values() and find_spec("vl_convert") is None:
+        raise UsageError("it needs vl-convert-python: pip install it, or take svg.", **form)
+
+
 def as_file(scene: Scene, form: str) -> bytes:
     """Return a drawing as a file: ``pdf``, ``png`` or ``svg``, on white, without a date in it.
 
-    A letter that no font here has is a box, not a warning.
+    Letters stay text in a PDF, in the fonts of this machine; one that no font has is a box.
     """
+    svg = str(as_svg(scene, name="figure", page=False))
     if form == "svg":
-        return str(as_svg(scene, name="figure", page=False)).encode()
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+        return svg.encode()
+    import vl_convert
 
-    # a font that is missing or has no bold face: no matter for a message on every letter
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-    families = [*_FONTS, "sans-serif"]
-    # 42: letters stay text in a PDF (TrueType), as journals ask; a $ in a name begins no formula
-    settings: Any = {"pdf.fonttype": 42, "text.parse_math": False, "font.family": families}
-    content = io.BytesIO()
-    with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
-        # without pyplot, whose backend is the caller's. A pixel of a page is 1/96 inch, and the y
-        # axis points down as in SVG
-        figure = Figure(figsize=(scene.width / 96, scene.height / 96))
-        axis = figure.add_axes((0, 0, 1, 1), xlim=(0, scene.width), ylim=(scene.height, 0))
-        axis.set_axis_off()
-        for item in scene.items:
-            _draw(axis, *item)
-        # left out: date and versions would change the bytes of equal drawings
-        named = ("CreationDate", "Creator", "Producer") if form == "pdf" else ("Software",)
-        title = {"Title": scene.title} if form == "pdf" else {}
-        figure.savefig(content, format=form, dpi=192, metadata=dict.fromkeys(named) | title)
-    return content.getvalue()
-
-
-def _draw(axis: Any, tag: str, values: Mapping[str, str], text: str) -> None:
-    """Draw an element of SVG by matplotlib."""
-    from matplotlib.patches import Circle, Polygon
-
-    pixel, sides = 72 / 96, {"middle": "center", "end": "right"}  # in points
-    numbers = {key: float(values[key]) for key in ("x", "y", "cx", "cy", "r") if key in values}
-    fill, stroke = (_colours().get(values.get(key, "")) for key in ("fill", "stroke"))
-    width = float(values.get("stroke-width", 0)) * pixel
-    opacity = float(values.get("fill-opacity", values.get("stroke-opacity", 1)))
-    corners = [[*map(float, pair.split(","))] for pair in values.get("points", "").split()]
-    if tag == "text":
-        axis.text(
-            numbers["x"],
-            numbers["y"],
-            text,
-            color=fill,
-            fontsize=float(values["font-size"]) * pixel,
-            ha=sides.get(values.get("text-anchor", ""), "left"),
-            va="baseline",
-            weight="bold" if "font-weight" in values else "normal",
-            rotation=90 if "transform" in values else 0,
-            rotation_mode="anchor",
-        )
-    elif tag == "circle":
-        middle = numbers["cx"], numbers["cy"]
-        axis.add_patch(Circle(middle, numbers["r"], color=fill, alpha=opacity, linewidth=0))
-    elif tag == "polyline":
-        axis.plot(
-            *zip(*corners, strict=True),
-            color=stroke,
-            linewidth=width,
-            linestyle=(0, (4, 4)) if "stroke-dasharray" in values else "-",
-            alpha=opacity,
-            solid_capstyle="butt",
-        )
-    else:
-        edge: dict[str, Any] = {"linewidth": width, "edgecolor": stroke or "none"}
-        axis.add_patch(Polygon(corners, facecolor=(fill, opacity), **edge))
+    # twice the pixels of a page
+    return vl_convert.svg_to_pdf(svg) if form == "pdf" else vl_convert.svg_to_png(svg, scale=2)
 
 
 def text_width(text: str, size: float = 13) -> float:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedkit.choices import DEFAULT_MODEL, FIGURE_FORMATS, check_choice
-from embedkit.drawing import as_file
+from embedkit.choices import DEFAULT_MODEL
+from embedkit.drawing import as_file, check_form
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import parse_view
 from embedkit.errors import UsageError
@@ -221,6 +221,6 @@ def draw(scores: Any, file: str | Path, *, title: str = "Layers by task") -> Non
         for view, column in scores.to_dict().items()
     }
     kind = Path(file).suffix.lower().lstrip(".")
-    check_choice(FIGURE_FORMATS, file=kind)
+    check_form(file=kind)
     scene = shaded_table(title, list(scores.index), columns, across=True)
     Path(file).write_bytes(as_file(scene, kind))

@@ -20,7 +20,7 @@ from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions, hash_inputs, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.parquet import write_parquet
-from embedkit.display import Shown, count_text
+from embedkit.display import Shown, count_text, reasons_text
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import CorpusError, Option, UsageError
 from embedkit.geometry import unit_vectors
@@ -194,9 +194,8 @@ def _read_pairs(corpus: CorpusLike, reading: CorpusOptions) -> tuple[CorpusReade
         if reading.label is not None or "label" not in notice.options:
             logger.info(notice)
     if not records:
-        reasons = ", ".join(f"{name} {n:,}" for name, n in reader.counts.rejected.items())
-        problem = f"{plan.files[0].name} contains no pair of texts"
-        raise UsageError(f"{problem}. Rejected: {reasons or 'none'}.")
+        rejected = reasons_text(reader.counts.rejected)
+        raise UsageError(f"{plan.files[0].name} contains no pair of texts{rejected}.")
     return reader, records
 
 

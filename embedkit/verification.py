@@ -126,11 +126,7 @@ def verify(
     # only where the bytes are those that were written: else each damaged file would be told twice
     for part in (folder, *indexes) if result.ok else ():
         with _problems_of(result):
-            # the description, as those who open it read it
-            if is_run(part):
-                read_run(part)
-            elif (part / INFO).is_file():
-                read_index_info(part)
+            _check_json(part)
     if not is_dataset(folder) or not result.ok:
         return result
     manifest = read_manifest(folder)
@@ -183,6 +179,14 @@ def _check_sums(folder: Path, result: Verification) -> None:
         names = [f"{table}/{name}" for name in Layout(folder).content(table)]
         # other readers take every Parquet file in the folder for a shard
         result.problems += [f"{name} is not in SHA256SUMS" for name in names if name not in sums]
+
+
+def _check_json(folder: Path) -> None:
+    """Read the description of a run or an index, as those who open it do."""
+    if is_run(folder):
+        read_run(folder)
+    elif (folder / INFO).is_file():
+        read_index_info(folder)
 
 
 def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:

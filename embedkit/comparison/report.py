@@ -24,7 +24,6 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from embedkit.arguments import accepts
-from embedkit.choices import FIGURE_FORMATS, check_choice
 from embedkit.comparison import table
 from embedkit.comparison.cases import (
     Cases,
@@ -50,7 +49,17 @@ from embedkit.comparison.recommendation import (
 )
 from embedkit.comparison.table import MAJORITY, Compared, Row, styles_of, trained
 from embedkit.display import MINUS, bytes_text, count_text, duration_text, ledger_text, shorten
-from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width, ticks
+from embedkit.drawing import (
+    WIDTH,
+    Plot,
+    Scene,
+    as_file,
+    as_svg,
+    check_form,
+    colour_of,
+    text_width,
+    ticks,
+)
 from embedkit.machine import __version__
 from embedkit.pages import cut_texts, packed_json, page_file, render_page, shown, with_names
 from embedkit.runs import figures as run_figures
@@ -107,7 +116,7 @@ def write_report(
     """
     page = page_file(out, overwrite=overwrite, name="report")
     if figures is not None:
-        check_choice(FIGURE_FORMATS, figures=figures)
+        check_form(figures=figures)
     # the texts, lengths and lists of records; then charts; the page is rendered last, since it
     # holds all of them
     names = with_names(compared.records.classes, label_names or {})

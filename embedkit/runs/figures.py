@@ -81,7 +81,7 @@ def _by_epoch(
 def save(folder: Path, **figures: Scene) -> None:
     """Write figures durably to the folder ``figures``.
 
-    As SVG, which needs no matplotlib: importing it took as long as a third of torch in every run.
+    As SVG, which needs no other package.
     """
     storage.make_folder(folder / "figures")
     for name, scene in figures.items():

@@ -113,7 +113,7 @@ METRICS: Mapping[str, MetricRow] = {
     "average_precision": _area(lambda p: p.second.average_precision, task="two"),
     "precision": _percent(lambda p: p.cells.precision, task="two"),
     "recall": _percent(lambda p: p.cells.recall, task="two"),
-    "f1": _percent(lambda p: p.cells.f_beta(1.0), "F1", "two"),
+    "f1": _percent(lambda p: partial(p.cells.f_beta, 1.0), "F1", "two"),
     "balanced_accuracy": _percent(lambda p: p.cells.balanced_accuracy),
     "mcc": _rank(lambda p: p.cells.mcc, "MCC"),
     "qwk": _rank(lambda p: p.cells.weighted_kappa, "QWK", "ordinal"),
@@ -169,7 +169,7 @@ def row_of(metric: str) -> MetricRow | None:
 
 
 def _f_beta_row(beta: float) -> MetricRow:
-    return _percent(lambda p: p.cells.f_beta(beta), f"F{beta:g}", "two")
+    return _percent(lambda p: partial(p.cells.f_beta, beta), f"F{beta:g}", "two")
 
 
 def is_percent(metric: str) -> bool:
@@ -661,15 +661,10 @@ class _Confusion:
         expected = np.einsum("si,ij,sj->s", true, squares, predicted)
         return _ratio(expected - apart, expected, undefined=np.nan)
 
-    def f_beta(self, beta: float) -> Callable[[Float64], Float64]:
+    def f_beta(self, beta: float, weights: Float64) -> Float64:
         """F-beta of the second of two classes."""
-
-        def score(weights: Float64) -> Float64:
-            right, true, predicted = (numbers[:, 1] for numbers in self._marginals(weights))
-            cells = None, predicted - right, true - right, right
-            return np.asarray(_f_beta(cells, beta))
-
-        return score
+        right, true, predicted = (numbers[:, 1] for numbers in self._marginals(weights))
+        return np.asarray(_f_beta((None, predicted - right, true - right, right), beta))
 
     def precision(self, weights: Float64) -> Float64:
         right, _, predicted = self._marginals(weights)
@@ -725,9 +720,7 @@ class _Ranking:
         block, which has the pairs with both twice, plus ¼ of these. All are exact in binary.
         """
         block, positive = block[self._order], self._positive
-        tie = np.zeros(len(block), np.int64)
-        tie[self._ends[:-1] + 1] = 1
-        tie = np.cumsum(tie)  # 0 for the highest score
+        tie = np.searchsorted(self._ends, np.arange(len(block)))  # 0 for the highest score
         hits, misses = np.bincount(tie, positive), np.bincount(tie, 1 - positive)
         beaten = _behind(misses, np.zeros_like(hits, np.int64))
         above = np.cumsum(hits) - hits / 2

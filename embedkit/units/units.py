@@ -220,8 +220,8 @@ class Units:
         reader = CorpusReader(plan)
         records = reader.records()
         if not records:
-            reasons = ", ".join(f"{name} {n:,}" for name, n in reader.counts.rejected.items())
-            raise UsageError(f"{plan.files[0].name} has no text. Rejected: {reasons or 'none'}.")
+            rejected = reasons_text(reader.counts.rejected)
+            raise UsageError(f"{plan.files[0].name} has no text{rejected}.")
         units = cls.of_records(
             records,
             plan,

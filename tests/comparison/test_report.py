@@ -174,7 +174,7 @@ def test_neighbours_are_those_of_scikit_learn(shared: Path) -> None:
 
 
 # subsets of a font with East Asian signs take a second a figure
-@pytest.mark.parametrize("kind", [pytest.param("pdf", marks=pytest.mark.slow), "svg", "png"])
+@pytest.mark.parametrize("kind", ["pdf", "svg", "png"])
 def test_figures_are_files_too(shared: Path, tmp_path: Path, kind: str) -> None:
     compared = compare(runs_of(shared))
     assert write_report(compared, tmp_path / "r.html") is None
@@ -193,6 +193,16 @@ def test_figures_are_files_too(shared: Path, tmp_path: Path, kind: str) -> None:
             assert content.startswith({"pdf": b"%PDF", "png": b"\x89PNG"}[kind])
     with pytest.raises(UsageError, match="figures"):
         write_report(compared, tmp_path / "r.html", figures="eps", overwrite=True)
+
+
+def test_files_that_need_another_package(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = compare(runs_of(shared))
+    monkeypatch.setattr("embedkit.drawing.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="figures='pdf': it needs vl-convert-python"):
+        write_report(compared, tmp_path / "r.html", figures="pdf")
+    assert write_report(compared, tmp_path / "r.html", figures="svg") is not None
 
 
 def test_the_same_comparison_is_the_same_page(shared: Path, tmp_path: Path) -> None:
@@ -260,7 +270,7 @@ def test_labels_and_names_are_text_too(tmp_path: Path) -> None:
     assert "<b>$x$</b>" in Seen(html).text
 
 
-@pytest.mark.parametrize("kind", [pytest.param("pdf", marks=pytest.mark.slow), "svg"])
+@pytest.mark.parametrize("kind", ["pdf", "svg"])
 def test_signs_that_no_picture_can_hold(tmp_path: Path, kind: str) -> None:
     """Control letters in labels, and letters that no font has: neither error nor warning."""
     paths = runs_with(("a\x07b", "긍정\U000e0041"), ("one", "결과"), tmp_path)

@@ -465,7 +465,7 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
         (): True,  # without validation nothing is known
     }.items():
         assert replace(content, history=history(*losses)).is_trained is trained
-    line = "embedkit finetune c.tsv --epochs 3 --out=runs/a --head cnn --overwrite --seed 1"
+    line = "embedkit finetune c.tsv --epochs 3 --out=runs/a --head cnn --seed 1"
     expected = "embedkit finetune c.tsv --head cnn --seed 1 --model r --split r/split.parquet"
     assert replace(content, command=line).going_on("r/") == f"{expected} --out r-longer"
     assert content.going_on("r") == ""  # made in Python
