@@ -475,7 +475,8 @@ def _copy_checked(source: Any, target: Any, sha256: str, name: str) -> None:
         if size > LARGEST:
             raise OSError(f"it has more than {LARGEST:,} bytes")
         digest.update(block)
-        target.write(block)
+        with storage.storage_errors(Path(target.name)):  # no fault of the network
+            target.write(block)
     # read() with a size does not raise if the connection ends before the announced length
     if source.length:
         raise OSError(f"the connection ended {source.length:,} bytes too early")

@@ -73,10 +73,15 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
 
     The file ``first`` tells that the files there are of this folder, so that an interrupted upload
     is continued. Both are written only where there are none, unless they may be replaced. Files
-    that are there with the same content stay, unless all may be replaced.
+    that are there with the same content stay, unless all may be replaced. An address under which
+    there are files without ``first`` is somebody else's, and nothing is changed there.
     """
-    sums = file_sums(folder)
+    sums, shown = file_sums(folder), without_secrets(address)
     with store_of(address) as (store, root):
+        listing = {n[len(root) + 1 :]: d for n, d in store.find(root, detail=True).items()}
+        if listing and first not in listing:
+            problem = f"holds other files, such as {min(listing)}, and is not replaced"
+            raise OutputExistsError(f"{shown} {problem}. Choose another address.")
 
         def create(name: str) -> bytes | None:
             """Write a file where there is none; else return the one that is there."""
@@ -89,14 +94,12 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
                 existing = bytes(store.cat_file(place))
                 if existing != content and not replace:
                     problem = "holds another dataset, or a part of it"
-                    shown = without_secrets(address)
                     advice = "Choose another address, or overwrite it"
                     raise OutputExistsError(f"{shown} {problem}. {advice}.") from None
                 return existing
             return None
 
         existing = create(first)
-        listing = {n[len(root) + 1 :]: d for n, d in store.find(root, detail=True).items()}
 
         def stays(name: str) -> bool:
             """True if this content is there, by the checksum of the store, else by reading it."""

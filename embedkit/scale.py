@@ -66,7 +66,12 @@ def run_locally(
     def begin() -> None:
         while idle and todo:
             place, task = idle.pop(), todo.popleft()
-            running[pools[place].submit(_call, function, task)] = place, task
+            try:
+                future = pools[place].submit(_call, function, task)
+            except BrokenProcessPool:  # killed while it had nothing to do
+                pools[place] = _worker(shared[place], threads)
+                future = pools[place].submit(_call, function, task)
+            running[future] = place, task
 
     try:
         while todo or running:

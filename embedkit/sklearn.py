@@ -23,6 +23,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from embedkit import storage
+from embedkit.arguments import checked_value
 from embedkit.choices import DEFAULT_MODEL, documented
 from embedkit.corpus.values import is_missing
 from embedkit.dataset.read import VectorData, load
@@ -158,7 +159,8 @@ class TextEncoder(_Vectors):
         """Load the checkpoint; nothing is fitted."""
         from embedkit.encoding.views import parse_view
 
-        if not isinstance(self.cache, str | Path | None):
+        checked_value("normalize", self.normalize, bool | None)
+        if not isinstance(self.cache, str | Path | None) or self.cache == "":
             raise UsageError("expected 'memory', a folder, or None.", cache=self.cache)
         encoder, name, unit = self._encoder(), self.view, False
         # the makers' vector is that of the last layer, and may be normalised; of a view that was

@@ -128,7 +128,7 @@ def write_durably(path: Path, data: bytes | memoryview) -> None:
             # a killed writer leaves its file behind. Only one that nobody locks may go: another
             # process may be writing the same shard now
             for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-                with suppress(BlockingIOError, FileNotFoundError), leftover.open("rb") as stream:
+                with suppress(BlockingIOError, FileNotFoundError), leftover.open("r+b") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     leftover.unlink(missing_ok=True)
             descriptor = new_locked(temporary)
@@ -198,11 +198,13 @@ def make_folder(path: Path) -> None:
     """Create a folder, its parents included, durably; of several threads one does it."""
     with _MAKING, storage_errors(path):
         if not path.is_dir():
-            if path.exists():
-                raise StorageError(f"{path} is a file where a folder is needed. Name another one.")
             # each name is durable before the one inside of it
             make_folder(path.parent)
-            path.mkdir(exist_ok=True)
+            try:
+                path.mkdir(exist_ok=True)  # another process may have made it meanwhile
+            except FileExistsError as error:
+                problem = f"{path} is a file where a folder is needed. Name another one."
+                raise StorageError(problem) from error
             _sync_path(path.parent)
 
 
@@ -259,7 +261,8 @@ def exclusive(
     try:
         # flock locks folders too, and what is open for reading; it needs no file beside, which a
         # kill would leave behind
-        descriptor = os.open(path, os.O_RDONLY)
+        # over NFS a file has to be open for writing
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     except FileNotFoundError as error:
         raise _locked(path) from error
     try:
@@ -272,6 +275,9 @@ def exclusive(
                 raise BlockingIOError  # its holder renamed it before we had the lock
         except (BlockingIOError, FileNotFoundError) as error:
             raise _locked(path) from error
+        except OSError as error:  # ENOLCK
+            problem = f"{path}: its file system has no locks ({error.strerror})"
+            raise StorageError(f"{problem}. Write to another one, and copy the result.") from error
         try:
             yield
         except BaseException as error:
@@ -382,6 +388,9 @@ def _sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         _sync(descriptor)
+    except OSError as error:  # some file systems do not sync folders
+        if not path.is_dir() or error.errno not in (errno.ENOTSUP, errno.EINVAL):
+            raise
     finally:
         os.close(descriptor)
 
@@ -537,15 +546,28 @@ def new_folder(
 
     When the lock is held, ``free`` is called, which raises an error if ``out`` may not be replaced,
     and ``begin`` with the folder; without, it is emptied. Its checksums are written if ``sealed``;
-    the folder ``_unfinished`` in it has none, and is deleted at the end.
+    the folder ``_unfinished`` in it has none, and is deleted at the end. By it an earlier attempt is
+    told from what somebody keeps there, or ``extract`` has begun.
     """
     work = incomplete(out)
     check_place(out)
     with begun(out, free) as seen:  # before anything is deleted: another process may be writing
+        mark = work / UNFINISHED
+        if _is_filled(work) and not mark.is_dir():
+            raise OutputExistsError(
+                f"{work} is not of this command. Move it, or choose another name."
+            )
         for leftover in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
             remove_file(leftover)
         (begin or empty_folder)(work)
-        yield work
+        make_folder(mark)
+        try:
+            yield work
+        except BaseException:
+            if [*work.glob("*")] == [mark]:  # nothing of this attempt is left to go on with
+                with suppress(OSError):
+                    mark.rmdir()
+            raise
         if sealed:
             seal(work)
         # the second look at what stands there: this block may have worked for hours

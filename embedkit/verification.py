@@ -32,7 +32,14 @@ from embedkit.records import Count, Seed
 from embedkit.remote import address_of, store_of, stored_sha256
 from embedkit.runs.folder import is_run, read_run
 from embedkit.search.index import INFO, read_index_info
-from embedkit.storage import CARD, differing_files, file_sums, is_sealed, unreadable
+from embedkit.storage import (
+    CARD,
+    differing_files,
+    file_sums,
+    is_sealed,
+    unreadable,
+    without_secrets,
+)
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
 _AT_ONCE = 8  # files of an object store that are read
@@ -162,8 +169,8 @@ def _differing_in_store(address: str, sums: Mapping[str, str]) -> list[str]:
                 if name == CARD or stored_sha256(store, f"{root}/{name}") == sums[name]:
                     return ""
             except FileNotFoundError:
-                return f"{address}/{name} is missing"
-            return f"{address}/{name} is damaged"
+                return f"{without_secrets(address)}/{name} is missing"
+            return f"{without_secrets(address)}/{name} is damaged"
 
         # the network is what takes time
         with ThreadPoolExecutor(_AT_ONCE) as pool:

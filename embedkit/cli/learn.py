@@ -267,7 +267,8 @@ def predict(
     classification (BertForSequenceClassification and the like); CORPUS a file of texts or its URL,
     a dataset extracted with the same settings as that of the run. Without one, or with -, every
     line of standard input is answered as it comes, by one process. Of a run on pairs of texts a
-    line has both, with a tab between them.
+    line has both, with a tab between them. Without --out each record is a line, with --json one of
+    JSON.
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
     from embedkit.units.units import lacks_column

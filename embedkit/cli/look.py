@@ -44,7 +44,7 @@ _SHOWN = 100
 @click.argument("dataset", type=FILE)
 @click.argument("query", required=False)
 @options(
-    option("-k", "k", default=10, help="Number of results per query."),
+    option("-k", "k", type=int, help="Number of results per query. [10]"),
     option("--like", type=int, multiple=True, help="Find records like this row; can be repeated."),
     "--view",
     option("--metric", help="Similarity of two vectors.", **choice(SEARCH_METRICS, "cosine")),
@@ -66,7 +66,7 @@ _SHOWN = 100
 def search(
     dataset: Path,
     query: str | None,
-    k: int,
+    k: int | None,
     like: tuple[int, ...],
     kind: str | None,
     threshold: float | None,
@@ -83,7 +83,7 @@ def search(
     if [query is not None, threshold is not None, bool(like)].count(True) > 1:
         raise UsageError("QUERY, --like ROW and --duplicates COSINE exclude each other; give one.")
     if threshold is not None:
-        return _duplicates(dataset, threshold, out, kind, progress, **settings)
+        return _duplicates(dataset, threshold, out, progress, index=kind, k=k, **settings)
     if out is not None:
         raise UsageError("--out is for the pairs of --duplicates; redirect answers with >.")
     from embedkit.search.exact import Searcher
@@ -95,7 +95,7 @@ def search(
 
         shared = {name: settings[name] for name in ("metric", "whitening")}
         settings["finder"] = open_index(load(dataset, settings["view"]), kind=kind, **shared)
-    lines = query is None and not like
+    lines, k = query is None and not like, 10 if k is None else k
     searcher = Searcher(dataset, progress=progress, warm=lines, **settings)
     if lines:
         as_json = click.get_current_context().params["as_json"]
@@ -128,23 +128,16 @@ def _answers_text(answers: Sequence[Answer]) -> str:
 
 
 def _duplicates(
-    dataset: Path,
-    threshold: float,
-    out: Path | None,
-    kind: str | None,
-    progress: ProgressCallback,
-    *,
-    metric: str,
-    model: str | None,
-    **settings: Any,
+    dataset: Path, threshold: float, out: Path | None, progress: ProgressCallback, **settings: Any
 ) -> Result:
     """The near-duplicates of a dataset: exact, by cosine, of its stored vectors."""
     from embedkit.prediction_files import check_file, write_rows
     from embedkit.search.exact import near_duplicates
 
-    for name, value in {"index": kind, "model": model, "metric": metric}.items():
-        if value not in (None, "cosine"):
-            raise UsageError(f"--{name} {value} is for queries, not for --duplicates.")
+    for name in ("index", "k", "model", "metric"):
+        if (value := settings.pop(name)) not in (None, "cosine"):
+            option = f"--{name}" if name != "k" else "-k"
+            raise UsageError(f"{option} {value} is for queries, not for --duplicates.")
     if out is not None:
         # before every two texts are compared
         check_file(out)

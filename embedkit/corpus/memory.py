@@ -38,7 +38,7 @@ from embedkit.corpus.values import is_missing, plain
 from embedkit.errors import CorpusError, UsageError, first_line, near_path
 from embedkit.records import Count
 from embedkit.remote import address_of, spelled, store_of
-from embedkit.storage import storage_errors, unreadable, without_secrets
+from embedkit.storage import file_sha256, storage_errors, unreadable, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,9 @@ class InputFile(SourceFile):
     def check_unchanged(self) -> None:
         """Raise a :class:`CorpusError` if the file has changed."""
         now = InputFile.of(self.path, name=self.name)
-        if (now.bytes, now.state) != (self.bytes, self.state):
+        changed = (now.bytes, now.state) != (self.bytes, self.state)
+        # a backup by hard links, or other rights, change the state and not a byte
+        if changed and file_sha256(self.path) != self.sha256:
             raise CorpusError(f"{self.name} changed while it was being read. Start again.")
 
 

@@ -126,7 +126,11 @@ def open_job(
         # the job holds the second for a moment, so that one of several processes writes job.json
         with storage.exclusive(layout.private, wait=True):
             if layout.job.is_file():
-                _check_same(layout, job, overwrite=overwrite, allow_env_change=allow_env_change)
+                may = {"overwrite": overwrite, "allow_env_change": allow_env_change}
+                _check_same(layout, job, shared=shared, **may)
+            elif len([*layout.root.iterdir()]) > 1 or any(layout.private.iterdir()):
+                # a kill while another job was being emptied: what is left belongs to none
+                storage.empty_folder(layout.root)
             # after the comparison, which may have emptied the folder, job.json included
             for folder in (layout.private, layout.receipts, layout.root / "sentences"):
                 storage.make_folder(folder)
@@ -324,6 +328,8 @@ class JobFolder:
         for file in sorted(self.layout.receipts.glob("*.json")):
             with suppress(DamagedError, KeyError, ValueError, FileNotFoundError):
                 receipt = from_json(Receipt, read_json(file), file=file)
+                if receipt.fingerprint != self.job.settings.fingerprint:
+                    continue
                 sums = {name: receipt.sha256[name] for name in self.names(receipt.shard)}
                 # compared whole with what the files say now: a receipt alone proves nothing
                 if receipt == _receipt(self.layout.root, receipt.shard, sums):
@@ -440,12 +446,15 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     return Repair(damaged, seen)
 
 
-def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
+def _check_same(
+    layout: Layout, job: Job, *, shared: bool, overwrite: bool, allow_env_change: bool
+) -> None:
     recorded = _stored(layout)
     settings = difference(recorded[0], asdict(job.settings))
     environment = difference(recorded[1], job.environment)
-    # without overwrite nothing that cost time is thrown away
-    if (settings or environment) and (overwrite or _holds_nothing(layout)):
+    # without overwrite nothing that cost time is thrown away, nor what other processes may work in
+    discards = overwrite or _holds_nothing(layout)
+    if (settings or environment) and discards and not shared:
         storage.empty_folder(layout.root)
     elif settings:
         raise MismatchError(

@@ -33,6 +33,7 @@ from embedkit.dataset.reuse import Lengths, OpenSource, ReusedTexts, Source, reu
 from embedkit.dataset.settings import (
     ExtractOptions,
     JobSettings,
+    ModelRecord,
     VectorIdentity,
     tokenizer_settings,
 )
@@ -42,7 +43,7 @@ from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, w
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.encoding.windows import TokenizedTexts, ends_of
-from embedkit.errors import EncodeError, Option
+from embedkit.errors import EncodeError, MismatchError, Option
 from embedkit.machine import __version__, usable_cores
 from embedkit.scale import ATTEMPTS, one_ahead, run_locally
 from embedkit.types import Float32, Int64
@@ -368,13 +369,13 @@ def _read_shard(
     return Shard(shard.number, records, new, texts, lengths, reused)
 
 
-_MAKERS: dict[tuple[Path, str], ShardMaker] = {}
+_MAKERS: dict[tuple[Any, ...], ShardMaker] = {}
 """The maker of the job that this worker process has last worked for."""
 
 
 def run_shard(plan: ExtractPlan, shard_range: ShardRange) -> Receipt:
     """Make one shard of a job, in any process that sees the corpus and the folder of the job."""
-    key = plan.out, plan.job.settings.fingerprint
+    key = plan.out, plan.corpus, plan.reuse, plan.any_environment, plan.job.settings.fingerprint
     if key not in _MAKERS:
         # one model at a time: a second one may not fit into memory
         _MAKERS.clear()
@@ -383,6 +384,8 @@ def run_shard(plan: ExtractPlan, shard_range: ShardRange) -> Receipt:
         # the environment is looked at here again: on another machine it may be another one
         if not plan.any_environment:
             check_environment(plan.out, plan.job.environment, job.environment)
+        if ModelRecord.of(encoder.checkpoint) != plan.job.settings.model:
+            raise MismatchError(f"{plan.out}: the files of the model have changed. Start over.")
         _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), JobFolder(plan.out, job))
     maker = _MAKERS[key]
     shard = maker.read(shard_range)

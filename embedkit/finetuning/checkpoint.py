@@ -250,8 +250,7 @@ def export(
         raise UsageError(f"{source} has the models {', '.join(content.models)}.", fold=fold)
     check_files(source, [f"model/{name}"], advice="Make the run again.")
     has_head = is_plain_head(read_config(source / "model" / name))
-    # no folder but ours has _embedkit in it
-    finish_swap(target, lambda _: True)
+    finish_swap(target, lambda folder: (folder / "config.json").is_file())
 
     def free() -> None:
         if target.is_dir() and not any(target.iterdir()):

@@ -112,7 +112,7 @@ def new_run(out: Path, *, overwrite: bool = False) -> AbstractContextManager[Pat
     """A folder to fill, which becomes ``out`` when the block ends without an error."""
     work = storage.incomplete(out)
     # new_folder empties what is there: folds of a fine-tuned run, perhaps a night of work
-    if (work / storage.UNFINISHED).is_dir() and not overwrite:
+    if (work / storage.UNFINISHED / "job.json").is_file() and not overwrite:
         raise OutputExistsError(
             f"{work} holds an unfinished run of another kind. Finish it, choose another "
             f"{Option('out')}, or pass {OVERWRITE} to discard it."
