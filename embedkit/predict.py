@@ -145,6 +145,8 @@ class Predictor:
                 "finetune."
             )
         self.content, self.names = content, _readable(content.classes, names)
+        if head is not None and isinstance(content, TrainRun):
+            raise UsageError(f"{self.run} has no head. Leave it out.", head=head)
         if isinstance(content, TrainRun):
             self._model = _Trained(self.run, content, device=device, model=model)
             return

@@ -28,7 +28,7 @@ from embedkit.corpus.plan import open_table
 from embedkit.corpus.sources import Row
 from embedkit.dataset.parquet import parquet_bytes
 from embedkit.display import HARMLESS, json_line, visible
-from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.errors import DamagedError, MismatchError, UsageError, did_you_mean
 from embedkit.runs.predictions import invalid_proba
 from embedkit.types import Float64
 from embedkit.units.target import float_of
@@ -195,9 +195,14 @@ def write_rows(
 def check_submission(submission: Submission | None, names: Sequence[str]) -> None:
     """Raise a :class:`UsageError` if a submission has columns of other classes than these."""
     fields = {"id", "answer", *(f"proba_{name}" for name in names)}
-    for field in [field for field in (submission or {}).values() if field not in fields]:
-        problem = f"{field.removeprefix('proba_')} is not one of {', '.join(names)}."
-        raise UsageError(problem if names else "values have no classes.", submission=...)
+    for column, field in (submission or {}).items():
+        name = field.removeprefix("proba_")
+        if field not in fields:
+            problem = f"{name} is not one of {', '.join(names)}.{did_you_mean(name, names)}"
+            raise UsageError(problem if names else "values have no classes.", submission=...)
+        if field == "answer" and column in names:
+            problem = f"{column} is a class. Its probability is {column}={column}"
+            raise UsageError(f"{problem}; call the labels otherwise.", submission=...)
 
 
 def parse_submission(text: str | None) -> Submission | None:

@@ -546,17 +546,16 @@ def new_folder(
 
     When the lock is held, ``free`` is called, which raises an error if ``out`` may not be replaced,
     and ``begin`` with the folder; without, it is emptied. Its checksums are written if ``sealed``;
-    the folder ``_unfinished`` in it has none, and is deleted at the end. By it an earlier attempt is
-    told from what somebody keeps there, or ``extract`` has begun.
+    the folder ``_unfinished`` in it has none, and is deleted at the end. By it an earlier attempt
+    is told from what somebody keeps there, or ``extract`` has begun.
     """
     work = incomplete(out)
     check_place(out)
     with begun(out, free) as seen:  # before anything is deleted: another process may be writing
         mark = work / UNFINISHED
         if _is_filled(work) and not mark.is_dir():
-            raise OutputExistsError(
-                f"{work} is not of this command. Move it, or choose another name."
-            )
+            remedy = "Move it away, or choose another name."
+            raise OutputExistsError(f"{work} was not made by this command. {remedy}")
         for leftover in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
             remove_file(leftover)
         (begin or empty_folder)(work)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +60,54 @@ def test_writers_of_one_file_do_not_meet(
     storage.write_durably(tmp_path / "x", b"first")
     assert (tmp_path / "x").read_bytes() == b"first"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_somebody_keeps_in_the_place_of_work_stays(tmp_path: Path) -> None:
+    for name in ("thesis.txt", "_embedkit/job.json"):
+        file = tmp_path / "x.incomplete" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+        new = storage.new_folder(tmp_path / "x")
+        with pytest.raises(OutputExistsError, match="not made by this command"), new:
+            pass
+        assert file.read_text() == "mine"
+        file.unlink()
+    shutil.rmtree(tmp_path / "x.incomplete")
+    with pytest.raises(ZeroDivisionError), storage.new_folder(tmp_path / "x"):
+        _ = 1 / 0
+    assert not [*tmp_path.iterdir()]
+
+
+def test_two_processes_make_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.mkdir
+
+    def late(self: Path, **options: Any) -> None:
+        real(self)  # of another process, between the look and the step
+        real(self, **options)
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    storage.make_folder(tmp_path / "x")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file where a folder is needed"):
+        storage.make_folder(tmp_path / "file/x")
+
+
+def test_file_systems_without_locks_or_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    def lock(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    storage.write_durably(tmp_path / "x", b"x")
+    monkeypatch.setattr(fcntl, "flock", lock)
+    locked = storage.exclusive(tmp_path)
+    with pytest.raises(StorageError, match="its file system has no locks"), locked:
+        pass
 
 
 def test_publishing_never_replaces_a_filled_folder(tmp_path: Path) -> None:

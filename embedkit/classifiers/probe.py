@@ -20,7 +20,8 @@ times as much, and most views repeat what their neighbours say.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -241,7 +242,7 @@ class _Probed(NamedTuple):
     name: str
     score: float  # of inner folds
     control: Float64  # outputs of the control task
-    curve: tuple[tuple[int, Float64], ...] = ()  # numbers of training records, and outputs
+    curve: Mapping[int, tuple[int, Float64]]  # number of training records, and outputs
     weights: Sequence[float] = ()  # of a mixture
 
 
@@ -372,19 +373,21 @@ class Candidates(NamedTuple):
         control.fit(before.transform(inputs(train)), self.control.y[train])
         random = predict_proba(control, before.transform(inputs(held_out)), self.control)
         random = _decided(random, fold.threshold)
-        curve = list[tuple[int, Float64]]()
+        curve = dict[int, tuple[int, Float64]]()
         # one of each class at least, and two values of a regression
         order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
         # the last point is the fit on all training records, which is there
         fractions = self.curve[:-1] if candidate.name in self.names else ()
-        for fraction in fractions:  # each set of training records lies within the next
+        # each set of training records lies within the next
+        for number, fraction in enumerate(fractions):
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
-            curve.append((len(few), self.outputs_of(problem, few, held_out)))
-        curve.append((len(train), _decided(fold.proba, fold.threshold)))
+            with suppress(UsageError):  # of too few to choose anything by, there is no point
+                curve[number] = len(few), self.outputs_of(problem, few, held_out)
+        curve[len(fractions)] = len(train), _decided(fold.proba, fold.threshold)
         weights = getattr(fitted.pipeline[-1], "weights_", ())
         return fold._replace(
-            model=_Probed(candidate.name, fitted.choice.score, random, tuple(curve), weights)
+            model=_Probed(candidate.name, fitted.choice.score, random, curve, weights)
         )
 
     def outputs_of(self, problem: Problem, train: Int64, held_out: Int64) -> Float64:
@@ -424,7 +427,8 @@ class Candidates(NamedTuple):
             if not further[1].model.choice.score > model.choice.score:
                 break
             best, fold = further
-        probed = _Probed(best.name, fold.model.choice.score, fold.proba[:0])  # no control task
+        # without a control task and a curve
+        probed = _Probed(best.name, fold.model.choice.score, fold.proba[:0], {})
         # of all that were tried
         seconds = time.thread_time() - started - fold.predict_seconds
         return fold._replace(model=probed, fit_seconds=seconds)
@@ -512,7 +516,8 @@ class Candidates(NamedTuple):
         score = self.score(problem, _outputs(folds))
         random = self.value(control, [fold.model.control for fold in folds])
         numbers = range(len(self.curve) if name in self.names else 0)
-        points = [[fold.model.curve[i] for fold in folds] for i in numbers]
+        curves = [fold.model.curve for fold in folds]
+        points = [[c[i] for c in curves] for i in numbers if all(i in c for c in curves)]
         # of few records several fractions are the same ones
         by_size = {round(np.mean([n for n, _ in p])): [output for _, output in p] for p in points}
         curve = tuple((n, self.score(problem, outputs)) for n, outputs in by_size.items())
@@ -596,8 +601,12 @@ def control_task(
     if words is not None and len(np.unique(target.y[index][first], axis=0)) < 2:
         return control_task(target, split, seed)
     y = target.y.copy()
-    # the labels of the groups are exchanged, so that their frequencies stay as they are
-    y[index] = random.permutation(target.y[index][first])[group]
+    for _ in range(100):
+        # the labels of the groups are exchanged, so that their frequencies stay as they are
+        y[index] = random.permutation(target.y[index][first])[group]
+        # again where a fold would have one class to train on: the split has folds that have two
+        if all(len(np.unique(y[train])) > 1 for train, _ in split.subsets()):
+            break
     return replace(target, y=y)
 
 

@@ -94,7 +94,8 @@ def blend(
         inputs, y = _inner(runs, test) if has_inner else (outputs(train), records.y[train])
         apply = fit(inputs, y, records.classes)
         proba[test] = apply(outputs(test))
-        chosen = threshold.choose(y, apply(inputs)[:, 1]) if threshold else None
+        # of a single fold nothing is left to choose by
+        chosen = threshold.choose(y, apply(inputs)[:, 1]) if threshold and len(y) else None
         y_pred[test] = decide(proba[test], threshold=chosen, sets=records.of_sets)
     # for new records all out-of-fold predictions may be used: no model behind them has seen its
     # record, and the new ones are in no fold

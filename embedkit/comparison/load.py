@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import normalize
@@ -39,7 +40,7 @@ from embedkit.runs.predictions import (
 from embedkit.runs.run import Cost, FinetuneRun, PredictionRun, ProbeRun
 from embedkit.runs.split import TEST
 from embedkit.types import AnyPath, Float64, Int64, ProgressCallback, no_progress, steps
-from embedkit.units.target import float_of
+from embedkit.units.target import float_of, parts_of, set_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +182,7 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
             records=content.records,
             scores={},
         ),
-        _predicted(path, cells, records),
+        _predicted(path, cells, records, content.separator),
     )
 
 
@@ -250,7 +251,7 @@ def spelled_as(cells: Sequence[str | None], names: Collection[str]) -> tuple[str
 
 
 def _predicted(
-    path: Path, cells: dict[str, tuple[str | None, ...]], records: Predictions
+    path: Path, cells: dict[str, tuple[str | None, ...]], records: Predictions, separator: str
 ) -> Predictions:
     """Probabilities and decisions of a file; without probabilities it is certain of its decisions.
 
@@ -266,29 +267,33 @@ def _predicted(
     classes = records.classes
     if not classes:
         return records.with_proba(numbers("y_pred"))
-    y_pred = None
-    if "y_pred" in cells and not records.of_sets:
+    y_pred: Any = None
+    if "y_pred" in cells:
         number = {label: i for i, label in enumerate(classes)}
-        if unknown := [label for label in cells["y_pred"] if label not in number]:
+        names = map(str, cells["y_pred"])
+        sets = [parts_of(name, separator) if records.of_sets else [name] for name in names]
+        if unknown := [label for label in chain.from_iterable(sets) if label not in number]:
             raise UsageError(
                 f"{path} predicts {count_text(len(unknown), 'label')} unknown to the runs, such as "
                 f"{unknown[0]!r}; expected {', '.join(classes[:10])}."
             )
-        y_pred = np.array([number[str(label)] for label in cells["y_pred"]], np.int64)
+        if records.of_sets:
+            y_pred = set_numbers(sets, classes)
+        else:
+            y_pred = np.array([number[name] for (name,) in sets], np.int64)
     if f"proba_{classes[0]}" in cells:
         proba = np.stack([numbers(f"proba_{label}") for label in classes], axis=1)
         tolerance = np.inf if records.of_sets else ROUNDING
         if problem := invalid_proba(records.row, proba, tolerance=tolerance):
             raise UsageError(f"{path}: {problem}; expected numbers from 0 to 1 with the sum 1.")
         return records.with_proba(proba, y_pred)
-    if y_pred is None:
-        raise UsageError(f"{path}: sets of labels are compared by proba_ and the name of each.")
     logger.warning(
         f"{path} has no probabilities: log-loss, Brier score and ROC-AUC take its decisions for "
         "certain"
     )
     # one-hot rows: certain of what was decided
-    return records.with_proba(np.eye(len(classes))[y_pred], y_pred)
+    certain = y_pred.astype(np.float64) if records.of_sets else np.eye(len(classes))[y_pred]
+    return records.with_proba(certain, y_pred)
 
 
 def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
@@ -327,7 +332,7 @@ def _check_same(first: LoadedRun, run: LoadedRun) -> None:
     if predictions.classes != expected.classes:
         raise MismatchError(
             f"{run.path} predicts {_labels(predictions)}, {first.path} {_labels(expected)}. "
-            "Compare runs on the same label column."
+            "Compare runs on the same label column and of one task."
         )
     for name in ("keys", "fold", "y"):
         # NaN stands for the label of a test record that has none

@@ -292,8 +292,11 @@ def compare(
 
     def verdict(row: Row, other: str, *, test: bool = False) -> str:
         gap = (on_test if test else differences).get((row.name, other))
-        remembered = test and gap is not None and abs(gap.value) <= seen
-        return judge(gap, metric, margin) if gap and not remembered else ""
+        if test and gap is not None:
+            # of an error it may be so much of the error
+            scale = row.test[metric].value if metric in LOWER_IS_BETTER else 1
+            gap = None if abs(gap.value) <= seen * scale else gap
+        return judge(gap, metric, margin) if gap else ""
 
     def shortfall(row: Row, best: Row) -> float:
         """The upper end of what a method lacks to the best."""
@@ -484,7 +487,7 @@ def _metric(name: str | None, runs: Sequence[LoadedRun]) -> str:
         name = headline_metric(contents, y.sum(0) if p.of_sets else np.bincount(y))
     # also that of a run, whose file may say anything
     name = named_metric(name)
-    if beta_of(name) is None or len(p.classes) != 2:
+    if beta_of(name) is None or len(p.classes) != 2 or p.of_sets:
         check_choice(names, metric=name)
     return name
 

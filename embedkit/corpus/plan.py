@@ -402,9 +402,12 @@ class _Guess:
         raise self._lacks(option, name, self._columns)
 
     def _lacks(self, option: str, name: str, columns: Sequence[str]) -> CorpusError:
+        # of several columns of classes the first that is not there
+        parts = [part.strip() for part in name.split(",")]
+        lacking = next((part for part in parts if part not in columns), name)
         return CorpusError(
-            f"{self._file} has no such column; it has "
-            f"{_listed(columns)}.{did_you_mean(name, columns)}",
+            f"{self._file} has no such column{f' as {lacking!r}' * (len(parts) > 1)}; it has "
+            f"{_listed(columns)}.{did_you_mean(lacking, columns)}",
             **{option: name},
         )
 
@@ -469,12 +472,13 @@ class _Guess:
         usual = [*lists, *usual] if word_label and table.is_list(word_label) else [*usual, *lists]
         column = self.usual_column("text", name, usual)
         if column is None:
+            is_numbered = [*self._columns] == [*map(str, range(len(self._columns)))]
             headless = Option("header", False, before="; without a header: ")
             divided = Option("delimiter", before="; of cells that another mark divides: ")
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
                 f"one with {Option('text')}, and the second text of a pair with "
-                f"{Option('text_pair')}{headless if self._columns[0] != '0' else ''}"
+                f"{Option('text_pair')}{'' if is_numbered else headless}"
                 f"{divided if len(self._columns) == 1 else ''}."
             )
         return column

@@ -25,6 +25,7 @@ import json
 import re
 import tokenize
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -118,21 +119,23 @@ def list_of(text: str) -> list[str | None] | None:
     >>> list_of("[np.str_('x'), np.int64(1)]"), list_of("frozenset({'y', 'x'})")
     (['x', '1'], ['x', 'y'])
     """
-    text = _WRAPPED.sub(r"\1", text.strip())
-    if (text[:1], text[-1:]) not in _BRACKETS and text != "set()":
-        return None
-    try:
-        try:
-            # numbers keep their digits, as those of JSON files do
-            values = json.loads(text, parse_int=NotText, parse_float=number_text)
-        except ValueError:
-            # as str() of a list writes it: CSV files of pandas have such cells.
-            # Only literals are read, no code is run
-            values = ast.literal_eval(_as_python(text))
-        return [text_of(value) for value in _ordered(values)] if _is_list(values) else None
-    # a list as a key, and expressions so deep that a parser gives up
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return None
+    text = text.strip()
+    # as it is first: the texts in a list may look like such values
+    for form in dict.fromkeys((text, _WRAPPED.sub(r"\1", text))):
+        if (form[:1], form[-1:]) not in _BRACKETS and form != "set()":
+            continue
+        # a list as a key, and expressions so deep that a parser gives up
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            try:
+                # numbers keep their digits, as those of JSON files do
+                values = json.loads(form, parse_int=NotText, parse_float=number_text)
+            except ValueError:
+                # as str() of a list writes it: CSV files of pandas have such cells.
+                # Only literals are read, no code is run
+                values = ast.literal_eval(_as_python(form))
+            if _is_list(values):
+                return [text_of(value) for value in _ordered(values)]
+    return None
 
 
 def set_text(classes: Iterable[str], marks: Iterable[str | None]) -> str | None:

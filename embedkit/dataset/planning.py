@@ -102,7 +102,7 @@ def plan_extract(
     if address:
         # the job works in a local copy, which is uploaded when it is complete
         out = local_dataset(address, new=True)
-    target = _out_folder(out, paths, type(corpus).__name__)
+    target = out_folder(out, paths, type(corpus).__name__)
     storage.check_place(target)
     with planned_corpus(corpus, reading) as plan:
         for name in plan.keep:
@@ -288,7 +288,7 @@ def _shard_rows(vectors: VectorSettings, storage: str) -> int:
     return int(min(1 << (rows.bit_length() - 1), most))
 
 
-def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str) -> Path:
+def out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str) -> Path:
     """The folder to make: as given, else ``corpus.vectors`` for ``corpus.tsv``."""
     if out is not None:
         folder = Path(out)

@@ -75,6 +75,18 @@ def lower_case(tokenizer: Any, checkpoint: Checkpoint) -> None:
         logger.info(f"{checkpoint.name}: texts are lower-cased (sentence_bert_config.json)")
 
 
+def stated_case(tokenizer: Any) -> dict[str, bool]:
+    """What a tokenizer does with case and accents; transformers makes that of BERT anew from it."""
+    from tokenizers.normalizers import BertNormalizer, Sequence
+
+    whole: Any = tokenizer.backend_tokenizer.normalizer if tokenizer.is_fast else None
+    for part in whole if isinstance(whole, Sequence) else [whole]:  # type: ignore[union-attr]
+        if isinstance(part, BertNormalizer):
+            strips = part.lowercase if part.strip_accents is None else part.strip_accents
+            return {"do_lower_case": whole.normalize_str("A") == "a", "strip_accents": strips}
+    return {}
+
+
 def lowered(checkpoint: Checkpoint, *, fast: bool) -> Checkpoint:
     """The checkpoint, which refuses to lower-case if its tokenizer has no normalizer to change."""
     stated = [s for s in checkpoint.inventory if s.key == "do_lower_case" and s.value]

@@ -232,8 +232,10 @@ class FineTuned(NamedTuple):
     def decided(self, problem: Problem) -> Self:
         """Return the method with all options decided; raises what would end the fit."""
         units, target, split, _ = problem
-        checkpoint, means = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
-        head = "mean" if means and checkpoint.is_sentence_encoder else "cls"
+        pooling = self.checkpoint.definition.pooling
+        means = pooling == Pooling.MEAN and self.checkpoint.is_sentence_encoder
+        # the first token of a decoder sees nothing of the text
+        head = "mean" if means or pooling == Pooling.LAST_TOKEN else "cls"
         options = self.options
         if self.earlier is not None:
             run = self.earlier[1]
@@ -407,6 +409,13 @@ class FineTuned(NamedTuple):
             start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
             # each fold starts from its own model, and shares no vocabulary
             fold.vocabulary.truncate(0)
+        if (
+            self.options.gradient_checkpointing
+            and not start.encoder.supports_gradient_checkpointing
+        ):
+            raise UsageError(
+                "it is not for this encoder in transformers.", gradient_checkpointing=True
+            )
         train: Callable[..., tuple[EncoderWithHead, FoldResult]] = train_fold
         if self.options.objective == CONTRASTIVE:
             train = train_contrastive

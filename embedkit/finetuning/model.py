@@ -32,6 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
+from embedkit.encoding.casing import stated_case
 from embedkit.encoding.definition import as_data
 from embedkit.encoding.inventory import wrong_size
 from embedkit.encoding.model import takes_segments, whole_fp32
@@ -53,6 +54,9 @@ FrozenParts = tuple[Sequence[nn.Module], nn.Module]
 """Frozen layers and the first module after them; no layers if the whole encoder is frozen."""
 
 
+_LAST_NORMS = ("final_norm", "norm.", "ln_f.")  # of ModernBERT, of Qwen3 and Gemma, of GPT-2
+
+
 def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | None:
     """Exclude parameters from training; see ``freeze_layers`` of :class:`TrainingOptions`.
 
@@ -71,15 +75,17 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
         # families name their stack of layers differently; it is the list with as many modules as
         # layers
         lists = [m for m in model.encoder.modules() if isinstance(m, nn.ModuleList)]
-        stack = next((modules for modules in lists if len(modules) == count), None)
-        # layers of ALBERT share their weights, so that none can be frozen without the others
-        if stack is None or config.model_type == "albert":
+        stacks = [modules for modules in lists if len(modules) == count]
+        # layers of ALBERT share their weights, so that none can be frozen without the others; those
+        # of XLM are divided among several lists
+        if not stacks or config.model_type in ("albert", "xlm"):
             problem = f"the layers of a {config.model_type} encoder have no weights of their own"
             raise UsageError(f"{problem}: pass {Option('freeze_layers', 'all')}.")
+        stack = stacks[0]
         trained = {p for layer in stack[highest:] for p in layer.parameters()}
         for name, parameter in model.encoder.named_parameters():
             # a last norm belongs to no layer, and stands behind those that are trained
-            if parameter not in trained and not name.startswith("final_norm"):
+            if parameter not in trained and not name.startswith(_LAST_NORMS):
                 parameter.requires_grad_(False)
         if highest:
             kept = {module for layer in stack[highest:] for module in layer.modules()}
@@ -396,12 +402,13 @@ def write_model(
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     # transformers cuts texts at this length if it is asked to, as training did
-    _write_json(file, _without_paths(settings) | {"model_max_length": max_length})
+    settings = _without_paths(settings) | stated_case(tokenizer.hf)
+    _write_json(file, settings | {"model_max_length": max_length})
 
 
 def _is_half(value: Tensor) -> bool:
-    """Whether half precision holds the same numbers."""
-    return value.half().to(value.dtype).equal(value)
+    """Whether half precision holds the same numbers, which are not whole ones or truths."""
+    return value.is_floating_point() and value.half().to(value.dtype).equal(value)
 
 
 def read_config(folder: Path) -> HeadConfig:
@@ -477,8 +484,13 @@ def read_to_train(folder: Path, settings: Mapping[str, Any]) -> EncoderWithHead:
 
 def save_weights(tensors: Mapping[str, Tensor], folder: Path, *, name: str = WEIGHTS) -> None:
     """Write weights by name into a file of a folder that exists."""
-    # safetensors refuses tensors that are not contiguous
-    arrays = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    # safetensors refuses tensors that are not contiguous, and two of one memory
+    arrays: dict[str, Tensor] = {}
+    places = set[int]()
+    for key, value in tensors.items():
+        array = value.detach().cpu().contiguous()
+        arrays[key] = array.clone() if array.data_ptr() in places else array
+        places.add(array.data_ptr())
     save_file(arrays, folder / name, metadata={"format": "pt"})
 
 

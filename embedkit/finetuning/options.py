@@ -42,6 +42,7 @@ _STEPS = 200  # that fine-tuning of few texts needs
 _STEPS_OF_CLASS = 15  # for each class, since a step of 16 texts shows a class of 77 once in five
 _EPOCHS = 3, 20  # at least, at most
 _PATIENCE = 5  # epochs, where their number is left open
+_PAIRED = 8  # texts of the smallest batch that has pairs of both kinds, as many of each
 _FEW = 320  # texts, up to which pairs are learnt from; docs/finetuning.md has what was measured
 _VALIDATION = 0.1  # of the training records
 _WIDTHS = 2, 3, 4  # of convolutions
@@ -209,6 +210,9 @@ class TrainingOptions:
         for name in self._of_labels:
             option = {name: getattr(self, name)}
             raise UsageError("it is for labels, not for pairs.", **option, objective=CONTRASTIVE)
+        if self.batch_size < 3:
+            problem = "pairs are those of a batch; pass 3 or more."
+            raise UsageError(problem, batch_size=self.batch_size, objective=CONTRASTIVE)
         if self.freeze_layers == "all":
             problem = "pairs train the encoder, of which nothing is left."
             raise UsageError(problem, freeze_layers="all", objective=CONTRASTIVE)
@@ -262,6 +266,8 @@ class TrainingOptions:
         """
         objective = self.objective or "labels"
         is_open = self.objective is None and self.epochs is None and self.freeze_layers != "all"
+        # a small batch has pairs of few kinds
+        is_open = is_open and self.batch_size >= _PAIRED
         if is_open and not self._of_labels and texts <= _FEW:
             objective = CONTRASTIVE
         epochs = self.epochs_of(texts, classes)

@@ -563,7 +563,7 @@ class Threshold(NamedTuple):
         """Raise a :class:`UsageError` unless one of two classes is predicted."""
         classes = len(target.classes)
         if classes != 2 or target.of_sets:
-            problem = f"it needs two classes; there are {classes or 'values'}."
+            problem = f"it needs one of two classes a record; there are {classes or 'values'}."
             raise UsageError(problem, threshold=self.metric or self.value)
 
     def choose(self, y: Int64, positive: Float64) -> float:

@@ -83,6 +83,8 @@ class Target:
         if sets and len(lengths) == 1 < max(lengths) and numbers:
             problem = f"the label {present[0]!s:.60} is a number for each class"
             raise UsageError(f"{name}: {problem}. Give each record the list of its classes.")
+        if sets and len(set(map(frozenset, each))) == 1:
+            raise UsageError(f"{name}: all records have the label {present[0]!r}.")
         # as a name a list of classes would be one more class, which few records have, and so would
         # an object. What stands in other brackets may be one, such as the interval (0, 5)
         inside = [p for p in names.tolist() if p[0] in "[{" and task != "regression"]

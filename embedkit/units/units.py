@@ -54,7 +54,7 @@ from embedkit.dataset.read import VectorData, has_label, text_keys
 from embedkit.display import count_text, reasons_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
-from embedkit.errors import CorpusError, Option, OutputExistsError, UsageError
+from embedkit.errors import CorpusError, MismatchError, Option, OutputExistsError, UsageError
 from embedkit.types import Bool, Float64, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target, check_offset
 
@@ -617,8 +617,9 @@ def load_or_extract(
     """Open a dataset; a corpus is extracted first, with the options and the column ``label``.
 
     The dataset then also has the columns ``keep``, whose values are the caller's options that name
-    them, and the one that ``split`` is named by, beside those that the options keep. A corpus in
-    memory has no name: another one, or other settings, get a number, as ``dataframe-2.vectors``.
+    them, and the one that ``split`` is named by, beside those that the options keep. A corpus of
+    the same name, or other settings, get a number, as ``dataframe-2.vectors``; texts that the one
+    before has are not encoded again.
     """
     keep = {**(keep or {}), **split_column(split)}
     options = {name: value for name, value in options.items() if value is not None}
@@ -627,28 +628,34 @@ def load_or_extract(
         return VectorData.of(folder, view, level=level)
     # a dataset does not need what extraction imports
     from embedkit.dataset.extract import extract
+    from embedkit.dataset.planning import out_folder
 
     # an option that is given has the last word
     words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
     words |= {"label": label} if isinstance(label, str) else {}
     options["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
-    # an iterator can be read once only, and has one try
-    in_memory = paths_of(source) is None and hasattr(source, "__len__")
-    numbers, out = count(2), None
+    # an iterator, and standard input, can be read once only, and has one try
+    paths = paths_of(source)
+    repeats = hasattr(source, "__len__") if paths is None else Path("-") not in paths
+    out = first = out_folder(None, paths, type(source).__name__)
+    about: dict[str, Any] = {"progress": progress, **words, **options}
+    numbers = count(2)
     while True:
         try:
             with naming(keep):
-                result = extract(source, out=out, progress=progress, **{**words, **options})
+                result = extract(source, out=out, **about)
             if reasons := result.manifest.totals.rejected_by_reason:
                 lost = count_text(sum(reasons.values()), "record")
                 logger.warning(f"{result.out}: {lost} rejected{reasons_text(reasons)}")
             return VectorData.of(result.out, view, level=level)
         except OutputExistsError as error:
-            if in_memory:
-                out = Path(f"{type(source).__name__.lower()}-{next(numbers)}.vectors")
+            if repeats:
+                about["reuse"] = [out] if "reuse" in error.message.options else []
+                out = first.with_stem(f"{first.stem}-{next(numbers)}")
                 continue
             # its own options are those of the run here, so that its advice is left out
             advice = "Extract the corpus by embedkit extract, under another name; give its dataset."
-            problem, _, differences = format(error.message).partition(". Pass another")
-            problem += differences.rpartition(". It differs in")[2].replace(":", " in", 1)
-            raise OutputExistsError(f"{problem}\n{advice}") from error
+            raise OutputExistsError(f"{out} exists with other settings. {advice}") from error
+        except MismatchError:
+            if not about.pop("reuse", ()):  # else its model or settings are others, too
+                raise

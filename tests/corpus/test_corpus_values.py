@@ -198,6 +198,7 @@ def test_missing_values_of_every_library(value: Any) -> None:
 
 def test_lists_are_read_in_every_spelling() -> None:
     assert list_of('["a|b", 2.0, true, null]\n') == ["a|b", "2", "True", None]
+    assert list_of('["np.zeros(3)", "array(i)"]') == ["np.zeros(3)", "array(i)"]
     deep = "[" * 100_000 + "]" * 100_000, "[' ', " + "-" * 100_000 + "1]"
     for text in ("[NP]", "[1", "x", "", "[{[]: 1}]", *deep):
         assert list_of(text) is None

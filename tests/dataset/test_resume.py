@@ -178,6 +178,17 @@ def test_a_changed_setting_is_refused(
     assert result.resumed_shards >= 1
 
 
+def test_a_kill_while_a_job_is_discarded_leaves_nothing_of_it(corpus: Path, tmp_path: Path) -> None:
+    """In whatever order its files go: vectors of another job would be of other texts."""
+    begin(corpus, tmp_path / "out", prefix="other ")
+    for gone in ("_embedkit/job.json", "_embedkit"):
+        shutil.copytree(tmp_path / "out.incomplete", tmp_path / "two.incomplete")
+        path = tmp_path / "two.incomplete" / gone
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert run(corpus, tmp_path / "two", overwrite=True).resumed_shards == 0
+        shutil.rmtree(tmp_path / "two")
+
+
 def test_a_changed_corpus_is_refused(corpus: Path, tmp_path: Path) -> None:
     begin(corpus, tmp_path / "out")
     content = corpus.read_bytes()

@@ -32,6 +32,7 @@ from embedkit.errors import (
     DamagedError,
     EncodeError,
     LockedError,
+    MismatchError,
     OutputExistsError,
     StorageError,
     UsageError,
@@ -246,6 +247,16 @@ def test_a_job_ends_if_no_worker_survives(
     assert not multiprocessing.active_children()
 
 
+def test_a_part_of_another_job_leaves_the_folder(golden: Path, tmp_path: Path) -> None:
+    def meanwhile(state: Progress) -> None:
+        # not while the first part plans, for which the second would wait
+        if state.stage.startswith("shard"):
+            with pytest.raises(MismatchError, match="other input, model or settings"):
+                made(golden, tmp_path / "out", part=(1, 4), layers="0")
+
+    made(golden, tmp_path / "out", part=(0, 4), progress=meanwhile)
+
+
 def test_parts_in_any_order_and_repeated(golden: Path, tmp_path: Path) -> None:
     """They share the folder, and nobody else may write there meanwhile."""
     out, refused = tmp_path / "out", list[LockedError]()
@@ -319,6 +330,18 @@ def test_an_object_store_holds_the_same_bytes(golden: Path, tmp_path: Path, stor
         run(corpus, OUT, layers="0")
     with pytest.raises(UsageError, match="out='s3"):
         run(corpus, OUT, part=(0, 2))
+
+
+def test_files_of_others_at_an_address_stay(golden: Path, store: Any) -> None:
+    store.pipe_file("bucket/some/thesis.pdf", b"mine")
+    for out in ("s3://bucket", "s3://bucket/some"):
+        with pytest.raises(OutputExistsError, match=r"other files, such as (some/)?thesis\.pdf"):
+            run(golden.with_name("c.tsv"), out)
+    run(golden.with_name("c.tsv"), OUT)
+    with pytest.raises(OutputExistsError, match="other files"):
+        run(golden.with_name("c.tsv"), "s3://bucket/some", overwrite=True)
+    store.invalidate_cache()
+    assert store.cat_file("bucket/some/thesis.pdf") == b"mine"
 
 
 def test_an_interrupted_upload_is_continued(

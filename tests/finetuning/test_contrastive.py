@@ -133,6 +133,7 @@ def test_a_run_predicts_as_its_classifier_does(common: Path) -> None:
         ("task", "regression"),
         ("freeze_layers", "all"),
         ("cnn_widths", (2, 3)),
+        ("batch_size", 2),
     ],
 )
 def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any) -> None:
@@ -141,7 +142,7 @@ def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any)
 
 
 OF_LABELS: dict[str, Any] = {"objective": "labels", "epochs": 3, "head": "cls", "patience": 2}
-OF_LABELS |= {"task": "multilabel", "level": "word", "freeze_layers": "all"}
+OF_LABELS |= {"batch_size": 4, "task": "multilabel", "level": "word", "freeze_layers": "all"}
 
 
 @pytest.mark.parametrize(

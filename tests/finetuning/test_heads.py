@@ -196,11 +196,39 @@ def test_a_head_may_be_any_module(tmp_path: Path) -> None:
         tuned(corpus, tmp_path / "x", head=lambda width, outputs: torch.nn.Linear(width, outputs))
 
 
+class Odd(torch.nn.Module):
+    """Numbers that are no weights, and one layer in two places."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.first = self.second = torch.nn.Linear(width, width)
+        self.out = torch.nn.Linear(width, outputs)
+        self.register_buffer("places", torch.tensor([0, 1]))
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> Any:
+        return self.out(self.second(self.first(hidden[:, self.places].sum(1)).tanh()))
+
+
+def test_a_head_with_numbers_and_shared_layers_is_kept(tmp_path: Path) -> None:
+    corpus, name = corpus_of(tmp_path / "c.tsv"), "tests.finetuning.test_heads:Odd"
+    tuned(corpus, tmp_path / "run", head=Odd, epochs=1, test=corpus)
+    check_test_set(tmp_path / "run", corpus, head=name)
+
+
 def test_what_is_frozen(tiny: Tiny) -> None:
-    for family in ("bert", "roberta", "electra", "distilbert", "modernbert", "mpnet", "deberta-v2"):
+    for family in (
+        "bert",
+        "roberta",
+        "electra",
+        "distilbert",
+        "modernbert",
+        "mpnet",
+        "deberta-v2",
+        "qwen3",
+    ):
         model = built(tiny(family))[0]
         freeze(model, "2")
-        ends = ("classifier.", "encoder.final_norm.")
+        ends = ("classifier.", "encoder.final_norm.", "encoder.norm.")
         names = {name for name, _ in model.named_parameters()}
         last = {name for name in names if re.search(r"\.layers?\.2\.", name)}
         assert last

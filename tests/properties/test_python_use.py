@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,16 @@ def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
         parts = renamed.assign(part="0")
         run = embedkit.train(parts, split="part", out="parts", overwrite=True, **options)
         assert run.content.dataset.path == "../dataframe-2.vectors"
-    # a file has a name. Of the options in this message the call has others, for its run
+    # so does a file, and texts that are there are not encoded again; an iterator has one try
     renamed.to_csv("dataframe.csv", index=False)
+    run = embedkit.train("dataframe.csv", out="file", **options)
+    assert run.content.dataset.path == "../dataframe-3.vectors"
+    log = Path("dataframe-3.vectors/_embedkit/log.jsonl").read_text("utf-8")
+    assert json.loads(log.splitlines()[-1])["tokens_encoded"] == 0
+    rows = renamed.to_dict("records")
+    embedkit.train(iter(rows), out="once", **options)
     with pytest.raises(OutputExistsError, match="by embedkit extract"):
-        embedkit.train("dataframe.csv", out="no", **options)
+        embedkit.train(iter(rows), out="no", layers="0", **options)
     with pytest.raises(UsageError, match=r"text='text'.*dataframe\.vectors"):
         embedkit.train("dataframe.vectors", out="no", text="text")
     tuned = embedkit.finetune(renamed, label="stars", **{**TINY, "epochs": 1})

@@ -202,7 +202,7 @@ def test_a_column_for_each_class_is_a_list_of_classes(
     assert rare.target("multilabel").classes == ("bus", "praise")
     assert "no record has the class film" in notes[-1]
     assert not split(tmp_path / "c.csv", label=about["label"], folds=2).settings.stratified
-    with pytest.raises(CorpusError, match=r"label='bus,plane'.*no such column"):
+    with pytest.raises(CorpusError, match=r"label='bus,plane'.*no such column as 'plane'"):
         Units.of_corpus(tmp_path / "c.csv", CorpusOptions(label="bus,plane"))
     with pytest.raises(UsageError, match=r"columns of classes as a text, film,bus\."):
         train(tmp_path / "kept", out=tmp_path / "no", label=["film", "bus"])
