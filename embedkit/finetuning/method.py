@@ -23,6 +23,8 @@ from typing import IO, Any, NamedTuple, Self
 import numpy as np
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from embedkit import storage
 from embedkit.choices import HEADS, Pooling
@@ -232,10 +234,10 @@ class FineTuned(NamedTuple):
     def decided(self, problem: Problem) -> Self:
         """Return the method with all options decided; raises what would end the fit."""
         units, target, split, _ = problem
-        pooling = self.checkpoint.definition.pooling
-        means = pooling == Pooling.MEAN and self.checkpoint.is_sentence_encoder
+        checkpoint, means = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
         # the first token of a decoder sees nothing of the text
-        head = "mean" if means or pooling == Pooling.LAST_TOKEN else "cls"
+        decodes = checkpoint.model_type in CAUSAL.keys() - MASKED.keys()
+        head = "mean" if decodes or (means and checkpoint.is_sentence_encoder) else "cls"
         options = self.options
         if self.earlier is not None:
             run = self.earlier[1]

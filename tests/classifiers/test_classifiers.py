@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,15 @@ def test_a_control_task_keeps_texts_together_and_tells_nothing() -> None:
     assert not np.array_equal(first.y, second.y)
     assert abs(first.y.mean() - target.y.mean()) < 0.1
     assert abs(np.corrcoef(first.y, target.y)[0, 1]) < 0.2
+
+
+def test_a_control_task_leaves_each_fold_two_classes() -> None:
+    y = np.repeat([1, 1, 0, 0, 0, 0, 0, 0], 5)
+    target, made = Target(y, ("a", "b")), split_of(y, group=np.arange(40) // 5, folds=2)
+    made = replace(made, folds=np.repeat([0, 1, 0, 1, 0, 1, 0, 1], 5))
+    for seed in range(20):
+        control = control_task(target, made, seed)
+        assert all(len(np.unique(control.y[train])) == 2 for train, _ in made.subsets())
 
 
 def test_a_random_encoder_keeps_no_trained_tensor() -> None:

@@ -290,6 +290,32 @@ def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
         compare(random_runs(tmp_path / "three", ["a"], classes=3)[0], metric="f7")
 
 
+def test_of_one_fold_no_threshold_of_a_blend_is_chosen(tmp_path: Path) -> None:
+    _, y, outputs = random_runs(tmp_path / "x", ["0", "1"], n=40)
+    paths = [
+        write_fake_run(tmp_path / name, list(map(str, y)), output, [0] * 40)
+        for name, output in zip("ab", outputs, strict=True)
+    ]
+    found = compare(paths, metric="f1")
+    blended = found.predictions["blend: mean"]
+    assert np.array_equal(blended.y_pred, blended.proba.argmax(1))
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e4])
+def test_remembered_texts_excuse_so_much_of_an_error(tmp_path: Path, size: float) -> None:
+    """Whatever the unit of the values is; all texts of the test set were trained on."""
+    random = np.random.default_rng(0)
+    y = random.normal(size=200) * size
+    folds = [i % 4 for i in range(160)] + [-1] * 40
+    noise = random.normal(size=(2, 200)) * size
+    poor = y + np.where(np.arange(200) < 160, 2 * noise[0], 0)
+    for name, output in (("good", y + 0.5 * noise[1]), ("poor", poor)):
+        write_fake_run(tmp_path / name, list(map(repr, y.tolist())), output, folds, classes=())
+        edit_run(tmp_path / name, test_set={"source": ["t"], "rejected": 0, "seen_texts": 40})
+    found = compare([tmp_path / "good", tmp_path / "poor"])
+    assert (found.winner.name, found.selection.failed) == ("good", ())
+
+
 def test_blends_are_written(tmp_path: Path) -> None:
     paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=60, test=10)
     compared = compare(paths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from embedkit.corpus.memory import InputFile, input_files
 from embedkit.errors import CorpusError, UsageError
+from embedkit.storage import file_sha256
 from tests.corpus_fixtures import Folder, plan_files, read_files
 
 
@@ -64,6 +66,9 @@ def test_a_host_that_does_not_answer() -> None:
 def test_a_change_is_noticed(folder: Folder) -> None:
     file = InputFile.of(folder.write("text\na\n"))
     file.check_unchanged()
+    known = replace(file, sha256=file_sha256(file.path))
+    os.link(file.path, folder.path / "backup")  # which changes no byte
+    known.check_unchanged()
     os.utime(file.path, ns=(0, file.state[1] + 1))
     with pytest.raises(CorpusError, match=r"corpus\.tsv"):
         file.check_unchanged()
@@ -268,6 +273,8 @@ def test_a_separator_is_given(folder: Folder) -> None:
     marked = folder.read("\ufefftext\ncafé\n", "c.csv", encoding="cp949")
     assert marked.texts == ["café"]
     assert folder.plan("text\na\n", "c.csv", encoding="UTF-8").encoding == "utf-8"
+    with pytest.raises(CorpusError, match="without a header: header=False"):
+        folder.plan('"0","14","Mon","@x hi, there"\n"4","15","Tue","so, sad"\n', "c.csv")
     for name in ("<<<<<<< HEAD", "id，text", "id\x01text", "id^text", "id::text"):
         with pytest.raises(CorpusError, match="which column is the text"):
             folder.plan(f"{name}\na\n", "c.csv")

@@ -215,6 +215,15 @@ def test_a_head_with_numbers_and_shared_layers_is_kept(tmp_path: Path) -> None:
     check_test_set(tmp_path / "run", corpus, head=name)
 
 
+def test_families_that_train_in_another_way(tiny: Tiny, tmp_path: Path) -> None:
+    corpus, of_labels = corpus_of(tmp_path / "c.tsv"), {"objective": "labels", "epochs": 1}
+    albert = {**of_labels, "model": str(tiny("albert")), "gradient_checkpointing": True}
+    with pytest.raises(UsageError, match="gradient_checkpointing=True: it is not for this"):
+        tuned(corpus, tmp_path / "a", **albert)
+    decoder = {**of_labels, "model": str(tiny("qwen3")), "head": None}
+    assert tuned(corpus, tmp_path / "b", **decoder).content.head == "mean"
+
+
 def test_what_is_frozen(tiny: Tiny) -> None:
     for family in (
         "bert",

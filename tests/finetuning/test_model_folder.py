@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,24 @@ def test_weights_that_half_precision_holds_are_stored_in_it(tmp_path: Path) -> N
     assert all(torch.equal(again[name], value) for name, value in made.state_dict().items())
     theirs = AutoModel.from_pretrained(folder)
     assert {p.dtype for p in theirs.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("stated", [{}, {"do_lower_case": True}])
+def test_a_tokenizer_is_saved_as_it_is(tmp_path: Path, stated: dict[str, bool]) -> None:
+    """transformers makes the normalizer of BERT anew from what the configuration says."""
+    source = Path(shutil.copytree(tiny_model(), tmp_path / "source"))
+    file = source / "tokenizer_config.json"
+    kept = json.loads(file.read_text("utf-8"))
+    for name in ("do_lower_case", "strip_accents"):
+        kept.pop(name, None)
+    file.write_text(json.dumps(kept), "utf-8")
+    (source / "sentence_bert_config.json").write_text(json.dumps(stated), "utf-8")
+    _, tokenizer, folder = saved(source, tmp_path / "a")
+    again = load_tokenizer(find_checkpoint(folder))
+    for text in ("배를 타고", "The BUS was Good", "café"):
+        expected = tokenizer.hf(text)["input_ids"]
+        assert again.hf(text)["input_ids"] == expected
+        assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == expected
 
 
 def probabilities(model: EncoderWithHead, tokenizer: Any) -> np.ndarray:

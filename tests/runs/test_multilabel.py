@@ -282,6 +282,14 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     assert np.array_equal(blended.y_pred, mean >= 0.5)
     assert "blend: stacked" not in found.predictions
     submit(found, tmp_path)
+    p = found.predictions["run"]
+    names = ["|".join(np.array(p.classes)[row == 1]) for row in p.y]
+    table = pd.DataFrame({"id": p.ids, "y_pred": names, "proba_bus": 0.4})
+    table.assign(proba_film=0.1, proba_praise=0.1).to_csv(tmp_path / "other.csv", index=False)
+    beside = embedkit.compare([folder / "run", tmp_path / "other.csv"])
+    assert beside.row("other.csv").scores["subset_accuracy"].value == 1
+    with pytest.raises(UsageError, match="metric='f1'"):
+        embedkit.compare([folder / "run"], metric="f1")
     write_report(found, tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text("utf-8")
     assert "confusion matrix is not available" in html
