@@ -132,6 +132,7 @@ def build_index(
         if target.exists() and not overwrite:
             raise OutputExistsError(f"{target} exists already; pass {OVERWRITE} to build it again.")
 
+    storage.finish_swap(target, lambda folder: (folder / INFO).is_file())
     # at once, before vectors are read; `new_folder` calls it again under its lock
     free()
     with (
