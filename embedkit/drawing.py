@@ -319,7 +319,8 @@ def check_form(**form: str) -> None:
 def as_file(scene: Scene, form: str) -> bytes:
     """Return a drawing as a file: ``pdf``, ``png`` or ``svg``, on white, without a date in it.
 
-    Letters stay text in a PDF, in the fonts of this machine; one that no font has is a box.
+    Letters stay text in a PDF, in the fonts of this machine; one that no font has is a box. The
+    entries of a PDF have another order each time.
     """
     svg = str(as_svg(scene, name="figure", page=False))
     if form == "svg":

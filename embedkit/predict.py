@@ -22,7 +22,7 @@ from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
-from embedkit.dataset.format import dataset_folder
+from embedkit.dataset.format import dataset_folder, is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import count_text
 from embedkit.encoding.windows import match
@@ -438,7 +438,7 @@ def predict_file(
         reader: CorpusReader | None = None
         records: Iterator[PredictedRecord]
         reading = reading or CorpusOptions()
-        if dataset_folder(corpus, reading.given) is None:
+        if not is_dataset(corpus) or dataset_folder(corpus, reading.given) is None:
             files = held.enter_context(input_files(corpus))
             plan = _plan_as(run, files, reading, columns)
             for notice in plan.notices:

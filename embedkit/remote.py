@@ -68,20 +68,30 @@ def as_given(text: str) -> str:
     return text
 
 
-def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) -> None:
+FIRST = "_embedkit/job.json"
+"""The file of a dataset that is written first, and claims the place."""
+
+
+def check_place(store: Any, root: str, shown: str) -> dict[str, Any]:
+    """What is below an address, by name; an error if it is no dataset, nor the beginning of one."""
+    listing = {n[len(root) + 1 :]: d for n, d in store.find(root, detail=True).items()}
+    if listing and FIRST not in listing:
+        problem = f"holds other files, such as {min(listing)}, and is not replaced"
+        raise OutputExistsError(f"{shown} {problem}. Choose another address.")
+    return listing
+
+
+def upload(folder: Path, address: str, *, last: str, replace: bool) -> None:
     """Copy a sealed folder to an object store, where it is complete when it has the file ``last``.
 
-    The file ``first`` tells that the files there are of this folder, so that an interrupted upload
-    is continued. Both are written only where there are none, unless they may be replaced. Files
+    The file :data:`FIRST` tells that the files there are of this folder, so that an interrupted
+    upload is continued. Both are written only where there are none, unless they may be replaced. Files
     that are there with the same content stay, unless all may be replaced. An address under which
-    there are files without ``first`` is somebody else's, and nothing is changed there.
+    there are files without it is somebody else's, and nothing is changed there.
     """
     sums, shown = file_sums(folder), without_secrets(address)
     with store_of(address) as (store, root):
-        listing = {n[len(root) + 1 :]: d for n, d in store.find(root, detail=True).items()}
-        if listing and first not in listing:
-            problem = f"holds other files, such as {min(listing)}, and is not replaced"
-            raise OutputExistsError(f"{shown} {problem}. Choose another address.")
+        listing = check_place(store, root, shown)
 
         def create(name: str) -> bytes | None:
             """Write a file where there is none; else return the one that is there."""
@@ -99,7 +109,7 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
                 return existing
             return None
 
-        existing = create(first)
+        existing = create(FIRST)
 
         def stays(name: str) -> bool:
             """True if this content is there, by the checksum of the store, else by reading it."""
@@ -112,10 +122,10 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
             )
 
         # nothing of this dataset was there: what other files are there is not worth a comparison
-        kept = {first} if existing is None else {n for n in sums if not replace and stays(n)}
+        kept = {FIRST} if existing is None else {n for n in sums if not replace and stays(n)}
         todo = [name for name in sums if name not in kept]
         # as long as files are replaced the address is no dataset: nobody reads half of each
-        if last in listing and any(name in listing for name in todo if name not in (first, last)):
+        if last in listing and any(name in listing for name in todo if name not in (FIRST, last)):
             store.rm_file(f"{root}/{last}")
         # the sums after the files that they list, the manifest after both
         for name in [*(n for n in todo if n != last), SUMS]:

@@ -115,6 +115,9 @@ def unreadable(
     return StorageError(f"{file} cannot be read: {reason}. {remedy}; it may be intact.")
 
 
+_BUSY = (BlockingIOError, FileNotFoundError, PermissionError)
+
+
 def write_durably(path: Path, data: bytes | memoryview) -> None:
     """Write a file atomically and durably: temporary file, fsync, rename, fsync of the folder.
 
@@ -128,7 +131,7 @@ def write_durably(path: Path, data: bytes | memoryview) -> None:
             # a killed writer leaves its file behind. Only one that nobody locks may go: another
             # process may be writing the same shard now
             for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-                with suppress(BlockingIOError, FileNotFoundError), leftover.open("r+b") as stream:
+                with suppress(*_BUSY), leftover.open("r+b") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     leftover.unlink(missing_ok=True)
             descriptor = new_locked(temporary)
@@ -553,7 +556,7 @@ def new_folder(
     check_place(out)
     with begun(out, free) as seen:  # before anything is deleted: another process may be writing
         mark = work / UNFINISHED
-        if _is_filled(work) and not mark.is_dir():
+        if begin is not empty_folder and _is_filled(work) and not mark.is_dir():
             remedy = "Move it away, or choose another name."
             raise OutputExistsError(f"{work} was not made by this command. {remedy}")
         for leftover in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS

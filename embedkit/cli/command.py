@@ -209,11 +209,10 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; of an option that is given twice click would forget the first."""
         _, _, order = self.make_parser(ctx).parse_args(args=[*args])
-        for param in order:
+        for param in () if ctx.resilient_parsing else order:
             takes_one = isinstance(param, click.Option) and not (param.multiple or param.is_flag)
             if takes_one and order.count(param) > 1:
-                problem = f"{param.opts[0]} is given twice. Several values stand in one, as in a,b."
-                raise click.UsageError(problem, ctx)
+                raise click.UsageError(f"{param.opts[0]} is given twice. Give it once.", ctx)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -167,12 +167,12 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
         "--head",
         type=KnownOrClass(HEADS),
         help="Classification head, or module:Class of a torch.nn.Module. [mean for a sentence "
-        "encoder that averages tokens, else cls]",
+        "encoder that averages tokens and for a decoder, else cls]",
     ),
     "--level --task",
     option(
         "--objective",
-        help="{OBJECTIVES}. [contrastive up to 320 training texts]",
+        help="{OBJECTIVES}. [contrastive up to 320 training texts, in batches of 8 or more]",
         **choice(OBJECTIVES),
     ),
     "--label-separator --split --folds --test",

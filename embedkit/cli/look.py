@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, answer_lines, command
@@ -267,6 +268,8 @@ def _similarity_text(result: PairSimilarity) -> str:
     count = count_text(len(result.records), "pair")
     count += f", {count_text(result.rejected, 'record')} rejected" if result.rejected else ""
     count += f", {count_text(result.truncated, 'text')} cut" if result.truncated else ""
+    if result.gold is not None and (lacking := int(np.isnan(result.gold).sum())):
+        count += f", {lacking:,} without a score"
     if not result.agreement:
         cosines = result.cosines.items()
         cells = [

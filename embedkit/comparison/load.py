@@ -270,17 +270,20 @@ def _predicted(
     y_pred: Any = None
     if "y_pred" in cells:
         number = {label: i for i, label in enumerate(classes)}
-        names = map(str, cells["y_pred"])
-        sets = [parts_of(name, separator) if records.of_sets else [name] for name in names]
+        # the parts of a set are spelled as single labels are
+        sets = [
+            spelled_as(parts_of(cell, separator), classes) if records.of_sets else [cell]
+            for cell in cells["y_pred"]
+        ]
         if unknown := [label for label in chain.from_iterable(sets) if label not in number]:
             raise UsageError(
                 f"{path} predicts {count_text(len(unknown), 'label')} unknown to the runs, such as "
                 f"{unknown[0]!r}; expected {', '.join(classes[:10])}."
             )
         if records.of_sets:
-            y_pred = set_numbers(sets, classes)
+            y_pred = set_numbers([[*map(str, names)] for names in sets], classes)
         else:
-            y_pred = np.array([number[name] for (name,) in sets], np.int64)
+            y_pred = np.array([number[str(name)] for (name,) in sets], np.int64)
     if f"proba_{classes[0]}" in cells:
         proba = np.stack([numbers(f"proba_{label}") for label in classes], axis=1)
         tolerance = np.inf if records.of_sets else ROUNDING

@@ -437,8 +437,10 @@ def _payload(
 
 def _command(command: str) -> str:
     """A command as it was typed, without the folders of this machine."""
-    words = (word.rpartition("=") for word in shlex.split(command))
-    return shlex.join(n + e + (portable(v) if Path(v).is_absolute() else v) for n, e, v in words)
+    return shlex.join(
+        re.sub(r"(?s)^(--[\w-]+=)?(/.+)", lambda m: (m[1] or "") + portable(m[2]), word)
+        for word in shlex.split(command)
+    )
 
 
 def _ledger(dataset: Dataset) -> str:

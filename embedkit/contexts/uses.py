@@ -73,7 +73,9 @@ def _pattern(word: str, match: str) -> re.Pattern[str]:
     goes_on = rf"(?![{signs()}\u11a8-\u11ff])"
     pattern = re.escape(unicodedata.normalize("NFC", word)) + goes_on
     if match != "anywhere" and not _UNSPACED.search(word):
-        pattern = rf"(?<![\w{signs()}])" + pattern
+        # what chooses the form of a sign, as of an emoji, is of no letter
+        before = re.sub("[\u20e3\ufe00-\ufe0f\U000e0100-\U000e01ef]", "", signs())
+        pattern = rf"(?<![\w{before}])" + pattern
         if match == "word":  # with a particle also words of another script, as in BERT를
             pattern += rf"(?={_PARTICLES}(?!\w))"
     return re.compile(f"{pattern}|{unicodedata.normalize('NFD', pattern)}", re.IGNORECASE)

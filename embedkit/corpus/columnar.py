@@ -349,7 +349,8 @@ def check_title(path: Path, widths: Sequence[int]) -> None:
     # two rows of several cells are asked for, and as many as there are of one: a file of one column
     # has rows of one cell, and a single wider row may be a stray delimiter in a text
     rest = [*dropwhile(lambda width: width == 1, widths)]
-    if len(rest) < len(widths) <= 2 * len(rest) and len(rest) > 1 and min(rest) > 1:
+    titles, rest = len(widths) - len(rest), rest[:2]
+    if 0 < titles <= len(rest) == 2 and min(rest) > 1:
         raise CorpusError(
             f"{path}: its first line has one cell, and the next have {rest[0]}. Remove a title "
             "or a comment above the names of the columns."

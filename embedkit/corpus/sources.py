@@ -50,11 +50,12 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 # xz, LZ4, 7z, RAR, and gzip within what was unpacked already
 _PACKED = b"\xfd7zXZ\0", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x1f\x8b"
 _KIND, _FETCH = f"Name its kind with {Option('format')}", "Fetch the file itself"
+_ONE_LINE = 100  # bytes
 _LFS = b"version https://git-lfs", b"version https://hawser"
 # a pointer, or the link in place of it, from some folders below
 _ANNEX = b"/annex/objects/", *(b"../" * n + b".git/annex/objects/" for n in range(5))
 _XML = b"<?xml", b"<rss", b"<svg", b"<rdf", b"<error>"
-_ERRORS = b"404: not", b"429: too", b"400: invalid", b"entry not found", b"error code: "
+_ERRORS = b"429: too", b"400: invalid", b"entry not found", b"error code: "
 _UNPACK = "Unpack it; gzip, zstd and bzip2 are read"
 _ZIP = f"{_UNPACK}; if it is a workbook, read it with {Option('format', 'sheet')}"
 _COLUMNS = r"Make columns of it: sed 's/^__label__\([^ ]*\) /\1\t/' old > new.tsv; it has no header"
@@ -74,17 +75,18 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a pointer of Git LFS, not the file", None, _LFS, "Run git lfs pull"),
     ("a pointer of git-annex, not the file", None, _ANNEX, "Run git annex get"),
     ("a pointer of DVC, not the file", None, b"outs:\n- md5", "Run dvc pull"),
-    ("a web page", None, (b"<!doctype html", b"<html", b"<head", b"<body", b"<!--"), _FETCH),
+    ("a web page", None, (b"<!doctype html", b"<html", b"<head"), _FETCH),
     ("a web page or a table of one", None, b"<table", "Save it as CSV"),
-    ("an XML document or an error of a server", None, (*_XML, *_ERRORS), _FETCH),
-    ("a file of Weka", None, b"@relation", "Save it as CSV"),
+    ("an XML document or an error of a server", None, (*_XML, b"404: not"), _FETCH),
+    ("a file of Weka", None, b"@relation ", "Save it as CSV"),
+    ("an error of a server", -1, _ERRORS, _FETCH),
     ("a file of fastText", None, b"__label__", _COLUMNS),
     ("an RTF document", None, b"{\\rtf", "Save it as plain text"),
 )
 """What is no corpus, whatever its name: kind, position and bytes of its signatures, and what to do.
 
 Without a position the signature stands at the beginning of the text, in any case, after a byte
-order mark and white space.
+order mark and white space; at -1 it is that of a file of one short line.
 """
 # UTF-32 stands first: its little-endian mark begins with that of UTF-16
 _WIDE_BOMS = dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32")
@@ -136,7 +138,9 @@ def check_kind(path: Path, head: bytes | None = None, *, text: bool = True) -> N
     # in lower case, as tags of HTML are written either way
     start = head[:_HEAD].replace(codecs.BOM_UTF8, b"").lstrip()[:_EXCERPT].lower()
     for kind, at, mark, advice in _FOREIGN:
-        if start.startswith(mark) if at is None else text and head.startswith(mark, at):
+        if at == -1 and (len(head) > _ONE_LINE or b"\n" in head.strip()):
+            continue
+        if start.startswith(mark) if at in (None, -1) else text and head.startswith(mark, at):
             raise CorpusError(f"{path} is {kind}. {advice}.")
 
 

@@ -121,7 +121,7 @@ def list_of(text: str) -> list[str | None] | None:
     """
     text = text.strip()
     # as it is first: the texts in a list may look like such values
-    for form in dict.fromkeys((text, _WRAPPED.sub(r"\1", text))):
+    for form in dict.fromkeys((text, _WRAPPED.sub(r"\1\2", text))):
         if (form[:1], form[-1:]) not in _BRACKETS and form != "set()":
             continue
         # a list as a key, and expressions so deep that a parser gives up
@@ -153,8 +153,8 @@ _MARKS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "tru
 _BRACKETS = {("[", "]"), ("(", ")"), ("{", "}")}
 # a value of NumPy, or a collection, as Python prints them; strings inside may hold brackets
 _WRAPPED = re.compile(
-    r"\b(?:np\.\w+|frozenset|array)"
-    r"\(((?:'[^']*'|\"[^\"]*\"|[^()'\"])*?)(?:, dtype=\w+)?\)"
+    r"('[^']*'|\"[^\"]*\")|\b(?:np\.\w+|frozenset|array)"
+    r"\(((?:'[^']*'|\"[^\"]*\"|[^()'\"])*?)(?:, dtype=[^()]*)?\)"
 )
 # what Python takes for one string, or for a name
 _NOT_PYTHON = re.compile(r"['\"\d.]\s+['\"\d.-]|\bnan\b")

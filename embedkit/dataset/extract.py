@@ -173,9 +173,7 @@ def run_plan(
         result = _make(plan, repair, progress, overwrite=overwrite)
     if plan.address:
         # job.json comes first and claims the place, the manifest last and makes it a dataset
-        upload(
-            result.out, plan.address, first="_embedkit/job.json", last=MANIFEST, replace=overwrite
-        )
+        upload(result.out, plan.address, last=MANIFEST, replace=overwrite)
         logger.info(f"copied to {storage.without_secrets(plan.address)}")
     return result
 

@@ -21,7 +21,7 @@ from embedkit.dataset.settings import JobSettings, VectorIdentity
 from embedkit.encoding.views import layer_rank, split_view
 from embedkit.errors import DamagedError, Option, UsageError, did_you_mean
 from embedkit.records import Count, from_json, read_json
-from embedkit.remote import address_of, cache_folder, spelled, store_of
+from embedkit.remote import address_of, cache_folder, check_place, spelled, store_of
 from embedkit.storage import check_files, incomplete
 from embedkit.types import AnyPath
 
@@ -224,6 +224,7 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
         if not store.exists(f"{root}/{MANIFEST}"):
             if not new:
                 raise UsageError(f"{shown} is not a dataset: it has no {MANIFEST}.")
+            check_place(store, root, shown)  # before anything is encoded
             return copy
         # the parent holds the lock: the copy itself is replaced by a rename
         storage.make_folder(copy.parent)
@@ -239,7 +240,7 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
             if same and not (whole and storage.differing_files(copy, storage.file_sums(copy))):
                 return copy
             # not sealed: the sums of the store come along, and are what the files are compared with
-            with storage.new_folder(copy, sealed=False) as work:
+            with storage.new_folder(copy, begin=storage.empty_folder, sealed=False) as work:
                 store.get_file(f"{root}/{storage.SUMS}", str(work / storage.SUMS))
                 for name, digest in storage.file_sums(work).items():
                     storage.make_folder((work / name).parent)

@@ -457,9 +457,10 @@ def _check_same(
     if (settings or environment) and discards and not shared:
         storage.empty_folder(layout.root)
     elif settings:
+        remedy: Option | str = "delete it" if shared else f"start over with {_OVERWRITE}"
         raise MismatchError(
             f"{layout.root} is an unfinished job with other input, model or settings. Pass another "
-            f"{Option('out')}, or start over with {_OVERWRITE}. It differs in:\n{settings}"
+            f"{Option('out')}, or {remedy}. It differs in:\n{settings}"
         )
     elif not allow_env_change:
         check_environment(layout.root, recorded[1], job.environment)

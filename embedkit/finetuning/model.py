@@ -54,7 +54,11 @@ FrozenParts = tuple[Sequence[nn.Module], nn.Module]
 """Frozen layers and the first module after them; no layers if the whole encoder is frozen."""
 
 
-_LAST_NORMS = ("final_norm", "norm.", "ln_f.")  # of ModernBERT, of Qwen3 and Gemma, of GPT-2
+# of ModernBERT; Qwen3 and Gemma; GPT-2; GPT-NeoX; OPT; MPT; RoBERTa-PreLayerNorm; Megatron; ESM
+_LAST_NORMS = (
+    *("final_norm", "norm.", "ln_f.", "final_layer_norm", "decoder.final_layer_norm", "norm_f"),
+    *("LayerNorm.", "encoder.ln.", "encoder.emb_layer_norm_after"),
+)
 
 
 def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | None:
@@ -78,7 +82,7 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
         stacks = [modules for modules in lists if len(modules) == count]
         # layers of ALBERT share their weights, so that none can be frozen without the others; those
         # of XLM are divided among several lists
-        if not stacks or config.model_type in ("albert", "xlm"):
+        if not stacks or config.model_type in ("albert", "flaubert", "xlm"):
             problem = f"the layers of a {config.model_type} encoder have no weights of their own"
             raise UsageError(f"{problem}: pass {Option('freeze_layers', 'all')}.")
         stack = stacks[0]

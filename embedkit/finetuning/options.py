@@ -62,15 +62,16 @@ class TrainingOptions:
         task: ``classification``, ``regression``, or ``multilabel``: a record has any number of
             classes, each with a logit of its own.
         objective: {OBJECTIVES}.
-            By default the latter up to 320 training texts, where ``epochs`` and the options that
-            mean nothing with pairs are left open too.
+            By default the latter up to 320 training texts in batches of 8 or more, where ``epochs``
+            and the options that mean nothing with pairs are left open too.
         label_separator: between the classes of a record, for ``multilabel``.
         level: ``sentence``: texts are labelled, or ``word``: their words, by a linear layer on the
             first token of each, as in ``AutoModelForTokenClassification``.
         head: one of :data:`~embedkit.choices.HEADS`, or a class of ``torch.nn.Module`` (its name as
             ``module:Class``) that is made as ``Class(width, outputs)`` and turns hidden states
             ``(texts, tokens, width)`` and their mask ``(texts, tokens)`` into logits. By default
-            ``mean`` for a sentence encoder whose vector is the mean, else ``cls``.
+            ``mean`` for a sentence encoder whose vector is the mean and for a decoder, else
+            ``cls``.
         cnn_widths: number of tokens that the convolutions span.
         one_logit: of two classes, one logit instead of two.
         dropout: before the last layer of the head; by default that of the checkpoint.

@@ -189,7 +189,8 @@ class PredictionRun(Run):
     @property
     def separator(self) -> str:
         """What stands between the classes of a set; empty without sets."""
-        return str(self.settings.get("label_separator", ""))  # any JSON may stand there
+        value = self.settings.get("label_separator", "")
+        return value if isinstance(value, str) else ""  # any JSON may stand there
 
     def problem(self) -> str:
         """Name a field that contradicts others, as after an edit by hand; empty if all agree."""
@@ -212,6 +213,8 @@ class PredictionRun(Run):
             "scores": {*self.scores, *self.per_class} <= {"cross_validation", "test"}
             and all(self.scores.values()),
             "threshold": _is_threshold(self.threshold),
+            "label_separator": self.task != "multilabel" or bool(self.separator),
+            "command": _can_be_typed(self.command or ""),
             "prior": len(self.prior) == (max(len(classes), 1) if self.split.folds == 1 else 0),
         }
 
@@ -234,6 +237,14 @@ class PredictionRun(Run):
             for subset, scores in self.scores.items()
             for name, score in scores.items()
         ]
+
+
+def _can_be_typed(command: str) -> bool:
+    try:
+        shlex.split(command)
+    except ValueError:  # an open quote
+        return False
+    return True
 
 
 def _is_threshold(value: float | None) -> bool:

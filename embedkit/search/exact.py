@@ -472,7 +472,9 @@ class Searcher:
         """
         numbers = [rows] if isinstance(rows, int) else list(rows)
         # no row is as large, and no int64 larger
-        indices = match(np.array([min(row, 1 << 62) for row in numbers], np.int64), self.data.row)
+        indices = match(
+            np.array([max(-1, min(row, 1 << 62)) for row in numbers], np.int64), self.data.row
+        )
         for row, index in zip(numbers, indices, strict=True):
             if index < 0:
                 raise UsageError(

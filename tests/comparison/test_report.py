@@ -218,6 +218,7 @@ def test_signs_that_would_act_are_written_out() -> None:
 def test_a_command_is_shown_without_folders_and_can_be_typed() -> None:
     for typed in ("embedkit train x --label-separator ' / '", "embedkit train --label=a 'a b'"):
         assert _command(typed) == typed
+    assert shlex.split(_command(f"embedkit train {Path.cwd()}/k=v/x"))[2] == "k=v/x"
     assert shlex.split(_command(f"embedkit train '{Path.cwd()}/a b/x'"))[2] == "a b/x"
 
 

@@ -215,7 +215,6 @@ FOREIGN = {
     '<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>': "error of a server",
     "404: Not Found": "error of a server",
     "Entry not found": "error of a server",
-    "<!-- saved -->\n<html>": "web page",
     "<rss version='2.0'>": "XML",
     "/annex/objects/MD5E-s1--a.csv": "git annex get",
     "../../.git/annex/objects/a/b/MD5E-s1--a.csv": "git annex get",
@@ -275,6 +274,8 @@ def test_a_separator_is_given(folder: Folder) -> None:
     assert folder.plan("text\na\n", "c.csv", encoding="UTF-8").encoding == "utf-8"
     with pytest.raises(CorpusError, match="without a header: header=False"):
         folder.plan('"0","14","Mon","@x hi, there"\n"4","15","Tue","so, sad"\n', "c.csv")
+    for first in ("Error code: 5 again", "@relationships, so sweet", "<body> of a text"):
+        assert folder.read(f"{first}\nmore\n", "c.txt").texts == [first, "more"]
     for name in ("<<<<<<< HEAD", "id，text", "id\x01text", "id^text", "id::text"):
         with pytest.raises(CorpusError, match="which column is the text"):
             folder.plan(f"{name}\na\n", "c.csv")

@@ -198,7 +198,7 @@ USES: dict[str, tuple[list[str], ...]] = {
     "probe": (["info", "probe"], ["compare", "probe", "frozen"]),
     "tuned": (
         *(["info", "tuned"], ["predict", "tuned", "--text", "a"], ["export", "tuned"]),
-        ["compare", "tuned"],
+        ["compare", "tuned", "--report", "r.html", "--overwrite"],
         [
             "finetune",
             "c.tsv",
@@ -215,7 +215,7 @@ USES: dict[str, tuple[list[str], ...]] = {
     "checkpoint": (["info", "checkpoint"], ["tokenize", "a bus", "--model", "checkpoint"]),
 }
 VALUES: list[Any] = [None, -1, 2**63, 1e308, [], True, "../x", [[1]], {"a": [None]}, "\x1b"]
-VALUES += [10**12, "evil:X", {}, GONE := object()]
+VALUES += [10**12, "evil:X", "it's", {}, GONE := object()]
 """What stands in a place of JSON instead of its value, or nothing; one names a module."""
 
 

@@ -283,7 +283,7 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     assert "blend: stacked" not in found.predictions
     submit(found, tmp_path)
     p = found.predictions["run"]
-    names = ["|".join(np.array(p.classes)[row == 1]) for row in p.y]
+    names = [" | ".join(np.array(p.classes)[row == 1]) or None for row in p.y]
     table = pd.DataFrame({"id": p.ids, "y_pred": names, "proba_bus": 0.4})
     table.assign(proba_film=0.1, proba_praise=0.1).to_csv(tmp_path / "other.csv", index=False)
     beside = embedkit.compare([folder / "run", tmp_path / "other.csv"])

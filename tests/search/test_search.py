@@ -308,6 +308,7 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
         (lambda d: search(d, "good", view="mean_9"), "mean_9"),
         (lambda d: search(d, "good", k=0), "k=0"),
         (lambda d: Searcher(d, warm=False).like(10**30), "has no row 10{30}"),
+        (lambda d: Searcher(d, warm=False).like(-(10**30)), "has no row -10{30}"),
         (lambda d: search(d, "good", metric="near"), "metric='near'"),
         (lambda d: Searcher(d, warm=False).vectors(np.ones((1, 5))), "16"),
         (lambda d: Searcher(d, warm=False).vectors(np.full((1, 16), np.nan)), "NaN"),
