@@ -85,9 +85,9 @@ def upload(folder: Path, address: str, *, last: str, replace: bool) -> None:
     """Copy a sealed folder to an object store, where it is complete when it has the file ``last``.
 
     The file :data:`FIRST` tells that the files there are of this folder, so that an interrupted
-    upload is continued. Both are written only where there are none, unless they may be replaced. Files
-    that are there with the same content stay, unless all may be replaced. An address under which
-    there are files without it is somebody else's, and nothing is changed there.
+    upload is continued. Both are written only where there are none, unless they may be replaced.
+    Files that are there with the same content stay, unless all may be replaced. An address under
+    which there are files without it is somebody else's, and nothing is changed there.
     """
     sums, shown = file_sums(folder), without_secrets(address)
     with store_of(address) as (store, root):
