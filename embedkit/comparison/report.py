@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -124,11 +125,11 @@ def write_report(
     chosen, rows = compared.selection.name, compared.records.row[compared.records.out_of_fold]
     by_row, note = find_texts(set(rows.tolist()), compared.runs, compared.datasets, texts)
     content = next((run.content for run in compared.runs if run.name == chosen), None)
-    # a fine-tuned encoder has cut texts at its own length, not at that of the dataset
-    limit = content.tokens.max_length if isinstance(content, FinetuneRun) else None
+    # a fine-tuned encoder has cut texts at its own length, not at that of the dataset; in windows it
+    # reads all of them
+    tokens = content.tokens if isinstance(content, FinetuneRun) else None
+    limit = tokens and (sys.maxsize if tokens.on_long == "window" else tokens.max_length)
     lengths, cut = find_lengths(rows, compared.datasets, limit)
-    if isinstance(content, FinetuneRun) and content.tokens.on_long == "window":
-        cut = None  # the rest of a long text is read in further windows
     step()
     views = () if content is None or isinstance(content, ProbeRun) else content.views
     if not views and compared.probes:
@@ -437,10 +438,8 @@ def _payload(
 
 def _command(command: str) -> str:
     """A command as it was typed, without the folders of this machine."""
-    return shlex.join(
-        re.sub(r"(?s)^(--[\w-]+=)?(/.+)", lambda m: (m[1] or "") + portable(m[2]), word)
-        for word in shlex.split(command)
-    )
+    local = partial(re.sub, r"(?s)^(--[\w-]+=)?(/.+)", lambda m: (m[1] or "") + portable(m[2]))
+    return shlex.join(map(local, shlex.split(command)))
 
 
 def _ledger(dataset: Dataset) -> str:
