@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from embedkit import drawing
 from embedkit.arguments import accepts
 from embedkit.comparison import table
 from embedkit.comparison.cases import (
@@ -50,17 +51,7 @@ from embedkit.comparison.recommendation import (
 )
 from embedkit.comparison.table import MAJORITY, Compared, Row, styles_of, trained
 from embedkit.display import MINUS, bytes_text, count_text, duration_text, ledger_text, shorten
-from embedkit.drawing import (
-    WIDTH,
-    Plot,
-    Scene,
-    as_file,
-    as_svg,
-    check_form,
-    colour_of,
-    text_width,
-    ticks,
-)
+from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width
 from embedkit.machine import __version__
 from embedkit.pages import cut_texts, packed_json, page_file, render_page, shown, with_names
 from embedkit.runs import figures as run_figures
@@ -117,7 +108,7 @@ def write_report(
     """
     page = page_file(out, overwrite=overwrite, name="report")
     if figures is not None:
-        check_form(figures=figures)
+        drawing.check_form(figures=figures)
     # the texts, lengths and lists of records; then charts; the page is rendered last, since it
     # holds all of them
     names = with_names(compared.records.classes, label_names or {})
@@ -125,10 +116,12 @@ def write_report(
     chosen, rows = compared.selection.name, compared.records.row[compared.records.out_of_fold]
     by_row, note = find_texts(set(rows.tolist()), compared.runs, compared.datasets, texts)
     content = next((run.content for run in compared.runs if run.name == chosen), None)
-    # a fine-tuned encoder has cut texts at its own length, not at that of the dataset; in windows it
-    # reads all of them
-    tokens = content.tokens if isinstance(content, FinetuneRun) else None
-    limit = tokens and (sys.maxsize if tokens.on_long == "window" else tokens.max_length)
+    # a fine-tuned encoder has cut texts at its own length, not at that of the dataset; in windows
+    # it reads all of them
+    limit = None
+    if isinstance(content, FinetuneRun):
+        whole = content.tokens.on_long == "window"
+        limit = sys.maxsize if whole else content.tokens.max_length
     lengths, cut = find_lengths(rows, compared.datasets, limit)
     step()
     views = () if content is None or isinstance(content, ProbeRun) else content.views
@@ -524,7 +517,7 @@ def forest(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -
     edges = sorted((x(-margin), x(margin)))
     scene.box(edges[0], top, edges[1] - edges[0], bottom - top, colour="band")
     scene.line((x(0), top), (x(0), bottom), colour="soft")
-    for tick in ticks(min(ends), max(ends), 4):
+    for tick in drawing.ticks(min(ends), max(ends), 4):
         label = metric_text(tick, metric, signed=True) if tick else shorten(baseline, 10)
         # the tick at 0 is the name of the baseline, which needs room
         if not tick or abs(x(tick) - x(0)) > 60:
