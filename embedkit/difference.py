@@ -192,8 +192,6 @@ def diff(
         other = load(second, names[-1])
         y, join, settings = other.X, _joined_datasets(data, other), _settings(data, other)
     # from here on positions are those of the joined records, in the order of A
-    if not len(join.a):
-        raise MismatchError(f"{data.path} has no record in common with the other vectors.")
     pair = _Pair(data, join.a, data.X[join.a], y[join.b])
     random = np.random.default_rng(seed)
     # samples are drawn in a fixed order, so that a seed gives the same result

@@ -123,6 +123,12 @@ class Checkpoint:
         refused = (s for s in self.inventory if s.effect == inventory.REFUSED)
         return [str(statement) for statement in refused if statement.file in files]
 
+    def without(self, weights: list[str]) -> Checkpoint:
+        """The checkpoint, if weights of its encoder turned out to be none of its class."""
+        unused = f"1 of {len(weights)}"
+        statements = [Statement("weights", name, unused, inventory.REFUSED) for name in weights[:1]]
+        return self.refusing(*statements) if weights else self
+
     def refusing(self, statement: Statement) -> Checkpoint:
         """The checkpoint, if a statement turned out not to be computed here."""
         refused = statement._replace(effect=inventory.REFUSED)

@@ -403,10 +403,7 @@ def load_weights(
     unread = inventory.unread_weights(
         report["unexpected_keys"], parts, model.base_model_prefix, checkpoint.n_layers
     )
-    if unread:
-        about = "weights", unread[0], f"1 of {len(unread)}", inventory.REFUSED
-        checkpoint = checkpoint.refusing(inventory.Statement(*about))
-    return model, has_pooler, checkpoint
+    return model, has_pooler, checkpoint.without(unread)
 
 
 def load_module(

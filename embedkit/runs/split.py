@@ -30,14 +30,14 @@ from embedkit.corpus.memory import CorpusLike, input_files
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import dataset_folder
 from embedkit.dataset.parquet import check_columns, numbers, parquet_bytes, read_table
-from embedkit.dataset.read import VectorData, has_label
+from embedkit.dataset.read import VectorData
 from embedkit.display import Shown
 from embedkit.encoding.windows import match
 from embedkit.errors import DamagedError, MismatchError, Option, UsageError
 from embedkit.records import Count, Positive, Seed, from_json, parse_json, to_json
 from embedkit.remote import address_of
 from embedkit.types import Int64
-from embedkit.units.target import Target, are_lists
+from embedkit.units.target import Target, any_label, are_lists
 from embedkit.units.units import Units, naming, split_column
 
 logger = logging.getLogger(__name__)
@@ -380,7 +380,7 @@ def make_split(
         folds=folds,
         test=test,
         seed=seed,
-        stratified=_has_labels(records) and not sets,
+        stratified=any_label(records.label) and not sets,
         grouped=records.group is not None,
         unit="text" if records.group is None else "group and text",
     )
@@ -408,8 +408,7 @@ def split_by_column(
     used = ~in_test & records.labelled(sets=sets)
     names = np.unique(marks[used])
     if not len(names):
-        problem = "every record is marked test, or has no label."
-        raise UsageError(problem, split=column)
+        raise UsageError("every record is marked test, or has no label.", split=column)
     groups = same_text_groups(records.key, None, len(records))
     result = np.where(in_test, TEST, UNUSED)
     shuffled, kinds = len(names) == 1, np.char.lower(names).tolist()
@@ -426,7 +425,7 @@ def split_by_column(
         source=records.source,
         folds=int(result.max()) + 1,
         seed=seed,
-        stratified=shuffled and _has_labels(records) and not sets,
+        stratified=shuffled and any_label(records.label) and not sets,
         column=column,
     )
     return Split(records.row, groups, result, settings)
@@ -586,13 +585,9 @@ def _records(
         return Units.of_corpus(source, options)
 
 
-def _has_labels(records: Units) -> bool:
-    return any(map(has_label, records.label or ()))
-
-
 def _strata(records: Units, folds: int, sets: bool) -> Int64:
     """Return ``(n,)`` class numbers, or bins of values if some of many are rarer than the folds."""
-    if sets or not _has_labels(records):
+    if sets or not any_label(records.label):
         return np.zeros(len(records), np.int64)
     names, classes, counts = np.unique(
         np.array(records.label, np.str_), return_inverse=True, return_counts=True

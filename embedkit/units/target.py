@@ -109,7 +109,7 @@ class Target:
 
     def like(self, labels: Sequence[str | None] | None, *, rows: Int64, name: str) -> Self:
         """Return the target for further labels by these classes; empty where there are none."""
-        if labels is None or not any(map(has_label, labels)):
+        if labels is None or not any_label(labels):
             return replace(self, y=self.y[:0])
         for label, row in zip(labels, rows, strict=True):
             # half of the labels would score half of the records under the name of all
@@ -203,6 +203,11 @@ def parts_of(label: str | None, separator: str) -> list[str]:
     listed = list_of(text)
     parts = text.split(separator) if listed is None else [part or "" for part in listed]
     return [name for part in parts if (name := part.strip())]
+
+
+def any_label(labels: Sequence[str | None] | None) -> bool:
+    """True if there is a label."""
+    return any(map(has_label, labels or ()))
 
 
 def are_lists(labels: Sequence[str | None]) -> bool:

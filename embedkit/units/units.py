@@ -623,22 +623,21 @@ def load_or_extract(
     """
     keep = {**(keep or {}), **split_column(split)}
     options = {name: value for name, value in options.items() if value is not None}
-    folder = dataset_folder(source, options)
-    if folder is not None:
+    if (folder := dataset_folder(source, options)) is not None:
         return VectorData.of(folder, view, level=level)
     # a dataset does not need what extraction imports
     from embedkit.dataset.extract import extract
     from embedkit.dataset.planning import out_folder
 
+    about: dict[str, Any] = {"words": "mean"} if level == "word" else {}
+    about |= {"label": label} if isinstance(label, str) else {}
     # an option that is given has the last word
-    words: dict[str, Any] = {"words": "mean"} if level == "word" else {}
-    words |= {"label": label} if isinstance(label, str) else {}
-    options["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
+    about |= {**options, "progress": progress}
+    about["keep"] = list(dict.fromkeys([*options.get("keep", ()), *keep]))
     # an iterator, and standard input, can be read once only, and has one try
     paths = paths_of(source)
     repeats = hasattr(source, "__len__") if paths is None else Path("-") not in paths
     out = first = out_folder(None, paths, type(source).__name__)
-    about: dict[str, Any] = {"progress": progress, **words, **options}
     numbers = count(2)
     while True:
         try:
@@ -654,8 +653,8 @@ def load_or_extract(
                 out = first.with_stem(f"{first.stem}-{next(numbers)}")
                 continue
             # its own options are those of the run here, so that its advice is left out
-            advice = "Extract the corpus by embedkit extract, under another name; give its dataset."
-            raise OutputExistsError(f"{out} exists with other settings. {advice}") from error
+            problem = f"{out} has other settings. Make another dataset, by embedkit extract."
+            raise OutputExistsError(problem) from error
         except MismatchError:
             if not about.pop("reuse", ()):  # else its model or settings are others, too
                 raise
