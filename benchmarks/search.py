@@ -30,7 +30,7 @@ import embedkit
 from benchmarks.measure import describe, in_turn, table
 from embedkit.dataset.format import Names, Totals, is_dataset
 from embedkit.dataset.job import Job, open_job
-from embedkit.dataset.parquet import shard_bytes, text_column
+from embedkit.dataset.parquet import shard_bytes
 from embedkit.dataset.read import VectorData
 from embedkit.dataset.settings import JobSettings
 from embedkit.machine import usable_cores
@@ -142,10 +142,10 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
             names = [str(i) for i in row.tolist()]
             scalars = {
                 "row": pa.array(row, pa.int64()),
-                "id": text_column(names),
-                "text": text_column([f"text number {name}" for name in names]),
+                "id": pa.array(names),
+                "text": pa.array([f"text number {name}" for name in names]),
                 "text_key": pa.array(row, pa.int64()),
-                "label": text_column([str(i % 2) for i in row.tolist()]),
+                "label": pa.array([str(i % 2) for i in row.tolist()]),
                 "n_tokens": pa.array(np.full(len(row), 5), pa.int32()),
                 "n_kept": pa.array(np.full(len(row), 5), pa.int32()),
                 "n_unknown": pa.array(np.zeros(len(row)), pa.int32()),

@@ -203,6 +203,7 @@ class Odd(torch.nn.Module):
         super().__init__()
         self.first = self.second = torch.nn.Linear(width, width)
         self.out = torch.nn.Linear(width, outputs)
+        self.places: torch.Tensor
         self.register_buffer("places", torch.tensor([0, 1]))
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> Any:

@@ -260,9 +260,9 @@ def submit(compared: Any, folder: Path) -> None:
     names = np.array(mean.predictions.classes)
     expected = ["|".join(names[row >= 0.5]) for row in both[columns].to_numpy()]
     assert both["label"].tolist() == expected
-    columns = {"id": "id", "bus": "proba_bus", "film": "proba_film"}
-    write_blend(mean, folder / "submission.csv", answers=files, submission=columns)
-    assert pd.read_csv(folder / "submission.csv").columns.tolist() == list(columns)
+    named = {"id": "id", "bus": "proba_bus", "film": "proba_film"}
+    write_blend(mean, folder / "submission.csv", answers=files, submission=named)
+    assert pd.read_csv(folder / "submission.csv").columns.tolist() == list(named)
 
 
 def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:

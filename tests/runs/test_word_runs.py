@@ -160,7 +160,7 @@ def test_levels_are_not_mixed(made: Path, tmp_path: Path) -> None:
 def test_each_word_of_a_text_is_labelled(made: Path) -> None:
     predictor = embedkit.Predictor(made / "tuned")
     found = predictor.predict_words("the movie was  good.")
-    spans = np.array([[0, 3], [4, 9]])
+    spans: Any = np.array([[0, 3], [4, 9]])
     assert predictor.predict_words("the movie was", spans=spans)[1].text == "movie"
     assert predictor.predict_words("the movie was", spans=[]) == []
     assert [one.text for one in found] == ["the", "movie", "was", "good", "."]
