@@ -328,8 +328,6 @@ class JobFolder:
         for file in sorted(self.layout.receipts.glob("*.json")):
             with suppress(DamagedError, KeyError, ValueError, FileNotFoundError):
                 receipt = from_json(Receipt, read_json(file), file=file)
-                if receipt.fingerprint != self.job.settings.fingerprint:
-                    continue
                 sums = {name: receipt.sha256[name] for name in self.names(receipt.shard)}
                 # compared whole with what the files say now: a receipt alone proves nothing
                 if receipt == _receipt(self.layout.root, receipt.shard, sums):

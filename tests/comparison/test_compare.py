@@ -308,12 +308,12 @@ def test_remembered_texts_excuse_so_much_of_an_error(tmp_path: Path, size: float
     y = random.normal(size=200) * size
     folds = [i % 4 for i in range(160)] + [-1] * 40
     noise = random.normal(size=(2, 200)) * size
-    poor = y + np.where(np.arange(200) < 160, 2 * noise[0], 0)
+    poor = y + np.where(np.arange(200) < 160, 0.8 * noise[0], 0)
     for name, output in (("good", y + 0.5 * noise[1]), ("poor", poor)):
         write_fake_run(tmp_path / name, list(map(repr, y.tolist())), output, folds, classes=())
         edit_run(tmp_path / name, test_set={"source": ["t"], "rejected": 0, "seen_texts": 40})
     found = compare([tmp_path / "good", tmp_path / "poor"])
-    assert (found.winner.name, found.selection.failed) == ("good", ())
+    assert (found.winner.name, found.selection.failed) == ("blend: mean", ())
 
 
 def test_blends_are_written(tmp_path: Path) -> None:
