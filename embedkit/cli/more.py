@@ -83,7 +83,10 @@ def run(
     if dry_run:
         lines = [without_secrets(shlex.join(["embedkit", *stage.line])) for stage in stages]
         lines.insert(0, f"cd {shlex.quote(str(stages[0].folder))}")
-        click.echo(json_text(lines)) if as_json else say("\n".join(lines))
+        if as_json:
+            click.echo(json_text(lines))
+        else:
+            say("\n".join(lines))
         return 0
 
     def progress(line: str) -> None:
