@@ -160,6 +160,12 @@ class Manifest:
             return f"job.format_version is {self.job.format_version}, expected {FORMAT_VERSION}"
         if self.job.fingerprint != self.fingerprint:
             return "the settings have another fingerprint"
+        tables = {"sentences": True} | {
+            n: getattr(self.job.vectors, n) for n in ("words", "tokens")
+        }
+        for table in (name for name, is_stored in tables.items() if is_stored):
+            if not any(file.startswith(f"{table}/") for file in self.files):
+                return f"files has none of {table}"
         return "" if self.job.vectors.views else "job.vectors.views is empty"
 
     @property

@@ -194,7 +194,7 @@ def batch_invariant(manifest: Manifest) -> bool:
     It does where encoders run without padding on a CPU, in fp32 and int8.
     """
     environments = [entry["environment"] for entry in manifest.environments]
-    packed = all((e["device"], e["forward"]) == ("cpu", "packed") for e in environments)
+    packed = all((e.get("device"), e.get("forward")) == ("cpu", "packed") for e in environments)
     return packed and manifest.job.vectors.precision in ("fp32", "int8")
 
 

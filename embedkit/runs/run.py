@@ -213,6 +213,7 @@ class PredictionRun(Run):
             "scores": {*self.scores, *self.per_class} <= {"cross_validation", "test"}
             and all(self.scores.values()),
             "threshold": _is_threshold(self.threshold),
+            "records": self.records.keys() == {"folds", "test"},
             "label_separator": self.task != "multilabel" or bool(self.separator),
             "command": _can_be_typed(self.command or ""),
             "prior": len(self.prior) == (max(len(classes), 1) if self.split.folds == 1 else 0),

@@ -21,7 +21,7 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "code lines of embedkit/": 25_470,
+    "code lines of embedkit/": 25_480,
     "modules of embedkit/": 110,
     "code lines of the longest module": 450,
     "functions of more than 80 code lines": 0,
