@@ -138,6 +138,7 @@ def check_kind(path: Path, head: bytes | None = None, *, text: bool = True) -> N
     # in lower case, as tags of HTML are written either way
     start = head[:_HEAD].replace(codecs.BOM_UTF8, b"").lstrip()[:_EXCERPT].lower()
     for kind, at, mark, advice in _FOREIGN:
+        # a longer text may well begin so
         if at == -1 and (len(head) > _ONE_LINE or b"\n" in head.strip()):
             continue
         if start.startswith(mark) if at in (None, -1) else text and head.startswith(mark, at):

@@ -125,9 +125,11 @@ class Checkpoint:
 
     def without(self, weights: list[str]) -> Checkpoint:
         """The checkpoint, if weights of its encoder turned out to be none of its class."""
+        # nothing of the encoder is unused
+        if not weights:
+            return self
         unused = f"1 of {len(weights)}"
-        statements = [Statement("weights", name, unused, inventory.REFUSED) for name in weights[:1]]
-        return self.refusing(*statements) if weights else self
+        return self.refusing(Statement("weights", weights[0], unused, inventory.REFUSED))
 
     def refusing(self, statement: Statement) -> Checkpoint:
         """The checkpoint, if a statement turned out not to be computed here."""
