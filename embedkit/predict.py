@@ -49,7 +49,7 @@ from embedkit.prediction_files import (
 from embedkit.runs.folder import check_alike, is_run, read_run
 from embedkit.runs.predictions import decide
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
-from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, no_progress
+from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, Reloaded, no_progress
 from embedkit.units.units import Units, beside_numbers, lacks_column
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 _CHUNK, _CHUNK_OF_TEXTS = 4_096, 256
 
 
-class Predictor:
+class Predictor(Reloaded):
     """A run or a checkpoint that is ready to predict.
 
     Args:
@@ -104,6 +104,7 @@ class Predictor:
         head: Any = None,
         warm: bool = True,
     ) -> None:
+        super().__init__(locals())
         self.run, self._has_warned = Path(run), False
         self._load(run, label_names or {}, device, model, head)
         content = self.content
@@ -438,15 +439,18 @@ def predict_file(
         reader: CorpusReader | None = None
         records: Iterator[PredictedRecord]
         reading = reading or CorpusOptions()
-        if not is_dataset(corpus) or dataset_folder(corpus, reading.given) is None:
+        stored = is_dataset(corpus) and dataset_folder(corpus, reading.given) is not None
+        if not stored:
             files = held.enter_context(input_files(corpus))
             plan = _plan_as(run, files, reading, columns)
             for notice in plan.notices:
                 if "label" not in notice.options:  # the label is what is predicted
                     logger.info(notice)
-            reader = CorpusReader(plan)
-        warm = reader is not None  # stored vectors need no encoder
+        warm = not stored  # vectors that are stored need no encoder
         predictor = Predictor(run, label_names=label_names, device=device, head=head, warm=warm)
+        if not stored:
+            # an answer for each record, as competitions ask for; an empty text has no words
+            reader = CorpusReader(plan, empty=not predictor.labels_words)
         check_submission(columns, predictor.names)
         of_words = predictor.labels_words
         if of_words and columns is not None:
@@ -501,7 +505,7 @@ def _predicted(
         progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
     if rejected:
         rows = f"{', '.join(map(str, rejected[:10]))}{', …' * (len(rejected) > 10)}"
-        logger.warning(f"no prediction of rows {rows}: where each needs one, give it a text")
+        logger.warning(f"no prediction of rows {rows}")
 
 
 def _rows(units: Units, predictions: Iterable[Prediction]) -> Iterator[PredictedRecord]:

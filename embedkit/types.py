@@ -1,4 +1,4 @@
-"""Array types, and progress of long calls."""
+"""Array types, objects that travel, and progress of long calls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,20 @@ Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 AnyPath = str | os.PathLike[str]
 """A path, or a result that can be passed as one."""
+
+
+class Reloaded:
+    """Something that is loaded, and that a copy or another process loads anew by its arguments.
+
+    Weights and locks do not travel to a worker of joblib, Dask or Spark; what finds them does.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """Keep the ``locals()`` of a constructor, called before it has any others."""
+        self._arguments = {n: v for n, v in arguments.items() if n not in ("self", "__class__")}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._arguments), ()
 
 
 @dataclass(frozen=True, slots=True)

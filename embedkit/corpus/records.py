@@ -93,6 +93,7 @@ class ReadCounts:
     repeated_ids: int = 0
     missing_ids: int = 0
     repeated_headers: int = 0
+    empty_texts: int = 0  # that were asked for
 
     @property
     def notices(self) -> list[Message]:
@@ -113,6 +114,11 @@ class ReadCounts:
         if self.repeated_headers:
             equal = count_text(self.repeated_headers, "record")
             notices.append(f"{equal} equal to the header, and kept: were files joined?")
+        if self.empty_texts:
+            empty = count_text(self.empty_texts, "record")
+            notices.append(
+                f"{empty} without a text: taken as an empty one, of which little is known"
+            )
         return list(map(Message, notices))
 
 
@@ -120,11 +126,15 @@ class CorpusReader:
     """Reads a planned corpus; iterating yields records and rejects in order.
 
     It begins at the record ``start``, or earlier in its file if the format requires it. Memory does
-    not grow with the corpus, except by the row numbers that a sample is drawn from.
+    not grow with the corpus, except by the row numbers that a sample is drawn from. With ``empty``
+    a record without a text is no reject but has an empty one, for whoever needs an answer for each.
     """
 
-    def __init__(self, plan: CorpusPlan, start: ShardRange | None = None) -> None:
+    def __init__(
+        self, plan: CorpusPlan, start: ShardRange | None = None, *, empty: bool = False
+    ) -> None:
         self.plan, self.counts, self.file_number = plan, ReadCounts(), 0
+        self._empty = empty
         self._ids = array("q")  # hashes
         self.first_row, self.from_start = 0, False  # of the current file; see :meth:`Table.seek`
         self._start = start
@@ -279,7 +289,12 @@ class CorpusReader:
                 self._count_headers(raw.cells)
                 # rejected before it is left out: a bad record is counted as bad, however short it
                 # is
-                _check(raw.cells, paired=self.plan.text_pair is not None)
+                texts = raw.cells[: 1 + (self.plan.text_pair is not None)]
+                if self._empty and not all(cell and cell.strip() for cell in texts):
+                    self.counts.empty_texts += 1
+                    texts = tuple(cell or "" for cell in texts)
+                    raw = raw._replace(cells=(*texts, *raw.cells[len(texts) :]))
+                _check(raw.cells, texts=len(texts), empty=self._empty)
                 text = str(raw.cells[0])
                 if labelled or raw.spans is not None or self.plan.spans:
                     # the kept columns stand after that of the word labels
@@ -367,16 +382,16 @@ def _joined(raw: Row) -> Row:
     return raw._replace(cells=(text, *raw.cells[1:]), spans=spans)
 
 
-def _check(cells: Sequence[str | None], *, paired: bool) -> None:
+def _check(cells: Sequence[str | None], *, texts: int, empty: bool) -> None:
     """Raise a :class:`BadRecordError` if a text, or the second one of a pair, is none."""
     # of any other column null is a value
-    for name, cell in zip(("text", "text_pair"), cells[: 2 if paired else 1], strict=False):
+    for name, cell in zip(("text", "text_pair"), cells[:texts], strict=False):
         if cell is None:
             raise BadRecordError(f"null_{name}", f"the {name} is null or absent")
         if isinstance(cell, NotText):
             problem = f"the {name} is a number or a list, not a string"
             raise BadRecordError(f"{name}_not_string", problem)
-        if not cell.strip():
+        if not (empty or cell.strip()):
             raise BadRecordError(f"empty_{name}", f"the {name} is empty" + " space" * bool(cell))
     # in no column: Parquet stores UTF-8, which has no halves
     if any(cell is not None and has_surrogate(cell) for cell in cells):

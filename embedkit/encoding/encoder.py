@@ -57,7 +57,7 @@ from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import EncodeError, Message, ModelError, Option, UsageError
 from embedkit.records import Positive
 from embedkit.scale import one_ahead, threads_limited
-from embedkit.types import Float32, Progress, no_progress, reported
+from embedkit.types import Float32, Progress, Reloaded, no_progress, reported
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ texts of 128 tokens at once, that was 9 % of the time of 24,000 on an H200 (``do
 
 
 @documented
-class Encoder:
+class Encoder(Reloaded):
     """A checkpoint with its tokenizer, loaded.
 
     Args:
@@ -112,6 +112,7 @@ class Encoder:
         offline: bool = False,
         forward: str = "auto",
     ) -> None:
+        super().__init__(locals())
         check_choice(("auto", "transformers"), forward=forward)
         # what is cheap to refuse comes before the weights are read
         checkpoint = find_checkpoint(model, revision=revision, offline=offline)

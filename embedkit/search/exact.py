@@ -38,6 +38,7 @@ from embedkit.types import (
     Int64,
     Progress,
     ProgressCallback,
+    Reloaded,
     no_progress,
     steps,
 )
@@ -321,7 +322,7 @@ class Answer(Shown):
 
 
 @documented
-class Searcher:
+class Searcher(Reloaded):
     """Finds the nearest records of a dataset.
 
     Args:
@@ -370,6 +371,7 @@ class Searcher:
         warm: bool = True,
         progress: ProgressCallback = no_progress,
     ) -> None:
+        super().__init__(locals())
         if finder is not None and where is not None:
             raise UsageError("it needs exact search; leave the index out.", where=where)
         self.data = load(dataset, view)

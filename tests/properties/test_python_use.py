@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,17 @@ def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
     assert Path("dataframe.vectors.explore.html").is_file()
     two = embedkit.words(["the movie was good", "good bus"], "good", model=str(tiny_model()))
     assert np.shape(two.cosines) == (2, 2)
+
+
+def test_what_is_loaded_is_loaded_anew_in_a_worker(frame: pd.DataFrame) -> None:
+    """joblib, Dask and Spark send objects to other processes by pickle."""
+    data, texts = extracted(frame), ["good", "bad film"]
+    run = train(data, folds=3, tune=False)
+    encoder = embedkit.Encoder(str(tiny_model()), device="cpu", max_length=8)
+    predictor = embedkit.Predictor(run, device="cpu", label_names={"1": "liked"})
+    searcher = embedkit.Searcher(data, where="label = '1'", device="cpu", warm=False)
+    copies = pickle.loads(pickle.dumps([encoder, predictor, searcher]))
+    assert repr(copies) == repr([encoder, predictor, searcher])
+    assert np.array_equal(copies[0].encode(texts), encoder.encode(texts))
+    assert copies[1].predict(texts) == predictor.predict(texts)
+    assert copies[2].texts(texts) == searcher.texts(texts)

@@ -602,6 +602,22 @@ def test_columns_are_not_named_of_a_dataset(shared: Path) -> None:
         predict_file(shared / "run", shared / "data", reading=CorpusOptions(text="none"))
 
 
+def test_a_record_without_a_text_is_predicted_as_an_empty_one(
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [{"id": "a", "text": None}, {"id": "b", "text": "good"}, {"id": "c", "text": " "}]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "s.csv"
+    with caplog.at_level("WARNING", "embedkit"):
+        done = predict_file(
+            shared / "run", tmp_path / "new.jsonl", out=out, submission="id,p=1", device="cpu"
+        )
+    assert done == (3, "text", {})
+    assert "2 records without a text" in caplog.text
+    expected = Predictor(shared / "run", device="cpu").predict_proba(["", "good", " "])[:, 1]
+    np.testing.assert_allclose(pd.read_csv(out)["p"], expected, rtol=1e-8)
+
+
 def test_json_lines_hold_the_answers_of_a_table(shared: Path, tmp_path: Path) -> None:
     for name in ("a.tsv", "a.jsonl"):
         predict_file(shared / "run", shared / "corpus.tsv", out=tmp_path / name, device="cpu")
