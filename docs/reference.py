@@ -36,7 +36,8 @@ def cli_page() -> str:
 
 
 def _command(name: str, command: click.Command) -> Iterator[str]:
-    context = click.Context(command, info_name=f"embedkit {name}", **command.context_settings)
+    settings = {**cli.context_settings, **command.context_settings}  # also the names of --help
+    context = click.Context(command, info_name=f"embedkit {name}", **settings)
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"## embedkit {name}\n"
     yield f"```\nembedkit {name} {usage}\n```\n"

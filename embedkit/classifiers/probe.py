@@ -153,7 +153,7 @@ def probe(
     method = Candidates.of(data, problem, names, settings, learning_curve=learning_curve)
     with new_run(out, overwrite=overwrite) as folder:
         content = _write(folder, data, method, problem, untrained=bool(control), progress=progress)
-    return RunResult(out, content)
+    return RunResult(out, content, data.lost)
 
 
 def _write(

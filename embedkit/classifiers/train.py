@@ -393,4 +393,4 @@ def train(
             cost=replace(fits.cost, peak_memory_bytes=peak_memory_since(peak_before)),
             **method.content(folder, data, problem.target, fits),
         )
-    return RunResult(out, content)
+    return RunResult(out, content, data.lost)

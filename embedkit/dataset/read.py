@@ -168,7 +168,10 @@ class VectorData(Shown):
         views: the chosen views.
         level: what a row is: {LEVELS}.
         reader: reads parts of the table.
+        lost: rejected records, where a corpus was given and this is made of it.
     """
+
+    lost = 0
 
     def __init__(
         self, path: Path, manifest: Manifest, views: tuple[str, ...], level: str = "sentence"

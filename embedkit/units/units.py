@@ -643,10 +643,13 @@ def load_or_extract(
         try:
             with naming(keep):
                 result = extract(source, out=out, **about)
-            if reasons := result.manifest.totals.rejected_by_reason:
-                lost = count_text(sum(reasons.values()), "record")
+            data = VectorData.of(result.out, view, level=level)
+            reasons = data.manifest.totals.rejected_by_reason
+            data.lost = sum(reasons.values())
+            if data.lost:
+                lost = count_text(data.lost, "record")
                 logger.warning(f"{result.out}: {lost} rejected{reasons_text(reasons)}")
-            return VectorData.of(result.out, view, level=level)
+            return data
         except OutputExistsError as error:
             if repeats:
                 about["reuse"] = [out] if "reuse" in error.message.options else []

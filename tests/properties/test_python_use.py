@@ -93,7 +93,9 @@ def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
 
 def test_records_that_are_lost_on_the_way_are_told(frame: pd.DataFrame, notes: list[str]) -> None:
     frame.loc[[1, 4], "text"] = ["", None]
-    embedkit.train(frame, folds=3, tune=False, model=str(tiny_model()))
+    run = embedkit.train(frame, folds=3, tune=False, model=str(tiny_model()))
+    assert run.rejected == 2  # the exit code of the command is that of rejected records
+    assert embedkit.train("dataframe.vectors", out="again", folds=3).rejected == 0
     assert "dataframe.vectors: 2 records rejected (empty_text 1, null_text 1)" in notes
 
 
