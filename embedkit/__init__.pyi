@@ -438,6 +438,6 @@ def words(
     *,
     match: str = ...,
     layer: str | None = ...,
-    model: str = ...,
+    model: str | None = ...,
     device: str = ...,
 ) -> WordReport: ...

@@ -19,6 +19,7 @@ model reads (prefix, length, case) and how it computes take passes of their own.
 from __future__ import annotations
 
 import copy
+import csv
 import logging
 import os
 import re
@@ -253,11 +254,13 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
         path, name = Path(source), os.fspath(source)
 
         def table_of(file: Path, sep: str) -> Any:
-            table = pd.read_csv(file, sep=sep)
+            # in TSV a quote is a character like any other, as it is to whoever writes it
+            dialect = {"sep": sep, "quoting": csv.QUOTE_NONE if sep == "\t" else csv.QUOTE_MINIMAL}
+            table = pd.read_csv(file, **dialect)
             if table.columns.astype(str).str.fullmatch(r"-?\d+\.\d+(e[+-]?\d+)?(\.\d+)?").any():
                 raise ValueError("its first line holds numbers, not names of columns")
             # ids as they are written: 007, and NA, which is a missing number in other columns
-            settings: dict[str, Any] = {"sep": sep, "dtype": str, "keep_default_na": False}
+            settings: dict[str, Any] = {**dialect, "dtype": str, "keep_default_na": False}
             ids = pd.read_csv(file, usecols=lambda n: n.strip().lower() in _IDS, **settings)
             return table.assign(**ids)
 

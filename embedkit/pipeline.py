@@ -11,11 +11,10 @@ import hashlib
 import json
 import os
 import re
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, redirect_stdout, suppress
+from contextlib import chdir, suppress
 from functools import partial
 from http.client import HTTPException
 from importlib.machinery import all_suffixes
@@ -307,7 +306,7 @@ def run_recipe(
     Return of each ``stage`` the ``status`` (``done``, ``up to date`` or ``failed``), the
     ``exit_code`` of its command, ``seconds`` and ``outputs``.
 
-    A ``quiet`` run calls commands with ``-q`` and sends what they print to standard error.
+    A ``quiet`` run calls commands with ``-q``.
     ``progress`` is called with a line before and after every stage.
     """
     results: list[dict[str, Any]] = []
@@ -354,7 +353,7 @@ def run_recipe(
                 storage.remove_tree(path) if path.is_dir() else storage.remove_file(path)
             words = [*stage.line, *overwrite, *["-q"] * quiet]
             # as if it were typed in that folder: only a command knows which of its words are paths
-            with chdir(stage.folder), redirect_stdout(sys.stderr if quiet else sys.stdout):
+            with chdir(stage.folder):
                 code = call(words)
             status = "done" if code in (0, errors.EXIT_REJECTS) else "failed"
             if status == "done":
@@ -481,4 +480,5 @@ def _copy_checked(source: Any, target: Any, sha256: str, name: str) -> None:
     if source.length:
         raise OSError(f"the connection ended {source.length:,} bytes too early")
     if digest.hexdigest() != sha256:
-        raise errors.MismatchError(f"{name} has another hash; nothing was kept.")
+        problem = f"{name} has the hash {digest.hexdigest()}; nothing was kept"
+        raise errors.MismatchError(f"{problem}. Pass this one if the file is the right one.")

@@ -177,6 +177,11 @@ FILES: dict[str, Callable[[Path, Floats], object]] = {
     "numbers.tsv": lambda path, X: (
         _numbers(X).rename(columns={"id": "ID"}).to_csv(path, index=False, sep="\t")
     ),
+    # a quote in TSV is a character, also an odd number of them
+    "quotes.tsv": lambda path, X: path.write_text(
+        "text\tid\tvector\n"
+        + "".join(f'"a\t{i}\t{x.tolist()}\n' for i, x in zip(IDS, X, strict=True))
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -434,6 +435,18 @@ def test_stages_in_the_order_written(tmp_path: Path) -> None:
     assert extract.outputs == ("x/out/v",)
     assert extract.inputs[:2] == ("a.tsv", "b.tsv")
     assert extract.folder == tmp_path
+
+
+@pytest.mark.parametrize("option", ["-q", "--json"])
+def test_stages_read_nothing_and_print_where_commands_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a query\n"))
+    monkeypatch.setattr(cli, "call", lambda _: print(repr(sys.stdin.read())) or 2)
+    done = command("run", "recipe.toml", option, cwd=tmp_path)
+    assert (done.stdout if option == "-q" else done.stderr).startswith("''\n")
+    assert sys.stdin.read() == "a query\n"
 
 
 def test_values_from_the_command_line(tmp_path: Path) -> None:

@@ -470,8 +470,6 @@ def tokenize(text: str | None, vocab: str | None, model: str) -> Result:
     """
     from embedkit.encoding.tokenizer import tokenize as run
 
-    if (text is None) == (vocab is None):
-        raise UsageError("give either a text or --vocab FROM:TO.")
     if text is not None and os.path.isfile(text):  # noqa: PTH113 - a long text is no error
         logger.info("%s is a file here; it is tokenized as a text, as it is typed", text)
     rows = run(text, vocab=vocab, model=model)

@@ -91,9 +91,7 @@ def split(
 @click.argument("dataset", type=FILE)
 @options(
     "--out",
-    option(
-        "--view", help="Stored view, or several to join: mean_6,cls_6. [mean of the last layer]"
-    ),
+    option("--view", help="Stored view, or several to join: mean_6,cls_6. [the last mean]"),
     "--level --estimator",
     option("--features", help="{FEATURES}.", **choice(FEATURES, "vectors")),
     option("--columns", help="Numeric columns to read beside the vectors, with commas: price,age."),

@@ -16,7 +16,7 @@ import numpy as np
 
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, answer_lines, command
-from embedkit.cli.options import FILE, LAYERS, choice, names_of, option, options
+from embedkit.cli.options import FILE, LAYERS, POSITIVE, choice, names_of, option, options
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, json_line, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
@@ -45,7 +45,7 @@ _SHOWN = 100
 @click.argument("dataset", type=FILE)
 @click.argument("query", required=False)
 @options(
-    option("-k", "k", type=int, help="Number of results per query. [10]"),
+    option("-k", "k", type=POSITIVE, help="Number of results per query. [10]"),
     option("--like", type=int, multiple=True, help="Find records like this row; can be repeated."),
     "--view",
     option("--metric", help="Similarity of two vectors.", **choice(SEARCH_METRICS, "cosine")),
@@ -254,7 +254,8 @@ def similarity(
     ]
     counts = {"rejected": result.rejected, "truncated": result.truncated}
     return Result(
-        {"model": result.model, "agreement": result.agreement, **counts, "pairs": pairs},
+        {"model": result.model, "agreement": result.agreement, "as_high": result.as_high}
+        | {**counts, "pairs": pairs},
         lambda: _similarity_text(result),
         asked_for=True,
         code=EXIT_REJECTS if result.rejected else 0,
@@ -287,7 +288,8 @@ def _similarity_text(result: PairSimilarity) -> str:
     finite = [score for score in scores.values() if math.isfinite(score.value)]
     if finite:
         width = max((score.high - score.low) / 2 for score in finite)
-        lines.append(f"95 % intervals: ±{number_text(width)} at most; all, and Pearson: --all")
+        more = "" if asked_for_all() else "; all, and Pearson: --all"
+        lines.append(f"95 % intervals: ±{number_text(width)} at most{more}")
     if len(finite) < len(scores):
         lines.append("–: the cosines of all pairs are equal, so there is no correlation")
     return "\n".join([*lines, *agreement_table(result)])
@@ -303,7 +305,7 @@ def _similarity_text(result: PairSimilarity) -> str:
     option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
     option("--match", help="{MATCHES}.", **choice(MATCHES, "word")),
     option("--layer", help="Layer of the cosines, or layers such as sum:-4..-1. [the last]"),
-    "--model",
+    option("--model", help="Checkpoint that encodes --text. [the default of extract]"),
 )
 def words(what: tuple[str, ...], texts: tuple[str, ...], **settings: Any) -> Result:
     """Compare the uses of a word.
@@ -409,7 +411,8 @@ def _text(picture: Explored) -> str:
     text = f"the picture keeps {_hundred(first['kept'])} of 100 nearest neighbours"
     if not math.isnan(same := first["same_label"]):
         best = max(picture.views, key=itemgetter("same_label"))
-        most = f"; most at {best['view']}: {_hundred(best['same_label'])}" * (best is not first)
+        is_more = _hundred(best["same_label"]) > _hundred(same)
+        most = f"; most at {best['view']}: {_hundred(best['same_label'])}" * is_more
         text += f"; {_hundred(same)} of 100 have the label of their text"
         text += f" (by chance {_hundred(picture.chance)}{most})"
     return f"{picture.page}: {count}, {size}\n  {picture.shown}: {text}"
@@ -430,7 +433,7 @@ _TRIED, _MOVED, _EQUAL = 2, 3, 1e-3
     option(
         "--view",
         help="Stored view of both, or two with a comma between: mean_6,mean_5; of a file its "
-        "column of vectors: mean_6,vector. [mean of the last layer]",
+        "column of vectors: mean_6,vector. [the last mean]",
     )
 )
 def diff(dataset: Path, other: Path, view: str | None, progress: ProgressCallback) -> Result:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +96,14 @@ def run(
         if not quiet:
             say(line, err=True)
 
-    # through the same door as a command that was typed: notes, errors and exit codes are alike
-    results = run_recipe(stages, group.call, quiet=quiet or as_json, progress=progress)
+    # nobody is there to answer: a stage without its query or texts has none, and does not wait
+    stdin, stdout = sys.stdin, sys.stderr if as_json else sys.stdout
+    try:
+        with Path(os.devnull).open() as sys.stdin, redirect_stdout(stdout):
+            # through the same door as a command that was typed: notes, errors, exit codes are alike
+            results = run_recipe(stages, group.call, quiet=quiet or as_json, progress=progress)
+    finally:
+        sys.stdin = stdin
     codes, failed = [result["exit_code"] for result in results], results[-1]["status"] == "failed"
     if as_json:
         click.echo(json_text(results))

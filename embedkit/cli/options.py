@@ -127,7 +127,7 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("--out", "Folder of the run to write. [runs/CORPUS-METHOD]", {"type": FILE}),
     ("--overwrite", "Replace existing output.", FLAG),
     ("--whitening", "Change of all vectors first: {WHITENINGS}.", choice(WHITENINGS)),
-    ("--view", "Stored view, such as mean_-1. [mean of the last layer]", {}),
+    ("--view", "Stored view, such as mean_-1. [the last mean]", {}),
     (
         "--level",
         "What is labelled: {RUN_LEVELS}; extract words with --words --word-label.",

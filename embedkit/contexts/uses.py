@@ -88,7 +88,7 @@ def words(
     *,
     match: str = "word",
     layer: str | None = None,
-    model: str = DEFAULT_MODEL,
+    model: str | None = None,
     device: str = "auto",
 ) -> WordReport:
     """Compare the uses of a word, layer by layer.
@@ -98,7 +98,7 @@ def words(
         word: the word.
         match: {MATCHES}.
         layer: layer or combination of layers of the cosines; by default the last one.
-        model: checkpoint that encodes sentences.
+        model: checkpoint that encodes sentences; by default that of ``extract``.
         device: where it does.
 
     Raises:
@@ -111,13 +111,15 @@ def words(
     """
     option = Option("layer", layer)
     if isinstance(source, str | os.PathLike):
+        if model is not None:
+            raise UsageError(f"the vectors of {source} are stored. Leave it out.", model=model)
         uses = uses_in_dataset(source, word, match=match)
         assert uses.data is not None
         n_layers = uses.data.manifest.job.model.n_layers
     else:
         from embedkit.encoding.encoder import Encoder
 
-        encoder = Encoder.load(model, device=device)
+        encoder = Encoder.load(model or DEFAULT_MODEL, device=device)
         n_layers = encoder.n_layers
         # only the layers that are asked for are kept of the forward pass
         parsed = parse_layers(layer or "all", n_layers=n_layers, option=option)
@@ -175,7 +177,8 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
     if "text" not in data.columns:
         raise UsageError(f"{dataset} stores no texts, so words cannot be looked for.")
     records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
-    uses = _find_uses(records, word, match, str(dataset))
+    texts = f"the first texts of {dataset}" if data.manifest.job.input.text_pair else str(dataset)
+    uses = _find_uses(records, word, match, texts)
     if len(uses) > MOST_USES:
         logger.info("a random sample of %d of %d uses", MOST_USES, len(uses))
         drawn = np.random.default_rng(0).choice(len(uses), MOST_USES, replace=False)

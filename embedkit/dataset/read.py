@@ -396,6 +396,8 @@ class VectorData(Shown):
             (12, 384)
         """
         target = Path(f"{self.path.name}.{to}" if out is None else out)
+        if target.suffix != f".{to}":
+            raise UsageError(f"expected a name ending in .{to}.", out=out)
 
         def free() -> None:
             storage.refuse_existing(target, overwrite=overwrite)

@@ -221,6 +221,8 @@ def tokenize(
         >>> embedkit.tokenize(vocab="2000:2002")
         [{'id': 2000, 'token': 'to'}, {'id': 2001, 'token': 'was'}]
     """
+    if (text is None) == (vocab is None) or (text is None and pair is not None):
+        raise UsageError(f"give either a text or {Option('vocab', 'FROM:TO')}.")
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
     tokenizer = load_tokenizer(checkpoint)
     if text is None:

@@ -68,6 +68,10 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
     # are harmless, parsing SQL is not needed
     words = {word.casefold() for word in re.findall(r"\w+", condition)}
     read_columns = [name for name in columns if set(re.findall(r"\w+", name.casefold())) <= words]
+    # names of SQL have no case, so that one of them would be read for the other
+    if len(set(map(str.casefold, read_columns))) < len(read_columns):
+        problem = f"{', '.join(read_columns)} differ in case alone, which SQL does not tell apart."
+        raise UsageError(problem, where=condition)
     chosen = np.zeros(len(data), bool)
     # longer than the name of any column, which the condition may be about
     number = "n" * (max(map(len, columns)) + 1)
@@ -507,7 +511,7 @@ class Searcher(Reloaded):
         """
         total = len(self.data) if self._chosen is None else int(self._chosen.sum())
         if k > total:
-            problem = f"more than the {count_text(total, 'record')} to choose from"
+            problem = f"more than there are to choose from: {count_text(total, 'record')}"
             logger.warning(Message(f"{Option('k', k)}, {problem}"))
         # the most that an index is asked for: beyond that exact search is faster
         limit = total if self._is_exact else min(total, max(k + 1, _MOST_OF_INDEX))
@@ -593,7 +597,7 @@ def near_duplicates(
         4 5 6 7             ╲ x x x
 
     Every two texts are compared, so that nothing is missed: ten times as many records take a
-    hundred times as long. Records that repeat a text are joined to the first one with it.
+    hundred times as long. Records that repeat a text, and its vector, are joined to the first one.
 
     A group holds what pairs connect, so that two of its records may be further apart than the
     threshold. Which threshold suits depends on the model: where any two texts have a high cosine
@@ -621,18 +625,20 @@ def near_duplicates(
     chosen = np.arange(len(data))
     if where is not None:
         chosen = np.flatnonzero(chosen_records(data, where))
-    # of each text the first record; the others are copies of it
+    # the first record of each text, for all that have it
     _, first, text = np.unique(text_keys(data)[chosen], return_index=True, return_inverse=True)
-    texts, copies = np.sort(first), np.flatnonzero(first[text] != np.arange(len(chosen)))
-    matrices = [data.reader.vectors_at(chosen[records]) for records in (texts, copies)]
+    first, vectors = first[text], data.reader.vectors_at(chosen)
     if whitening is not None:
-        matrices = list(map(fit_whitening(data, whitening).apply, matrices))
-    unit, of_copies = map(unit_rows, matrices)
-    pairs, cosines = _near_pairs(unit, threshold, progress)
-    # copies are alike but for case, width and spaces, which the model may read
-    products = (unit[np.searchsorted(texts, first[text[copies]])] * of_copies).sum(axis=1)
-    pairs = np.concatenate([texts[pairs], np.stack([first[text[copies]], copies], axis=1)])
-    cosines = np.concatenate([cosines, np.minimum(products, 1)])
+        vectors = fit_whitening(data, whitening).apply(vectors)
+    unit, repeats = unit_rows(vectors), first != np.arange(len(chosen))
+    products = (unit[first] * unit).sum(axis=1)
+    # joined to the first one; a text of other case, width or spaces, which the model may read, is
+    # compared like all others
+    is_copy = repeats & (products > 1 - 1e-6)
+    texts, copies = np.flatnonzero(~is_copy), np.flatnonzero(is_copy)
+    pairs, cosines = _near_pairs(unit[texts], threshold, progress)
+    pairs = np.concatenate([texts[pairs], np.stack([first[copies], copies], axis=1)])
+    cosines = np.concatenate([cosines, np.minimum(products[copies], 1)])
     group = _groups(pairs, len(chosen))
     members = np.unique(pairs)
     order = np.lexsort((pairs[:, 1], pairs[:, 0], -cosines, group))
@@ -653,7 +659,8 @@ def near_duplicates(
         )
     ]
     count = int(group.max(initial=0))
-    return NearDuplicates(threshold, len(chosen), len(copies), len(members), count, rows)
+    repeated = int(repeats.sum())
+    return NearDuplicates(threshold, len(chosen), repeated, len(members), count, rows)
 
 
 def _near_pairs(

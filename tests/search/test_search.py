@@ -23,6 +23,7 @@ from embedkit.dataset.tables import Block, TableReader
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search import exact
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
+from tests.finetune_fixtures import write_lines
 from tests.processes import command, invoke
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
@@ -232,6 +233,14 @@ def test_conditions_that_cannot_be_used(dataset: Path, condition: str) -> None:
         chosen_records(embedkit.load(dataset), condition)
 
 
+def test_columns_that_sql_cannot_tell_apart(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "c.tsv", "text\tTag\ttag", "good\tA\tB", "bad\tB\tA")
+    data = embedkit.load(extract_tiny(corpus, tmp_path / "d", keep=("Tag", "tag")).out)
+    with pytest.raises(UsageError, match="Tag, tag differ in case alone"):
+        chosen_records(data, "tag = 'A'")
+    assert chosen_records(data, "text = 'bad'").tolist() == [False, True]
+
+
 # searching texts
 
 
@@ -297,7 +306,7 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
     searcher.texts(["good " * 50], k=1)
     assert notes == [f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count"]
     searcher.texts(["good"], k=1_000)
-    assert notes[1:] == ["k=1000, more than the 89 records to choose from"]
+    assert notes[1:] == ["k=1000, more than there are to choose from: 89 records"]
 
 
 @pytest.mark.parametrize(
@@ -417,3 +426,18 @@ def test_near_duplicates_are_all_pairs_of_the_threshold(
     assert answer.startswith(f"{found.grouped} of {len(data)} records have a near-duplicate")
     with out.open(encoding="utf-8", newline="") as stream:
         assert [int(row["other_row"]) for row in csv.DictReader(stream)] == [b for _, b in pairs]
+
+
+def test_copies_whose_vectors_differ_are_compared(tmp_path: Path) -> None:
+    """Texts that differ in width are copies; the model may read them otherwise."""
+    texts = ["good movie", "ｇｏｏｄ movie", "ｇｏｏｄ movie bus", "good movie"]
+    folder = extract_tiny(write_lines(tmp_path / "c.tsv", "text", *texts), tmp_path / "d").out
+    cosines = plain(*[embedkit.load(folder).X] * 2, "cosine")
+    assert cosines[0, 1] < 0.999 < cosines[0, 3]
+    for threshold in (0.999, float(cosines[1, 2]) - 1e-5):
+        found = embedkit.near_duplicates(folder, threshold=threshold)
+        pairs = {(pair["row"], pair["other_row"]) for pair in found.pairs}
+        # a copy is a pair of the first one alone
+        near = {(a, b) for a, b in zip(*np.nonzero(np.triu(cosines, 1) >= threshold), strict=True)}
+        assert pairs == {pair for pair in near if 3 not in pair} | {(0, 3)}
+        assert found.repeated == 2
