@@ -432,7 +432,8 @@ def test_copies_whose_vectors_differ_are_compared(tmp_path: Path) -> None:
     """Texts that differ in width are copies; the model may read them otherwise."""
     texts = ["good movie", "ｇｏｏｄ movie", "ｇｏｏｄ movie bus", "good movie"]
     folder = extract_tiny(write_lines(tmp_path / "c.tsv", "text", *texts), tmp_path / "d").out
-    cosines = plain(*[embedkit.load(folder).X] * 2, "cosine")
+    vectors = embedkit.load(folder).X
+    cosines = plain(vectors, vectors, "cosine")
     assert cosines[0, 1] < 0.999 < cosines[0, 3]
     for threshold in (0.999, float(cosines[1, 2]) - 1e-5):
         found = embedkit.near_duplicates(folder, threshold=threshold)
