@@ -198,7 +198,8 @@ def check_submission(submission: Submission | None, names: Sequence[str]) -> Non
     for column, field in (submission or {}).items():
         name = field.removeprefix("proba_")
         if field not in fields:
-            problem = f"{name} is not one of {', '.join(names)}.{did_you_mean(name, names)}"
+            classes = ", ".join(map(repr, names))  # a comma may be in a name
+            problem = f"{name} is not one of {classes}.{did_you_mean(name, names)}"
             raise UsageError(problem if names else "values have no classes.", submission=...)
         if field == "answer" and column in names:
             problem = f"{column} is a class. Its probability is {column}={column}"
@@ -208,7 +209,8 @@ def check_submission(submission: Submission | None, names: Sequence[str]) -> Non
 def parse_submission(text: str | None) -> Submission | None:
     """Read the columns of a submission, such as ``id,label``.
 
-    One column beside the id is the answer; several, or one with ``=``, are of classes.
+    One column beside the id is the answer; several, or one with ``=``, are of classes. A name
+    with a comma is quoted.
 
     >>> parse_submission("id,judgement")
     {'id': 'id', 'judgement': 'answer'}
@@ -216,10 +218,14 @@ def parse_submission(text: str | None) -> Submission | None:
     {'id': 'id', 'target': 'proba_1'}
     >>> parse_submission("id,toxic,insult")
     {'id': 'id', 'toxic': 'proba_toxic', 'insult': 'proba_insult'}
+    >>> parse_submission('id,"p=a, b"')
+    {'id': 'id', 'p': 'proba_a, b'}
     """
     if text is None:
         return None
-    first, *others = (name.strip() for name in text.split(","))
+    # a row of CSV: the name of a class may have a comma
+    names = next(csv.reader([text], skipinitialspace=True), []) or [""]
+    first, *others = (name.strip() for name in names)
     columns = {first: "id"}
     for column in others:
         name, equals, label = (part.strip() for part in column.partition("="))

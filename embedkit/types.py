@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,12 @@ class Reloaded:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Keep the ``locals()`` of a constructor, called before it has any others."""
         self._arguments = {n: v for n, v in arguments.items() if n not in ("self", "__class__")}
+
+    def __copy__(self) -> Self:
+        # a shallow one shares what is loaded
+        instance = object.__new__(type(self))
+        vars(instance).update(vars(self))
+        return instance
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self._arguments), ()

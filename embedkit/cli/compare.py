@@ -22,7 +22,13 @@ from embedkit.cli.text import (
 )
 from embedkit.display import bytes_text, columns, count_text, shorten
 from embedkit.errors import UsageError
-from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
+from embedkit.runs.metrics import (
+    LOWER_IS_BETTER,
+    OF_PROBABILITIES,
+    is_percent,
+    metric_text,
+    score_text,
+)
 
 if TYPE_CHECKING:
     from embedkit.comparison.recommendation import Recommendation
@@ -117,6 +123,10 @@ def compare(
         lost = 0 if answers else max((test.rejected for test in tests if test), default=0)
         missing = f"; {count_text(lost, 'record')} of the test set rejected" * bool(lost)
         text = f"{count_text(count, 'record')}, {blend.name}{missing}"
+        if blend.name != compared.selection.name:
+            text += f"; {compared.selection.name} holds no model to predict with"
+        if compared.metric in OF_PROBABILITIES and "answer" in (columns or {}).values():
+            text += "; labels, while the metric is of probabilities: --submission id,COLUMN=CLASS"
         written.append(f"{path_text(write_blend)}: {text}")
     if report is not None:
         from embedkit.comparison.report import write_report

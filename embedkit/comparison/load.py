@@ -221,8 +221,8 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
     for place, ids in ((path, named_ids), ("the runs", records.ids)):
         if twice := [name for name, n in Counter(ids).items() if n > 1]:
             raise UsageError(
-                f"{path} is joined by id, and {len(twice)} ids of {place} occur more than once, "
-                f"such as {twice[0]!r}. Make ids unique."
+                f"{path} is joined by id, and {count_text(len(twice), 'id')} of {place} "
+                f"stand twice, such as {twice[0]!r}. Make ids unique."
             )
     if missing := [name for name in records.ids if name not in by_id]:
         # ids that are written in another way, as 007 or x7, are recognised at a glance
@@ -232,7 +232,8 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
             f"as id {missing[0]!r}; its own ids are {shown} … Give one for each record of the runs."
         )
     if surplus := len(by_id) - len(records.ids):
-        logger.warning(f"{path}: {surplus:,} predictions for other ids are left out")
+        count = count_text(surplus, "prediction")
+        logger.warning(f"{path}: {count} for other ids left out")
     values = zip(*map(by_id.__getitem__, records.ids), strict=True)
     return {
         name: spelled_as(column, named.get(name, ()))

@@ -135,6 +135,9 @@ METRICS: Mapping[str, MetricRow] = {
 }
 """All metrics, in the order of tables. F-beta scores, such as ``f2``, are like ``f1``."""
 
+OF_PROBABILITIES = ("lrap", "log_loss", "brier", "roc_auc", "average_precision")
+"""What a competition computes from probabilities, and from labels only as if they were certain."""
+
 LOWER_IS_BETTER = tuple(name for name, row in METRICS.items() if row.lower)
 
 

@@ -168,7 +168,7 @@ class Split(Shown):
             if rare and self.word is None:
                 many = f"{len(target.classes)} labels for {len(target.y)} records. Use other folds"
                 problem = f"label {rare[0]!r} does not occur in {where}"
-                raise UsageError(f"{problem}: {many}, or leave rare labels out.")
+                raise UsageError(f"{problem}: {many}, or empty rare labels.")
             if rare:  # of words
                 shown = f"{', '.join(rare):.200}"
                 logger.warning(f"label {shown}: no word in {where} has it, its probability is 0")
@@ -216,9 +216,11 @@ def read_split(path: Path) -> Split:
     # beside a corpus a split stands alone, with its fingerprint; in a run it has a checksum too
     if storage.is_sealed(path.parent):  # of a run
         storage.check_files(path.parent, [path.name])
-    table = read_table(path)
+    table = read_table(path) if path.suffix == ".parquet" else pa.table({})
     if _KEY not in (table.schema.metadata or {}):
-        raise UsageError(f"{path} was not written by embedkit split.")
+        keep, column = Option("keep", "fold", of="extract"), Option("split", "fold")
+        advice = f"For folds of your own, give the corpus such a column: {keep}, then {column}"
+        raise UsageError(f"{path} was not written by embedkit split. {advice}.")
     content = parse_json(table.schema.metadata[_KEY], file=path)
     settings = from_json(SplitSettings, content, file=path)
     expected = {"row": pa.int64(), "group": pa.int64(), "fold": pa.int16()}
@@ -611,7 +613,7 @@ def _strata(records: Units, folds: int, sets: bool) -> Int64:
     advice = "Use fewer folds, leave" if 1 < least < folds else "Leave"
     raise UsageError(
         f"{len(names)} labels for {len(classes)} records; label {rare!r} has {least}, {few}. "
-        f"{advice} that class out, or join it with another."
+        f"{advice} that class out (records without a label are), or join it with another."
     )
 
 

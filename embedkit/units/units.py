@@ -210,14 +210,15 @@ class Units:
             # columns of spans are read as kept columns
             kept = tuple(name for name in (*keep, *plan.spans) if name in plan.columns)
             plan = replace(plan, id=id_, label=label, word_label=word_label, keep=kept)
-            return self._planned(plan, level=self.level)
+            # each record of a test set is predicted, one without a text as an empty one
+            return self._planned(plan, level=self.level, empty=self.level == "sentence")
 
     @classmethod
-    def _planned(cls, plan: CorpusPlan, *, level: str) -> Units:
+    def _planned(cls, plan: CorpusPlan, *, level: str, empty: bool = False) -> Units:
         # the files are read once for their checksums, which say later whether a split belongs to
         # them
         plan = hash_inputs(plan)
-        reader = CorpusReader(plan)
+        reader = CorpusReader(plan, empty=empty)
         records = reader.records()
         if not records:
             rejected = reasons_text(reader.counts.rejected)

@@ -189,7 +189,7 @@ def test_decisions_and_probabilities_do_alone(folder: Path, store: Any, notes: l
     [
         ("", {"id": lambda t: t["id"].where(t.index > 3, "x" + t["id"])}, "for 4 of .* ids are '"),
         ("", {"id": lambda t: t["id"].where(t.index > 3)}, "4 of its .* rows are damaged or have"),
-        ("", {"id": "7"}, "ids of .* occur more than once"),
+        ("", {"id": "7"}, r"ids? of .* stand twice"),
         ("", {"fold": "0"}, r"another fold .* for \d+ of .*, such as '0' instead of '1'"),
         ("", {"y_pred": "yes"}, r"\d+ labels .*'yes'"),
         ("proba_0 proba_1 y_pred", {"Y_pred": 0}, "or proba_0, proba_1; it has .*mean 'Y_pred'"),

@@ -72,7 +72,7 @@ def test_a_submission_of_probabilities_ranks_as_they_do(tmp_path: Path) -> None:
     write_prediction_file([value], [], tmp_path / "v.csv", submission=parse_submission("id,y"))
     assert (tmp_path / "v.csv").read_text() == "id,y\nn,30003103744.25\n"
     form = parse_submission("id,target=X")
-    for names, words in ((["x", "y"], "X is not one of x, y"), ([], "values have no classes")):
+    for names, words in ((["x", "y"], "X is not one of 'x', 'y'"), ([], "values have no classes")):
         with pytest.raises(UsageError, match=words):
             write_prediction_file([], names, tmp_path / "u.csv", submission=form)
 
