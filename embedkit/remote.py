@@ -76,7 +76,8 @@ def check_place(store: Any, root: str, shown: str) -> dict[str, Any]:
     """What is below an address, by name; an error if it is no dataset, nor the beginning of one."""
     listing = {n[len(root) + 1 :]: d for n, d in store.find(root, detail=True).items()}
     if listing and FIRST not in listing:
-        problem = f"holds other files, such as {min(listing)}, and is not replaced"
+        files = f", such as {min(listing)}" if min(listing) else ", or is one"
+        problem = f"holds other files{files}, and is not replaced"
         raise OutputExistsError(f"{shown} {problem}. Choose another address.")
     return listing
 

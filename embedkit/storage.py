@@ -351,6 +351,8 @@ def check_place(path: Path) -> None:
         raise StorageError(f"cannot write {path}: {folder} is a file. Name another place.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: no write permission for {folder}.")
+    with storage_errors(path):
+        incomplete(path).exists()  # the longest name that will be there; it may be too long
 
 
 def tree_bytes(path: Path) -> int:

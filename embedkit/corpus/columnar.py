@@ -120,7 +120,8 @@ class _ColumnarTable(Table):
                     self._done += 1
                     yield _row(values)
         except _ERRORS as error:
-            advice = "Fetch it again; a date after the year 9999 has to be a text."
+            late = "; a date after the year 9999 has to be a text" * isinstance(error, ValueError)
+            advice = f"Fetch it again{late}."
             raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
     def problem_of(self, name: str, *, role: str = "") -> str:
@@ -181,7 +182,8 @@ class ParquetTable(_ColumnarTable):
         while groups and self._skipped >= (rows := metadata.row_group(groups[0]).num_rows):
             del groups[0]
             self._skipped -= rows
-        yield from self._file.iter_batches(_BATCH, row_groups=groups, columns=names)
+        for group in groups:  # a batch of two could not hold lists of categories
+            yield from self._file.iter_batches(_BATCH, row_groups=[group], columns=names)
 
 
 class ArrowTable(_ColumnarTable):

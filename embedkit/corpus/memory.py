@@ -15,7 +15,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -190,7 +190,7 @@ def _described(path: Path, folder: Path) -> InputFile:
     folder.mkdir()
     # a copy on disk, since a corpus is read several times: for its
     # columns, its hash, its sample and its records
-    with storage_errors(copy), copy.open("wb") as target:
+    with storage_errors(folder), copy.open("wb") as target:
         if not name:
             shutil.copyfileobj(sys.stdin.buffer, target)
         else:
@@ -236,13 +236,16 @@ def _spool(corpus: Any, folder: Path) -> Path:
         # the disk alone is watched: an OSError that the iterator of
         # the caller raises is not one of storage
         sink = file.open("wb")
-    with sink:
+    try:
         for number, record in enumerate(corpus):
             line = _json_line(record, number)
             with storage_errors(file):
                 sink.write(line)
         with storage_errors(file):
             sink.flush()
+    finally:
+        with suppress(OSError):  # of a full disk once more
+            sink.close()
     return file
 
 
@@ -286,13 +289,14 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
     if library == "pandas" and hasattr(corpus, "iloc"):  # an index or an array is a list of texts
         table = pa.Table.from_pandas(_readable(corpus), preserve_index=False)
         return table.schema, iter(table.to_batches())
-    # an IterableDataset has no number of rows, and yields dicts like any other iterator.
-    # A dataset that was selected from or shuffled has Arrow tables of other rows, so
-    # they are asked for through its iterator. A transform of the user yields dicts, too
-    if library == "datasets" and hasattr(corpus, "num_rows") and corpus.format["type"] != "custom":
+    # a dataset that was selected from or shuffled has Arrow tables of other rows, so they are asked
+    # for through its iterator. An IterableDataset of unknown columns yields dicts like any other
+    # iterator, and so does a transform of the user
+    features, form = getattr(corpus, "features", None), getattr(corpus, "format", {})
+    if library == "datasets" and features is not None and form.get("type") != "custom":
         tables = corpus.with_format("arrow").iter(_ROW_GROUP)
         batches = (batch for table in tables for batch in table.to_batches())
-        return corpus.features.arrow_schema, batches
+        return features.arrow_schema, batches
     if hasattr(corpus, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(corpus)
         return reader.schema, iter(reader)
@@ -345,15 +349,20 @@ def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Pat
 
 def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
     # empty_table() knows no lists of extension types
-    held = pa.Table.from_batches([], schema=schema)
+    held, rows = [pa.Table.from_batches([], schema=schema)], 0
     for table in tables:
-        held = pa.concat_tables([held, table])
-        # one chunk for each group: pages, and so the bytes, would follow the batches else
-        while held.num_rows >= _ROW_GROUP:
-            yield held.slice(0, _ROW_GROUP).combine_chunks()
-            held = held.slice(_ROW_GROUP)
-    if held.num_rows:
-        yield held.combine_chunks()
+        held.append(table)
+        rows += table.num_rows
+        # joined when they are enough: a stream may have a batch for each row
+        if rows >= _ROW_GROUP:
+            joined = pa.concat_tables(held)
+            whole = rows - rows % _ROW_GROUP
+            for start in range(0, whole, _ROW_GROUP):
+                # one chunk for each group: pages, and so the bytes, would follow the batches else
+                yield joined.slice(start, _ROW_GROUP).combine_chunks()
+            held, rows = [joined.slice(whole)], rows - whole
+    if rows:
+        yield pa.concat_tables(held).combine_chunks()
 
 
 def _plain_column(column: pa.Array, kind: pa.DataType | None) -> pa.Array:

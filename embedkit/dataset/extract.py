@@ -79,7 +79,7 @@ class ExtractResult(ShownFolder):
     missing_shards: int = 0  # of other parts
 
     def __repr__(self) -> str:
-        if not self.out.exists():
+        if self.missing_shards:  # what may be there is the one to be replaced
             return f"dataset {self.out}, {count_text(self.missing_shards, 'shard')} missing"
         manifest, views = self.manifest, view_ranges([row["view"] for row in self.as_rows()])
         read = manifest.job.input
@@ -89,7 +89,7 @@ class ExtractResult(ShownFolder):
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Rows of its views."""
-        views = self.manifest.job.vectors.views if self.out.exists() else {}
+        views = {} if self.missing_shards else self.manifest.job.vectors.views
         return [{"view": name, "width": width} for name, width in views.items()]
 
     @property
@@ -113,10 +113,10 @@ def extract(
 
     A ``str`` or ``Path`` is a file, ``"-"`` standard input, a list of ``Path`` several files, read
     one after the other. Everything else is in memory: a list or iterator of ``str`` (texts) or of
-    ``dict`` (records), a pandas or Polars DataFrame (an index is not read), an Arrow table or
-    ``RecordBatchReader``, a Hugging Face ``Dataset``. It is first written to a temporary file
-    (``TMPDIR`` names the folder), so rejects and vectors are those of the equal file. A list of
-    ``str`` never names files. An interrupted job is resumed by an object of equal content; an
+    ``dict`` (records), a pandas or Polars DataFrame (an index is read if it has a name), an Arrow
+    table or ``RecordBatchReader``, a Hugging Face ``Dataset``. It is first written to a temporary
+    file (``TMPDIR`` names the folder), so rejects and vectors are those of the equal file. A list
+    of ``str`` never names files. An interrupted job is resumed by an object of equal content; an
     iterator must be made anew to yield the same records again.
 
     The same call also makes damaged files of a complete dataset again; the other files are kept.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +72,18 @@ class Layout:
             return []
         # hidden files are left out as other readers leave them out
         return sorted(p.name for p in where.iterdir() if not p.name.startswith("."))
+
+
+def unlisted_files(folder: Path, sums: Collection[str]) -> list[str]:
+    """A message for each file of a dataset without a checksum.
+
+    That is a shard, as other readers take every Parquet file there for one, or what describes them.
+    """
+    layout = Layout(folder)
+    names = [f"{table}/{name}" for table in TABLES for name in layout.content(table)]
+    described = (layout.manifest, layout.job, layout.rejects, layout.shards) if names else ()
+    names += [file.relative_to(folder).as_posix() for file in described]
+    return [f"{name} is not in {storage.SUMS}" for name in names if name not in sums]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +239,10 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
     # messages show the address, not this place
     spelled[str(copy)] = shown
     with store_of(address) as (store, root):
-        if not store.exists(f"{root}/{MANIFEST}"):
+        absent = [n for n in (MANIFEST, storage.SUMS) if not store.exists(f"{root}/{n}")]
+        if absent:
             if not new:
-                raise UsageError(f"{shown} is not a dataset: it has no {MANIFEST}.")
+                raise UsageError(f"{shown} is not a dataset: it has no {absent[0]}.")
             check_place(store, root, shown)  # before anything is encoded
             return copy
         # the parent holds the lock: the copy itself is replaced by a rename

@@ -37,6 +37,7 @@ from embedkit.dataset.format import (
     Receipt,
     Totals,
     is_dataset,
+    unlisted_files,
 )
 from embedkit.dataset.info import card_of
 from embedkit.dataset.parquet import footer_sha256, read_facts, read_table, write_parquet
@@ -422,12 +423,15 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
         return None
     seen = storage.state_of(out)
     try:
-        damaged = storage.differing_files(out, storage.file_sums(out))
+        sums, damaged = storage.file_sums(out), dict[str, str]()
     except DamagedError as error:
         # the list itself is damaged: what its whole lines say of files still holds, and a file
         # without one is made again
-        sums = storage.file_sums(out, torn=True)
-        damaged = {storage.SUMS: str(error), **storage.differing_files(out, sums)}
+        sums, damaged = storage.file_sums(out, torn=True), {storage.SUMS: str(error)}
+    # by the list, and not by their names: what they say of the job still holds
+    if unlisted := unlisted_files(out, sums):
+        damaged.setdefault(storage.SUMS, unlisted[0])
+    damaged |= storage.differing_files(out, sums)
     if differences := difference(_stored(Layout(out), damaged)[0], asdict(job.settings)):
         grown: Option | str = ""
         # a corpus that has grown is the usual reason, and need not cost all of its texts again

@@ -110,7 +110,7 @@ def plan_extract(
                 raise UsageError("it is stored under this name anyway. Leave it out.", keep=name)
         _check_kept(plan.keep, RESERVED)
         # without the sample, which would read all of a corpus to draw it
-        if next(iter(CorpusReader(replace(plan, sample=None))), None) is None:
+        if next(iter(CorpusReader(replace(plan, sample=None, min_chars=0))), None) is None:
             raise CorpusError(
                 f"{plan.files[0].name} has no records, only a header or nothing at all."
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -251,6 +252,17 @@ STRINGS = {
 }
 if int(pa.__version__.split(".")[0]) >= 21:  # earlier releases write no Parquet of this type
     STRINGS["string_view"] = pa.string_view()
+
+
+def test_lists_of_categories_in_several_row_groups(tmp_path: Path) -> None:
+    """pyarrow reads no batch of such lists that begins in one row group and ends in the next."""
+    frame = pl.DataFrame(
+        {"text": ["a", "b", "c"], "tags": [["x"], ["y", "x"], []]},
+        schema={"text": pl.String, "tags": pl.List(pl.Categorical)},
+    )
+    frame.write_parquet(tmp_path / "c.parquet", row_group_size=1)
+    labels = [r.label for r in read_files(tmp_path / "c.parquet", label="tags").records]
+    assert labels == ['["x"]', '["y", "x"]', "[]"]
 
 
 @pytest.mark.parametrize("kind", STRINGS.values(), ids=STRINGS.keys())

@@ -248,7 +248,7 @@ def test_names_of_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
     records = {"tokens": words, "tags": [[0, 1], [0], [0]], "label": [1, 0, -1]}
     made = Dataset.from_dict(records, features=Features(kinds))
     made.to_parquet(tmp_path / "c.parquet")
-    for corpus in (made, tmp_path / "c.parquet"):
+    for corpus in (made, made.to_iterable_dataset(), tmp_path / "c.parquet"):
         caplog.clear()
         with caplog.at_level("INFO", "embedkit"):
             units = Units.of_corpus(corpus, CorpusOptions(word_label="tags"))

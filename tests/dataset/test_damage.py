@@ -108,6 +108,10 @@ def test_no_bit_of_a_page_header_gives_another_column(out: Path) -> None:
     assert refused > 40
 
 
+def first_lines(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+
+
 DAMAGE: dict[str, list[tuple[str, Callable[[Path], object]]]] = {
     "a data page": [(PART, partial(flip, at=0.05))],
     "a footer": [(PART, partial(flip, at=0.9))],
@@ -121,6 +125,8 @@ DAMAGE: dict[str, list[tuple[str, Callable[[Path], object]]]] = {
     "the job": [(PART, partial(flip, at=0.9)), ("_embedkit/job.json", partial(flip, at=0.3))],
     "a checksum": [("SHA256SUMS", partial(flip, at=0.999))],
     "no checksums": [("SHA256SUMS", Path.unlink)],
+    "whole lines of checksums": [("SHA256SUMS", first_lines)],
+    "a copy of a shard": [("sentences/part (1).parquet", lambda path: path.write_bytes(b"PAR1"))],
     "a checksum and a data page": [
         ("SHA256SUMS", partial(flip, at=0.999)),
         (PART, partial(flip, at=0.05)),
@@ -136,7 +142,13 @@ def test_the_same_extract_makes_damaged_files_again(
     for file, damage in DAMAGE[name]:
         damage(out / file)
     lost = len({file[-16:-8] for file, _ in DAMAGE[name] if file.endswith(".parquet")})
-    lost = {"a checksum": 1, "no checksums": 4, "a checksum and a data page": 2}.get(name, lost)
+    lost = {
+        "a checksum": 1,
+        "no checksums": 4,
+        "whole lines of checksums": 4,
+        "a copy of a shard": 0,
+        "a checksum and a data page": 2,
+    }.get(name, lost)
     assert not verify(out).ok
     assert again(made, out) == 4 - lost
     assert any(re.match(r"making \d damaged file", note) for note in notes)
