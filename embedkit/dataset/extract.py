@@ -256,16 +256,16 @@ def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) ->
     receipts, lost, in_a_row = list[Receipt](), list[str](), 0
     # ends the workers if this loop is left early
     with closing(results):
-        for shard, receipt in results:
+        for shard, result in results:
             # a bad shard is left out; several in a row suggest that none will fit into memory, and
             # each would cost all of its attempts
-            in_a_row = in_a_row + 1 if receipt is None else 0
-            if receipt is None:
+            in_a_row = in_a_row + 1 if result is None else 0
+            if result is None:
                 lost.append(f"shard {shard.number} (records {shard.row} to {shard.last_row})")
                 logger.warning(f"{lost[-1]} ended {ATTEMPTS} worker processes and is left out")
             else:
-                receipts.append(receipt)
-                meter.finished(receipt)
+                receipts.append(result[0])
+                meter.finished(*result)
             if in_a_row == _LOST_IN_A_ROW:
                 break
     if lost:
@@ -306,10 +306,10 @@ class _Meter:
         self.fresh += count
         self._report()
 
-    def finished(self, receipt: Receipt) -> None:
-        """Report a shard that another process has made."""
+    def finished(self, receipt: Receipt, tokens: int) -> None:
+        """Report a shard that another process has made, for which it encoded so many tokens."""
         self.start(receipt.shard, receipt.ledger["tokens_kept"], receipt.ledger["records"])
-        self.tokens(receipt.ledger["tokens_kept"])
+        self.tokens(tokens)
 
     def _report(self) -> None:
         # records are known since the plan, tokens only of the shards that were begun

@@ -373,8 +373,11 @@ _MAKERS: dict[tuple[Any, ...], ShardMaker] = {}
 """The maker of the job that this worker process has last worked for."""
 
 
-def run_shard(plan: ExtractPlan, shard_range: ShardRange) -> Receipt:
-    """Make one shard of a job, in any process that sees the corpus and the folder of the job."""
+def run_shard(plan: ExtractPlan, shard_range: ShardRange) -> tuple[Receipt, int]:
+    """Make one shard of a job, in any process that sees the corpus and the folder of the job.
+
+    Return its receipt, and how many tokens were encoded: others may be reused.
+    """
     key = plan.out, plan.corpus, plan.reuse, plan.any_environment, plan.job.settings.fingerprint
     if key not in _MAKERS:
         # one model at a time: a second one may not fit into memory
@@ -388,8 +391,8 @@ def run_shard(plan: ExtractPlan, shard_range: ShardRange) -> Receipt:
             raise MismatchError(f"{plan.out}: the files of the model have changed. Start over.")
         _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), JobFolder(plan.out, job))
     maker = _MAKERS[key]
-    shard = maker.read(shard_range)
-    return maker.write(shard, maker.start(shard))
+    shard, encoded = maker.read(shard_range), list[int]()
+    return maker.write(shard, maker.start(shard, encoded.append)), sum(encoded)
 
 
 def environment_of(encoder: Encoder) -> dict[str, Any]:

@@ -170,11 +170,14 @@ def test_workers_reuse_too(tmp_path: Path) -> None:
     tsv(corpus, [*NEW, *OLD])
     words = ["extract", corpus, "--model", tiny_model(), "--out", tmp_path / "two", "--words"]
     words += ["--tokens", "--precision", "fp32", "--device", "cpu", "--workers", "2"]
-    assert command(*map(str, words), "--reuse", str(tmp_path / "old"), cwd=tmp_path).returncode == 3
-    run(corpus, tmp_path / "fresh", **OPTIONS)
+    done = command(*map(str, words), "--reuse", str(tmp_path / "old"), cwd=tmp_path)
+    assert done.returncode == 3
+    log = (tmp_path / "two/_embedkit/log.jsonl").read_text("utf-8").splitlines()
+    fresh = run(corpus, tmp_path / "fresh", **OPTIONS).tokens_fresh
+    assert 0 < sum(json.loads(line).get("tokens_encoded", 0) for line in log) < fresh
     for level in ("sentence", "word", "token"):
-        two, fresh = (embedkit.load(tmp_path / n, level=level).X for n in ("two", "fresh"))
-        np.testing.assert_array_equal(two, fresh)
+        two, new = (embedkit.load(tmp_path / n, level=level).X for n in ("two", "fresh"))
+        np.testing.assert_array_equal(two, new)
 
 
 def test_marked_words_are_those_of_the_text(tmp_path: Path, encoded: list[int]) -> None:

@@ -92,7 +92,7 @@ def test_shards_are_read_from_any_place(tmp_path: Path, name: str, options: dict
 # Other processes
 
 
-def killed_once(plan: ExtractPlan, shard: ShardRange) -> Receipt:
+def killed_once(plan: ExtractPlan, shard: ShardRange) -> tuple[Receipt, int]:
     """The second shard kills the first process that makes it, after its sentences are written."""
     if shard.number == 1 and not (mark := plan.out.with_name("mark")).exists():
         mark.touch()
@@ -100,7 +100,7 @@ def killed_once(plan: ExtractPlan, shard: ShardRange) -> Receipt:
     return run_shard(plan, shard)
 
 
-def killed_always(plan: ExtractPlan, shard: ShardRange) -> Receipt:
+def killed_always(plan: ExtractPlan, shard: ShardRange) -> tuple[Receipt, int]:
     if shard.number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return run_shard(plan, shard)
@@ -119,7 +119,7 @@ def killed_once_reading(shared: Any, shard: Any) -> Any:
     return shards._read(shared, shard)
 
 
-def failing(plan: ExtractPlan, shard: ShardRange) -> Receipt:
+def failing(plan: ExtractPlan, shard: ShardRange) -> tuple[Receipt, int]:
     if shard.number == 2:
         raise EncodeError("planted")
     return run_shard(plan, shard)
