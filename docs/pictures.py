@@ -85,7 +85,7 @@ def report(browser: Any) -> None:
     embedkit("run", "pipelines/quickstart.toml")
     for scheme in ("light", "dark"):
         page = browser.new_context(
-            viewport={"width": 1_200, "height": 760}, color_scheme=scheme, device_scale_factor=1.5
+            viewport={"width": 1_200, "height": 790}, color_scheme=scheme, device_scale_factor=1.5
         ).new_page()
         page.goto((ROOT / "pipelines/outputs/quickstart/report.html").as_uri())
         page.wait_for_selector("#explorer:not([hidden])")
