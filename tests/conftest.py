@@ -29,7 +29,7 @@ from embedkit.encoding.encoder import Encoder
 from tests.corpus_fixtures import Folder
 from tests.models import Plain, Tiny, build
 from tests.processes import logging_as_before
-from tests.store_fixtures import load_quickly
+from tests.store_fixtures import load_quickly, run, write_tsv
 
 LONGEST = ("test_same_bits", "test_crashes", "test_report_browser", "test_workflows")
 MEMORY_PER_WORKER = 2_500_000_000
@@ -166,6 +166,14 @@ def folder(tmp_path: Path) -> Folder:
 def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for what the tests of a module have in common."""
     return tmp_path_factory.mktemp("common")
+
+
+@pytest.fixture(scope="module")
+def made(common: Path) -> Path:
+    """A dataset of shards of three rows with all tables."""
+    settings: dict[str, Any] = {"words": "mean", "tokens": True, "layers": "1,2,sum:1..2"}
+    corpus, pooling = write_tsv(common / "corpus.tsv"), ["cls", "mean", "pooler"]
+    return run(corpus, common / "out", pooling=pooling, **settings).out
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from embedkit.cli.text import (
     table_text,
     terminal_width,
 )
-from embedkit.display import bytes_text, columns, count_text, shorten
+from embedkit.display import bytes_text, count_text, shorten
 from embedkit.errors import UsageError
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,
@@ -104,8 +104,7 @@ def compare(
     from embedkit.prediction_files import check_file, parse_submission
 
     if (answers or submission) and write_blend is None:
-        subject = "--answers are" if answers else "--submission is"
-        raise UsageError(f"{subject} blended into a file; name it with --write-blend.")
+        raise UsageError("--answers and --submission are for a file; name it with --write-blend.")
     # before anything is computed: a slip in an option should not cost a minute
     columns = parse_submission(submission)
     if write_blend is not None:
@@ -176,14 +175,12 @@ def _methods_text(compared: Compared, advice: Recommendation, other_lines: list[
     # digits
     room = max(width - (62 if is_percent(metric) else 66), 8)
     lines: dict[str, dict[str, str]] = {}
-    # where its name is too long, the baseline says so in its own row
-    fits = columns(compared.baseline) <= _HEAD
-    versus = f"against {compared.baseline if fits else 'baseline'}"
+    versus = f"against {shorten(compared.baseline, _HEAD)}"
     tested = any(row.test for row in compared.rows)
     for row in compared.rows:
         if row.kind == "majority":
             continue
-        gain = "–" if fits else "(baseline)"
+        gain = "–"
         if row.to_baseline:
             gain = metric_text(row.to_baseline.value, metric, signed=True)
         cells = {
@@ -226,9 +223,8 @@ def comparison_text(compared: Compared) -> str:
     from embedkit.runs.run import FinetuneRun
 
     metric, rows, counts = compared.metric, compared.rows, compared.counts
-    sample, unit = f"{counts['folds']:,} records in folds", " in points" * is_percent(metric)
-    if compared.level == "word":
-        sample = sample.replace("records", "words")
+    unit = " in points" * is_percent(metric)
+    sample = f"{counts['folds']:,} {compared.noun}s in folds"
     if counts["test"]:
         sample += f", {counts['test']:,} in the test set"
     tested = [row for row in rows if row.test]

@@ -177,9 +177,8 @@ def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
     yield from _scores(content)
     cut, rejected = content.truncated, content.dataset.rejected or {}
     epochs = ", ".join(f"{epoch:g}" for epoch in sorted(set(content.epochs)))
-    yield f"{count_text(len(content.models), 'model')}; best epochs: {epochs}"
-    if not content.is_trained:
-        yield f"{content.improving} of {count_text(len(content.models), 'model')} still improving"
+    models = count_text(len(content.models), "model")
+    yield f"{models}, {content.improving} still improving; best epochs: {epochs}"
     if cut["records"]:
         lost = f"{cut['tokens']:,} of {cut['tokens_all']:,} tokens"
         limit = content.tokens.max_length

@@ -79,8 +79,6 @@ def read_runs(
     resolved = [Path(path).resolve() for path in paths]
     if repeated := [path.name for path, n in Counter(resolved).items() if n > 1]:
         raise UsageError(f"{repeated[0]} is given twice. Give every run once.")
-    if not resolved:
-        raise UsageError("give folders of embedkit train, finetune or probe.", runs=[])
     runs: list[LoadedRun] = []
     step = steps(progress, "reading", len(paths), "runs")
     # names are as short as they can be while they differ
@@ -334,9 +332,10 @@ def _check_same(first: LoadedRun, run: LoadedRun) -> None:
     if not with_models([run]) and not len(predictions.test):
         expected = expected.take(expected.out_of_fold)
     if predictions.classes != expected.classes:
+        mine, its = (", ".join(p.classes[:5]) or "values" for p in (predictions, expected))
         raise MismatchError(
-            f"{run.path} predicts {_labels(predictions)}, {first.path} {_labels(expected)}. "
-            "Compare runs on the same label column and of one task."
+            f"{run.path} predicts {mine}; {first.path} {its}. Compare runs on the same label "
+            "column and of one task."
         )
     for name in ("keys", "fold", "y"):
         # NaN stands for the label of a test record that has none
@@ -347,13 +346,6 @@ def _check_same(first: LoadedRun, run: LoadedRun) -> None:
                 f"{run.path} has predictions for {different} than {first.path}. "
                 "Make both on the same corpus, label column and split."
             )
-
-
-def _labels(records: Predictions) -> str:
-    if not records.classes:
-        return "values"
-    names = ", ".join(records.classes[:5])
-    return f"the labels {names}{' …' if len(records.classes) > 5 else ''}"
 
 
 def input_differences(runs: Sequence[LoadedRun]) -> dict[str, dict[str, tuple[str, ...]]]:

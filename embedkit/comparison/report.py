@@ -409,9 +409,8 @@ def _payload(
                 if len(classes) == 2
                 else np.rint(confidence_of(p) * 1_000).astype(int).tolist()
                 for p in methods
-            ]
-            if classes
-            else [],
+                if classes
+            ],
             "right": [] if classes else [is_right(p).astype(int).tolist() for p in methods],
             "texts": cut_texts(texts, most_bytes=_MOST_BYTES),
             "lengths": None if lengths is None else lengths.tolist(),

@@ -472,7 +472,6 @@ class ShardRange:
     number: int = 0  # of the shard
     last_row: int = -1
     rows: int = 0
-    rejected: int = 0  # rejects since the shard before it
 
 
 class BadRecordError(Exception):

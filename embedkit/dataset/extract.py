@@ -213,11 +213,9 @@ def _make(
             else:
                 receipts += _by_workers(plan, todo, meter)
         except (KeyboardInterrupt, SystemExit):
+            kept = count_text(len(folder.receipts()), "finished shard")
             rows = plan.job.settings.storage.shard_rows
-            kept = f"the first shard of {rows:,} records was not finished, so nothing is kept"
-            if count := len(folder.receipts()):
-                kept = f"{count} finished shards of {rows:,} records are kept"
-            logger.warning(kept)
+            logger.warning(f"{kept} of {rows:,} records kept")
             raise
         # once more after the last shard, before anything is published
         for file in plan.corpus.files:
@@ -269,11 +267,10 @@ def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) ->
             if in_a_row == _LOST_IN_A_ROW:
                 break
     if lost:
-        state = "Finished shards are kept" if in_a_row else "All other shards are finished"
         raise EncodeError(
             f"{', '.join(lost)}: each ended {ATTEMPTS} worker processes, perhaps for lack of "
-            f"memory. {state}. Run the same command again with fewer workers or a smaller "
-            "batch_tokens."
+            "memory. Finished shards are kept. Run the same command again with fewer workers or a "
+            "smaller batch_tokens."
         )
     return receipts
 

@@ -336,10 +336,8 @@ def read_manifest(path: Path) -> Manifest:
             raise
     unfinished, parent = incomplete(path), path.parent
     # from here on: no manifest, and a message that says what there is instead
-    if layout.job.is_file() and path.name.endswith(".incomplete"):
-        why = "It is an unfinished job: run the extract command that began it again."
-    elif unfinished.is_dir():
-        why = f"It is unfinished ({unfinished}): run the same extract command again."
+    if (layout.job.is_file() and path.name.endswith(".incomplete")) or unfinished.is_dir():
+        why = "It is unfinished: run the extract command that began it again."
     elif not path.exists():
         names = (p.name for p in parent.iterdir()) if parent.is_dir() else ()
         why = f"It does not exist.{did_you_mean(path.name, names)}"

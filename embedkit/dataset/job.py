@@ -177,7 +177,6 @@ def plan_shards(
     """Read the corpus once: write its rejects, and return where each shard of ``rows`` begins."""
     reader, partial = CorpusReader(corpus), layout.scratch / "rejects.partial"
     ranges: list[dict[str, Any]] = []
-    rejected = 0
     with (
         storage.storage_errors(layout.rejects),
         partial.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink,
@@ -185,22 +184,19 @@ def plan_shards(
         for item in reader.shown(progress):
             if isinstance(item, Reject):
                 sink.write(item.to_json() + "\n")
-                rejected += 1
                 continue
             if not ranges or ranges[-1]["rows"] == rows:
                 place = {name: getattr(item, name) for name in ("file", "row", "line", "offset")}
                 # a shard remembers the byte where its first record begins, so that any process can
                 # read it without reading what stands before it
-                place |= {"file_row": item.row - reader.first_row, "rejected": rejected}
+                place |= {"file_row": item.row - reader.first_row}
                 ranges.append(place | {"number": len(ranges), "rows": 0})
-                rejected = 0
             # both numbers prove later that the corpus is still read as it was planned
             ranges[-1] |= {"last_row": item.row, "rows": ranges[-1]["rows"] + 1}
     # before the plan, by which the next process knows that all of this is done
     storage.publish_file(partial, layout.rejects)
     # a corpus without accepted records has one shard without rows, which holds the schema
-    ranges = ranges or [{"rejected": rejected}]
-    return [ShardRange(**shard) for shard in ranges], reader.counts
+    return [ShardRange(**shard) for shard in ranges or [{}]], reader.counts
 
 
 def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:

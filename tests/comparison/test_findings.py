@@ -27,8 +27,9 @@ from embedkit.comparison.report import charts_of, write_report
 from embedkit.comparison.table import Compared, compare, records_to_decide
 from embedkit.drawing import Scene, text_width
 from embedkit.errors import MismatchError, UsageError
-from embedkit.runs.figures import _three_digits, confusion, heat_map, reliability_bins, shaded_table
+from embedkit.runs.figures import confusion, heat_map, reliability_bins, shaded_table
 from embedkit.runs.intervals import Difference, Score
+from embedkit.runs.metrics import metric_text
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import TestSetContent
 from embedkit.storage import seal
@@ -505,7 +506,7 @@ def test_numbers_stay_within_their_cells(
 
 
 def test_numbers_near_zero_stay_within_their_cells() -> None:
-    columns = {name: {"mean_0": (3.8e-14, _three_digits(3.8e-14))} for name in "abcdef"}
+    columns = {name: {"mean_0": (3.8e-14, metric_text(3.8e-14, "rmse"))} for name in "abcdef"}
     check_within_cells(shaded_table("Layers", ["mean_0"], columns))
 
 

@@ -27,7 +27,6 @@ from embedkit.dataset.parquet import (
 )
 from embedkit.errors import EncodeError
 from tests.processes import ROOT
-from tests.store_fixtures import run, write_tsv
 
 PAGE = (ROOT / "docs" / "format.md").read_text("utf-8")
 NAMED = set(re.findall(r"`([^`\s]+)`", PAGE))
@@ -38,19 +37,6 @@ def reader() -> Any:
     names: dict[str, Any] = {}
     exec(code, names)
     return names["read_dataset"]
-
-
-@pytest.fixture(scope="module")
-def made(common: Path) -> Path:
-    """A dataset of three shards with word and token vectors."""
-    return run(
-        write_tsv(common / "corpus.tsv"),
-        common / "out",
-        shard_rows=4,
-        words="mean",
-        tokens=True,
-        pooling=["cls", "mean", "pooler"],
-    ).out
 
 
 def test_the_reader_reads_what_load_does(made: Path) -> None:

@@ -22,20 +22,6 @@ from embedkit.runs.folder import dataset_content
 from tests.processes import ROOT
 from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
 
-
-@pytest.fixture(scope="module")
-def made(common: Path) -> Path:
-    """Shards of three rows with all tables."""
-    return run(
-        write_tsv(common / "c.tsv"),
-        common / "out",
-        layers="1,2,sum:1..2",
-        words="mean",
-        tokens=True,
-        pooling=["cls", "mean"],
-    ).out
-
-
 # levels
 
 
