@@ -157,7 +157,7 @@ def worker(setting: Mapping[str, str], folder: Path) -> Iterator[subprocess.Pope
 def work(folder: Path) -> None:
     """Answer every number of seconds on standard input with tokens per second."""
     texts = texts_of(folder, "nsmc", 1_000)
-    encoder = Encoder.load(device="cpu", precision="fp32")
+    encoder = Encoder(device="cpu", precision="fp32")
     lots = [texts[i : i + LOT] for i in range(0, len(texts), LOT)]
     settings = TokenizerSettings(encoder.max_length)
     tokens = [len(encoder.tokenizer.encode(x, settings=settings).ids) for x in lots]

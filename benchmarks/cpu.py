@@ -111,7 +111,7 @@ def _corpora(folder: Path) -> dict[str, list[str]]:
 def base(options: argparse.Namespace, findings: Findings) -> None:
     """A model of 12 layers and width 768, with random weights."""
     with checkpoint("base") as folder:
-        encoder = Encoder.load(str(folder), device="cpu", precision="fp32")
+        encoder = Encoder(str(folder), device="cpu", precision="fp32")
         texts = mixed_lengths(encoder, _corpora(options.corpora)["nsmc"], 250, (8, 64))
         tokens = count(encoder, texts)
         rates: list[float] = []
@@ -148,7 +148,7 @@ def families(options: argparse.Namespace, findings: Findings) -> None:
             save_checkpoint(Path(scratch, kind), kind, layers)
             runs = {}
             for forward in ("auto", "transformers"):
-                encoder = Encoder.load(
+                encoder = Encoder(
                     Path(scratch, kind), device="cpu", precision="fp32", forward=forward
                 )
                 runs[forward] = partial(encoder.encode, texts, pooling="mean")
@@ -164,7 +164,7 @@ def profile(options: argparse.Namespace, findings: Findings) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recorded
 
-    encoder = Encoder.load(device="cpu", precision="fp32")
+    encoder = Encoder(device="cpu", precision="fp32")
     view = [parse_view("mean_-1", n_layers=encoder.n_layers)]
     for name, texts in _corpora(options.corpora).items():
         tokenized = encoder.tokenizer.encode(texts, settings=TokenizerSettings(encoder.max_length))
@@ -184,7 +184,7 @@ def profile(options: argparse.Namespace, findings: Findings) -> None:
 
 def avoided(options: argparse.Namespace, findings: Findings) -> None:
     """What other views cost, measured against the mean of the last layer."""
-    encoder = Encoder.load(device="cpu", precision="fp32")
+    encoder = Encoder(device="cpu", precision="fp32")
     texts = _corpora(options.corpora)["nsmc"]
     tokenized = encoder.tokenizer.encode(texts, settings=TokenizerSettings(encoder.max_length))
     every = [f"{p}_{i}" for i in range(encoder.n_layers + 1) for p in ("cls", "mean")]
@@ -308,7 +308,7 @@ def host(options: argparse.Namespace, findings: Findings) -> None:
 
     The tokenizer's own part and the pages of Parquet run without the GIL and are listed apart.
     """
-    vocabulary = sorted(Encoder.load(device="cpu").tokenizer.hf.get_vocab())
+    vocabulary = sorted(Encoder(device="cpu").tokenizer.hf.get_vocab())
     words = [word for word in vocabulary if word.isalpha() and len(word) > 2]
     for length, most in ((16, 33), (128, 50)):
         random = np.random.default_rng(0)

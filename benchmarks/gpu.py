@@ -125,7 +125,7 @@ class Bench:
         """
         key = (shape, forward, precision or self.precision)
         if key not in self._encoders:
-            encoder = Encoder.load(
+            encoder = Encoder(
                 self.folder(shape), device=self.device, precision=key[2], forward=forward
             )
             if shape in SHAPES and forward == "auto" and not isinstance(encoder.model, PackedModel):

@@ -222,7 +222,7 @@ def _model() -> Any:
     from embedkit.encoding.encoder import Encoder
 
     if not _MODELS:
-        folder = Encoder.load(device="cpu").checkpoint.folder
+        folder = Encoder(device="cpu").checkpoint.folder
         _MODELS.append(SentenceTransformer(str(folder), device="cpu"))
     return _MODELS[0]
 

@@ -142,7 +142,7 @@ def embedkit_engine(precision: str) -> Callable[[Folder, int], Engine]:
 
     def make(folder: Folder, threads: int) -> Engine:
         torch.set_num_threads(threads)
-        encoder = Encoder.load(
+        encoder = Encoder(
             str(folder.path), device="cpu", precision=precision, max_length=folder.length
         )
         return lambda texts: np.asarray(encoder.encode(list(texts), pooling="mean"))
@@ -319,7 +319,7 @@ def lengths(kind: str, encoder: Encoder, corpora: Path) -> list[str]:
 @contextmanager
 def checkpoint(kind: str) -> Iterator[Path]:
     """MiniLM, or a checkpoint of BERT-base's shape with random weights and MiniLM's tokenizer."""
-    source = Path(Encoder.load(device="cpu").checkpoint.folder)
+    source = Path(Encoder(device="cpu").checkpoint.folder)
     if kind == "minilm":
         yield source
         return
@@ -431,7 +431,7 @@ def _measure(
     options: argparse.Namespace,
 ) -> dict[str, float]:
     torch.set_num_threads(threads)
-    encoder = Encoder.load(str(folder.path), device="cpu", precision="fp32", max_length=512)
+    encoder = Encoder(str(folder.path), device="cpu", precision="fp32", max_length=512)
     texts = lengths(kind, encoder, options.corpora)
     if encoder.n_layers > 6:  # eight times the work of MiniLM for each text
         texts = texts[::4]

@@ -71,7 +71,7 @@ def main(corpora: Path, count: int) -> None:
     """Print the table."""
     threads = os.cpu_count() or 1
     with checkpoint("minilm") as source, tempfile.TemporaryDirectory() as scratch:
-        encoder = Encoder.load(str(source), device="cpu")
+        encoder = Encoder(str(source), device="cpu")
         texts = list(dict.fromkeys(texts_of(corpora, "stsb_en", count)))
         texts += mixed_lengths(encoder, texts, count // 10, (10, 500))
         folder = Folder(source, LENGTH, Path(scratch))

@@ -2,7 +2,7 @@
 
     import embedkit
 
-    encoder = embedkit.Encoder.load()
+    encoder = embedkit.Encoder()
     X = encoder.encode(["a text", "another one"])
     embedkit.extract("corpus.tsv", out="vectors", layers="all", pooling=["cls", "mean"])
     data = embedkit.load("vectors", view="mean_-1")     # data.X, data.y, data.ids, data.text

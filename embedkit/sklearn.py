@@ -268,7 +268,7 @@ def _loaded(
     """An encoder, shared by all clones of this process; estimators themselves pickle small."""
     from embedkit.encoding.encoder import Encoder
 
-    return Encoder.load(
+    return Encoder(
         model, revision=revision, device=device, precision=precision, max_length=max_length
     )
 

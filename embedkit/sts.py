@@ -117,7 +117,7 @@ def similarity(
     # before the model is loaded: a score that is no number stops at once
     gold = None if score is None else _gold(records, name=f"{Option('score', score)}")
     kinds = parse_poolings(pooling)
-    encoder = Encoder.load(model, device=device, max_length=max_length)
+    encoder = Encoder(model, device=device, max_length=max_length)
     views = views_of(
         parse_layers(layers, n_layers=encoder.n_layers), kinds, n_layers=encoder.n_layers
     )

@@ -29,7 +29,7 @@ from embedkit.encoding.encoder import Encoder
 from tests.corpus_fixtures import Folder
 from tests.models import Plain, Tiny, build
 from tests.processes import logging_as_before
-from tests.store_fixtures import load_quickly, run, write_tsv
+from tests.store_fixtures import begin_quickly, run, write_tsv
 
 LONGEST = ("test_same_bits", "test_crashes", "test_report_browser", "test_workflows")
 MEMORY_PER_WORKER = 2_500_000_000
@@ -112,7 +112,7 @@ def _logging_as_before() -> Iterator[None]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the tiny model once, not for every run."""
-    monkeypatch.setattr(Encoder, "load", load_quickly)
+    monkeypatch.setattr(Encoder, "__init__", begin_quickly)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def tiny_bert(tiny: Tiny) -> Path:
 @pytest.fixture(scope="session")
 def encoder_of(tiny: Tiny) -> Callable[[str], Encoder]:
     """Encoder of a tiny checkpoint, loaded once."""
-    return cache(lambda family: Encoder.load(str(tiny(family)), device="cpu"))
+    return cache(lambda family: Encoder(str(tiny(family)), device="cpu"))
 
 
 @pytest.fixture(scope="session")
@@ -204,7 +204,7 @@ def plain_of(tiny: Tiny) -> Callable[[str], Plain]:
 @pytest.fixture(scope="session")
 def minilm() -> Encoder:
     """all-MiniLM-L6-v2, from the package that embedkit depends on."""
-    return Encoder.load(device="cpu")
+    return Encoder(device="cpu")
 
 
 def _folder_from(variable: str, content: str) -> Path:
@@ -221,7 +221,7 @@ def _folder_from(variable: str, content: str) -> Path:
 def multilingual() -> Encoder:
     """multilingual-e5-small, for Korean and Japanese."""
     folder = _folder_from("EMBEDKIT_TEST_MULTILINGUAL", "a checkpoint of multilingual-e5-small")
-    return Encoder.load(str(folder), device="cpu")
+    return Encoder(str(folder), device="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ def check_company(encoder: Encoder) -> tuple[list[str], dict[str, Vectors]]:
 
 def share(model: str, precision: str) -> float:
     """Per cent of the texts of which all views and tokens have the same bits in any company."""
-    encoder = Encoder.load(model, device="cpu", precision=precision)
+    encoder = Encoder(model, device="cpu", precision=precision)
     views, tokens = asked(encoder)["everything"]
     together = vectors(encoder, texts(), views, tokens=tokens, budget=2_048)
     places = {place for _, _, place in moved(encoder, together, views, tokens=tokens)}
@@ -156,7 +156,7 @@ def check(model: str, precision: str, scratch: Path, report: dict[str, list[str]
     for threads in (1, 2):
         torch.set_num_threads(threads)
         where = f"{Path(model).name}, {precision}, threads: {threads}: "
-        encoder = Encoder.load(model, device="cpu", precision=precision)
+        encoder = Encoder(model, device="cpu", precision=precision)
         wrong, found = check_company(encoder) if precision in ("fp32", "int8") else ([], {})
         first, second = (job(model, precision, scratch) for _ in range(2))
         if first != second:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from embedkit.choices import DEFAULT_MODEL
 from embedkit.dataset import planning
 from embedkit.dataset.extract import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder, choose_precision
@@ -95,12 +96,14 @@ def tiny_model(*, pooler: bool = True, seed: int = 1) -> Path:
     return build_tiny(folder / "tiny", pooler=pooler, seed=seed)
 
 
+_BEGIN = Encoder.__init__
+
+
 @cache
 def _loaded(folder: str, forward: str) -> Encoder:
-    return _LOAD(folder, device="cpu", forward=forward)
-
-
-_LOAD = Encoder.load
+    encoder = object.__new__(Encoder)
+    _BEGIN(encoder, folder, device="cpu", forward=forward)
+    return encoder
 
 
 def load_quickly(
@@ -112,7 +115,7 @@ def load_quickly(
     forward: str = "auto",
     **_: Any,
 ) -> Encoder:
-    """As :meth:`Encoder.load` for a folder, but every checkpoint is loaded once only."""
+    """An :class:`Encoder`, but every checkpoint is loaded once only."""
     made = copy.copy(_loaded(str(model), forward))
     made.precision = choose_precision(precision, made.model.device)
     made.max_length = choose_max_length(made.checkpoint, made.tokenizer, max_length)
@@ -120,12 +123,21 @@ def load_quickly(
     return made
 
 
+def begin_quickly(self: Encoder, model: str | Path = DEFAULT_MODEL, **settings: Any) -> None:
+    """As ``Encoder.__init__``; in fp32 the weights are those of :func:`load_quickly`."""
+    if settings.get("precision") in (None, "fp32"):
+        vars(self).update(vars(load_quickly(str(model), **settings)))
+        self._arguments = {"model": model, **settings}
+    else:
+        _BEGIN(self, model, **settings)
+
+
 @contextmanager
 def quickly() -> Iterator[None]:
     """Commands make shards of 14 rows, and load a model once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "_shard_rows", lambda *_: 14)
-        patch.setattr(Encoder, "load", load_quickly)
+        patch.setattr(Encoder, "__init__", begin_quickly)
         load_quickly(str(tiny_model()))
         yield
 
@@ -145,7 +157,7 @@ def run(corpus: Any, out: Path | str, **settings: Any) -> ExtractResult:
 def extract_tiny(corpus: Any, out: Path | str, **settings: Any) -> ExtractResult:
     """``extract`` on the tiny model, which is loaded once only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+        patch.setattr(Encoder, "__init__", begin_quickly)
         return extract(corpus, out=out, **{"model": str(tiny_model()), **settings})
 
 

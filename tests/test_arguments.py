@@ -169,7 +169,7 @@ WRONG = """
 import embedkit
 embedkit.extract("c.tsv", pooling=3)
 embedkit.train("v", lable="stars")
-embedkit.Encoder.load("m", devise="cpu")
+embedkit.Encoder("m", devise="cpu")
 """
 
 

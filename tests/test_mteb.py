@@ -43,7 +43,7 @@ def tasks(*names: str) -> list[Any]:
 
 def test_it_passes_the_checks_of_mteb() -> None:
     """Of the protocol, and an evaluation of every kind of task of texts."""
-    model = Model(Encoder.load(str(tiny_model())), view="mean_1")
+    model = Model(Encoder(str(tiny_model())), view="mean_1")
     assert isinstance(model, EncoderProtocol)
     assert model.mteb_model_meta.name.count("/") == 1
     for task in tasks(*TASKS):
@@ -52,7 +52,7 @@ def test_it_passes_the_checks_of_mteb() -> None:
 
 
 def test_all_layers_by_one_pass_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, given = Encoder.load(str(tiny_model())), list[tuple[str | None, str]]()
+    encoder, given = Encoder(str(tiny_model())), list[tuple[str | None, str]]()
     honest = encoder.encode_views
 
     def counting(texts: Sequence[str], views: Any, **settings: Any) -> Any:
@@ -72,7 +72,7 @@ def test_all_layers_by_one_pass_are_what_each_is_alone(monkeypatch: pytest.Monke
 
 
 def test_similarities_of_pairs_are_the_diagonal_of_all() -> None:
-    model = Model(Encoder.load(str(tiny_model())))
+    model = Model(Encoder(str(tiny_model())))
     random = np.random.default_rng(0)
     a, b = random.normal(size=(2, 5, 16)).astype(np.float32)
     every = model.similarity(a, b).numpy()

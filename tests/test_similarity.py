@@ -41,7 +41,7 @@ def compare(corpus: Path, **settings: Any) -> Any:
 
 def test_cosines_are_those_of_vectors_encoded_alone(corpus: Path) -> None:
     found = compare(corpus, pooling=["cls", "mean", "max", "pooler"], layers="all", prefix="a ")
-    encoder = Encoder.load(str(tiny_model()))
+    encoder = Encoder(str(tiny_model()))
     kept = [pair for pair in PAIRS if pair[1]]
     assert [r.text for r in found.records] == [a for a, _, _ in kept]
     assert found.rejected == 1
@@ -108,7 +108,7 @@ def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert content["agreement"].keys() == set(found.cosines)
     assert (tmp_path / "out/figures/layers.svg").read_bytes().startswith(b"<svg")
     assert "cost" not in invoke("info", tmp_path / "out").output
-    monkeypatch.setattr(Encoder, "load", None)  # it is said before anything is computed
+    monkeypatch.setattr(Encoder, "__init__", None)  # it is said before anything is computed
     with pytest.raises(OutputExistsError, match="overwrite"):
         compare(corpus, score="score", out=tmp_path / "out")
 
@@ -116,7 +116,7 @@ def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_scores_that_are_no_numbers(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
-    monkeypatch.setattr(Encoder, "load", None)  # it is said before anything is computed
+    monkeypatch.setattr(Encoder, "__init__", None)  # it is said before anything is computed
     text = corpus.read_text("utf-8")
     corpus.write_text(text.replace("0.5", "n/a"), "utf-8")
     with pytest.raises(UsageError, match="score"):

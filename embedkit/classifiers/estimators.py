@@ -285,13 +285,17 @@ def _imported(name: str, task: str) -> Estimator:
         estimator = kind()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(f"it cannot be made: {first_line(error)}.", estimator=name) from error
-    if task == "multilabel" and not hasattr(estimator, "predict_proba"):
+    if task == "multilabel" and (library == "lightgbm" or not hasattr(estimator, "predict_proba")):
         needs = Option("task", "multilabel", after=" needs")
-        raise UsageError(f"it has no probabilities, as {needs}.", estimator=name)
+        raise UsageError(
+            f"it is not of scikit-learn with probabilities, as {needs}.", estimator=name
+        )
     if not (is_regressor if task == "regression" else is_classifier)(estimator):
         raise UsageError(f"it is not for {Option('task', task)}.", estimator=name)
     build = kind
-    if task == "regression" and library == "sklearn":
+    if library == "lightgbm":  # it would print to the terminal, and time which algorithm is faster
+        build = partial(kind, verbose=-1, deterministic=True, force_row_wise=True)
+    elif task == "regression":
         # the defaults of many depend on the unit and the zero of the values
         # not LightGBM: its model is saved by itself, and has to be the last step for it
         build = partial(TransformedTargetRegressor, estimator, transformer=StandardScaler())

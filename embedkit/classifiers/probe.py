@@ -593,20 +593,23 @@ def control_task(
     would have the same label, as where the uses of a single word are told apart.
     """
     random = np.random.default_rng(seed)
-    index = split.in_folds
-    kinds = split.group if words is None else np.array(words, np.str_)
-    # of the units in folds alone: the test set has no control task
-    _, first, group = np.unique(kinds[index], return_index=True, return_inverse=True)
-    # with one label for all there would be nothing to learn
-    if words is not None and len(np.unique(target.y[index][first], axis=0)) < 2:
-        return control_task(target, split, seed)
+    kinds = split.group
+    if words is not None:
+        kinds = np.unique(np.array(words, np.str_), return_inverse=True)[1]
     y = target.y.copy()
     for _ in range(100):
-        # the labels of the groups are exchanged, so that their frequencies stay as they are
+        # of the units in folds alone: the test set has no control task. In another order each time,
+        # as the first unit of a group is the one whose label all others get
+        index = random.permutation(split.in_folds)
+        _, first, group = np.unique(kinds[index], return_index=True, return_inverse=True)
         y[index] = random.permutation(target.y[index][first])[group]
         # again where a fold would have one class to train on: the split has folds that have two
-        if all(len(np.unique(y[train])) > 1 for train, _ in split.subsets()):
-            break
+        if all(len(np.unique(y[train], axis=0)) > 1 for train, _ in split.subsets()):
+            return replace(target, y=y)
+    if words is not None:
+        return control_task(target, split, seed)
+    # too few groups for two labels in each training part: every unit by itself
+    y[split.in_folds] = random.permutation(target.y[split.in_folds])
     return replace(target, y=y)
 
 

@@ -81,8 +81,15 @@ class Frozen(NamedTuple):
 
     def check(self, problem: Problem) -> None:
         """Raise a :class:`UsageError` for what this method cannot judge."""
+        target, split = problem.target, problem.split
         if self.threshold is not None:
-            self.threshold.check(problem.target)
+            self.threshold.check(target)
+        # of records the split is refused already; the model would have no output for it
+        present = np.unique(target.y[split.in_folds])
+        lacking = np.setdiff1d(np.arange(len(target.classes)), present)
+        if not target.of_sets and len(lacking):
+            label = target.classes[lacking[0]]
+            raise UsageError(f"label {label!r} is in the test set alone. Make it empty there.")
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit and predict every fold, and fit the units of all folds."""

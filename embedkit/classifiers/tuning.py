@@ -96,7 +96,7 @@ def fit(
         # such as an area where the held-out records are of one class: nothing could be chosen by it
         if tunable and np.isnan(choice.score):
             without = Option("tune", False, before="; pass ")
-            raise ValueError(f"an inner fold has no {settings.metric}{without}")
+            raise ValueError(f"an inner fold has no {settings.metric or 'score'}{without}")
     # our own message is about an option already
     except UsageError:
         raise
@@ -283,9 +283,12 @@ def _predict_held_out(
 
 def predict_proba(pipeline: Any, X: Any, target: Target) -> Float64:
     """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
+    proba = np.asarray((pipeline.predict_proba if target.classes else pipeline.predict)(X))
+    proba = proba.astype(np.float64, copy=False)
+    if not np.isfinite(proba).all():
+        raise UsageError("it predicts NaN or infinity.", estimator=...)
     if not target.classes:
-        return np.asarray(pipeline.predict(X), np.float64)
-    proba = np.asarray(pipeline.predict_proba(X), np.float64)
+        return proba
     # sets of classes are independent: their probabilities need not sum to 1
     if target.separator is not None:
         return proba

@@ -119,7 +119,7 @@ def words(
     else:
         from embedkit.encoding.encoder import Encoder
 
-        encoder = Encoder.load(model or DEFAULT_MODEL, device=device)
+        encoder = Encoder(model or DEFAULT_MODEL, device=device)
         n_layers = encoder.n_layers
         # only the layers that are asked for are kept of the forward pass
         parsed = parse_layers(layer or "all", n_layers=n_layers, option=option)

@@ -186,7 +186,7 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
 
     seen = find_fold_models(model)
     if seen is None:
-        return Encoder.load(model, **settings)
+        return Encoder(model, **settings)
     if revision := settings.pop("revision", None):
         raise UsageError(f"{model} is a run, which has no revisions.", revision=revision)
     # the length that it was trained with

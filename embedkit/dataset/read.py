@@ -396,8 +396,8 @@ class VectorData(Shown):
             (12, 384)
         """
         target = Path(f"{self.path.name}.{to}" if out is None else out)
-        if target.suffix != f".{to}":
-            raise UsageError(f"expected a name ending in .{to}.", out=out)
+        if target.suffix[1:] in _EXPORT.keys() - {to}:
+            raise UsageError(f"it names another format than {to}.", out=out)
 
         def free() -> None:
             storage.refuse_existing(target, overwrite=overwrite)

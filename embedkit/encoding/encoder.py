@@ -153,24 +153,6 @@ class Encoder(Reloaded):
         if not checkpoint.definition.problem:
             self.poolers[Pooling.SENTENCE] = SentencePooler(checkpoint)
 
-    @classmethod
-    def load(
-        cls,
-        model: str | Path = DEFAULT_MODEL,
-        *,
-        revision: str | None = None,
-        device: str = "auto",
-        precision: str | None = None,
-        max_length: Positive | None = None,
-        batch_tokens: Positive | None = None,
-        offline: bool = False,
-        forward: str = "auto",
-    ) -> Encoder:
-        """As ``Encoder(model, ...)``."""
-        settings: dict[str, Any] = {"revision": revision, "device": device, "offline": offline}
-        settings |= {"precision": precision, "max_length": max_length, "forward": forward}
-        return cls(model, batch_tokens=batch_tokens, **settings)
-
     def __repr__(self) -> str:
         return (
             f"Encoder({self.checkpoint.name!r}, n_layers={self.n_layers}, width={self.width}, "

@@ -147,8 +147,11 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
     It is symmetric on a scale on which estimates are nearly normal: log-odds of fractions, the
     power -2/3 of errors (E. B. Wilson and M. M. Hilferty 1931, "The Distribution of Chi-Square",
     PNAS 17) and of the error that an R² leaves, Fisher's z of correlations. Where no unit has an
-    influence (a perfect score), it is Wilson's; NaN where the metric is undefined, or its estimate
-    biased: the calibration error is above 0 by chance even where all probabilities are right.
+    influence (a perfect score), it is Wilson's; where few have, a fraction's is no wider than that
+    of as many units as its error is of (E. L. Korn and B. I. Graubard 1998, "Confidence Intervals
+    for Proportions with Small Expected Number of Positive Counts", Survey Methodology 24). NaN
+    where the metric is undefined, or its estimate biased: the calibration error is above 0 by
+    chance even where all probabilities are right.
     """
     error, freedom = _error(value, influence)
     if not np.isfinite(value) or np.isnan(error) or metric.scale == "biased":
@@ -167,10 +170,21 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
         low, high = wilson((value - least) / size * n, n)
         return least + size * low, least + size * high
     low, high = _SCALES.get(metric.scale, _log_odds)(value, _quantile(freedom) * error)
+    if metric.scale == "fraction" and freedom < _FEW_ERRORS:
+        # t knows only that a few units made the error, and not how many did not: one error of 200
+        # would reach down to 0.72, two to 0.93. As many units as have this error, at most those
+        # there are, and fewer by the quantile of t for these
+        count = min(metric.units(unit), value * (1 - value) / error**2)
+        count *= (_quantile(np.inf) / _quantile(len(influence) - 1)) ** 2
+        ends = wilson(value * count, count)
+        low, high = max(low, ends[0]), min(high, ends[1])
     return float(np.clip(low, least, value)), float(np.clip(high, value, most))
 
 
-def wilson(count: float, n: int) -> tuple[float, float]:
+_FEW_ERRORS = 10.0  # degrees of freedom, of four or five errors
+
+
+def wilson(count: float, n: float) -> tuple[float, float]:
     """Return Wilson's 95 % interval of the fraction that ``count`` is of ``n`` units.
 
     ``scipy.stats`` has it too, and takes a second to import.

@@ -403,11 +403,11 @@ def split_by_column(
     except UsageError as error:  # the name of a file may have been meant
         raise UsageError(f"there is no such file, and {error.message}", split=column) from error
     marks = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
-    if len(empty := records.row[marks == ""]):
-        raise UsageError(f"row {empty[0]} has no value there.", split=column)
     in_test = np.char.lower(marks) == "test"
     # records marked test may have no label: they are predicted, not scored
     used = ~in_test & records.labelled(sets=sets)
+    if len(empty := records.row[used & (marks == "")]):
+        raise UsageError(f"row {empty[0]} has no value there.", split=column)
     names = np.unique(marks[used])
     if not len(names):
         raise UsageError("every record is marked test, or has no label.", split=column)
@@ -514,7 +514,12 @@ def _dealt(strata: Int64, group: Int64, sizes: Int64, folds: int, *, seed: int) 
         share = _filling(counts[:, number], counts.sum(axis=1), len(members))
         result[members] = np.repeat(np.arange(folds), share)
         counts[:, number] += share
-    return result
+    # the first folds become a test set or validation records: they are not those that the largest
+    # groups were dealt to first, and of unequal ones the small ones, that a group of half of all
+    # records is no test set
+    order = random.permutation(folds)
+    order = order[np.argsort(counts.sum(axis=1)[order], kind="stable")]
+    return np.argsort(order)[result]
 
 
 def _filling(counts: Int64, sizes: Int64, more: int) -> Int64:

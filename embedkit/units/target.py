@@ -69,7 +69,7 @@ class Target:
         if not len(names):
             raise UsageError(f"{name} has no labelled records.")
         if len(names) == 1:
-            raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
+            raise UsageError(f"{name}: there is no label but {str(names[0])!r}.")
         if sets and (twofold := [part for part in names.tolist() if separator in part]):
             problem = f"the class {twofold[0]!r} holds what stands between classes"
             raise UsageError(f"{name}: {problem}.", label_separator=separator)
@@ -109,8 +109,11 @@ class Target:
 
     def like(self, labels: Sequence[str | None] | None, *, rows: Int64, name: str) -> Self:
         """Return the target for further labels by these classes; empty where there are none."""
-        if labels is None or not any_label(labels):
+        # an empty set is a label, an empty class is none
+        present = [label for label in labels or () if label is not None]
+        if not (any_label(present) or (present and self.of_sets)):
             return replace(self, y=self.y[:0])
+        assert labels is not None
         for label, row in zip(labels, rows, strict=True):
             # half of the labels would score half of the records under the name of all
             if label is None or not (self.separator or has_label(label)):

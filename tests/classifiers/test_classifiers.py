@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
@@ -263,6 +263,20 @@ def test_what_is_no_classifier_of_scikit_learn(name: str, message: str) -> None:
         EstimatorSettings.of(name, task="classification")
 
 
+def test_what_a_user_names_predicts_numbers_and_prints_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Broken(Ridge):  # type: ignore[misc]
+        def predict(self, X: Any) -> Any:
+            return super().predict(X) * np.nan
+
+    X, target = two_classes(60)
+    with pytest.raises(UsageError, match="NaN or infinity"):
+        predict_proba(Broken().fit(X, target.y), X, Target(target.y, ()))
+    run(X, target, "lightgbm:LGBMClassifier", split=split_of(target.y, folds=2), tune=False)
+    assert capfd.readouterr().out == ""
+
+
 def test_a_model_that_is_never_loaded_is_not_saved(tmp_path: Path) -> None:
     class Own(LogisticRegression):  # type: ignore[misc]
         """A class that no library knows."""
@@ -293,6 +307,21 @@ def test_a_control_task_leaves_each_fold_two_classes() -> None:
     for seed in range(20):
         control = control_task(target, made, seed)
         assert all(len(np.unique(control.y[train])) == 2 for train, _ in made.subsets())
+
+
+def test_a_control_task_has_the_labels_of_random_records() -> None:
+    """Of groups in order the first records have the smallest values."""
+    y = np.sort(np.random.default_rng(0).normal(size=400))
+    group = np.random.default_rng(1).integers(0, 20, 400)
+    target, made = Target(y, ()), split_of(np.arange(400) % 2, group=group)
+    controls = [control_task(target, made, seed).y for seed in range(40)]
+    assert abs(np.mean(controls)) < 0.2
+    assert np.mean([control.std() for control in controls]) > 0.8
+    # two groups, one in each part: a part has a single label if groups have one
+    target, made = Target(np.arange(40) % 2, ("a", "b")), split_of(np.zeros(40), folds=2)
+    made = replace(made, folds=np.arange(40) // 20, group=np.arange(40) // 20)
+    control = control_task(target, made, 0)
+    assert all(len(np.unique(control.y[train])) == 2 for train, _ in made.subsets())
 
 
 def test_a_random_encoder_keeps_no_trained_tensor() -> None:

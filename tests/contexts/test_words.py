@@ -115,7 +115,7 @@ def test_words_that_cannot_be_looked_for() -> None:
 
 
 def test_a_use_has_the_mean_of_its_tokens() -> None:
-    encoder = Encoder.load(str(tiny_model()))
+    encoder = Encoder(str(tiny_model()))
     layers = parse_layers("0,sum:1..2", n_layers=2)
     text = "배를 rained 타고"
     of_ship = uses_in_texts(encoder, [text], "배", layers)
@@ -136,7 +136,7 @@ def test_a_use_has_the_mean_of_its_tokens() -> None:
 
 
 def test_tables_and_sentences_give_the_same_vectors(folder: Path) -> None:
-    encoder = Encoder.load(str(tiny_model()))
+    encoder = Encoder(str(tiny_model()))
     direct = uses_in_texts(encoder, TEXTS, "배", parse_layers("0,2", n_layers=2))
     stored = uses_in_dataset(folder / "tokens", "배")
     assert [(u.text, u.start, u.end) for u in stored.uses] == [
@@ -174,7 +174,7 @@ def test_a_record_may_go_on_in_the_next_row_group(
 
 def test_words_that_were_cut_off(tmp_path: Path) -> None:
     text = "good " * 40 + "bus"
-    encoder = Encoder.load(str(tiny_model()))
+    encoder = Encoder(str(tiny_model()))
     with pytest.raises(UsageError, match=r"'bus'.* cut"):
         uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
     made = extract_tiny(
@@ -238,7 +238,7 @@ def test_a_single_use_has_no_cosine() -> None:
 def test_stored_layers_are_combined(folder: Path, layer: str) -> None:
     spec = parse_layers(layer, n_layers=2)[0]
     report = describe_uses(uses_in_dataset(folder / "every", "배"), "배", layer=spec)
-    encoder = Encoder.load(str(tiny_model()))
+    encoder = Encoder(str(tiny_model()))
     direct = describe_uses(uses_in_texts(encoder, TEXTS, "배", [spec]), "배")
     assert report.layer == direct.layer == spec.name
     assert np.allclose(report.cosines, direct.cosines, atol=1e-5)

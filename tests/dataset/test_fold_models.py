@@ -48,7 +48,7 @@ def by_fold(run: Path, texts: list[str], views: tuple[str, ...] = VIEWS) -> np.n
     """``(3, n, width)``: the views side by side, by each of the models."""
     found = []
     for number in range(3):
-        encoder = embedkit.Encoder.load(run / f"model/fold-{number}", device="cpu")
+        encoder = embedkit.Encoder(run / f"model/fold-{number}", device="cpu")
         given = encoder.encode_views(texts, views, max_length=16)
         found.append(np.concatenate(list(given.values()), axis=1))
     return np.stack(found)
@@ -86,7 +86,7 @@ def test_token_and_word_vectors_are_of_the_same_models(shared: Path) -> None:
         stored = embedkit.load(shared / "data", level=level, view="2")
         by_model = []
         for number in range(3):
-            encoder = embedkit.Encoder.load(shared / f"run/model/fold-{number}", device="cpu")
+            encoder = embedkit.Encoder(shared / f"run/model/fold-{number}", device="cpu")
             encode = encoder.encode_tokens if level == "token" else encoder.encode_words
             by_model.append(encode(data.text, layers=2, max_length=16))
         where = np.array([folds[row] for row in stored.row.tolist()])
@@ -124,7 +124,7 @@ def test_long_texts_are_treated_as_in_training(shared: Path, tmp_path: Path) -> 
     alike = made()
     kept = alike.manifest.job.vectors
     assert {name: getattr(kept, name) for name in windows} == windows
-    encoders = [embedkit.Encoder.load(run / f"model/fold-{i}", device="cpu") for i in (0, 1)]
+    encoders = [embedkit.Encoder(run / f"model/fold-{i}", device="cpu") for i in (0, 1)]
     cut = np.mean([e.encode(alike.text, max_length=9) for e in encoders], axis=0)
     assert not np.allclose(alike.X[0], cut[0], atol=1e-3)
     assert np.allclose(made(on_long="truncate").X, cut, atol=1e-5)
@@ -214,7 +214,7 @@ def test_one_model_is_refused_for_its_training_records(shared: Path, tmp_path: P
     column = pd.read_csv(corpus, sep="\t")["text"]
     unseen = [*column[made.folds == 0], "a bus home home home"]
     vectors(unseen, tmp_path / "unseen", tmp_path / "run")
-    encoder = embedkit.Encoder.load(tmp_path / "run/model/fold-0", device="cpu")
+    encoder = embedkit.Encoder(tmp_path / "run/model/fold-0", device="cpu")
     assert np.allclose(embedkit.load(tmp_path / "unseen").X, encoder.encode(unseen), atol=1e-5)
 
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_used(shared: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="keep='fold'"):
         vectors(marked, tmp_path / "no", run, keep=["fold"])
     with pytest.raises(ModelError, match="model/fold-0"):
-        embedkit.Encoder.load(run)
+        embedkit.Encoder(run)
     records = run / "model/records.parquet"
     content = records.read_bytes()
     for damage in (lambda: records.write_bytes(content[:200]), lambda: seal(run), records.unlink):

@@ -66,7 +66,7 @@ def test_all_positions_can_be_used_and_no_more(family: str, encoder_of: EncoderO
     with pytest.raises(UsageError, match="max_length=161"):
         encoder.encode(["a"], max_length=161)
     with pytest.raises(UsageError, match="max_length=161"):
-        Encoder.load(encoder.checkpoint.name, device="cpu", max_length=161)
+        Encoder(encoder.checkpoint.name, device="cpu", max_length=161)
 
 
 @pytest.mark.parametrize("padding", [0, 1, 3])
@@ -198,11 +198,11 @@ def test_pickles_are_refused_where_their_reader_has_a_hole(
     from safetensors.torch import load_file
 
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
-    Encoder.load(str(copy), device="cpu")  # safetensors are read all the same
+    Encoder(str(copy), device="cpu")  # safetensors are read all the same
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"2\.10"):
-        Encoder.load(str(copy), device="cpu")
+        Encoder(str(copy), device="cpu")
 
 
 class Evil:
@@ -229,7 +229,7 @@ def test_a_pickle_cannot_run_code(form: str, copy: Path) -> None:
         new = form == "torch"
         torch.save(content, copy / "pytorch_model.bin", _use_new_zipfile_serialization=new)
     with pytest.raises(ModelError, match=r"pytorch_model\.bin"):
-        Encoder.load(str(copy), device="cpu")
+        Encoder(str(copy), device="cpu")
     assert not mark.exists()
     with (copy / "pytorch_model.bin").open("rb") as stream:  # the trap itself works
         (torch.load(stream, weights_only=False) if form != "pickle" else pickle.load(stream))
@@ -253,8 +253,8 @@ def test_sharded_weights(copy: Path, tiny_bert: Path) -> None:
     found = find_checkpoint(str(copy))
     assert found.weights == tuple(parts)
     assert set(parts) < set(found.sha256)
-    ours = Encoder.load(str(copy), device="cpu").encode(TEXTS)
-    assert distance(ours, Encoder.load(str(tiny_bert), device="cpu").encode(TEXTS)).max() == 0
+    ours = Encoder(str(copy), device="cpu").encode(TEXTS)
+    assert distance(ours, Encoder(str(tiny_bert), device="cpu").encode(TEXTS)).max() == 0
     (copy / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors"):
         find_checkpoint(str(copy))
@@ -273,7 +273,7 @@ def test_code_of_a_checkpoint_is_not_run(copy: Path) -> None:
     state(copy / "config.json", auto_map=own)
     tokenizers = {"AutoTokenizer": ["tokenization_own.Own", "tokenization_own.Own"]}
     state(copy / "tokenizer_config.json", auto_map=tokenizers)
-    encoder = Encoder.load(str(copy), device="cpu")
+    encoder = Encoder(str(copy), device="cpu")
     with pytest.raises(ModelError, match="code of the checkpoint"):
         encoder.encode(["a"])
     assert encoder.encode(["a"], pooling="mean").shape == (1, 24)
@@ -367,7 +367,7 @@ def test_download(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.source, found.revision, found.weights) == ("hub", COMMIT, ("model.safetensors",))
     assert sorted(hub.fetched) == sorted(WANTED)
     assert hub.fetched[-1] == "model.safetensors"  # a snapshot with weights is complete
-    assert Encoder.load(found.folder, device="cpu").encode(["a"]).shape == (1, 24)
+    assert Encoder(found.folder, device="cpu").encode(["a"]).shape == (1, 24)
     # from now on by name, without the hub
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for revision in (None, "main", COMMIT):

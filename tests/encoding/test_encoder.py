@@ -101,7 +101,7 @@ def test_few_batches_are_equal_shares_of_all_threads(lengths: list[int], threads
 def test_layers_above_the_highest_are_not_computed(
     family: str, layers: str, needed: int, tiny: Tiny
 ) -> None:
-    encoder = Encoder.load(str(tiny(family)), device="cpu")
+    encoder = Encoder(str(tiny(family)), device="cpu")
     calls = []
     assert isinstance(encoder.model, PackedModel)
     for module in encoder.model.module.modules():
@@ -228,7 +228,7 @@ def test_batches_are_halved_when_memory_runs_out(
 @pytest.mark.parametrize("view", ["mean_-1", "max_-1", "max_0", "cls_-1", "pooler"])
 @pytest.mark.parametrize("packed", [True, False])
 def test_nan_reaches_the_vector(tiny_bert: Path, view: str, on_long: str, packed: bool) -> None:
-    encoder = Encoder.load(str(tiny_bert), device="cpu", forward="transformers")
+    encoder = Encoder(str(tiny_bert), device="cpu", forward="transformers")
     plain = encoder.model
     assert isinstance(plain, PlainModel)
     bad = encoder.tokenizer.hf.convert_tokens_to_ids("猫")
@@ -310,7 +310,7 @@ def test_damaged_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
     if name == "weights":
         file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(ModelError, match=name):
-        Encoder.load(str(folder), device="cpu")
+        Encoder(str(folder), device="cpu")
 
 
 def test_what_the_caller_has_switched_on_changes_nothing(tiny_bert: Path) -> None:

@@ -270,7 +270,7 @@ def test_windows_of_pairs(long_first: bool, encoder_of: EncoderOf, plain_of: Pla
 @needs_plain_bf16
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "electra", "distilbert"])
 def test_bf16_is_as_near_as_plain_bf16(family: str, tiny: Tiny, plain_of: PlainOf) -> None:
-    encoder = Encoder.load(str(tiny(family)), device="cpu", precision="bf16")
+    encoder = Encoder(str(tiny(family)), device="cpu", precision="bf16")
     half = Plain.load(tiny(family), encoder.max_length, torch.bfloat16)
     _, ours = run(encoder, TEXTS)
     for layer in range(encoder.n_layers + 1):

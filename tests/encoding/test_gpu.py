@@ -92,7 +92,7 @@ def test_a_head_size_that_no_kernel_takes_is_packed_all_the_same(
 def test_vectors_equal_those_of_the_cpu(
     family: str, precision: str, tiny: Tiny, encoder_of: EncoderOf
 ) -> None:
-    gpu = Encoder.load(str(tiny(family)), device="cuda", precision=precision)
+    gpu = Encoder(str(tiny(family)), device="cuda", precision=precision)
     wanted = encoder_of(family).encode_views(TEXTS, VIEWS)
     ours = gpu.encode_views(TEXTS, VIEWS)
     for name, vectors in ours.items():
@@ -102,7 +102,7 @@ def test_vectors_equal_those_of_the_cpu(
 
 
 def test_a_shard_does_not_wait_until_it_is_read(tiny_bert: Path) -> None:
-    encoder = Encoder.load(str(tiny_bert), device="cuda")
+    encoder = Encoder(str(tiny_bert), device="cuda")
     texts = encoder.tokenizer.encode(TEXTS, settings=TokenizerSettings(64))
     views = [parse_view(view, n_layers=3) for view in VIEWS]
     before = encoder.encode_shard(texts, views=views)  # loads kernels, and reserves memory
@@ -138,7 +138,7 @@ def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: str) 
     )
     report = embedkit.verify(tmp_path / "out", recompute=20, device=CUDA.type)
     assert report.ok
-    wanted = Encoder.load(str(tiny_bert), device="cpu").encode_views(texts, ["mean_3", "cls_2"])
+    wanted = Encoder(str(tiny_bert), device="cpu").encode_views(texts, ["mean_3", "cls_2"])
     for name, vectors in wanted.items():
         ours = embedkit.load(tmp_path / "out", view=name).X
         assert distance(ours, vectors).max() <= (1e-4 if precision == "fp32" else 2e-2)

@@ -50,13 +50,13 @@ def test_nor_does_one_of_an_older_processor(isa: str) -> None:
 def test_a_text_has_the_same_bits_in_any_company(
     family: str, tiny: Tiny, encoder_of: EncoderOf
 ) -> None:
-    encoder = Encoder.load(str(tiny(family)), device="cpu", precision="int8")
+    encoder = Encoder(str(tiny(family)), device="cpu", precision="int8")
     views = ["mean_0", "mean_2", "mean_-1", "cls_-1", "max_1"]
     together, exact = (e.encode_views(TEXTS, views) for e in (encoder, encoder_of(family)))
     for i, text in enumerate(TEXTS):
         for name, vectors in encoder.encode_views([text], views).items():
             assert np.array_equal(vectors[0], together[name][i])
-    again = Encoder.load(str(tiny(family)), device="cpu", precision="int8")
+    again = Encoder(str(tiny(family)), device="cpu", precision="int8")
     for name, vectors in again.encode_views(TEXTS[::-1], views).items():
         assert np.array_equal(vectors[::-1], together[name])
         assert distance(vectors[::-1], exact[name]).mean() < 0.2
@@ -65,7 +65,7 @@ def test_a_text_has_the_same_bits_in_any_company(
 
 @pytest.mark.slow
 def test_minilm_keeps_its_neighbours(minilm: Encoder) -> None:
-    encoder = Encoder.load(device="cpu", precision="int8")
+    encoder = Encoder(device="cpu", precision="int8")
     ours, exact = (e.encode(TEXTS, normalize_embeddings=True) for e in (encoder, minilm))
     assert np.abs(ours @ ours.T - exact @ exact.T).max() < 0.1
     assert (ours * exact).sum(1).mean() > 0.98
@@ -73,6 +73,6 @@ def test_minilm_keeps_its_neighbours(minilm: Encoder) -> None:
 
 def test_where_it_cannot_run(tiny: Tiny) -> None:
     with pytest.raises(UsageError, match="int8"):
-        Encoder.load(str(tiny("deberta")), device="cpu", precision="int8")
+        Encoder(str(tiny("deberta")), device="cpu", precision="int8")
     with pytest.raises(UsageError, match="int8"):
-        Encoder.load(str(tiny("bert")), device="cpu", precision="int8", forward="transformers")
+        Encoder(str(tiny("bert")), device="cpu", precision="int8", forward="transformers")

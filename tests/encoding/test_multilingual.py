@@ -203,7 +203,7 @@ def test_the_prefix_is_recorded_and_can_be_left_out(alone: Path, tiny_bert: Path
     without = ("--prefix", "", "--out", "none")
     done = command("extract", corpus, "--model", "multilingual", *without, cwd=alone)
     assert "prefix" not in done.stderr
-    encoder = Encoder.load(tiny_bert, device="cpu")
+    encoder = Encoder(tiny_bert, device="cpu")
     for out, prefix in (("own", "query: "), ("none", "")):
         stored = json.loads((alone / out / "_embedkit" / "manifest.json").read_text("utf-8"))
         assert stored["job"]["vectors"]["prefix"] == prefix
@@ -221,7 +221,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
         cache = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(cache))
         patch.setattr(constants, "HF_HUB_CACHE", str(cache / "hub"))
-        return Encoder.load(MULTILINGUAL, device="cpu")
+        return Encoder(MULTILINGUAL, device="cpu")
 
 
 @needs_package

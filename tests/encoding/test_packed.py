@@ -310,7 +310,7 @@ def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(tiny: T
 def test_a_text_that_spells_the_padding_token(encoder_of: EncoderOf) -> None:
     """RoBERTa gives a padding token inside a text the padding's own position."""
     encoder = encoder_of("roberta")
-    plain = Encoder.load(str(encoder.checkpoint.folder), device="cpu", forward="transformers")
+    plain = Encoder(str(encoder.checkpoint.folder), device="cpu", forward="transformers")
     pad = encoder.tokenizer.pad_id
     ids = torch.tensor([0, 5, pad, pad, 6, 2, 0, pad, 7, 2])
     batch = PackedBatch.of(ids, torch.zeros_like(ids), (6, 4))

@@ -144,7 +144,7 @@ def test_of_other_heads_transformers_reads_the_encoder(
     _, report = AutoModel.from_pretrained(folder, output_loading_info=True)
     assert {key for key in report["missing_keys"] if not key.startswith("pooler.")} == set()
     assert all(key.startswith("embedkit.") for key in report["unexpected_keys"])
-    views = embedkit.Encoder.load(folder, device="cpu").encode(list(TEXTS), max_length=32)
+    views = embedkit.Encoder(folder, device="cpu").encode(list(TEXTS), max_length=32)
     both: list[list[Any]] = [[], []]
     exact = copy.deepcopy(model.encoder).double()
     for text in TEXTS:

@@ -201,7 +201,7 @@ def test_a_span_of_each_text_is_its_only_word(tmp_path: Path) -> None:
     words = embedkit.load(data.out, level="word", view="2")
     assert words.text == ["badly good", "home", "bus"]
     assert words.column("label") == ["ADJ", "NOUN", "NOUN"]
-    encoder = embedkit.Encoder.load(str(tiny_model()), device="cpu")
+    encoder = embedkit.Encoder(str(tiny_model()), device="cpu")
     for text, start, end, vector in zip(texts, frame["start"], frame["end"], words.X, strict=False):
         tokens = encoder.encode_tokens([text], layers="2")
         inside = (tokens.start < end) & (tokens.end > start) & ~tokens.special

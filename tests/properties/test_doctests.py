@@ -17,9 +17,8 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.encoder import Encoder
 from tests.models import slow
 from tests.processes import ROOT
-from tests.store_fixtures import load_quickly
+from tests.store_fixtures import begin_quickly, load_quickly
 
-BEGIN = Encoder.__init__
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in (ROOT / "embedkit").rglob("*.py")
@@ -38,7 +37,7 @@ def files(common: Path) -> Path:
     load_quickly(DEFAULT_MODEL)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(common)
-        patch.setattr(Encoder, "__init__", begin)
+        patch.setattr(Encoder, "__init__", begin_quickly)
         embedkit.extract(
             "corpus.tsv",
             out="vectors",
@@ -62,17 +61,6 @@ def examples_of(module: str) -> list[doctest.DocTest]:
     return [test for test in found if test.examples]
 
 
-def begin(
-    self: Encoder, model: str = DEFAULT_MODEL, *, forward: str = "auto", **settings: Any
-) -> None:
-    """The model that most examples name is loaded once; nothing changes its weights."""
-    plain = settings.get("precision") in (None, "fp32")
-    if model == DEFAULT_MODEL and forward == "auto" and plain:
-        vars(self).update(vars(load_quickly(model, **settings)))
-    else:
-        BEGIN(self, model, forward=forward, **settings)
-
-
 CASES = [test for module in MODULES for test in examples_of(module)]
 LONG = [test for test in CASES if test.name.startswith("embedkit.finetuning.")]
 CASES = [*(test for test in CASES if test not in LONG), *slow(*LONG)]
@@ -84,7 +72,7 @@ def test_examples(
 ) -> None:
     assert not [e.source for e in test.examples if e.options.get(doctest.SKIP)]
     monkeypatch.chdir(shutil.copytree(files, tmp_path / "here"))
-    monkeypatch.setattr(Encoder, "__init__", begin)
+    monkeypatch.setattr(Encoder, "__init__", begin_quickly)
     printed: list[str] = []
     globs: dict[str, Any] = {**test.globs, "embedkit": embedkit, "np": np}
     test.globs = globs

@@ -218,7 +218,7 @@ def test_what_may_be_left_out(
     done = command("split", partly.with_suffix(".csv"), "--out", "s.parquet", cwd=tmp_path)
     assert "note: id column: id\n" in done.stderr  # there is no option --id
     encoder = Encoder(str(tiny_model()), device="cpu")
-    assert np.array_equal(encoder.encode(TEXTS), Encoder.load(tiny_model()).encode(TEXTS))
+    assert np.array_equal(encoder.encode(TEXTS), Encoder(tiny_model()).encode(TEXTS))
     with pytest.raises(UsageError, match="nothere"):
         Encoder("models/nothere", offline=True)
 

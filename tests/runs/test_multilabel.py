@@ -306,6 +306,7 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"estimator": "lightgbm"}, "lightgbm"),
+        ({"estimator": "lightgbm:LGBMClassifier"}, "probabilities"),
         ({"estimator": "sklearn.svm:LinearSVC"}, "LinearSVC"),
         ({"threshold": "0.3"}, "threshold"),
     ],

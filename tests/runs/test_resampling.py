@@ -118,6 +118,20 @@ def test_without_influence_the_interval_is_wilsons(right: int, of: int, units: i
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high))
 
 
+@pytest.mark.parametrize("count", [24, 40, 200, 1_000])
+def test_one_error_says_no_less_than_two(count: int) -> None:
+    y, low = np.ones(count, int), []
+    for errors in range(9):
+        predicted = (np.arange(count) >= errors).astype(int)
+        found = scores_of(y, np.eye(2)[predicted], predicted)["accuracy"]
+        wilson = stats.binomtest(count - errors, count).proportion_ci(method="wilson")
+        assert found.low < wilson.low + 1e-9
+        assert found.low > wilson.low - 1.3 / count - 0.02
+        assert found.high == pytest.approx(wilson.high, abs=0.02)
+        low.append(found.low)
+    assert low == sorted(low, reverse=True)
+
+
 def test_of_few_positives_a_perfect_score_says_little() -> None:
     """Six positives in sixty: recall and ROC-AUC rest on the six, accuracy on all."""
     y = (np.arange(60) < 6).astype(int)

@@ -99,6 +99,17 @@ def test_single_records_even_out_what_groups_leave(
         assert (counts[some > 0] <= counts.min() + 1).all()
 
 
+def test_the_first_folds_are_not_those_of_the_largest_groups() -> None:
+    """Of them a test set is made: one text that stands there five times is in a tenth of them."""
+    strata, group = np.arange(200) % 2, np.arange(200)
+    group[:5] = 0
+    first = [assign_folds(strata, group, 10, seed=seed)[0] == 0 for seed in range(200)]
+    assert 0.03 < np.mean(first) < 0.2
+    group[:110] = 0  # as a part of a tenth is asked for, it is no group of half of all
+    sizes = [(assign_folds(strata, group, 10, seed=seed) == 0).sum() for seed in range(20)]
+    assert max(sizes) <= 20
+
+
 def test_one_repeated_text_does_not_make_the_folds_of_all_others_slow() -> None:
     """Python runs for groups, of which a single record is none."""
 

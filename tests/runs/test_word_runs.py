@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 import embedkit
+from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.probe import control_task
+from embedkit.classifiers.train import Frozen
 from embedkit.comparison.report import write_report
 from embedkit.dataset.format import read_manifest
 from embedkit.encoding.encoder import Encoder
@@ -18,10 +21,11 @@ from embedkit.encoding.tables import word_vectors
 from embedkit.encoding.views import parse_layers
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import MismatchError, UsageError
+from embedkit.runs.cross_validation import Problem
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Predictions, read_predictions
 from embedkit.runs.run import ProbeRun, TrainRun
-from embedkit.runs.split import read_split, split_for
+from embedkit.runs.split import TEST, read_split, split_for
 from embedkit.units.units import Units
 from tests.page_checks import json_block
 from tests.run_fixtures import train
@@ -107,6 +111,19 @@ def test_labels_that_are_moved_by_one_word_are_noticed(made: Path, tmp_path: Pat
     plain = content_of(made / "tags").scores["cross_validation"]
     assert plain["accuracy"].low > 0.8
     assert moved.content.scores["cross_validation"]["accuracy"].high < 0.6
+
+
+def test_a_tag_of_the_test_set_alone_is_refused(made: Path) -> None:
+    """The saved model would have no output for it."""
+    split = read_split(made / "split.parquet")
+    units = Units.of_dataset(embedkit.load(made / "vectors", level="word"))
+    assert units.label is not None
+    last = units.row.max()
+    moved = replace(split, folds=np.where(split.row == last, TEST, split.folds))
+    units = replace(units, label=np.where(units.row == last, "RARE", units.label).tolist())
+    problem = Problem.of(units, split=moved)
+    with pytest.raises(UsageError, match="'RARE' is in the test set alone"):
+        Frozen(EstimatorSettings()).check(problem)
 
 
 def test_control_task_gives_a_word_one_label(made: Path) -> None:
@@ -204,7 +221,7 @@ def test_a_test_set_of_words(made: Path, tmp_path: Path, features: str) -> None:
 
 
 def test_words_within_one_token_share_it() -> None:
-    encoder = Encoder.load(str(tiny_model()), device="cpu")
+    encoder = Encoder(str(tiny_model()), device="cpu")
     given: dict[str, Any] = {"offsets": True, "words": [[(0, 2), (2, 5), (6, 9)]]}
     settings = TokenizerSettings(24)
     texts = encoder.tokenizer.encode(["movie bus"], settings=settings, **given)
