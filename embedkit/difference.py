@@ -253,9 +253,7 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
     if isinstance(source, str | os.PathLike):
         path, name = Path(source), os.fspath(source)
 
-        def table_of(file: Path, sep: str) -> Any:
-            # in TSV a quote is a character like any other, as it is to whoever writes it
-            dialect = {"sep": sep, "quoting": csv.QUOTE_NONE if sep == "\t" else csv.QUOTE_MINIMAL}
+        def table_of(file: Path, **dialect: Any) -> Any:
             table = pd.read_csv(file, **dialect)
             if table.columns.astype(str).str.fullmatch(r"-?\d+\.\d+(e[+-]?\d+)?(\.\d+)?").any():
                 raise ValueError("its first line holds numbers, not names of columns")
@@ -269,8 +267,9 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
             ".npy": partial(np.load, allow_pickle=False),
             # pandas would hide ids that were an index
             ".parquet": lambda file: pq.read_table(file).to_pandas(ignore_metadata=True),
-            ".csv": partial(table_of, sep=","),
-            ".tsv": partial(table_of, sep="\t"),
+            ".csv": table_of,
+            # a quote is a character like any other there, as it is to whoever writes it
+            ".tsv": partial(table_of, sep="\t", quoting=csv.QUOTE_NONE),
             # types as they are there: an id may be 007
             ".jsonl": partial(pd.read_json, dtype=False, lines=True, precise_float=True),
         }
@@ -289,8 +288,8 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
     if source.index.name is not None and source.index.name not in source:
         source = source.reset_index()
     spelt = {str(n).strip().lower(): n for n in reversed(source.columns)}
-    columns = (source[spelt[n]] for n in _IDS if n in spelt)
-    ids = next(([text_of(key) or "" for key in column] for column in columns), None)
+    keys = next((source[spelt[n]] for n in _IDS if n in spelt), None)
+    ids = None if keys is None else [text_of(key) or "" for key in keys]
     if ids is not None and "" in ids:
         raise UsageError(f"{name}, row {ids.index('')}, has no id. Give every row one.")
     try:
@@ -324,8 +323,7 @@ def _vectors_of(frame: Any, column: str | None, *, named: bool) -> NDArray[Any]:
         return np.asarray(frame[[c for _, c in sorted(numbered[chosen[0]].items())]])
     rows = [_numbers(cell) for cell in frame[chosen[0]]]
     if odd := [i for i, row in enumerate(rows) if len(row) != len(rows[0])]:
-        length = f"{len(rows[odd[0]])} numbers, row 0 {len(rows[0])}"
-        raise ValueError(f"row {odd[0]} of {chosen[0]} has {length}")
+        raise ValueError(f"{chosen[0]}, row {odd[0]}: {len(rows[odd[0]])} numbers, unlike row 0")
     return np.array(rows)
 
 

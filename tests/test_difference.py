@@ -265,7 +265,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Floats], object], type[Exception], str]
             .to_json(path, orient="records", lines=True)
         ),
         UsageError,
-        "row 1 of embedding has .* numbers, row 0",
+        "embedding, row 1: .* numbers, unlike row 0",
     ),
     "two.parquet": (
         lambda path, X: _lists(X).assign(other=X.tolist()).to_parquet(path),

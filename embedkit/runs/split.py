@@ -209,17 +209,16 @@ def read_split(path: Path) -> Split:
     if address_of(path):
         with input_files(path) as (file,):
             return read_split(file.path)
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder. Give the file of a split, as {path}/split.parquet.")
     if not path.is_file():
-        raise UsageError(f"{path} does not exist. Make it with embedkit split.")
+        advice = f"Give {path}/split.parquet" if path.is_dir() else "Make it with embedkit split"
+        raise UsageError(f"{path} is no file. {advice}.")
     # beside a corpus a split stands alone, with its fingerprint; in a run it has a checksum too
     if storage.is_sealed(path.parent):  # of a run
         storage.check_files(path.parent, [path.name])
     table = read_table(path) if path.suffix == ".parquet" else pa.table({})
     if _KEY not in (table.schema.metadata or {}):
-        keep, column = Option("keep", "fold", of="extract"), Option("split", "fold")
-        advice = f"For folds of your own, give the corpus such a column: {keep}, then {column}"
+        keep = Option("keep", "fold", of="extract", after=", then ")
+        advice = f"Of your own folds keep the column in the corpus: {keep}{Option('split', 'fold')}"
         raise UsageError(f"{path} was not written by embedkit split. {advice}.")
     content = parse_json(table.schema.metadata[_KEY], file=path)
     settings = from_json(SplitSettings, content, file=path)
@@ -440,12 +439,8 @@ def _warn_of_leakage(folds: Int64, groups: Int64, column: str) -> None:
     # distinct pairs of group and fold, then the number of folds of each group
     numbers, n_folds = np.unique(np.unique([group, fold], axis=1)[0], return_counts=True)
     if leaking := int(np.isin(group, numbers[n_folds > 1]).sum()):
-        logger.warning(
-            "%s records have duplicates in another fold of column %r; scores may be inflated by "
-            "leakage",
-            f"{leaking:,}",
-            column,
-        )
+        problem = f"{leaking:,} records have duplicates in another fold of column {column!r}"
+        logger.warning(f"{problem}; scores may be inflated by leakage")
 
 
 def _assigned(strata: Int64, groups: Int64, folds: int, *, seed: int) -> Int64:
@@ -517,8 +512,7 @@ def _dealt(strata: Int64, group: Int64, sizes: Int64, folds: int, *, seed: int) 
     # the first folds become a test set or validation records: they are not those that the largest
     # groups were dealt to first, and of unequal ones the small ones, that a group of half of all
     # records is no test set
-    order = random.permutation(folds)
-    order = order[np.argsort(counts.sum(axis=1)[order], kind="stable")]
+    order = np.lexsort((random.permutation(folds), counts.sum(axis=1)))
     return np.argsort(order)[result]
 
 

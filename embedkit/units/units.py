@@ -645,9 +645,8 @@ def load_or_extract(
             with naming(keep):
                 result = extract(source, out=out, **about)
             data = VectorData.of(result.out, view, level=level)
-            reasons = data.manifest.totals.rejected_by_reason
-            data.lost = sum(reasons.values())
-            if data.lost:
+            if reasons := data.manifest.totals.rejected_by_reason:
+                data.lost = sum(reasons.values())
                 lost = count_text(data.lost, "record")
                 logger.warning(f"{result.out}: {lost} rejected{reasons_text(reasons)}")
             return data

@@ -204,7 +204,7 @@ def test_written_and_read(tmp_path: Path) -> None:
 def test_what_is_no_split(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"x\.parquet"):
         read_split(tmp_path / "x.parquet")
-    with pytest.raises(UsageError, match="is a folder"):
+    with pytest.raises(UsageError, match="is no file"):
         read_split(tmp_path)
     (tmp_path / "y.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DamagedError, match=r"y\.parquet"):
