@@ -28,6 +28,7 @@ from embedkit.choices import DEFAULT_MODEL, documented
 from embedkit.corpus.values import is_missing
 from embedkit.dataset.read import VectorData, load
 from embedkit.errors import DamagedError, StorageError, UsageError
+from embedkit.storage import State, state_of
 from embedkit.types import Float32
 
 __all__ = ["StoredVectors", "TextEncoder"]
@@ -213,7 +214,10 @@ class TextEncoder(_Vectors):
         return tags
 
     def _encoder(self) -> Any:
-        return _loaded(self.model, self.revision, self.device, self.precision, self.max_length)
+        # of a folder what is there now: its files may be replaced
+        state = tuple(map(state_of, sorted(Path(self.model).glob("**/*"))))
+        about = self.model, self.revision, self.device, self.precision, self.max_length
+        return _loaded(*about, state)
 
     def _encode(self, texts: list[str]) -> Float32:
         views = self._encoder().encode_views(
@@ -263,7 +267,12 @@ class TextEncoder(_Vectors):
 
 @lru_cache(maxsize=2)
 def _loaded(
-    model: str, revision: str | None, device: str, precision: str | None, max_length: int | None
+    model: str,
+    revision: str | None,
+    device: str,
+    precision: str | None,
+    max_length: int | None,
+    _state: tuple[State, ...],
 ) -> Any:
     """An encoder, shared by all clones of this process; estimators themselves pickle small."""
     from embedkit.encoding.encoder import Encoder

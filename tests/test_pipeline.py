@@ -22,6 +22,7 @@ from embedkit.errors import DamagedError, MismatchError, StorageError, UsageErro
 from embedkit.pipeline import Stage, content_hash, fetch, read_recipe, run_recipe
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import PredictionRun
+from embedkit.storage import seal
 from tests.finetune_fixtures import write_lines
 from tests.processes import ROOT, command, fresh, program
 from tests.runs.test_results import corpus_of
@@ -196,10 +197,12 @@ def test_hashes_of_folders(tmp_path: Path) -> None:
     second = content_hash(folder)
     (folder / "b").rename(folder / "c")
     assert len({first, second, content_hash(folder)}) == 3
-    (folder / "SHA256SUMS").touch()
+    seal(folder)
     third = content_hash(folder)
     (folder / "a").write_bytes(b"3")  # identified by its checksums
     assert content_hash(folder) == third
+    (folder / "a").unlink()
+    assert content_hash(folder) != third
 
 
 # the whole

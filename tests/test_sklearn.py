@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,16 @@ def test_the_cache_is_keyed_by_all_that_shapes_a_vector(tmp_path: Path, calls_of
         other = encoder(cache=tmp_path, **change).fit(texts).transform(texts)
         assert np.array_equal(other, encoder(cache=None, **change).fit(texts).transform(texts))
         assert not np.array_equal(other, plain)
+
+
+def test_weights_that_were_replaced_are_read_again(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model(), tmp_path / "model")
+    before = TextEncoder(str(folder), device="cpu").fit_transform(["a bus"])
+    shutil.copy(tiny_model(seed=2) / "model.safetensors", folder)
+    after = TextEncoder(str(folder), device="cpu").fit_transform(["a bus"])
+    expected = Encoder(tiny_model(seed=2), device="cpu").encode(["a bus"])
+    assert np.array_equal(after, expected)
+    assert not np.array_equal(before, after)
 
 
 def test_texts_may_be_of_arrow_and_bytes_are_none() -> None:

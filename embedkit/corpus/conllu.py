@@ -38,6 +38,8 @@ from embedkit.errors import CorpusError, Message, Option
 _COLUMNS = 10
 _LINE = 100  # bytes that a line takes beside its own: millions of empty comments are a long record
 _OF_WORDS = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
+# unspecified, so that it is no label; of features it says that there are none
+_OPEN = dict.fromkeys(("upos", "xpos", "deprel"), ("_",))
 _OF_SENTENCES = ("text", "id", "doc")
 # the longer name stands first, of which the shorter one is a beginning
 _COMMENT = re.compile(r"#\s*(text|sent_id|newdoc id|newdoc)\s*(?:=(.*))?")
@@ -109,7 +111,10 @@ class ConlluTable(TextTable):
             self._doc = comments.get("newdoc id")
         text, spans, words = _sentence(lines, comments.get("text"))
         cells: dict[str, Cell] = {
-            name: text_of([word[place] for word in words]) for name, place in _OF_WORDS.items()
+            name: text_of(
+                [None if word[place] in _OPEN.get(name, ()) else word[place] for word in words]
+            )
+            for name, place in _OF_WORDS.items()
         }
         return cells | {"text": text, "id": comments.get("sent_id"), "doc": self._doc}, spans
 

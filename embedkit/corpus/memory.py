@@ -100,16 +100,15 @@ class InputFile(SourceFile):
             near = near_path(path) if path.parent.is_dir() else gone
             raise unreadable(path, error, error=CorpusError, advice=near.strip()) from error
         if stat.S_ISDIR(status.st_mode):
-            # as deep as the first file, and called like it; what cannot be read is passed over
+            # what cannot be read is passed over
             names = (Path(root, file) for root, _, files in os.walk(path) for file in files)
             # of what Dataset.save_to_disk writes the data, and not what is said of them
             data = sorted(
                 (name for name in islice(names, 1_000) if name.suffix),
                 key=lambda name: name.suffix not in (".arrow", ".parquet"),
             )
-            first = next(iter(data), path / "corpus.tsv")
-            pattern = Path(path, *["*"] * len(first.relative_to(path).parts)).as_posix()
-            kind, advice = "a folder", f"give its files: {pattern}{first.suffix}"
+            kind = "a folder"
+            advice = f"give its files, such as {next(iter(data), path / 'corpus.tsv')}"
             if (path / "SHA256SUMS").is_file():
                 kind, advice = "a folder of embedkit", "other commands take it as it is"
             raise CorpusError(f"{path} is {kind}; {advice}.")

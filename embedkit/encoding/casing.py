@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,9 @@ def casing_of(checkpoint: Checkpoint, settings: dict[str, Any]) -> dict[str, boo
         words = [e for e in lines if not (e.startswith("[") and e.endswith("]"))]
         # a tokenizer that lower-cases never produces upper-case entries
         options["do_lower_case"] = all(e == e.lower() for e in words)
-        if options["do_lower_case"]:  # one that strips accents decomposes Hangul and kana
-            # composed syllables, or kana with its mark, are entries only where accents stay
-            whole = any("가" <= c <= "힣" or c in "がパ" for e in words for c in e)
-            options.setdefault("strip_accents", not whole)
+        if options["do_lower_case"]:  # one that strips accents decomposes Hangul and kana, too
+            whole = all(e == unicodedata.normalize("NFD", e) for e in words)
+            options.setdefault("strip_accents", whole)
         why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
         _note_case(checkpoint, why, lowers=options["do_lower_case"])
     return options

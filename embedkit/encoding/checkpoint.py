@@ -297,7 +297,8 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     if not config_path.is_file():
         raise ModelError(f"{name}: {transformer} holds no config.json. {_instead(folder, modules)}")
     config = read_data(config_path, Casing)
-    settings = sentence_settings(transformer)
+    # sentence-transformers reads them beside modules.json alone
+    settings = sentence_settings(transformer) if modules else (inventory.SENTENCE_FILES[0], {})
     sentence = dict(settings[1])
     # an older name counts before its new one, as in sentence-transformers
     sentence |= {new: sentence.pop(old) for old, new in inventory.LEGACY.items() if old in sentence}

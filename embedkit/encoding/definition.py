@@ -151,7 +151,8 @@ def defined_by(
 ) -> tuple[Definition, str, list[Statement]]:
     """The makers' vector, its prefix, and all statements, to begin with those of config.json."""
     root = "config_sentence_transformers.json"
-    general = read_data(folder / root, _GeneralConfig)
+    # as the settings: read beside modules.json alone
+    general = read_data(folder / root, _GeneralConfig) if listed else {}
     # in the order of the files; what becomes of each key is in encoding.inventory
     statements = [
         *statements,

@@ -218,8 +218,9 @@ class Encoder(Reloaded):
             truncate_dim: keep them without scaling, as in sentence-transformers.
             batch_size: maximum number of texts in memory and per batch; by default 4,096, in
                 batches of ``batch_tokens``.
-            normalize_embeddings: scale every vector to length 1 (L2); by default if neither pooling
-                nor layer is given and the checkpoint does.
+            normalize_embeddings: scale every vector to length 1 (L2). Where neither pooling nor
+                layer is given, the checkpoint's own modules may do so in any case, as in
+                sentence-transformers.
             convert_to_tensor: return a tensor on the encoder's device instead of an array.
             show_progress_bar: show progress on standard error.
             max_length: tokens per text; longer ones are truncated.
@@ -251,7 +252,7 @@ class Encoder(Reloaded):
             chosen, normalized = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:
             (chosen,) = parse_poolings([pooling])
-        unit = normalized if normalize_embeddings is None else normalize_embeddings
+        unit = normalized or normalize_embeddings  # by the makers' own module, as it is always run
         views = self.encode_views(
             [texts] if isinstance(texts, str) else texts,
             [f"{chosen}_{layer}" if chosen.has_layer else chosen],

@@ -198,7 +198,7 @@ MODULES: dict[str, Rules] = {
     "Dense": {
         **_AT_VECTOR,
         **_each(APPLIED, "in_features out_features bias"),
-        "activation_function": lambda name: str(name).startswith("torch.nn."),
+        "activation_function": lambda name: bool(_ACTIVATION.fullmatch(str(name))),
         "use_residual": (False,),
     },
     "Normalize": _AT_VECTOR,
@@ -313,6 +313,7 @@ def unread_weights(names: Iterable[str], parts: list[str], base: str, depth: int
 
 WIDTH = ("hidden_size", "dim", "n_embd", "d_model", "emb_dim")
 """Keys of ``config.json`` that have the width of hidden states, by family."""
+_ACTIVATION: re.Pattern[str] = re.compile(r"torch\.nn\.(modules\.\w+\.)?[A-Z]\w*")
 _SIZE = re.compile(r"(.+_)?(size|dim|ff|kv|embd|layers?|heads|labels|experts)|d_model")
 _SIZES_PER_BYTE, _HARMLESS = 8, 10_000
 _POSITIONS = 1 << 24

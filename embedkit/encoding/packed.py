@@ -616,7 +616,8 @@ def _kernel_of_short(plain: PlainModel, limit: float) -> str:
 
 
 def _trial(plain: PlainModel, longest: int = 40) -> PackedBatch:
-    window = getattr(plain.module.config, "sliding_window", None) or 0
+    names = ("sliding_window", "attention_chunk_size")
+    window = max(getattr(plain.module.config, name, None) or 0 for name in names)
     # long enough for a window to hide something, where a family has one
     longest = min(plain.checkpoint.positions, max(longest, 2 * window))
     # equal neighbours, a single token, and lengths that are widened to a multiple of 16 or are not

@@ -26,6 +26,7 @@ from torch.nn.functional import linear, rms_norm
 
 from embedkit.encoding.model import PackedBatch, PlainModel
 from embedkit.encoding.windows import TokenizedTexts
+from embedkit.errors import UsageError
 from embedkit.scale import undisturbed
 
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -283,6 +284,8 @@ def calibrate(plain: PlainModel, texts: TokenizedTexts) -> None:
 
     # the exact class, as in hasten: a subclass may compute something else
     layers: list[Any] = [m for m in plain.module.modules() if type(m) is nn.Linear]
+    if not layers:  # as of GPT-2, whose weights lie the other way
+        raise UsageError("its products are not computed in 8 bits.", precision="int8")
     hooks = [layer.register_forward_pre_hook(widen) for layer in layers]
     for layer in layers:
         # from 0 on, so that 0 lies within every range and is exact in 8 bits

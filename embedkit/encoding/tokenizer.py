@@ -114,7 +114,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             pad, padding = tokenizer.pad_token_id, checkpoint.config.get("pad_token_id")
             text_tokenizer = TextTokenizer(
                 tokenizer,
-                pad_id=int((padding or 0) if pad is None else pad),
+                pad_id=int(max(padding or 0, 0) if pad is None else pad),  # -1: none
                 type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
             )
     except ModelError:

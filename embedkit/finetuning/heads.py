@@ -287,7 +287,7 @@ class _Own(_Cls):
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         try:
             logits: Tensor = self.module(hidden, mask)
-        except (TypeError, RuntimeError) as error:
+        except Exception as error:  # of the user's code
             if is_out_of_memory(error):
                 raise
             problem = f"called with hidden states {tuple(hidden.shape)} and their mask, it says"

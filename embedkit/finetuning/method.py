@@ -38,7 +38,7 @@ from embedkit.errors import DamagedError, Message, MismatchError, ModelError, Op
 from embedkit.finetuning.contrastive import train_contrastive
 from embedkit.finetuning.heads import EncoderWithHead, build_model, head_settings, pooler_layer
 from embedkit.finetuning.model import predict_logits, read_to_train, tokenized, write_model
-from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions
+from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions, source_of
 from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
 from embedkit.machine import __version__, release_memory
 from embedkit.runs.cross_validation import Fits, FoldFit, Problem, held_out_predictions
@@ -116,7 +116,8 @@ def divide(
         if fraction and (few or not len(valid)):
             raise UsageError(
                 f"the {len(train)} training records of fold {fold} are too few, or too similar, to "
-                f"choose epoch or {Option('threshold')} by some of them.",
+                f"choose epoch or {Option('threshold')} by some of them. Pass more, or use fewer "
+                "folds.",
                 validation=fraction,
             )
         # also without the validation records of other folds, where these are shared
@@ -184,6 +185,8 @@ class FineTuned(NamedTuple):
         if frozen.isdecimal() and int(frozen) > checkpoint.n_layers:
             count = checkpoint.n_layers
             raise UsageError(f"the encoder has {count} layers.", freeze_layers=int(frozen))
+        if frozen == str(checkpoint.n_layers):
+            options = replace(options, freeze_layers="all")
         # nothing keeps it: of a multilingual encoder it takes 0.3 GB, all the time of the training
         tokenizer = load_tokenizer(checkpoint)
         # a vocabulary that lacks the words of the texts is told before anything is trained
@@ -297,6 +300,7 @@ class FineTuned(NamedTuple):
             "model": dict(sorted(self.checkpoint.sha256.items())),
             "earlier": self.earlier and storage.file_sums(self.earlier[0]),
             **asdict(self.options),
+            "head_code": source_of(str(self.options.head)),
             "device": self.device.type,
             "versions": {"embedkit": __version__, **LIBRARIES},
         }

@@ -9,8 +9,11 @@ new than for those that are trained already.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -312,6 +315,19 @@ def name_of_head(head: str | Callable[[int, int], Any]) -> str:
     if isinstance(head, str):
         return head
     return f"{head.__module__}:{getattr(head, '__qualname__', '')}"
+
+
+def source_of(head: str) -> str | None:
+    """SHA-256 of the module of a class of the user's own; ``None`` of other heads, or without one.
+
+    A run that was interrupted may not go on with a head that has changed.
+    """
+    if ":" not in head:
+        return None
+    with suppress(OSError, TypeError):  # in a compiled module, or typed into a notebook
+        source = inspect.getsource(import_module(head.partition(":")[0]))
+        return hashlib.sha256(source.encode()).hexdigest()
+    return None
 
 
 def own_head(name: str) -> Callable[[int, int], Any]:

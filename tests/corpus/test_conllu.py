@@ -114,6 +114,12 @@ def test_empty_nodes_and_comments_are_no_words(folder: Folder) -> None:
     assert (found.records[0].text, found.records[0].kept) == ("a b c", ("d",))
 
 
+def test_what_is_unspecified_is_no_label(folder: Folder) -> None:
+    lines = [row(1, "I", upos="PRON"), row(2, "go", upos="_")]
+    assert labels(read(folder, *lines)) in [("PRON", None), ("PRON", "")]
+    assert labels(read(folder, *lines, word_label="feats")) == ("_", "_")  # none
+
+
 @pytest.mark.parametrize(
     ("lines", "reason", "detail"),
     [

@@ -24,8 +24,8 @@ from tests.corpus_fixtures import Folder, plan_files, read_files
     [
         ("rating_train.txt", r"ratings_train\.txt"),  # its neighbour
         ("nowhere/corpus.tsv", r"The folder .*nowhere does not exist\."),
-        ("", r"is a folder; give its files: .*/\*\.txt\."),
-        ("saved", r"is a folder; give its files: .*saved/\*\.arrow\."),
+        ("", r"is a folder; give its files, such as .*/ratings_train\.txt\."),
+        ("saved", r"is a folder; give its files, such as .*saved/data\.arrow\."),
         ("pipe", "is a pipe"),
         ("a\0b", "null byte"),
     ],

@@ -99,6 +99,12 @@ def test_limits_of_families(
             length(901)
 
 
+def write_modules(folder: Path) -> None:
+    """Say that sentence-transformers' settings are read, as they are not without it."""
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    (folder / "modules.json").write_text(json.dumps([module]), "utf-8")
+
+
 @pytest.mark.parametrize(
     ("stated", "tokenizer_limit", "length"),
     [
@@ -114,6 +120,7 @@ def test_default_max_length(
 ) -> None:
     if stated is not None:
         (copy / "sentence_bert_config.json").write_text(json.dumps(stated), "utf-8")
+        write_modules(copy)
     tokenizer: Any = SimpleNamespace(
         hf=SimpleNamespace(model_max_length=tokenizer_limit), n_special=2
     )
@@ -135,6 +142,7 @@ def test_a_limit_without_room_for_text_is_the_files(
     path = copy / file
     stated = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     path.write_text(json.dumps({**stated, key: value}), "utf-8")
+    write_modules(copy)
     with pytest.raises(DamagedModelError, match=rf"{file} .*{message}"):
         Encoder(copy, device="cpu")
     if value != "512":

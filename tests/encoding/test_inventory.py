@@ -46,6 +46,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.inventory import SENTENCE_FILES
 from embedkit.encoding.model import describe_model
 from embedkit.errors import DamagedModelError, EncodeError, ModelError, UsageError
+from tests.encoding.test_checkpoint import write_modules
 from tests.models import TEXTS, Tiny, distance, save_model, state
 from tests.processes import invoke
 
@@ -160,6 +161,7 @@ def test_or_refused_by_its_name(
 def test_a_tokenizer_in_python_cannot_be_made_to_lower_case(tiny: Tiny, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny("japanese"), tmp_path / "model"))
     state(folder / S, do_lower_case=True)
+    write_modules(folder)
     is_refused(folder, "do_lower_case=True (sentence_bert_config.json)")
 
 

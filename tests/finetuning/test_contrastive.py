@@ -141,6 +141,15 @@ def test_options_that_mean_nothing_with_pairs_are_refused(name: str, value: Any)
         TrainingOptions(objective="contrastive", **{name: value})
 
 
+def test_an_encoder_of_which_nothing_is_left_learns_from_labels(tmp_path: Path) -> None:
+    """By the number of its layers as by ``all``; with pairs it is refused."""
+    corpus = corpus_of(tmp_path / "c.tsv")
+    run = tuned(corpus, tmp_path / "run", freeze_layers=2, epochs=None, objective=None)
+    assert run.content.settings["objective"] == "labels"
+    with pytest.raises(UsageError, match="nothing is left"):
+        tuned(corpus, tmp_path / "x", freeze_layers=2, objective="contrastive")
+
+
 OF_LABELS: dict[str, Any] = {"objective": "labels", "epochs": 3, "head": "cls", "patience": 2}
 OF_LABELS |= {"batch_size": 4, "task": "multilabel", "level": "word", "freeze_layers": "all"}
 

@@ -21,6 +21,7 @@ from embedkit.encoding.products import LinearToTrain
 from embedkit.errors import ModelError, UsageError
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import add_lora, freeze, padded, predict_logits
+from embedkit.finetuning.options import source_of
 from embedkit.finetuning.training import LengthSampler
 from tests.encoding.test_other_families import build
 from tests.finetune_fixtures import built, check_test_set, corpus_of, predictions, tuned
@@ -194,6 +195,22 @@ def test_a_head_may_be_any_module(tmp_path: Path) -> None:
     check_test_set(tmp_path / "0", corpus, head=name)
     with pytest.raises(UsageError, match="head="):
         tuned(corpus, tmp_path / "x", head=lambda width, outputs: torch.nn.Linear(width, outputs))
+
+
+def test_a_head_of_ones_own_that_fails_or_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its errors name it; a run that was interrupted does not go on with other code."""
+    monkeypatch.syspath_prepend(tmp_path)
+    head, corpus = tmp_path / "heads_of_a_user.py", corpus_of(tmp_path / "c.tsv")
+    code = "import torch\nclass Own(torch.nn.Linear):\n    def forward(self, hidden, mask):\n"
+    head.write_text(f"{code}        raise ValueError('too few')\n")
+    given: dict[str, Any] = {"head": "heads_of_a_user:Own", "epochs": 1}
+    with pytest.raises(UsageError, match=r"it says: too few"):
+        tuned(corpus, tmp_path / "run", **given)
+    before = source_of(given["head"])
+    head.write_text(f"{code}        return super().forward(hidden[:, 0])\n")
+    assert len({before, source_of(given["head"]), source_of("cls"), None}) == 3
 
 
 class Odd(torch.nn.Module):
