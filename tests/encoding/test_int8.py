@@ -72,6 +72,8 @@ def test_minilm_keeps_its_neighbours(minilm: Encoder) -> None:
 
 
 def test_where_it_cannot_run(tiny: Tiny) -> None:
+    with pytest.raises(UsageError, match="not computed in 8 bits"):
+        Encoder(tiny("gpt2"), precision="int8", device="cpu")  # it has no linear layers
     with pytest.raises(UsageError, match="int8"):
         Encoder(str(tiny("deberta")), device="cpu", precision="int8")
     with pytest.raises(UsageError, match="int8"):

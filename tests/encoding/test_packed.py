@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,10 +28,12 @@ from tests.models import (
     TEXTS,
     EncoderOf,
     Tiny,
+    build,
     build_bert,
     check_near,
     needs_plain_bf16,
     plain_model,
+    save_model,
     slow,
 )
 
@@ -208,6 +211,20 @@ def test_which_families_are_packed(family: str, encoder_of: EncoderOf) -> None:
         pytest.skip("this version of transformers lets nobody else compute its attention")
     assert encoder.model.name == ("packed" if packed else "transformers")
     assert encoder.model.pads is not packed
+
+
+def test_a_family_that_attends_in_chunks_is_not_packed(tmp_path: Path) -> None:
+    """The trial is long enough to tell, as of sliding windows."""
+    folder = shutil.copytree(build("bert", tmp_path / "bert"), tmp_path / "llama")
+    (folder / "model.safetensors").unlink()
+    sizes = {"num_key_value_heads": 1, "head_dim": 12, "num_local_experts": 2, "vocab_size": 300}
+    sizes |= {"intermediate_size_mlp": 40, "attention_chunk_size": 48}
+    save_model(folder, "llama4_text", **sizes, no_rope_layers=[1, 1, 0], pad_token_id=0)
+    auto, plain = (
+        Encoder(folder, device="cpu", forward=f).encode("good " * 90, pooling="mean", layer=-1)
+        for f in ("auto", "transformers")
+    )
+    assert np.abs(auto - plain).max() < 1e-4
 
 
 def test_a_forward_that_disagrees_is_refused_with_a_warning(
