@@ -39,8 +39,11 @@ HARMLESS = "\n\t\u200c\u200d"
 """Control characters that are printed: line ends, tabs, joiners of emoji and words."""
 
 
-def visible(text: str, *, limit: int | None = None, keep: str = "\n") -> str:
-    r"""Text with control characters and bidirectional overrides as ``\x1b``; line ends stay."""
+def visible(text: str, *, limit: int | None = None, keep: str = "\n\u200c\u200d") -> str:
+    r"""Text with control characters and bidirectional overrides as ``\x1b``.
+
+    Line ends stay, and the joiners of words and emoji.
+    """
 
     def escaped(character: str) -> str:
         code = ord(character)

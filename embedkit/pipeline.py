@@ -125,6 +125,8 @@ def read_recipe(
         names = [(n, p) for p in commands[command].params for n in (*p.opts, *p.secondary_opts)]
         parameters = {n.lstrip("-"): parameter for n, parameter in names}
         stages.append(_stage(name, options, path.resolve().parent, parameters))
+        if "-" in stages[-1].inputs:
+            fail(name, "reads standard input, of which a recipe has none. Give a file.")
         context = _parsed(commands[command], stages[-1], settings, partial(fail, name))
         try:
             needs = tuple(_needs_trust(context, stages[-1], _values(settings)))
@@ -381,7 +383,8 @@ def content_hash(path: Path) -> str:
         if file.is_file():
             # what they list may be gone all the same
             names = storage.file_sums(path, torn=True) if file != path else ()
-            return storage.file_sha256(file) if all((path / n).is_file() for n in names) else ""
+            if all((path / name).is_file() for name in names):
+                return storage.file_sha256(file)
     digest = hashlib.sha256()
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
         digest.update(f"{file.relative_to(path)}\0{storage.file_sha256(file)}\n".encode())

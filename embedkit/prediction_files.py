@@ -224,7 +224,7 @@ def parse_submission(text: str | None) -> Submission | None:
     if text is None:
         return None
     # a row of CSV: the name of a class may have a comma
-    names = next(csv.reader([text], skipinitialspace=True), []) or [""]
+    names = next(csv.reader([" ".join(text.splitlines())], skipinitialspace=True), []) or [""]
     first, *others = (name.strip() for name in names)
     columns = {first: "id"}
     for column in others:

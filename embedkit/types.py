@@ -31,6 +31,7 @@ class Reloaded:
     """Something that is loaded, and that a copy or another process loads anew by its arguments.
 
     Weights and locks do not travel to a worker of joblib, Dask or Spark; what finds them does.
+    Nor do attributes that were set later. A subclass with other arguments keeps its own.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:

@@ -183,7 +183,7 @@ def _check_sums(folder: Path, result: Verification) -> None:
     sums = file_sums(folder)
     result.files += len(sums)
     result.problems += differing_files(folder, sums).values()
-    result.problems += unlisted_files(folder, sums)
+    result.problems += [f"{name} is not in SHA256SUMS" for name in unlisted_files(folder, sums)]
 
 
 def _check_json(folder: Path) -> None:

@@ -64,7 +64,7 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-_COMMAND = re.compile(r"(?P<before>(?:[a-z ]+: )? *)(?P<command>embedkit [a-z]+ .*)")
+_COMMAND = re.compile(r"(?P<before>(?:[\w -]+: )? *)(?P<command>embedkit [a-z]+ .*)")
 _PYTHON = re.compile(r"(?:open it: | *)(?:import |from \w+ import |\w+ = )")
 _WORDS = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")
 _BREAK = re.compile(rf" (?!%|(?:to )?[\d.{MINUS}]+\))")  # units and intervals stay whole

@@ -332,7 +332,8 @@ def _check_same(first: LoadedRun, run: LoadedRun) -> None:
     if not with_models([run]) and not len(predictions.test):
         expected = expected.take(expected.out_of_fold)
     if predictions.classes != expected.classes:
-        mine, its = (", ".join(p.classes[:5]) or "values" for p in (predictions, expected))
+        names = (f"{', '.join(p.classes):.80}" for p in (predictions, expected))
+        mine, its = (name or "values" for name in names)
         raise MismatchError(
             f"{run.path} predicts {mine}; {first.path} {its}. Compare runs on the same label "
             "column and of one task."

@@ -289,13 +289,17 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
         table = pa.Table.from_pandas(_readable(corpus), preserve_index=False)
         return table.schema, iter(table.to_batches())
     # a dataset that was selected from or shuffled has Arrow tables of other rows, so they are asked
-    # for through its iterator. An IterableDataset of unknown columns yields dicts like any other
-    # iterator, and so does a transform of the user
-    features, form = getattr(corpus, "features", None), getattr(corpus, "format", {})
-    if library == "datasets" and features is not None and form.get("type") != "custom":
+    # for through its iterator. A transform of the user yields dicts, like any other iterator, and
+    # so does an IterableDataset, which mostly knows what they are
+    features = getattr(corpus, "features", None)
+    if library == "datasets" and hasattr(corpus, "num_rows") and corpus.format["type"] != "custom":
         tables = corpus.with_format("arrow").iter(_ROW_GROUP)
         batches = (batch for table in tables for batch in table.to_batches())
-        return features.arrow_schema, batches
+        return features.arrow_schema, batches  # type: ignore[union-attr]
+    if library == "datasets" and features is not None and not hasattr(corpus, "num_rows"):
+        schema, rows = features.arrow_schema, iter(corpus)
+        parts = iter(lambda: list(islice(rows, _ROW_GROUP)), [])
+        return schema, (pa.RecordBatch.from_pylist(part, schema) for part in parts)
     if hasattr(corpus, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(corpus)
         return reader.schema, iter(reader)

@@ -116,9 +116,7 @@ class ReadCounts:
             notices.append(f"{equal} equal to the header, and kept: were files joined?")
         if self.empty_texts:
             empty = count_text(self.empty_texts, "record")
-            notices.append(
-                f"{empty} without a text: taken as an empty one, of which little is known"
-            )
+            notices.append(f"{empty} with an empty text, of which a model knows little")
         return list(map(Message, notices))
 
 
@@ -289,12 +287,13 @@ class CorpusReader:
                 self._count_headers(raw.cells)
                 # rejected before it is left out: a bad record is counted as bad, however short it
                 # is
-                texts = raw.cells[: 1 + (self.plan.text_pair is not None)]
-                if self._empty and not all(cell and cell.strip() for cell in texts):
-                    self.counts.empty_texts += 1
-                    texts = tuple(cell or "" for cell in texts)
-                    raw = raw._replace(cells=(*texts, *raw.cells[len(texts) :]))
-                _check(raw.cells, texts=len(texts), empty=self._empty)
+                count = 1 + (self.plan.text_pair is not None)
+                if self._empty:
+                    texts = ("" if cell is None else cell for cell in raw.cells[:count])
+                    raw = raw._replace(cells=(*texts, *raw.cells[count:]))
+                _check(raw.cells, texts=count, empty=self._empty)
+                if self._empty:
+                    self.counts.empty_texts += not all(str(c).strip() for c in raw.cells[:count])
                 text = str(raw.cells[0])
                 if labelled or raw.spans is not None or self.plan.spans:
                     # the kept columns stand after that of the word labels

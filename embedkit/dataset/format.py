@@ -75,7 +75,7 @@ class Layout:
 
 
 def unlisted_files(folder: Path, sums: Collection[str]) -> list[str]:
-    """A message for each file of a dataset without a checksum.
+    """Names of the files of a dataset without a checksum.
 
     That is a shard, as other readers take every Parquet file there for one, or what describes them.
     """
@@ -83,7 +83,7 @@ def unlisted_files(folder: Path, sums: Collection[str]) -> list[str]:
     names = [f"{table}/{name}" for table in TABLES for name in layout.content(table)]
     described = (layout.manifest, layout.job, layout.rejects, layout.shards) if names else ()
     names += [file.relative_to(folder).as_posix() for file in described]
-    return [f"{name} is not in {storage.SUMS}" for name in names if name not in sums]
+    return [name for name in names if name not in sums]
 
 
 @dataclass(frozen=True, slots=True)

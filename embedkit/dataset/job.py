@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -401,6 +402,9 @@ class JobFolder:
             storage.publish(layout.root, out)
 
 
+_OURS = re.compile(r"_embedkit/.*|\w+/part-\d{8}\.parquet")
+
+
 class Repair(NamedTuple):
     """A dataset of the same job, by messages about its ``damaged`` files by their names."""
 
@@ -424,9 +428,12 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
         # the list itself is damaged: what its whole lines say of files still holds, and a file
         # without one is made again
         sums, damaged = storage.file_sums(out, torn=True), {storage.SUMS: str(error)}
-    # by the list, and not by their names: what they say of the job still holds
-    if unlisted := unlisted_files(out, sums):
-        damaged.setdefault(storage.SUMS, unlisted[0])
+    for name in unlisted_files(out, sums):
+        if not _OURS.fullmatch(name):
+            problem = f"{out / name} is not of this dataset, and readers would take it for a part"
+            raise OutputExistsError(f"{problem}. Move it away, or replace all with {_OVERWRITE}.")
+        # by the list, and not by its own name: what it says of the job still holds
+        damaged.setdefault(storage.SUMS, f"{name} is not in {storage.SUMS}")
     damaged |= storage.differing_files(out, sums)
     if differences := difference(_stored(Layout(out), damaged)[0], asdict(job.settings)):
         grown: Option | str = ""

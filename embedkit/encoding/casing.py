@@ -40,8 +40,8 @@ def casing_of(checkpoint: Checkpoint, settings: dict[str, Any]) -> dict[str, boo
         # a tokenizer that lower-cases never produces upper-case entries
         options["do_lower_case"] = all(e == e.lower() for e in words)
         if options["do_lower_case"]:  # one that strips accents decomposes Hangul and kana, too
-            whole = all(e == unicodedata.normalize("NFD", e) for e in words)
-            options.setdefault("strip_accents", whole)
+            bare = all(entry == unicodedata.normalize("NFD", entry) for entry in words)
+            options.setdefault("strip_accents", bare)
         why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
         _note_case(checkpoint, why, lowers=options["do_lower_case"])
     return options

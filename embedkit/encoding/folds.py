@@ -19,7 +19,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.views import ShardVectors
 from embedkit.encoding.windows import TokenizedTexts, ranges
-from embedkit.types import Float32, Int64
+from embedkit.types import Float32, Int64, Reloaded
 
 
 class FoldEncoder(Encoder):
@@ -41,6 +41,8 @@ class FoldEncoder(Encoder):
     ) -> None:
         first, *others = folders.values()
         super().__init__(first, precision=precision, **settings)
+        about = {"name": name, "folders": folders, "fold_of_model": fold_of_model, "prefix": prefix}
+        Reloaded.__init__(self, {**about, "precision": precision, **settings})
         # what the first one resolved "auto" to, so that no vector mixes precisions
         self._others = [Encoder(f, precision=self.precision, **settings) for f in others]
         self._fold_of_model = tuple(fold_of_model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -66,6 +67,9 @@ class Column(NamedTuple):
         return np.asarray(self.values != (-1 if self.missing is None else self.missing))
 
 
+_CODE = re.compile(r"0\d")
+
+
 def column_of(name: str, values: Sequence[Any]) -> Column:
     """Return a column as numbers or dates where all values are, and otherwise as labels.
 
@@ -85,8 +89,9 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
         column = pd.Series([None if v == "" else v for v in values], dtype=object)
         with suppress(TypeError, ValueError):
             numbers = pd.to_numeric(column).to_numpy(np.float64)
-            # a scale of colours cannot end at infinity
-            if not np.isinf(numbers).any():
+            # 007 and numbers of accounts are names; a scale of colours cannot end at infinity
+            codes = any(_CODE.match(str(entry)) for entry in entries)
+            if not codes and (np.abs(numbers[~np.isnan(numbers)]) < 2**53).all():
                 return Column(name, "number", numbers)
         with suppress(TypeError, ValueError):
             # after the numbers, since a year alone is both
@@ -554,6 +559,8 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
         rows, chance = label.values[near.probed] == number, (n - 1) / max(total - 1, 1)
         if number != label.missing and pairs[rows].any() and chance < 1:
             ways[name] = (same[rows].sum() / pairs[rows].sum() - chance) / (1 - chance)
+    if not ways:  # all have one label
+        return math.nan, f"{title}: {len(near.indices):,} texts"
     return float(same[pairs].mean()), f"{title}: {_apart_text(ways)}"
 
 

@@ -114,8 +114,9 @@ def reliability_bins(p: Predictions) -> tuple[ReliabilityBin, ...]:
 
 def _confidence(p: Predictions) -> tuple[Float64, Bool, Int64]:
     """Probabilities of the predicted classes, whether they are right, and the ascending order."""
-    confidence = p.proba.max(1)
-    return confidence, p.proba.argmax(1) == p.y, np.argsort(confidence, kind="stable")
+    # of a class that a threshold has chosen it may be the smaller one
+    confidence = p.proba[np.arange(len(p.y)), p.y_pred]
+    return confidence, p.y_pred == p.y, np.argsort(confidence, kind="stable")
 
 
 _FRACTIONS: dict[str, Any] = dict.fromkeys(("x_text", "y_text"), lambda value: f"{value * 100:g} %")

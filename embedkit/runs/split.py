@@ -215,7 +215,8 @@ def read_split(path: Path) -> Split:
     # beside a corpus a split stands alone, with its fingerprint; in a run it has a checksum too
     if storage.is_sealed(path.parent):  # of a run
         storage.check_files(path.parent, [path.name])
-    table = read_table(path) if path.suffix == ".parquet" else pa.table({})
+    with path.open("rb") as file:
+        table = read_table(path) if file.read(4) == b"PAR1" else pa.table({})
     if _KEY not in (table.schema.metadata or {}):
         keep = Option("keep", "fold", of="extract", after=", then ")
         advice = f"Of your own folds keep the column in the corpus: {keep}{Option('split', 'fold')}"
@@ -509,11 +510,11 @@ def _dealt(strata: Int64, group: Int64, sizes: Int64, folds: int, *, seed: int) 
         share = _filling(counts[:, number], counts.sum(axis=1), len(members))
         result[members] = np.repeat(np.arange(folds), share)
         counts[:, number] += share
-    # the first folds become a test set or validation records: they are not those that the largest
-    # groups were dealt to first, and of unequal ones the small ones, that a group of half of all
-    # records is no test set
-    order = np.lexsort((random.permutation(folds), counts.sum(axis=1)))
-    return np.argsort(order)[result]
+    # the first folds become a test set or validation records. They are not those that the largest
+    # groups were dealt to first, nor one that lacks a class; a group of half of all records is none
+    sizes = counts.sum(axis=1)
+    lacking, large = (counts == 0).sum(axis=1), sizes > 1.5 * sizes.mean()
+    return np.argsort(np.lexsort((random.permutation(folds), lacking, large)))[result]
 
 
 def _filling(counts: Int64, sizes: Int64, more: int) -> Int64:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ _BLOCKS = 4  # row groups that a thread works on before the results are merged
 _MOST_OF_INDEX = 2_048  # beyond that exact search is faster
 _HELD = 1 << 30  # bytes of vectors that a warm searcher keeps in memory
 _PAIRS_TILE = 4_096  # records of which all pairs are compared at once, whose products take 64 MB
+_SAME_TEXT = 1 - 1e-4  # cosine of a text with itself, also where half precision rounds
 _MOST_PAIRS = 1_000_000  # near-duplicates: nobody reads more, and each takes half a kilobyte
 
 
@@ -66,11 +68,13 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
     columns = data.columns
     # a column is read if all words of its name occur in the condition: too many
     # are harmless, parsing SQL is not needed
-    words = {word.casefold() for word in re.findall(r"\w+", condition)}
+    quoted = re.sub(r"'[^']*'", "", condition)
+    words = {word.casefold() for word in re.findall(r"\w+", quoted)}
     read_columns = [name for name in columns if set(re.findall(r"\w+", name.casefold())) <= words]
     # names of SQL have no case, so that one of them would be read for the other
-    if len(set(map(str.casefold, read_columns))) < len(read_columns):
-        problem = f"{', '.join(read_columns)} differ in case alone, which SQL does not tell apart."
+    folded = Counter(map(str.casefold, read_columns))
+    if alike := [name for name in read_columns if folded[name.casefold()] > 1]:
+        problem = f"{', '.join(alike)} differ in case alone, which SQL does not tell apart."
         raise UsageError(problem, where=condition)
     chosen = np.zeros(len(data), bool)
     # longer than the name of any column, which the condition may be about
@@ -630,15 +634,19 @@ def near_duplicates(
     first, vectors = first[text], data.reader.vectors_at(chosen)
     if whitening is not None:
         vectors = fit_whitening(data, whitening).apply(vectors)
-    unit, repeats = unit_rows(vectors), first != np.arange(len(chosen))
-    products = (unit[first] * unit).sum(axis=1)
-    # joined to the first one; a text of other case, width or spaces, which the model may read, is
-    # compared like all others
-    is_copy = repeats & (products > 1 - 1e-6)
-    texts, copies = np.flatnonzero(~is_copy), np.flatnonzero(is_copy)
+    unit = unit_rows(vectors)
+    rest = repeats = np.flatnonzero(first != np.arange(len(chosen)))
+    # a text of other case, width or spaces, which the model may read, is no copy of the first one:
+    # it is compared like all others, and the next of its kind are joined to it
+    while len(rest := rest[(unit[first[rest]] * unit[rest]).sum(axis=1) < _SAME_TEXT]):
+        _, at, kind = np.unique(first[rest], return_index=True, return_inverse=True)
+        first[rest] = rest[at][kind]
+    copies = np.flatnonzero(first != np.arange(len(chosen)))
+    texts = np.setdiff1d(np.arange(len(chosen)), copies)
+    products = (unit[first[copies]] * unit[copies]).sum(axis=1)
     pairs, cosines = _near_pairs(unit[texts], threshold, progress)
     pairs = np.concatenate([texts[pairs], np.stack([first[copies], copies], axis=1)])
-    cosines = np.concatenate([cosines, np.minimum(products[copies], 1)])
+    cosines = np.concatenate([cosines, np.minimum(products, 1)])
     group = _groups(pairs, len(chosen))
     members = np.unique(pairs)
     order = np.lexsort((pairs[:, 1], pairs[:, 0], -cosines, group))
@@ -659,8 +667,7 @@ def near_duplicates(
         )
     ]
     count = int(group.max(initial=0))
-    repeated = int(repeats.sum())
-    return NearDuplicates(threshold, len(chosen), repeated, len(members), count, rows)
+    return NearDuplicates(threshold, len(chosen), len(repeats), len(members), count, rows)
 
 
 def _near_pairs(

@@ -156,8 +156,8 @@
     }
     return columns[number];
   };
-  const day = (value) => new Date(value * 86400000).toISOString().slice(0, value % 1 ? 16 : 10);
-  const written = (column, value, digits = 15) => (Number.isNaN(value) ? "–" : column.kind === "date" ? day(digits < 15 ? Math.round(value) : value) : String(+value.toPrecision(digits)));
+  const day = (value) => new Date(Math.round(value * 86400) * 1000).toISOString().slice(0, value % 1 ? 19 : 10);
+  const written = (column, value, digits = 17) => (Number.isNaN(value) ? "–" : column.kind === "date" ? day(digits < 17 ? Math.floor(value) : value) : String(+value.toPrecision(digits)));
   const valueOf = (column, i) => (column.codes ? column.names[column.codes[i]] : written(column, column.values[i]));
 
   // what is marked: a text that matches, a point that is selected, a label that is picked
@@ -517,7 +517,7 @@
     const parts = new URLSearchParams(location.hash.slice(1));
     const layer = names.indexOf(parts.get("layer") ?? names[data.start]), row = records.rows.indexOf(Number(parts.get("row") ?? NaN));
     const color = data.columns.findIndex((column) => column.name === (parts.get("color") ?? data.first));
-    if (color !== state.color) { by("color").value = color; await recolor(color); legend(); }
+    if (color >= 0 && color !== state.color) { by("color").value = color; await recolor(color); legend(); }
     state.picked = new Set(parts.getAll("label").map((name) => columns[state.color]?.names?.indexOf(name) ?? -1).filter((number) => number >= 0));
     by("find").value = parts.get("find") ?? "";
     search();

@@ -109,11 +109,8 @@ class Target:
 
     def like(self, labels: Sequence[str | None] | None, *, rows: Int64, name: str) -> Self:
         """Return the target for further labels by these classes; empty where there are none."""
-        # an empty set is a label, an empty class is none
-        present = [label for label in labels or () if label is not None]
-        if not (any_label(present) or (present and self.of_sets)):
+        if labels is None or not any_label(labels):
             return replace(self, y=self.y[:0])
-        assert labels is not None
         for label, row in zip(labels, rows, strict=True):
             # half of the labels would score half of the records under the name of all
             if label is None or not (self.separator or has_label(label)):

@@ -450,6 +450,11 @@ def test_reliability_bins_hold_all_records(compared: Compared) -> None:
     for one in bins:
         ends = binomtest(round(one.right * one.records), one.records).proportion_ci(method="wilson")
         assert (one.low, one.high) == pytest.approx((ends.low, ends.high))
+    # by the decisions, which a threshold may have moved from the larger probability
+    moved = replace(mine, y_pred=np.zeros_like(mine.y_pred))
+    bins = reliability_bins(moved)
+    assert sum(b.records * b.right for b in bins) == pytest.approx((mine.y == 0).sum())
+    assert sum(b.records * b.confidence for b in bins) == pytest.approx(mine.proba[:, 0].sum())
 
 
 # charts

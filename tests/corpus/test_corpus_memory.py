@@ -239,7 +239,7 @@ def test_what_is_no_corpus(tmp_path: Path, corpus: Any, message: str) -> None:
 
 def test_names_of_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A label of Hugging Face is a number, and its file has the names; those of words too."""
-    from datasets import ClassLabel, Dataset, Features, Sequence, Value
+    from datasets import ClassLabel, Dataset, Features, IterableDataset, Sequence, Value
 
     tags = Sequence(ClassLabel(names=["O", "B-LOC"]))
     kinds = {"tokens": Sequence(Value("string")), "tags": tags}
@@ -255,3 +255,10 @@ def test_names_of_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert "the numbers in label, named 0=bad,1=good there" in caplog.text
         assert "the numbers in tags, named 0=O,1=B-LOC there" in caplog.text
         assert list(units.label or ()) == ["1", "0", None]  # -1 stands for no class
+    records = [{"text": None}, {"label": 1, "text": "a"}]  # keys in any order, or absent
+    stream = IterableDataset.from_generator(
+        lambda: iter(records),
+        features=Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])}),
+    )
+    units = Units.of_corpus(stream, CorpusOptions(label="label"))
+    assert (units.texts(), list(units.label or ())) == (["a"], ["1"])

@@ -217,7 +217,12 @@ def test_a_family_that_attends_in_chunks_is_not_packed(tmp_path: Path) -> None:
     """The trial is long enough to tell, as of sliding windows."""
     folder = shutil.copytree(build("bert", tmp_path / "bert"), tmp_path / "llama")
     (folder / "model.safetensors").unlink()
-    sizes = {"num_key_value_heads": 1, "head_dim": 12, "num_local_experts": 2, "vocab_size": 300}
+    sizes: dict[str, Any] = {
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "num_local_experts": 2,
+        "vocab_size": 300,
+    }
     sizes |= {"intermediate_size_mlp": 40, "attention_chunk_size": 48}
     save_model(folder, "llama4_text", **sizes, no_rope_layers=[1, 1, 0], pad_token_id=0)
     auto, plain = (

@@ -159,6 +159,13 @@ def test_progress_ends_at_its_total(folder: Path, tmp_path: Path, method: Any, t
 # colours and columns
 
 
+@pytest.mark.parametrize("codes", [[f"{i:03}" for i in range(20)], [2**60 + i for i in range(20)]])
+def test_codes_are_no_numbers(codes: Any) -> None:
+    """A page would show others: 007 as 7, and those of accounts rounded."""
+    column = layout.column_of("code", codes)
+    assert (column.kind, set(column.names)) == ("label", set(map(str, codes)))
+
+
 def test_clusters_are_named_by_words_that_the_others_lack(folder: Path) -> None:
     """In three scripts; particles and characters between spaces do not hide what texts share."""
     texts = [f"the {word} is here {i}" for word in ("tax", "cat") for i in range(32)]

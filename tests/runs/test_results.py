@@ -613,7 +613,7 @@ def test_a_record_without_a_text_is_predicted_as_an_empty_one(
             shared / "run", tmp_path / "new.jsonl", out=out, submission="id,p=1", device="cpu"
         )
     assert done == (3, "text", {})
-    assert "2 records without a text" in caplog.text
+    assert "2 records with an empty text" in caplog.text
     expected = Predictor(shared / "run", device="cpu").predict_proba(["", "good", " "])[:, 1]
     np.testing.assert_allclose(pd.read_csv(out)["p"], expected, rtol=1e-8)
 

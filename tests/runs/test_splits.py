@@ -105,6 +105,11 @@ def test_the_first_folds_are_not_those_of_the_largest_groups() -> None:
     group[:5] = 0
     first = [assign_folds(strata, group, 10, seed=seed)[0] == 0 for seed in range(200)]
     assert 0.03 < np.mean(first) < 0.2
+    # six of sixty groups are of a rare class, which a test set has too
+    strata, groups = (np.arange(600) < 60).astype(int), np.arange(600) // 10
+    folds = [assign_folds(strata, groups, 10, seed=seed) for seed in range(20)]
+    assert all((strata[fold == 0] == 1).any() for fold in folds)
+    strata = np.arange(200) % 2
     group[:110] = 0  # as a part of a tenth is asked for, it is no group of half of all
     sizes = [(assign_folds(strata, group, 10, seed=seed) == 0).sum() for seed in range(20)]
     assert max(sizes) <= 20
