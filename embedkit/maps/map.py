@@ -95,7 +95,8 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
                 return Column(name, "number", numbers)
         with suppress(TypeError, ValueError):
             # after the numbers, since a year alone is both
-            dates = pd.to_datetime(column, format="ISO8601", utc=True)
+            written = column.map(str, na_action="ignore")
+            dates = pd.to_datetime(written, format="ISO8601", utc=True)
             days = ((dates - _EPOCH) / _DAY).to_numpy(np.float64)
             return Column(name, "date", days)
     texts = [_MISSING if v is None or v == "" else str(v) for v in values]

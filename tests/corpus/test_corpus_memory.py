@@ -255,9 +255,9 @@ def test_names_of_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert "the numbers in label, named 0=bad,1=good there" in caplog.text
         assert "the numbers in tags, named 0=O,1=B-LOC there" in caplog.text
         assert list(units.label or ()) == ["1", "0", None]  # -1 stands for no class
-    records = [{"text": None}, {"label": 1, "text": "a"}]  # keys in any order, or absent
+    rows = [{"text": None}, {"label": 1, "text": "a"}]  # keys in any order, or absent
     stream = IterableDataset.from_generator(
-        lambda: iter(records),
+        lambda: iter(rows),
         features=Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])}),
     )
     units = Units.of_corpus(stream, CorpusOptions(label="label"))
