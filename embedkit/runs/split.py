@@ -511,9 +511,10 @@ def _dealt(strata: Int64, group: Int64, sizes: Int64, folds: int, *, seed: int) 
         result[members] = np.repeat(np.arange(folds), share)
         counts[:, number] += share
     # the first folds become a test set or validation records. They are not those that the largest
-    # groups were dealt to first, nor one that lacks a class; a group of half of all records is none
+    # groups were dealt to first, nor one that lacks a class of which each could have a record; a
+    # group of half of all records is none
     sizes = counts.sum(axis=1)
-    lacking, large = (counts == 0).sum(axis=1), sizes > 1.5 * sizes.mean()
+    lacking, large = (counts[:, total >= folds] == 0).sum(axis=1), sizes > 1.5 * sizes.mean()
     return np.argsort(np.lexsort((random.permutation(folds), lacking, large)))[result]
 
 

@@ -118,7 +118,7 @@ def test_loss_and_accuracy_of_training_are_those_of_a_plain_loop(
     corpus: Path, tmp_path: Path, calls_of: Any
 ) -> None:
     calls = calls_of(EncoderWithHead, "forward")
-    content = on_split(corpus, tmp_path / "run", epochs=3, batch_size=7)
+    content = on_split(corpus, tmp_path / "run", epochs=3, batch_size=8)
     seen = [
         (found.loss.item(), int((found.logits.argmax(1) == y["labels"]).sum()), len(y["labels"]))
         for _, y, found in calls

@@ -59,6 +59,7 @@ from embedkit.pipeline import fetch, read_recipe
 from embedkit.remote import address_of
 from embedkit.storage import file_sums, path_inside, seal, without_secrets
 from tests.conftest import Files
+from tests.encoding.test_checkpoint import write_modules
 from tests.finetune_fixtures import corpus_of
 from tests.models import state
 from tests.processes import command
@@ -647,6 +648,8 @@ def checkpoint_with(folder: Path, name: str, content: Any) -> Path:
     if isinstance(content, dict) and (copy / name).is_file():
         content = json.loads((copy / name).read_text()) | content
     (copy / name).parent.mkdir(exist_ok=True)
+    if name == "config_sentence_transformers.json":
+        write_modules(copy)  # without which nobody reads it
     (copy / name).write_text(content if isinstance(content, str) else json.dumps(content))
     return copy
 
