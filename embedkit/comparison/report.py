@@ -338,6 +338,8 @@ def _tiles(
         off = f"off by {error * 100:.1f} points on average"
         if len(bins) == 1:  # which compares two means: errors on both sides would cancel out
             trust, off = "Not known", f"too few {compared.noun}s to tell"
+        elif bins[0].confidence == 1:
+            trust, off = "Not known", "there are decisions alone"
         yield "trust its probabilities?", trust, off, ""
     elif compared.records.of_sets:
         score = method.scores["subset_accuracy"]
@@ -481,12 +483,15 @@ def charts_of(
     if cases.of_sets:
         pass  # a record has one probability for each class
     elif cases.records.classes:
+        # not of other tools of which there are decisions alone
+        methods = {name: p for name, p in methods.items() if p.proba.max(1).min() < 1}
+    if methods and cases.records.classes and not cases.of_sets:
         yield "sure", run_figures.answered({name: (styles[name], p) for name, p in methods.items()})
         bins = {
             name: (styles[name], run_figures.reliability_bins(p)) for name, p in methods.items()
         }
         yield "calibration", run_figures.reliability(bins)
-    else:
+    elif not cases.records.classes:
         yield "values", run_figures.values(cases.records)
     for number, (_, run) in enumerate(trained(compared), 1):
         yield (
