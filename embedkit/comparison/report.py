@@ -38,7 +38,7 @@ from embedkit.comparison.cases import (
     is_right,
     shown_texts,
 )
-from embedkit.comparison.load import Dataset
+from embedkit.comparison.load import FOREIGN, Dataset
 from embedkit.comparison.recommendation import (
     Recommendation,
     cost_text,
@@ -338,7 +338,7 @@ def _tiles(
         off = f"off by {error * 100:.1f} points on average"
         if len(bins) == 1:  # which compares two means: errors on both sides would cancel out
             trust, off = "Not known", f"too few {compared.noun}s to tell"
-        elif bins[0].confidence == 1:
+        elif bins[0].confidence == 1 and method.kind == FOREIGN:
             trust, off = "Not known", "there are decisions alone"
         yield "trust its probabilities?", trust, off, ""
     elif compared.records.of_sets:
@@ -484,7 +484,8 @@ def charts_of(
         pass  # a record has one probability for each class
     elif cases.records.classes:
         # not of other tools of which there are decisions alone
-        methods = {name: p for name, p in methods.items() if p.proba.max(1).min() < 1}
+        foreign = {row.name for row in rows if row.kind == FOREIGN}
+        methods = {n: p for n, p in methods.items() if n not in foreign or p.proba.max(1).min() < 1}
     if methods and cases.records.classes and not cases.of_sets:
         yield "sure", run_figures.answered({name: (styles[name], p) for name, p in methods.items()})
         bins = {

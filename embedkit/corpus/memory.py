@@ -297,7 +297,9 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
         batches = (batch for table in tables for batch in table.to_batches())
         return features.arrow_schema, batches  # type: ignore[union-attr]
     if library == "datasets" and features is not None and not hasattr(corpus, "num_rows"):
-        schema, rows = features.arrow_schema, iter(corpus)
+        # as its files would hold them: of an image the bytes, of a class the number
+        rows = map(features.encode_example, corpus.with_format(None))
+        schema = features.arrow_schema
         parts = iter(lambda: list(islice(rows, _ROW_GROUP)), [])
         return schema, (pa.RecordBatch.from_pylist(part, schema) for part in parts)
     if hasattr(corpus, "__arrow_c_stream__"):

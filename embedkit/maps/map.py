@@ -67,7 +67,7 @@ class Column(NamedTuple):
         return np.asarray(self.values != (-1 if self.missing is None else self.missing))
 
 
-_CODE = re.compile(r"0\d")
+_CODE = re.compile(r"0\d+|\d{16,}")
 
 
 def column_of(name: str, values: Sequence[Any]) -> Column:
@@ -84,19 +84,19 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
     import pandas as pd
 
     entries = [v for v in values if v is not None and v != ""]
-    if len(set(entries)) > _FEW and not isinstance(entries[0], bool):
+    # 007 and numbers of accounts are names: as numbers others would be shown
+    codes = any(_CODE.fullmatch(str(entry)) for entry in entries)
+    if len(set(entries)) > _FEW and not isinstance(entries[0], bool) and not codes:
         # an empty text is a missing value, not a reason to take numbers for labels
         column = pd.Series([None if v == "" else v for v in values], dtype=object)
         with suppress(TypeError, ValueError):
             numbers = pd.to_numeric(column).to_numpy(np.float64)
-            # 007 and numbers of accounts are names; a scale of colours cannot end at infinity
-            codes = any(_CODE.match(str(entry)) for entry in entries)
-            if not codes and (np.abs(numbers[~np.isnan(numbers)]) < 2**53).all():
+            # a scale of colours cannot end at infinity
+            if not np.isinf(numbers).any():
                 return Column(name, "number", numbers)
         with suppress(TypeError, ValueError):
             # after the numbers, since a year alone is both
-            written = column.map(str, na_action="ignore")
-            dates = pd.to_datetime(written, format="ISO8601", utc=True)
+            dates = pd.to_datetime(column, format="ISO8601", utc=True)
             days = ((dates - _EPOCH) / _DAY).to_numpy(np.float64)
             return Column(name, "date", days)
     texts = [_MISSING if v is None or v == "" else str(v) for v in values]

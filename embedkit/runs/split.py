@@ -139,9 +139,8 @@ class Split(Shown):
 
     def labelled(self, target: Target) -> Split:
         """Return the split without the words that have no label; of records it is itself."""
-        if self.word is None:
-            return self
-        return replace(self, folds=np.where(target.unknown, UNUSED, self.folds))
+        folds = self.folds if self.word is None else np.where(target.unknown, UNUSED, self.folds)
+        return replace(self, folds=folds)
 
     def check(self, target: Target) -> None:
         """Raise a :class:`UsageError` if a fold cannot be fitted or predicted.
@@ -156,22 +155,21 @@ class Split(Shown):
                     "record among these. Make the split again from the records that are there."
                 )
             if missing := np.count_nonzero(target.unknown[np.concatenate([train, test])]):
-                raise UsageError(
-                    f"{missing} records in the folds have no label. Make a new split with "
-                    f"{Option('label', of='split')}."
-                )
+                advice = f"Make a new split with {Option('label', of='split')}"
+                raise UsageError(f"{missing} records in the folds have no label. {advice}.")
             if not target.classes or target.of_sets:
                 continue
             where = f"the training records of fold {fold}"
             counts = np.bincount(target.y[train], minlength=len(target.classes))
             rare = [target.classes[i] for i in np.flatnonzero(counts == 0)]
             if rare and self.word is None:
-                many = f"{len(target.classes)} labels for {len(target.y)} records. Use other folds"
-                problem = f"label {rare[0]!r} does not occur in {where}"
-                raise UsageError(f"{problem}: {many}, or empty rare labels.")
+                problem = (
+                    f"label {rare[0]!r} does not occur in {where}, one of {len(counts)} labels"
+                )
+                raise UsageError(f"{problem}. Use other folds, or empty rare labels.")
             if rare:  # of words
-                shown = f"{', '.join(rare):.200}"
-                logger.warning(f"label {shown}: no word in {where} has it, its probability is 0")
+                shown = f"label {', '.join(rare):.200}: no word in {where} has it"
+                logger.warning(f"{shown}, its probability is 0")
             if np.count_nonzero(counts) == 1:
                 label = target.classes[int(np.argmax(counts))]
                 raise UsageError(f"all words have the label {label!r} in {where}. Use other folds.")
@@ -215,8 +213,7 @@ def read_split(path: Path) -> Split:
     # beside a corpus a split stands alone, with its fingerprint; in a run it has a checksum too
     if storage.is_sealed(path.parent):  # of a run
         storage.check_files(path.parent, [path.name])
-    with path.open("rb") as file:
-        table = read_table(path) if file.read(4) == b"PAR1" else pa.table({})
+    table = read_table(path) if path.read_bytes().startswith(b"PAR1") else pa.table({})
     if _KEY not in (table.schema.metadata or {}):
         keep = Option("keep", "fold", of="extract", after=", then ")
         advice = f"Of your own folds keep the column in the corpus: {keep}{Option('split', 'fold')}"
@@ -511,11 +508,16 @@ def _dealt(strata: Int64, group: Int64, sizes: Int64, folds: int, *, seed: int) 
         result[members] = np.repeat(np.arange(folds), share)
         counts[:, number] += share
     # the first folds become a test set or validation records. They are not those that the largest
-    # groups were dealt to first, nor one that lacks a class of which each could have a record; a
-    # group of half of all records is none
-    sizes = counts.sum(axis=1)
-    lacking, large = (counts[:, total >= folds] == 0).sum(axis=1), sizes > 1.5 * sizes.mean()
-    return np.argsort(np.lexsort((random.permutation(folds), lacking, large)))[result]
+    # groups were dealt to first, which come last if they hold most of a class. Of classes that
+    # some folds lack the first ones have their part: each kind of fold is spread over the order
+    sizes, often = counts.sum(axis=1), total >= folds
+    lacking = (counts[:, often] == 0).sum(axis=1)
+    large = (sizes > 1.5 * sizes.mean()) | (2 * counts[:, often] > total[often]).any(axis=1)
+    order, place = random.permutation(folds), np.empty(folds)
+    for kind in np.unique(lacking):
+        alike = order[lacking[order] == kind]
+        place[alike] = np.arange(len(alike)) / len(alike)
+    return np.argsort(np.lexsort((lacking, place, large)))[result]
 
 
 def _filling(counts: Int64, sizes: Int64, more: int) -> Int64:
@@ -592,9 +594,8 @@ def _strata(records: Units, folds: int, sets: bool) -> Int64:
     """Return ``(n,)`` class numbers, or bins of values if some of many are rarer than the folds."""
     if sets or not any_label(records.label):
         return np.zeros(len(records), np.int64)
-    names, classes, counts = np.unique(
-        np.array(records.label, np.str_), return_inverse=True, return_counts=True
-    )
+    labels = np.array(records.label, np.str_)
+    names, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(names) == 1:
         raise UsageError(f"all {len(classes)} records have the label {str(names[0])!r}.")
     # classes, or numbers that are few enough to be balanced as they are, such as stars
@@ -610,11 +611,10 @@ def _strata(records: Units, folds: int, sets: bool) -> Int64:
     if len(names) > 2 and np.isfinite(values).all():
         return _bins(values, counts, max(needed, len(classes) // _BINS))[classes]
     rare, least = str(names[np.argmin(counts)]), counts.min()
-    few = f"fewer than the {folds} folds" if folds > 1 else "too few to hold out a fifth"
-    advice = "Use fewer folds, leave" if 1 < least < folds else "Leave"
+    few = f"fewer than the {folds} folds: use fewer" if folds > 1 else "too few to hold out a fifth"
     raise UsageError(
         f"{len(names)} labels for {len(classes)} records; label {rare!r} has {least}, {few}. "
-        f"{advice} that class out (records without a label are), or join it with another."
+        "Leave that class out (empty its labels), or join it with another."
     )
 
 

@@ -68,8 +68,9 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
     columns = data.columns
     # a column is read if all words of its name occur in the condition: too many
     # are harmless, parsing SQL is not needed
-    quoted = re.sub(r"'[^']*'", "", condition)
-    words = {word.casefold() for word in re.findall(r"\w+", quoted)}
+    # a text is no name; an apostrophe in a name or a comment begins none
+    plain = re.sub(r"""("[^"]*"|--.*|(?s:/\*.*?\*/))|'[^']*'""", r"\1", condition)
+    words = {word.casefold() for word in re.findall(r"\w+", plain)}
     read_columns = [name for name in columns if set(re.findall(r"\w+", name.casefold())) <= words]
     # names of SQL have no case, so that one of them would be read for the other
     folded = Counter(map(str.casefold, read_columns))
@@ -638,12 +639,18 @@ def near_duplicates(
     rest = repeats = np.flatnonzero(first != np.arange(len(chosen)))
     # a text of other case, width or spaces, which the model may read, is no copy of the first one:
     # it is compared like all others, and the next of its kind are joined to it
-    while len(rest := rest[(unit[first[rest]] * unit[rest]).sum(axis=1) < _SAME_TEXT]):
+    same = max(_SAME_TEXT, threshold - 1e-6)
+
+    def cosines_of(a: Int64, b: Int64) -> Float32:
+        return np.asarray((unit[a] * unit[b]).sum(axis=1))
+
+    # a vector of zeros is unlike itself
+    while len(rest := rest[(first[rest] != rest) & (cosines_of(first[rest], rest) < same)]):
         _, at, kind = np.unique(first[rest], return_index=True, return_inverse=True)
         first[rest] = rest[at][kind]
     copies = np.flatnonzero(first != np.arange(len(chosen)))
     texts = np.setdiff1d(np.arange(len(chosen)), copies)
-    products = (unit[first[copies]] * unit[copies]).sum(axis=1)
+    products = cosines_of(first[copies], copies)
     pairs, cosines = _near_pairs(unit[texts], threshold, progress)
     pairs = np.concatenate([texts[pairs], np.stack([first[copies], copies], axis=1)])
     cosines = np.concatenate([cosines, np.minimum(products, 1)])

@@ -159,7 +159,7 @@ def test_progress_ends_at_its_total(folder: Path, tmp_path: Path, method: Any, t
 # colours and columns
 
 
-@pytest.mark.parametrize("codes", [[f"{i:03}" for i in range(20)], [2**60 + i for i in range(20)]])
+@pytest.mark.parametrize("codes", [[f"{i:04}" for i in range(20)], [2**60 + i for i in range(20)]])
 def test_codes_are_no_numbers(codes: Any) -> None:
     """A page would show others: 007 as 7, and those of accounts rounded."""
     column = layout.column_of("code", codes)

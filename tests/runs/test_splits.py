@@ -109,6 +109,10 @@ def test_the_first_folds_are_not_those_of_the_largest_groups() -> None:
     strata, groups = (np.arange(600) < 60).astype(int), np.arange(600) // 10
     folds = [assign_folds(strata, groups, 10, seed=seed) for seed in range(20)]
     assert all((strata[fold == 0] == 1).any() for fold in folds)
+    # nor are all of three groups of a class among the first ones
+    strata, groups = (np.arange(200) < 15).astype(int), np.maximum(np.arange(200) // 5, 0)
+    folds = [assign_folds(strata, groups, 10, seed=seed) for seed in range(20)]
+    assert all(0 < (strata[fold < 5] == 1).sum() < 15 for fold in folds)
     strata = np.arange(200) % 2
     group[:110] = 0  # as a part of a tenth is asked for, it is no group of half of all
     sizes = [(assign_folds(strata, group, 10, seed=seed) == 0).sum() for seed in range(20)]

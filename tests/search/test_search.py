@@ -335,6 +335,7 @@ def test_searches_in_threads_leave_the_number_of_threads(dataset: Path) -> None:
         return [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
 
     searcher = Searcher(dataset, warm=False)
+    searcher.like(0)  # which loads the libraries
     with threadpool_limits(2, user_api="blas"), ThreadPoolExecutor(4) as pool:
         assert len(list(pool.map(lambda _: searcher.like(0), range(100)))) == 100
         assert set(threads()) == {2}
@@ -442,6 +443,10 @@ def test_copies_whose_vectors_differ_are_compared(tmp_path: Path) -> None:
         near = {(a, b) for a, b in zip(*np.nonzero(np.triu(cosines, 1) >= threshold), strict=True)}
         assert pairs == {pair for pair in near if 3 not in pair} | {(0, 3)}
         assert found.repeated == 2
+    assert not embedkit.near_duplicates(folder, threshold=1.0).pairs[1:]
+    alone = extract_tiny(write_lines(tmp_path / "a.tsv", "text", "x", "x"), tmp_path / "a").out
+    # vectors of zeros are near nothing
+    assert embedkit.near_duplicates(alone, whitening="center").repeated == 1
     wide = [texts[0], *[texts[1]] * 1_500]  # joined to the first of them, not each with each
     folder = extract_tiny(write_lines(tmp_path / "w.tsv", "text", *wide), tmp_path / "w").out
     assert len(embedkit.near_duplicates(folder, threshold=0.999).pairs) == 1_499
