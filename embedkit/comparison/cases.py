@@ -24,7 +24,7 @@ from embedkit.dataset.read import load
 from embedkit.encoding.windows import match
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import in_context
-from embedkit.runs.predictions import Predictions
+from embedkit.runs.predictions import Predictions, confidence_of
 from embedkit.runs.run import ClassScore
 from embedkit.runs.scores import scores_by_class
 from embedkit.storage import file_sha256
@@ -162,11 +162,6 @@ def is_right(p: Predictions) -> Bool:
     if p.classes:
         return np.asarray(p.y_pred == p.y)
     return np.asarray(np.abs(p.proba - p.y) <= p.y.std())
-
-
-def confidence_of(p: Predictions) -> Float64:
-    """Return the probability of the predicted class."""
-    return np.asarray(p.proba[np.arange(len(p.row)), p.y_pred], np.float64)
 
 
 def _first(chosen: Bool, order: NDArray[Any]) -> Int64:

@@ -31,7 +31,6 @@ from embedkit.comparison.cases import (
     Cases,
     by_class,
     cases_of,
-    confidence_of,
     confused_pairs,
     find_lengths,
     find_texts,
@@ -62,7 +61,7 @@ from embedkit.runs.metrics import (
     metric_name,
     metric_text,
 )
-from embedkit.runs.predictions import Predictions, fold_names
+from embedkit.runs.predictions import Predictions, confidence_of, fold_names
 from embedkit.runs.run import FinetuneRun, ProbeRun
 from embedkit.runs.split import UNITS
 from embedkit.storage import write_files

@@ -39,7 +39,7 @@ _COLUMNS = 10
 _LINE = 100  # bytes that a line takes beside its own: millions of empty comments are a long record
 _OF_WORDS = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
 # unspecified, so that it is no label; of features it says that there are none
-_OPEN = dict.fromkeys(("upos", "xpos", "deprel"), ("_",))
+_MAY_BE_OPEN = ("upos", "xpos", "deprel")
 _OF_SENTENCES = ("text", "id", "doc")
 # the longer name stands first, of which the shorter one is a beginning
 _COMMENT = re.compile(r"#\s*(text|sent_id|newdoc id|newdoc)\s*(?:=(.*))?")
@@ -110,12 +110,10 @@ class ConlluTable(TextTable):
         if "newdoc" in comments or "newdoc id" in comments:
             self._doc = comments.get("newdoc id")
         text, spans, words = _sentence(lines, comments.get("text"))
-        cells: dict[str, Cell] = {
-            name: text_of(
-                [None if word[place] in _OPEN.get(name, ()) else word[place] for word in words]
-            )
-            for name, place in _OF_WORDS.items()
-        }
+        cells: dict[str, Cell] = {}
+        for name, place in _OF_WORDS.items():
+            nothing = "_" if name in _MAY_BE_OPEN else None
+            cells[name] = text_of([w[place] if w[place] != nothing else None for w in words])
         return cells | {"text": text, "id": comments.get("sent_id"), "doc": self._doc}, spans
 
     def _sentences(self) -> Iterator[list[Line]]:

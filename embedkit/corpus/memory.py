@@ -291,16 +291,18 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
     # a dataset that was selected from or shuffled has Arrow tables of other rows, so they are asked
     # for through its iterator. A transform of the user yields dicts, like any other iterator, and
     # so does an IterableDataset, which mostly knows what they are
-    features = getattr(corpus, "features", None)
-    if library == "datasets" and hasattr(corpus, "num_rows") and corpus.format["type"] != "custom":
+    in_files = library == "datasets" and hasattr(corpus, "num_rows")
+    if in_files and corpus.format["type"] != "custom":
         tables = corpus.with_format("arrow").iter(_ROW_GROUP)
         batches = (batch for table in tables for batch in table.to_batches())
-        return features.arrow_schema, batches  # type: ignore[union-attr]
-    if library == "datasets" and features is not None and not hasattr(corpus, "num_rows"):
+        return corpus.features.arrow_schema, batches
+    if library == "datasets" and not in_files and corpus.features is not None:
         # as its files would hold them: of an image the bytes, of a class the number
-        rows = map(features.encode_example, corpus.with_format(None))
-        schema = features.arrow_schema
-        parts = iter(lambda: list(islice(rows, _ROW_GROUP)), [])
+        rows = map(corpus.features.encode_example, corpus.with_format(None))
+        parts, schema = (
+            iter(lambda: list(islice(rows, _ROW_GROUP)), []),
+            corpus.features.arrow_schema,
+        )
         return schema, (pa.RecordBatch.from_pylist(part, schema) for part in parts)
     if hasattr(corpus, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(corpus)

@@ -16,7 +16,7 @@ from embedkit.encoding.views import layer_rank, split_view
 from embedkit.geometry import METRICS
 from embedkit.runs.intervals import Score, wilson
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text
-from embedkit.runs.predictions import Predictions
+from embedkit.runs.predictions import Predictions, confidence_of
 from embedkit.runs.run import ProbeRun, ViewScore
 from embedkit.types import Bool, Float64, Int64
 
@@ -114,8 +114,7 @@ def reliability_bins(p: Predictions) -> tuple[ReliabilityBin, ...]:
 
 def _confidence(p: Predictions) -> tuple[Float64, Bool, Int64]:
     """Probabilities of the predicted classes, whether they are right, and the ascending order."""
-    # of a class that a threshold has chosen it may be the smaller one
-    confidence = p.proba[np.arange(len(p.y)), p.y_pred]
+    confidence = confidence_of(p)
     return confidence, p.y_pred == p.y, np.argsort(confidence, kind="stable")
 
 

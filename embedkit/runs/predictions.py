@@ -229,6 +229,11 @@ class TestSet:
         return Predictions.of_fold(self.everything, proba, fold=TEST, threshold=threshold, **about)
 
 
+def confidence_of(p: Predictions) -> Float64:
+    """Return the probability of the predicted class, the smaller one if a threshold chose it."""
+    return np.asarray(p.proba[np.arange(len(p.row)), p.y_pred], np.float64)
+
+
 def decide(proba: Float64, *, threshold: float | None = None, sets: bool = False) -> NDArray[Any]:
     """Return class numbers for probabilities ``(n, classes)``; values ``(n,)`` are returned as is.
 

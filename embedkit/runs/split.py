@@ -138,7 +138,7 @@ class Split(Shown):
         return Split(*columns, self.settings, word, records=self)
 
     def labelled(self, target: Target) -> Split:
-        """Return the split without the words that have no label; of records it is itself."""
+        """Return the split without the words that have no label; of records all stay."""
         folds = self.folds if self.word is None else np.where(target.unknown, UNUSED, self.folds)
         return replace(self, folds=folds)
 
@@ -163,9 +163,7 @@ class Split(Shown):
             counts = np.bincount(target.y[train], minlength=len(target.classes))
             rare = [target.classes[i] for i in np.flatnonzero(counts == 0)]
             if rare and self.word is None:
-                problem = (
-                    f"label {rare[0]!r} does not occur in {where}, one of {len(counts)} labels"
-                )
+                problem = f"of {len(counts)} labels {rare[0]!r} does not occur in {where}"
                 raise UsageError(f"{problem}. Use other folds, or empty rare labels.")
             if rare:  # of words
                 shown = f"label {', '.join(rare):.200}: no word in {where} has it"

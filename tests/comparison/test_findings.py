@@ -15,13 +15,7 @@ from sklearn.metrics import confusion_matrix
 
 import embedkit
 from embedkit.comparison import recommendation
-from embedkit.comparison.cases import (
-    MOST_SUSPICIONS,
-    cases_of,
-    confidence_of,
-    confused_pairs,
-    label_suspicions,
-)
+from embedkit.comparison.cases import MOST_SUSPICIONS, cases_of, confused_pairs, label_suspicions
 from embedkit.comparison.recommendation import Recommendation, notices, recommend, run_notices
 from embedkit.comparison.report import charts_of, write_report
 from embedkit.comparison.table import Compared, compare, records_to_decide
@@ -30,7 +24,7 @@ from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.figures import confusion, heat_map, reliability_bins, shaded_table
 from embedkit.runs.intervals import Difference, Score
 from embedkit.runs.metrics import metric_text
-from embedkit.runs.predictions import Predictions
+from embedkit.runs.predictions import Predictions, confidence_of
 from embedkit.runs.run import TestSetContent
 from embedkit.storage import seal
 from tests.processes import invoke
