@@ -20,7 +20,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +45,7 @@ from embedkit.dataset.format import (
 from embedkit.dataset.job import Repair, ShardReader, existing_dataset, open_job, totals_of
 from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.reuse import OpenSource, reused_texts, source_of
-from embedkit.dataset.settings import ExtractOptions
+from embedkit.dataset.settings import ExtractOptions, VectorIdentity
 from embedkit.dataset.shards import ExtractPlan, ShardMaker, run_shard, run_shards
 from embedkit.display import ShownFolder, count_text
 from embedkit.encoding.tokenizer import note_if_spelled_out
@@ -377,7 +377,8 @@ def estimate(
     speed = _speed(plan, sample[::every], texts[::every]) if texts else float("inf")
     # words that have a token, as in the table
     words = sum(len(set(t.word[t.word >= 0].tolist())) for t in texts if t.word is not None)
-    sizes = _sizes(plan, counts.accepted, tokens, round(words / n * counts.accepted))
+    rows = {"sentences": counts.accepted, "words": round(words / n * counts.accepted)}
+    sizes = _sizes(plan.vectors, rows | {"tokens": tokens})
     scalars = sum(map(scalar_bytes, sample)) / n * counts.accepted
     # about 12 bytes for the other columns of a token
     scalars += tokens * 12 * plan.vectors.tokens
@@ -414,15 +415,12 @@ def _speed(plan: ExtractPlan, records: Sequence[Record], texts: TokenizedTexts) 
     return done["tokens"] / (time.perf_counter() - started)
 
 
-def _sizes(plan: ExtractPlan, rows: int, tokens: int, words: int) -> dict[str, int]:
-    vectors = plan.vectors
-    # bytes on disk; compact takes about 0.43 of float32
+def _sizes(vectors: VectorIdentity, rows: Mapping[str, int]) -> dict[str, int]:
+    """Bytes on disk of the vector columns of tables with so many rows."""
+    # compact takes about 0.43 of float32
     per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75, "int8": 1.0}[vectors.storage]
-    sizes = {name: round(rows * width * per_float) for name, width in vectors.views.items()}
-    for table, count in (("words", words), ("tokens", tokens)):
-        if getattr(vectors, table):
-            sizes |= {
-                f"{table} layer_{name}": round(count * width * per_float)
-                for name, width in vectors.token_layers.items()
-            }
-    return sizes
+    return {
+        name if table == "sentences" else f"{table} {name}": round(rows[table] * width * per_float)
+        for table in vectors.tables
+        for name, width in vectors.columns_of(table).items()
+    }

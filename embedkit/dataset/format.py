@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from embedkit import storage
-from embedkit.choices import POOLINGS, Pooling
 from embedkit.corpus.readers import format_of_name
 from embedkit.dataset.settings import JobSettings, VectorIdentity
-from embedkit.encoding.views import layer_rank, split_view
 from embedkit.errors import DamagedError, Option, UsageError, did_you_mean
 from embedkit.records import Count, from_json, read_json
 from embedkit.remote import address_of, cache_folder, check_place, spelled, store_of
@@ -172,10 +170,7 @@ class Manifest:
             return f"job.format_version is {self.job.format_version}, expected {FORMAT_VERSION}"
         if self.job.fingerprint != self.fingerprint:
             return "the settings have another fingerprint"
-        tables = {"sentences": True} | {
-            n: getattr(self.job.vectors, n) for n in ("words", "tokens")
-        }
-        for table in (name for name, is_stored in tables.items() if is_stored):
+        for table in self.job.vectors.tables:
             if not any(file.startswith(f"{table}/") for file in self.files):
                 return f"files has none of {table}"
         return "" if self.job.vectors.views else "job.vectors.views is empty"
@@ -188,14 +183,11 @@ class Manifest:
     @property
     def views(self) -> dict[str, int]:
         """Width of every sentence view, by column name, in the order of the columns."""
-        return in_column_order(self.job.vectors.views)
+        return self.columns_of("sentences")
 
     def columns_of(self, table: str) -> dict[str, int]:
         """Width of every vector column of a table, by column name, in the order of layers."""
-        if table == "sentences":
-            return self.views
-        layers = self.job.vectors.token_layers
-        return {f"layer_{name}": layers[name] for name in sorted(layers, key=layer_rank)}
+        return self.job.vectors.columns_of(table)
 
     def default_view(self, table: str) -> str:
         """The last vector column that is a mean, else the last one."""
@@ -210,16 +202,6 @@ class Manifest:
     def files_of(self, table: str) -> list[FileEntry]:
         """The files of a table, one for each shard in order; a shard without rows has one too."""
         return [self.files[name] for name in sorted(self.files) if name.startswith(f"{table}/")]
-
-
-def in_column_order(views: Mapping[str, int]) -> dict[str, int]:
-    """Layers ascending, within one the poolings as they are listed, those without a layer last."""
-
-    def order(name: str) -> tuple[tuple[float, int, str], int]:
-        pooling, layer = split_view(name)
-        return layer_rank(layer), POOLINGS.index(Pooling(pooling))
-
-    return {name: views[name] for name in sorted(views, key=order)}
 
 
 def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> Path:

@@ -164,7 +164,7 @@ DATASET is the path of this folder in the lines that open it:
 def card_of(manifest: Manifest) -> str:
     """Return the dataset card, by which ``load_dataset`` and a hub know the tables."""
     job, totals, names = manifest.job, manifest.totals, manifest.names
-    stored = [t for t in TABLES if t == "sentences" or getattr(job.vectors, t)]
+    stored = job.vectors.tables
     columns = {table: view_ranges(list(manifest.columns_of(table))) for table in stored}
     configs = [f"- config_name: {table}\n  data_files: {table}/*.parquet" for table in stored]
     configs[0] += "\n  default: true"  # of sentences

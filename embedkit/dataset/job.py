@@ -274,11 +274,6 @@ class JobFolder:
     ) -> None:
         self.layout, self._out = Layout(storage.incomplete(out)), out
         self.job, self._repair, self._seen = job, repair, seen
-        vectors = job.settings.vectors
-        # sentences last, here and wherever files are written: a shard that has them has the others
-        # too
-        tables = {"words": vectors.words is not None, "tokens": vectors.tokens, "sentences": True}
-        self._tables = [name for name, stored in tables.items() if stored]
 
     def plan(self, corpus: CorpusPlan, progress: ProgressCallback) -> ShardPlan:
         """The plan of the shards; the first process reads the corpus for it, others wait."""
@@ -318,7 +313,9 @@ class JobFolder:
     def names(self, number: int) -> list[str]:
         """Names of the files of a shard, the sentences last."""
         part = self.layout.shard_file("sentences", number).name
-        return [f"{table}/{part}" for table in self._tables]
+        # sentences last, here and wherever files are written: a shard that has them has the others
+        # too
+        return [f"{table}/{part}" for table in reversed(self.job.settings.vectors.tables)]
 
     def receipts(self) -> list[Receipt]:
         """The receipts of shards that are complete; all others must be made."""

@@ -186,7 +186,7 @@ class VectorData(Shown):
         """Open a dataset on this machine; arguments and errors are those of :func:`load`."""
         manifest = read_manifest(folder)
         stored = list(manifest.columns_of(_TABLE_OF[level]))
-        if level != "sentence" and not getattr(manifest.job.vectors, _TABLE_OF[level]):
+        if _TABLE_OF[level] not in manifest.job.vectors.tables:
             name, value = ("words", "mean") if level == "word" else ("tokens", True)
             option = Option(name, value, of="extract")
             raise UsageError(f"{folder} has no {level} vectors. Extract it again with {option}.")

@@ -58,9 +58,13 @@ def source_of(dataset: AnyPath, job: Job, *, any_environment: bool = False) -> S
     if settings.storage.profile == "int8":
         raise UsageError("int8 rounds all vectors of a shard together.", reuse=path)
     # the dataset may have more columns than the job, but not fewer
-    lacking = (vectors.columns(n) - stored.vectors.columns(n) for n in ("sentence", "word"))
     differing = stored.vector_settings.differences(settings.vector_settings)
-    differing += [f"it has no {name}" for name in sorted(set().union(*lacking))]
+    lacking = {
+        name
+        for table in vectors.tables
+        for name in vectors.columns_of(table).keys() - stored.vectors.columns_of(table).keys()
+    }
+    differing += [f"it has no {name}" for name in sorted(lacking)]
     pairs: list[tuple[str, Any, Any]] = [
         ("folds", stored.folds, settings.folds),
         ("text_pair", bool(stored.input.text_pair), bool(settings.input.text_pair)),
@@ -129,11 +133,10 @@ class OpenSource:
         (path, fingerprint), vectors = source, settings.vectors
         if (manifest := read_manifest(path)).fingerprint != fingerprint:
             raise MismatchError("it changed meanwhile. Run the command again.", reuse=path)
-        layers = tuple(f"layer_{name}" for name in vectors.token_layers)
-        columns = {"sentences": tuple(vectors.views)}
-        columns |= {"words": layers} if vectors.words else {}
-        columns |= {"tokens": layers} if vectors.tokens else {}
-        self.tables = {n: TableReader(path, manifest, n, c) for n, c in columns.items()}
+        self.tables = {
+            table: TableReader(path, manifest, table, tuple(vectors.columns_of(table)))
+            for table in vectors.tables
+        }
         keys = self.tables["sentences"].integers("text_key")
         # stable: of records with one key the first one is found
         self._order = np.argsort(keys, kind="stable")

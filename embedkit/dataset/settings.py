@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from embedkit.arguments import check_fields
-from embedkit.choices import DEFAULT_MODEL, Engine, OnLong, Precision, Storage, Subtokens
+from embedkit.choices import DEFAULT_MODEL, POOLINGS, Engine, OnLong, Precision, Storage, Subtokens
 from embedkit.corpus.plan import CorpusOptions, CorpusSettings
 from embedkit.dataset.parquet import cast_for_storage
-from embedkit.encoding.views import l2_normalize
+from embedkit.encoding.views import l2_normalize, layer_rank, split_view
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.records import Count, Positive, canonical_json
@@ -31,9 +31,6 @@ from embedkit.types import Float32
 
 if TYPE_CHECKING:
     from embedkit.encoding.checkpoint import Checkpoint
-
-_LAYER = "layer_"
-
 
 _MAY_DIFFER = {"may_differ": True}
 """Metadata of fields in which two datasets may differ whose sentence vectors are comparable."""
@@ -178,11 +175,28 @@ class VectorSettings(VectorOptions):
     # does
     batch_tokens: Count = field(metadata=_MAY_DIFFER)
 
-    def columns(self, level: str) -> set[str]:
-        """Names of the vector columns of records (``sentence``), or of words and tokens."""
-        if level == "sentence":
-            return set(self.views)
-        return {f"{_LAYER}{name}" for name in self.token_layers}
+    @property
+    def tables(self) -> list[str]:
+        """Names of the tables: sentences always, words and tokens if they are written."""
+        stored = {"sentences": True, "words": self.words is not None, "tokens": self.tokens}
+        return [name for name, is_stored in stored.items() if is_stored]
+
+    def columns_of(self, table: str) -> dict[str, int]:
+        """Width of every vector column of a table, by column name, in the order of layers."""
+        if table == "sentences":
+            return in_column_order(self.views)
+        layers = self.token_layers
+        return {f"layer_{name}": layers[name] for name in sorted(layers, key=layer_rank)}
+
+
+def in_column_order(views: Mapping[str, int]) -> dict[str, int]:
+    """Layers ascending, within one the poolings as they are listed, those without a layer last."""
+
+    def order(name: str) -> tuple[tuple[float, int, str], int]:
+        pooling, layer = split_view(name)
+        return layer_rank(layer), POOLINGS.index(pooling)
+
+    return {name: views[name] for name in sorted(views, key=order)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

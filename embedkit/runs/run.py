@@ -209,7 +209,7 @@ class PredictionRun(Run):
                 for scores in self.per_class.values()
             ),
             "views": bool(views) == (self.features == "vectors")
-            and (vectors is None or views <= vectors.columns(self.level)),
+            and (vectors is None or views <= vectors.columns_of(f"{self.level}s").keys()),
             "scores": {*self.scores, *self.per_class} <= {"cross_validation", "test"}
             and all(self.scores.values()),
             "threshold": _is_threshold(self.threshold),

@@ -17,7 +17,6 @@ from sklearn.neighbors import NearestNeighbors
 
 import embedkit
 from embedkit.choices import STORAGES
-from embedkit.dataset.format import in_column_order
 from embedkit.dataset.parquet import (
     cast_for_storage,
     kept_neighbours,
@@ -25,6 +24,7 @@ from embedkit.dataset.parquet import (
     scaled,
     shard_bytes,
 )
+from embedkit.dataset.settings import in_column_order
 from embedkit.errors import EncodeError
 from tests.processes import ROOT
 
