@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from embedkit.errors import (
@@ -134,16 +135,14 @@ def write_durably(path: Path, data: bytes | memoryview) -> None:
                 with suppress(*_BUSY), leftover.open("r+b") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     leftover.unlink(missing_ok=True)
-            descriptor = new_locked(temporary)
-            try:
-                _write_all(descriptor, memoryview(data))
+            # the lock is held until the file has its name, so that nobody takes it for a leftover
+            with new_locked(temporary) as stream:
+                stream.write(data)
+                stream.flush()
                 # synced before the rename: else after a power cut the name may lead to an empty or
                 # torn file
-                _sync(descriptor)
+                _sync(stream.fileno())
                 os.replace(temporary, path)  # noqa: PTH105 - kept beside the calls it belongs to
-            # the lock is held until the file has its name, so that nobody takes it for a leftover
-            finally:
-                os.close(descriptor)
         # only errors are cleaned up here; what an interrupt leaves, the next writer deletes above
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -152,16 +151,16 @@ def write_durably(path: Path, data: bytes | memoryview) -> None:
         _sync_path(path.parent)
 
 
-def new_locked(path: Path) -> int:
-    """Descriptor of a file to write, locked: no process takes it for a leftover, or writes it."""
+def new_locked(path: Path) -> BinaryIO:
+    """A new file to write, locked: no process takes it for a leftover, or writes it."""
     while True:
         # opening and locking are two steps, and whoever cleans up may delete the still unlocked
         # file in between: what was opened must be what stands there once it is locked
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-            return descriptor
-        os.close(descriptor)  # one did, before it was locked
+        stream = path.open("xb")
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        if path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+            return stream
+        stream.close()  # one did, before it was locked
 
 
 def publish_file(source: Path, target: Path) -> None:
@@ -367,13 +366,6 @@ def free_bytes(path: Path) -> int:
     while not existing.exists():
         existing = existing.parent
     return shutil.disk_usage(existing).free
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    # write(2) takes at most 2 GB, and may take less than it was given
-    while view:
-        written = os.write(descriptor, view[: 1 << 26])
-        view = view[written:]
 
 
 def _sync(descriptor: int) -> None:

@@ -35,13 +35,6 @@ from embedkit.storage import (
 from tests.processes import environment
 
 
-def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:7]))
-    storage.write_durably(tmp_path / "x", b"0123456789" * 10)
-    assert (tmp_path / "x").read_bytes() == b"0123456789" * 10
-
-
 @pytest.mark.parametrize(("module", "call"), [(fcntl, "flock"), (os, "replace")])
 def test_writers_of_one_file_do_not_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, call: str
