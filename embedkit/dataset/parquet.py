@@ -250,11 +250,9 @@ def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
     # DLPack knows no nulls, and numbers only
     if column.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return np.asarray(column.to_numpy(zero_copy_only=False))
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    parts = [np.from_dlpack(chunk) for chunk in chunks if len(chunk)]
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.zeros(0, kind.to_pandas_dtype())
+    return np.from_dlpack(
+        column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    )
 
 
 def places(indices: Sequence[int] | NDArray[Any]) -> pa.Array:
