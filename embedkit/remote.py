@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,19 +141,15 @@ def upload(folder: Path, address: str, *, last: str, replace: bool) -> None:
 
 def _has_tag(file: Path, tag: str) -> bool:
     """True if a file has this ETag of S3: its MD5, or that of the MD5 of its parts."""
-    # -1: not such a tag; 0: one MD5 of the whole file
-    parts = int(tag.partition("-")[2] or 0) if _TAG.fullmatch(tag) else -1
-    if parts < 0:
+    if not _TAG.fullmatch(tag):
         return False
-    digests = []
+    md5 = partial(hashlib.md5, usedforsecurity=False)
     with file.open("rb") as stream:
+        if "-" not in tag:
+            return hashlib.file_digest(stream, md5).hexdigest() == tag
         # parts of another size give another tag, and the file is read from the store instead
-        while part := stream.read(_TAGGED_BYTES if parts else -1):
-            digests.append(hashlib.md5(part, usedforsecurity=False))
-    if parts:
-        digest = hashlib.md5(b"".join(d.digest() for d in digests), usedforsecurity=False)
-        return f"{digest.hexdigest()}-{len(digests)}" == tag
-    return [d.hexdigest() for d in digests] == [tag]
+        parts = [md5(part).digest() for part in iter(partial(stream.read, _TAGGED_BYTES), b"")]
+    return f"{md5(b''.join(parts)).hexdigest()}-{len(parts)}" == tag
 
 
 def stored_sha256(store: Any, place: str) -> str:
