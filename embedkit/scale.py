@@ -68,7 +68,7 @@ def run_locally(
             place, task = idle.pop(), todo.popleft()
             try:
                 future = pools[place].submit(_call, function, task)
-            except BrokenProcessPool:  # killed while it had nothing to do
+            except BrokenProcessPool:  # by its last task, or while it had nothing to do
                 pools[place] = _worker(shared[place], threads)
                 future = pools[place].submit(_call, function, task)
             running[future] = place, task
@@ -84,10 +84,8 @@ def run_locally(
                 try:
                     yield task, future.result()
                 # the process was killed, by the system for lack of memory as a rule: a new one
-                # takes its place, and the task is tried again, after all others
+                # takes its place for the next task, and this one is tried again, after all others
                 except BrokenProcessPool:
-                    pools[place].shutdown(wait=False)
-                    pools[place] = _worker(shared[place], threads)
                     ends[task] += 1
                     if ends[task] < ATTEMPTS:
                         todo.append(task)
