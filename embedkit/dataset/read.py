@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -399,12 +399,7 @@ class VectorData(Shown):
         if target.suffix[1:] in _EXPORT.keys() - {to}:
             raise UsageError(f"it names another format than {to}.", out=out)
 
-        def free() -> None:
-            storage.refuse_existing(target, overwrite=overwrite)
-
-        # before the work, and again by new_file under the lock
-        free()
-        storage.check_place(target)
+        free = partial(storage.refuse_existing, target, overwrite=overwrite)
         with (
             storage.new_file(target, free=free) as work,
             # RuntimeError: what faiss raises where it cannot write
