@@ -228,8 +228,6 @@ def _make(
             _warn(counts, totals)
             inputs = (file.name for file in plan.corpus.files)
             names = Names.of(plan.encoder.checkpoint, inputs=inputs)
-            # workers end in any order; the manifest does not tell which
-            receipts.sort(key=lambda receipt: receipt.shard)
             folder.finish(receipts, totals=totals, names=names, overwrite=overwrite)
     missing = len(ranges) - len(receipts)
     return ExtractResult(plan.out, seconds, meter.fresh, len(done), missing_shards=missing)

@@ -363,7 +363,8 @@ class JobFolder:
                     path = layout.root / folder / name
                     raise DamagedError(f"{path} is not a shard of this job. Move it away.")
         shards_of: dict[str, list[int]] = {}
-        for receipt in receipts:
+        # workers end in any order; the manifest does not tell which
+        for receipt in sorted(receipts, key=lambda receipt: receipt.shard):
             # as text, by which equal environments are found; shards of several are possible with
             # allow_env_change
             environment = json.dumps(receipt.environment, sort_keys=True)
@@ -372,7 +373,7 @@ class JobFolder:
             fingerprint=settings.fingerprint,
             job=settings,
             environments=tuple(
-                {"environment": json.loads(environment), "shards": tuple(sorted(shards))}
+                {"environment": json.loads(environment), "shards": tuple(shards)}
                 for environment, shards in shards_of.items()
             ),
             totals=totals,
