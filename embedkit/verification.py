@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import (
@@ -33,14 +34,6 @@ from embedkit.records import Count, Seed
 from embedkit.remote import address_of, store_of, stored_sha256
 from embedkit.runs.folder import is_run, read_run
 from embedkit.search.index import INFO, read_index_info
-from embedkit.storage import (
-    CARD,
-    differing_files,
-    file_sums,
-    is_sealed,
-    unreadable,
-    without_secrets,
-)
 from embedkit.types import AnyPath, Float32, Progress, ProgressCallback, no_progress
 
 _AT_ONCE = 8  # files of an object store that are read
@@ -119,15 +112,15 @@ def verify(
         with _problems_of(result):
             result.rows = read_table(folder).num_rows
         return result
-    if not is_dataset(folder) and not is_sealed(folder):
+    if not is_dataset(folder) and not storage.is_sealed(folder):
         # either raises an error that says what is there instead; a run may have lost its sums
         (read_run if is_run(folder) else read_manifest)(folder)
     if recompute and not is_dataset(folder):
         raise UsageError(f"{folder} is no dataset, whose texts alone can be encoded again.")
     # local_dataset has made the copy whole; the store itself is compared with the sums of the copy
     if address := address_of(path):
-        result.problems += _differing_in_store(address, file_sums(folder))
-    indexes = sorted(filter(is_sealed, Layout(folder).index.glob("*")))
+        result.problems += _differing_in_store(address, storage.file_sums(folder))
+    indexes = sorted(filter(storage.is_sealed, Layout(folder).index.glob("*")))
     for part in (folder, *indexes):
         with _problems_of(result):
             _check_sums(part, result)
@@ -167,11 +160,11 @@ def _differing_in_store(address: str, sums: Mapping[str, str]) -> list[str]:
         def problem(name: str) -> str:
             try:
                 # the card is its owner's to edit, there as here
-                if name == CARD or stored_sha256(store, f"{root}/{name}") == sums[name]:
+                if name == storage.CARD or stored_sha256(store, f"{root}/{name}") == sums[name]:
                     return ""
             except FileNotFoundError:
-                return f"{without_secrets(address)}/{name} is missing"
-            return f"{without_secrets(address)}/{name} is damaged"
+                return f"{storage.without_secrets(address)}/{name} is missing"
+            return f"{storage.without_secrets(address)}/{name} is damaged"
 
         # the network is what takes time
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -180,9 +173,9 @@ def _differing_in_store(address: str, sums: Mapping[str, str]) -> list[str]:
 
 def _check_sums(folder: Path, result: Verification) -> None:
     """Compare all files of a folder with ``SHA256SUMS``; a dataset has no others."""
-    sums = file_sums(folder)
+    sums = storage.file_sums(folder)
     result.files += len(sums)
-    result.problems += differing_files(folder, sums).values()
+    result.problems += storage.differing_files(folder, sums).values()
     result.problems += [f"{name} is not in SHA256SUMS" for name in unlisted_files(folder, sums)]
 
 
@@ -206,7 +199,7 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
             rejected = np.array([int(json.loads(line)["row"]) for line in lines], np.int64)
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         # no damage, and no problem of the dataset, if the file may not be read or the disk fails
-        raise unreadable(layout.rejects, error, advice="") from error
+        raise storage.unreadable(layout.rejects, error, advice="") from error
     result.rows = len(accepted)
     # strictly ascending, so that no record is there twice
     if (np.diff(accepted) <= 0).any():

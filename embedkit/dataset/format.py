@@ -20,7 +20,6 @@ from embedkit.dataset.settings import JobSettings, VectorIdentity
 from embedkit.errors import DamagedError, Option, UsageError, did_you_mean
 from embedkit.records import Count, from_json, read_json
 from embedkit.remote import address_of, cache_folder, check_place, spelled, store_of
-from embedkit.storage import check_files, incomplete
 from embedkit.types import AnyPath
 
 if TYPE_CHECKING:
@@ -254,7 +253,7 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
                         with suppress(FileNotFoundError):
                             store.get_file(f"{root}/{name}", str(work / name))
                 if not new:  # a job makes what is damaged again
-                    check_files(work, advice=f"Make {shown} again.")
+                    storage.check_files(work, advice=f"Make {shown} again.")
                 # indexes are made here and are not in the store; they belong to this very content
                 if same:
                     storage.link_tree(Layout(copy).index, Layout(work).index)
@@ -292,7 +291,7 @@ def dataset_folder(
             raise UsageError(f"{source!r} is loaded; pass its folder.")
         return None
     path = Path(source)
-    here = not address_of(source) and (path.is_dir() or incomplete(path).is_dir())
+    here = not address_of(source) and (path.is_dir() or storage.incomplete(path).is_dir())
     if not here and not is_dataset(source):
         return None
     # before anything is fetched
@@ -311,12 +310,12 @@ def read_manifest(path: Path) -> Manifest:
     seen = storage.state_of(path)
     if file.is_file():
         try:
-            check_files(path, [MANIFEST], advice=_ADVICE)
+            storage.check_files(path, [MANIFEST], advice=_ADVICE)
             return from_json(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
         except DamagedError:  # or the folder was replaced in between
             storage.check_unchanged(path, seen)
             raise
-    unfinished, parent = incomplete(path), path.parent
+    unfinished, parent = storage.incomplete(path), path.parent
     # from here on: no manifest, and a message that says what there is instead
     if (layout.job.is_file() and path.name.endswith(".incomplete")) or unfinished.is_dir():
         why = "It is unfinished: run the extract command that began it again."
