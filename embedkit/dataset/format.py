@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from embedkit import storage
 from embedkit.corpus.readers import format_of_name
 from embedkit.dataset.settings import JobSettings, VectorIdentity
-from embedkit.errors import DamagedError, Option, UsageError, did_you_mean
+from embedkit.errors import DamagedError, Option, UsageError, near_path
 from embedkit.records import Count, from_json, read_json
 from embedkit.remote import address_of, cache_folder, check_place, spelled, store_of
 from embedkit.types import AnyPath
@@ -315,13 +315,12 @@ def read_manifest(path: Path) -> Manifest:
         except DamagedError:  # or the folder was replaced in between
             storage.check_unchanged(path, seen)
             raise
-    unfinished, parent = storage.incomplete(path), path.parent
+    begun = layout.job.is_file() and path.name.endswith(".incomplete")
     # from here on: no manifest, and a message that says what there is instead
-    if (layout.job.is_file() and path.name.endswith(".incomplete")) or unfinished.is_dir():
+    if begun or storage.incomplete(path).is_dir():
         why = "It is unfinished: run the extract command that began it again."
     elif not path.exists():
-        names = (p.name for p in parent.iterdir()) if parent.is_dir() else ()
-        why = f"It does not exist.{did_you_mean(path.name, names)}"
+        why = f"It does not exist.{near_path(path)}"
     else:
         why = "Give a folder that embedkit extract wrote."
     raise UsageError(f"{path} is not a dataset. {why}")
