@@ -11,7 +11,6 @@ fold, which has not seen it; any other, such as those of a test set, the mean ov
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -39,7 +38,6 @@ ALL_FOLDS = -1
 """Fold number of records that no model has seen: their vectors are the mean over all models."""
 
 _FILE = "records.parquet"
-_NAME = re.compile(r"fold-(\d+)")
 _KEY = b"embedkit.fold_models"
 
 
@@ -104,9 +102,9 @@ class SeenRecords:
 
     def check_unseen(self, model: str, records: Sequence[Record]) -> None:
         """Raise a :class:`UsageError` if a model was trained on the text of a record."""
+        folds = dict(zip(self.models.models, self.models.fold_of_model, strict=True))
         # a model of all folds has no fold of its own: it was trained on every one
-        match = _NAME.match(model)
-        fold = int(match[1]) if match else ALL_FOLDS
+        fold = folds.get(model, ALL_FOLDS)
         # all folds but its own; no model has seen the test set
         trained = self.text_key[(self.fold != fold) & (self.fold != ALL_FOLDS)]
         if seen := int(np.isin(keys_of(records), trained).sum()):
