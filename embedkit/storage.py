@@ -239,7 +239,8 @@ def remove_tree(path: Path) -> None:
 
 def empty_folder(path: Path) -> None:
     """Delete the content of a folder that embedkit made."""
-    for inner in path.iterdir():
+    # the mark last: by it whoever comes after a kill knows that the rest is embedkit's
+    for inner in sorted(path.iterdir(), key=lambda inner: inner.name == UNFINISHED):
         remove_tree(inner) if inner.is_dir() else remove_file(inner)
 
 
