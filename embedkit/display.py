@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
+from rich.filesize import decimal
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -116,11 +117,7 @@ def typing_folder() -> Path:
 
 def bytes_text(count: float) -> str:
     """``1.2 GB``; powers of 1000, as disks are sold."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
+    return decimal(int(count))
 
 
 def count_text(count: int, noun: str) -> str:
