@@ -159,10 +159,8 @@ class Source:
 
     def __init__(self, path: Path, *, encoding: str = "utf-8", transcode: bool = False) -> None:
         self.path = path
-        self._transcode = transcode or is_wide(encoding)
-        # what lines are decoded with, whatever the file has
-        self.encoding = "utf-8" if self._transcode else encoding
-        self._encoding = encoding
+        # what lines are decoded with, and what the file has
+        self.encoding = self._encoding = encoding
         self._number = self._offset = 0
         self._line_end = b"\r"
         self._returned: deque[Line] = deque()
@@ -171,21 +169,19 @@ class Source:
         try:
             raw: Any = self._file
             # by its bytes: a suffix is lost or wrong as soon as a file is renamed
-            compression = compression_of(path)
-            if compression or self._transcode:
-                raw = pa.PythonFile(raw)
-            if compression:  # pyarrow reports a truncated archive; python-zstandard does not
-                raw = pa.CompressedInputStream(raw, compression)
-            if self._transcode:
-                raw = pa.transcoding_input_stream(raw, encoding, "utf-8")
+            if compression := compression_of(path):
+                # pyarrow reports a truncated archive; python-zstandard does not
+                raw = pa.CompressedInputStream(pa.PythonFile(raw), compression)
             # buffered above everything: it has the `peek` by which
             # blank lines and heads are looked at
             self._stream = io.BufferedReader(raw, _HEAD)
-            marked = (name for mark, name in _WIDE_BOMS.items() if self.head().startswith(mark))
-            if not self._transcode and (wide := next(marked, None)):
-                self._encoding, self.encoding = wide, "utf-8"
-                raw = pa.transcoding_input_stream(pa.PythonFile(self._stream), wide, "utf-8")
-                self._stream = io.BufferedReader(raw, _HEAD)
+            if not is_wide(encoding):
+                marked = (name for mark, name in _WIDE_BOMS.items() if self.head().startswith(mark))
+                self._encoding = next(marked, encoding)
+            if transcode or is_wide(self._encoding):
+                source = pa.PythonFile(self._stream)
+                raw = pa.transcoding_input_stream(source, self._encoding, "utf-8")
+                self._stream, self.encoding = io.BufferedReader(raw, _HEAD), "utf-8"
             self._check_head()
         except BaseException:
             self._file.close()
