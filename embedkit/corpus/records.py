@@ -98,25 +98,20 @@ class ReadCounts:
     @property
     def notices(self) -> list[Message]:
         """Notices of quotes that were read literally, of repeated and missing ids, of headers."""
-        notices = list[str]()
+        of_records = {
+            "ids are not unique: {} with an earlier id": self.repeated_ids,
+            "{} without an id: it is called 'row' and the number of its row": self.missing_ids,
+            "{} equal to the header, and kept: were files joined?": self.repeated_headers,
+            "{} with an empty text, of which a model knows little": self.empty_texts,
+        }
+        notices = [text.format(count_text(n, "record")) for text, n in of_records.items() if n]
         if self.fields_csv_quoted:
             remedy = Option("quoting", "csv", before="; ", after=" removes them")
-            notices.append(
+            quoted = (
                 f"{self.fields_csv_quoted:,} of the {self.fields_with_quotes:,} fields with quotes "
                 f'look CSV-quoted ("like this"). The quotes were kept{remedy}'
             )
-        if self.repeated_ids:
-            repeated = count_text(self.repeated_ids, "record")
-            notices.append(f"ids are not unique: {repeated} with an earlier id")
-        if self.missing_ids:
-            missing = count_text(self.missing_ids, "record")
-            notices.append(f"{missing} without an id: it is called 'row' and the number of its row")
-        if self.repeated_headers:
-            equal = count_text(self.repeated_headers, "record")
-            notices.append(f"{equal} equal to the header, and kept: were files joined?")
-        if self.empty_texts:
-            empty = count_text(self.empty_texts, "record")
-            notices.append(f"{empty} with an empty text, of which a model knows little")
+            notices.insert(0, quoted)
         return list(map(Message, notices))
 
 
