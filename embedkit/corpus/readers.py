@@ -20,7 +20,6 @@ from embedkit.corpus.delimited import DelimitedTable, LinesTable
 from embedkit.corpus.sources import (
     PACKED_SUFFIXES,
     BadRecordError,
-    Cell,
     Dialect,
     Line,
     Reject,
@@ -68,19 +67,14 @@ class JsonTable(TextTable):
                 self.blank += 1 + self._lines.skip_blank()
             else:
                 try:
-                    cells = self._cells(line, names)
+                    record = self._parse(line)
+                    cells = tuple([text_of(_value(record, name)) for name in names])
                 except BadRecordError as error:
                     yield Reject.of([line], error.reason, error.detail)
+                except RecursionError:
+                    yield Reject.of([line], "bad_json", "nested too deeply")
                 else:
                     yield Row.of([line], cells)
-
-    def _cells(self, line: Line, names: Sequence[str]) -> tuple[Cell, ...]:
-        try:
-            record = self._parse(line)
-            values = [_value(record, name) for name in names]
-            return tuple(map(text_of, values))
-        except RecursionError as error:
-            raise BadRecordError("bad_json", "nested too deeply") from error
 
     def _parse(self, line: Line) -> dict[str, Any]:
         try:
