@@ -559,9 +559,6 @@ def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
 
 def has_surrogate(text: str) -> bool:
     """True if a text holds half of a surrogate pair, which cannot be written as UTF-8."""
-    # cheap, and true for most cells of numbers, ids and English
-    if text.isascii():
-        return False
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
