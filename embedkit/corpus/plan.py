@@ -324,7 +324,8 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
         seed=options.seed if options.sample is not None else None,
         notices=tuple(notices),
     )
-    plan = dataclasses.replace(plan, notices=plan.notices + _named_classes(plan, tables[0]))
+    named = _named_classes(tables[0], plan.label, plan.word_label)
+    plan = dataclasses.replace(plan, notices=(*plan.notices, *named))
     if plan.divided and (plan.text_pair or plan.spans):
         raise CorpusError("its lists are the words of single texts, without spans.", text=text)
     # of a column with several roles the strictest one remains, which stands last
@@ -338,16 +339,13 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
     return plan
 
 
-def _named_classes(plan: CorpusPlan, table: Table) -> tuple[Message, ...]:
+def _named_classes(table: Table, *columns: str | None) -> Iterator[Message]:
     """Notices of labels that are numbers of classes, which the file has names for."""
-    notices = []
-    for column in filter(None, (plan.label, plan.word_label)):
-        names = table.class_names(column)
-        pairs = ",".join(f"{number}={name}" for number, name in enumerate(names[:_CLASSES]))
-        if pairs:
+    for column in filter(None, columns):
+        if names := table.class_names(column):
+            pairs = ",".join(f"{number}={name}" for number, name in enumerate(names[:_CLASSES]))
             more = ",…" if len(names) > _CLASSES else ""
-            notices.append(f"labels stay the numbers in {column}, named {pairs}{more} there")
-    return tuple(map(Message, notices))
+            yield Message(f"labels stay the numbers in {column}, named {pairs}{more} there")
 
 
 def open_table(file: InputFile) -> Table:
