@@ -180,10 +180,9 @@ def _is_frame(record: Mapping[str, Any]) -> bool:
         strings = [value for value in chain.from_iterable(lists) if isinstance(value, str)]
         return any(len(value.split()) > 1 for value in strings)
     columns = [value for value in record.values() if isinstance(value, dict)]
-    by_column = bool(columns) and all(map(str.isdecimal, chain.from_iterable(columns)))
-    by_row = bool(columns) and all(map(str.isdecimal, record))
-    split = {"columns", "data"} <= record.keys()
-    return split or (len(columns) == len(record) and (by_column or by_row))
+    names = chain.from_iterable(columns)
+    numbered = all(map(str.isdecimal, names)) or all(map(str.isdecimal, record))
+    return {"columns", "data"} <= record.keys() or (numbered and len(columns) == len(record))
 
 
 def _value(record: Any, name: str) -> Any:
