@@ -231,11 +231,6 @@ class CorpusPlan(CorpusSettings):
         optional = (self.text_pair, self.id, self.label, self.word_label)
         return (self.text, *(name for name in optional if name is not None), *self.keep)
 
-    def open(self, number: int) -> Table:
-        """Open a file; each is read in its own format."""
-        dialect = self.dialects[number]
-        return READERS[dialect.format].open(self.files[number].path, dialect)
-
 
 def class_columns(label: object, columns: Collection[str]) -> list[str]:
     """The columns, with 0 or 1, of the classes that a label names if it is no column itself."""

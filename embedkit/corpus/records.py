@@ -176,7 +176,7 @@ class CorpusReader:
                 continue
             self._dialect = self.plan.dialects[number]
             kind, encoding = READERS[self._dialect.format], self._dialect.encoding
-            with closing(self.plan.open(number)) as table:
+            with closing(kind.open(file.path, self._dialect)) as table:
                 self.file_number, self._table = number, table
                 undecodable = in_file = 0
                 if start is not None and number == start.file:
