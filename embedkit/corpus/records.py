@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embedkit.corpus.conllu import Span, Words, between, joined, words_of
+from embedkit.corpus.conllu import Words, between, joined, words_of
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import CorpusPlan, class_columns, open_table
 from embedkit.corpus.readers import READERS
@@ -33,6 +33,7 @@ from embedkit.corpus.sources import (
     Reject,
     Row,
     ShardRange,
+    Span,
     Table,
     check_encoding,
     has_surrogate,

@@ -76,9 +76,8 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a pointer of git-annex, not the file", None, _ANNEX, "Run git annex get"),
     ("a pointer of DVC, not the file", None, b"outs:\n- md5", "Run dvc pull"),
     ("a web page", None, (b"<!doctype html", b"<html", b"<head"), _FETCH),
-    ("a web page or a table of one", None, b"<table", "Save it as CSV"),
+    ("a table of a web page or of Weka", None, (b"<table", b"@relation "), "Save it as CSV"),
     ("an XML document or an error of a server", None, (*_XML, b"404: not"), _FETCH),
-    ("a file of Weka", None, b"@relation ", "Save it as CSV"),
     ("an error of a server", -1, _ERRORS, _FETCH),
     ("a file of fastText", None, b"__label__", _COLUMNS),
     ("an RTF document", None, b"{\\rtf", "Save it as plain text"),
@@ -393,8 +392,8 @@ class Dialect:
 
 
 Cell = str | None
-WordSpans = tuple[tuple[int, int], ...]
-"""First character of each word of a text, and the one after its last."""
+Span = tuple[int, int]
+"""First character of a word in its text, and the one after its last."""
 
 
 class Row(NamedTuple):
@@ -404,11 +403,11 @@ class Row(NamedTuple):
     offset: int | None
     length: int
     cells: tuple[Cell, ...]
-    spans: WordSpans | None = None
+    spans: tuple[Span, ...] | None = None
 
     @classmethod
     def of(
-        cls, lines: Sequence[Line], cells: tuple[Cell, ...], spans: WordSpans | None = None
+        cls, lines: Sequence[Line], cells: tuple[Cell, ...], spans: tuple[Span, ...] | None = None
     ) -> Self:
         """The record of these physical lines."""
         first, length = lines[0], sum(line.length for line in lines)
