@@ -274,11 +274,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
             tables.append(table)
             dialects.append(dialect)
             notices += table.notices
-    _check_formats(files, dialects)
-    dialect = dialects[0]
-    # JSON has its keys in any order; rows of cells are told by their place
-    same = len({d.format for d in dialects}) == 1 and READERS[dialect.format].same_columns
-    columns = _common_columns(files, tables, same=same)
+    dialect, columns = dialects[0], _common_columns(files, dialects, tables)
     guess = _Guess(columns, files[0].name, notices, tables)
     text = guess.text(options.text, options.word_label)
     text_pair = guess.named_column("text_pair", options.text_pair)
@@ -576,18 +572,18 @@ def _widths(lines: Sequence[str], mark: str, *, quoting: str) -> list[int]:
     return widths[: max(2, len(widths) - 1)]
 
 
-def _check_formats(files: Sequence[InputFile], dialects: Sequence[Dialect]) -> None:
-    """Raise a :class:`CorpusError` if words are marked in some of the files only."""
+def _common_columns(
+    files: Sequence[InputFile], dialects: Sequence[Dialect], tables: Sequence[Table]
+) -> tuple[str, ...]:
+    """The columns of all files; a :class:`CorpusError` if these are not of one kind."""
     # a corpus has words for all of its records or for none, as its table of words has
     marks = [READERS[dialect.format].marks_words for dialect in dialects]
     if len({*marks}) > 1:
         second = files[marks.index(not marks[0])].name
         raise CorpusError(f"{files[0].name} and {second}: only one of them marks words.")
-
-
-def _common_columns(
-    files: Sequence[InputFile], tables: Sequence[Table], *, same: bool
-) -> tuple[str, ...]:
+    # JSON has its keys in any order; rows of cells are told by their place
+    formats = {dialect.format for dialect in dialects}
+    same = len(formats) == 1 and READERS[dialects[0].format].same_columns
     readable = [(f, t.columns) for f, t in zip(files, tables, strict=True) if same or t.columns]
     if not readable:  # a file without records may have no columns
         raise CorpusError(f"{files[0].name} has no records.")
