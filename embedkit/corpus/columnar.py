@@ -28,7 +28,6 @@ from embedkit.corpus.sources import (
     Row,
     ShardRange,
     Table,
-    check_kind,
     check_names,
     guessed,
 )
@@ -289,8 +288,6 @@ class SheetTable(Table):
                     raise CorpusError(f"{path}: {problem}. Save it as CSV (UTF-8).")
                 self._sheet = book.get_sheet_by_name(name)
         except (python_calamine.CalamineError, OSError) as error:
-            # a web page or another text with the suffix of a workbook is named as what it is
-            check_kind(path, text=False)
             problem = f"is no workbook: {error}. If it is text: {Option('format', 'tsv')} or 'csv'"
             raise CorpusError(f"{path} {problem}.") from error
         rows = enumerate(self._sheet.iter_rows())

@@ -29,6 +29,7 @@ from embedkit.corpus.sources import (
     Reject,
     Row,
     ShardRange,
+    Span,
     TextTable,
 )
 from embedkit.corpus.values import list_of, text_of
@@ -49,9 +50,6 @@ _EMPTY_NODE = re.compile(r"[0-9]+\.[1-9][0-9]*")
 # lines that are looked at before reading begins
 _PEEK = 1_000
 
-
-Span = tuple[int, int]
-"""First character of a word in its text, and the one after its last."""
 
 _Numbered = Sequence[tuple[int, str]]
 """Lines of a sentence, with their numbers in the file."""

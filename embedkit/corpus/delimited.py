@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
     RIGHT_ENCODING,
+    BadRecordError,
     Line,
     Reject,
     Row,
@@ -38,10 +39,10 @@ _SEPARATOR_LINE = re.compile(rb'(?i)"?sep= ?(.)"?,*')
 """What Excel writes above a table to name the separator."""
 
 
-_Parsed = tuple[Sequence[Line], Sequence[str]]  # physical lines, and the cells in them
+_Parsed = tuple[Sequence[Line], Sequence[str]]  # physical lines, and the cells in them, if any
 
 
-_Records = Iterator[_Parsed | Reject | None]  # None stands for a blank line
+_Records = Iterator[_Parsed | Reject]
 
 
 class DelimitedTable(TextTable):
@@ -51,12 +52,12 @@ class DelimitedTable(TextTable):
         """As in :class:`~embedkit.corpus.sources.Table`."""
         indexes = [self.columns.index(name) for name in names]
         for parsed in self._records():
-            if parsed is None:
-                self.blank += 1 + self._lines.skip_blank()
-            elif isinstance(parsed, Reject):
+            if isinstance(parsed, Reject):
                 yield parsed
-            else:
+            elif parsed[1]:
                 yield self._row(parsed, indexes)
+            else:
+                self.blank += 1 + self._lines.skip_blank()
 
     def _records(self) -> _Records:
         if self._dialect.quoting == "csv":
@@ -86,13 +87,13 @@ class DelimitedTable(TextTable):
         for parsed in self._records():
             if isinstance(parsed, Reject):
                 raise CorpusError(f"{self.path}: the first line cannot be read: {parsed.detail}.")
+            lines, cells = parsed
             # blank lines above the header are skipped as those below it, and rows of empty cells
-            if parsed is not None and (any(parsed[1]) or not self._dialect.header):
+            if any(cells) or (cells and not self._dialect.header):
                 break
             self.blank += 1 + self._lines.skip_blank()
         else:
             return self._names(0)
-        lines, cells = parsed
         if not self._dialect.header:
             # the first record was read for its width only; it is given back to be read as a record
             self._lines.back(lines)
@@ -134,7 +135,7 @@ def _plain_records(lines: Source, mark: str = "") -> _Records:
         if line.too_long:
             yield Reject.too_long([line])
         elif not line.data:
-            yield None
+            yield [line], []
         else:
             try:
                 # decoded before it is divided: a mark such as | may be the second byte of a
@@ -164,11 +165,8 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
             cells = next(reader)
         except StopIteration:
             return
-        except _RunawayError:
-            # this is where a text with a single " at its beginning ends up; it is stored with the
-            # rejects, as text
-            advice = "a quote may stand alone: see quoting='none'"
-            problem = "record_too_long", f"over {MAX_RECORD_BYTES} bytes; {advice}"
+        except BadRecordError as error:
+            problem = error.reason, error.detail
         except csv.Error as error:
             problem = "bad_quoting", str(error)
         except UnicodeDecodeError as error:
@@ -177,8 +175,6 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
             # it was fed as an empty line, since its text was dropped
             if record[0].too_long:
                 yield Reject.too_long(record[:1])
-            elif not cells:
-                yield None
             else:
                 yield record, [cell.replace(_LONE_CR, "\r") for cell in cells]
             continue
@@ -197,15 +193,14 @@ def _fed(lines: Source, record: list[Line]) -> Iterator[str]:
             if len(record) == 1:
                 yield ""
                 return
-            raise _RunawayError
+            # this is where a text with a single " at its beginning ends up; the advice is stored
+            # with the rejects, as text
+            detail = f"over {MAX_RECORD_BYTES} bytes; a quote may stand alone: see quoting='none'"
+            raise BadRecordError("record_too_long", detail)
         # undecodable bytes become lone surrogates, which are rejected cell by cell;
         # only encodings with escape sequences may fail here
         text = line.data.decode(lines.encoding, "surrogateescape")
         yield text.replace("\r", _LONE_CR) + _LINE_ENDS[line.length - len(line.data)]
-
-
-class _RunawayError(Exception):
-    """A quoted field runs over the record limit."""
 
 
 def _decoded(cell: str, encoding: str) -> str:

@@ -103,12 +103,12 @@ class InputFile(SourceFile):
             # what cannot be read is passed over
             names = (Path(root, file) for root, _, files in os.walk(path) for file in files)
             # of what Dataset.save_to_disk writes the data, and not what is said of them
-            data = sorted(
+            example = min(
                 (name for name in islice(names, 1_000) if name.suffix),
                 key=lambda name: name.suffix not in (".arrow", ".parquet"),
+                default=path / "corpus.tsv",
             )
-            kind = "a folder"
-            advice = f"give its files, such as {next(iter(data), path / 'corpus.tsv')}"
+            kind, advice = "a folder", f"give its files, such as {example}"
             if (path / "SHA256SUMS").is_file():
                 kind, advice = "a folder of embedkit", "other commands take it as it is"
             raise CorpusError(f"{path} is {kind}; {advice}.")
@@ -299,10 +299,8 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
     if library == "datasets" and not in_files and corpus.features is not None:
         # as its files would hold them: of an image the bytes, of a class the number
         rows = map(corpus.features.encode_example, corpus.with_format(None))
-        parts, schema = (
-            iter(lambda: list(islice(rows, _ROW_GROUP)), []),
-            corpus.features.arrow_schema,
-        )
+        parts = iter(lambda: list(islice(rows, _ROW_GROUP)), [])
+        schema = corpus.features.arrow_schema
         return schema, (pa.RecordBatch.from_pylist(part, schema) for part in parts)
     if hasattr(corpus, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(corpus)

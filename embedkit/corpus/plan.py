@@ -231,11 +231,6 @@ class CorpusPlan(CorpusSettings):
         optional = (self.text_pair, self.id, self.label, self.word_label)
         return (self.text, *(name for name in optional if name is not None), *self.keep)
 
-    def open(self, number: int) -> Table:
-        """Open a file; each is read in its own format."""
-        dialect = self.dialects[number]
-        return READERS[dialect.format].open(self.files[number].path, dialect)
-
 
 def class_columns(label: object, columns: Collection[str]) -> list[str]:
     """The columns, with 0 or 1, of the classes that a label names if it is no column itself."""
@@ -279,11 +274,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
             tables.append(table)
             dialects.append(dialect)
             notices += table.notices
-    _check_formats(files, dialects)
-    dialect = dialects[0]
-    # JSON has its keys in any order; rows of cells are told by their place
-    same = len({d.format for d in dialects}) == 1 and READERS[dialect.format].same_columns
-    columns = _common_columns(files, tables, same=same)
+    dialect, columns = dialects[0], _common_columns(files, dialects, tables)
     guess = _Guess(columns, files[0].name, notices, tables)
     text = guess.text(options.text, options.word_label)
     text_pair = guess.named_column("text_pair", options.text_pair)
@@ -324,7 +315,8 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
         seed=options.seed if options.sample is not None else None,
         notices=tuple(notices),
     )
-    plan = dataclasses.replace(plan, notices=plan.notices + _named_classes(plan, tables[0]))
+    named = _named_classes(tables[0], plan.label, plan.word_label)
+    plan = dataclasses.replace(plan, notices=(*plan.notices, *named))
     if plan.divided and (plan.text_pair or plan.spans):
         raise CorpusError("its lists are the words of single texts, without spans.", text=text)
     # of a column with several roles the strictest one remains, which stands last
@@ -338,16 +330,13 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
     return plan
 
 
-def _named_classes(plan: CorpusPlan, table: Table) -> tuple[Message, ...]:
+def _named_classes(table: Table, *columns: str | None) -> Iterator[Message]:
     """Notices of labels that are numbers of classes, which the file has names for."""
-    notices = []
-    for column in filter(None, (plan.label, plan.word_label)):
-        names = table.class_names(column)
-        pairs = ",".join(f"{number}={name}" for number, name in enumerate(names[:_CLASSES]))
-        if pairs:
+    for column in filter(None, columns):
+        if names := table.class_names(column):
+            pairs = ",".join(f"{number}={name}" for number, name in enumerate(names[:_CLASSES]))
             more = ",…" if len(names) > _CLASSES else ""
-            notices.append(f"labels stay the numbers in {column}, named {pairs}{more} there")
-    return tuple(map(Message, notices))
+            yield Message(f"labels stay the numbers in {column}, named {pairs}{more} there")
 
 
 def open_table(file: InputFile) -> Table:
@@ -583,18 +572,18 @@ def _widths(lines: Sequence[str], mark: str, *, quoting: str) -> list[int]:
     return widths[: max(2, len(widths) - 1)]
 
 
-def _check_formats(files: Sequence[InputFile], dialects: Sequence[Dialect]) -> None:
-    """Raise a :class:`CorpusError` if words are marked in some of the files only."""
+def _common_columns(
+    files: Sequence[InputFile], dialects: Sequence[Dialect], tables: Sequence[Table]
+) -> tuple[str, ...]:
+    """The columns of all files; a :class:`CorpusError` if these are not of one kind."""
     # a corpus has words for all of its records or for none, as its table of words has
     marks = [READERS[dialect.format].marks_words for dialect in dialects]
     if len({*marks}) > 1:
         second = files[marks.index(not marks[0])].name
         raise CorpusError(f"{files[0].name} and {second}: only one of them marks words.")
-
-
-def _common_columns(
-    files: Sequence[InputFile], tables: Sequence[Table], *, same: bool
-) -> tuple[str, ...]:
+    # JSON has its keys in any order; rows of cells are told by their place
+    formats = {dialect.format for dialect in dialects}
+    same = len(formats) == 1 and READERS[dialects[0].format].same_columns
     readable = [(f, t.columns) for f, t in zip(files, tables, strict=True) if same or t.columns]
     if not readable:  # a file without records may have no columns
         raise CorpusError(f"{files[0].name} has no records.")

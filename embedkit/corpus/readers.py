@@ -20,7 +20,6 @@ from embedkit.corpus.delimited import DelimitedTable, LinesTable
 from embedkit.corpus.sources import (
     PACKED_SUFFIXES,
     BadRecordError,
-    Cell,
     Dialect,
     Line,
     Reject,
@@ -68,19 +67,14 @@ class JsonTable(TextTable):
                 self.blank += 1 + self._lines.skip_blank()
             else:
                 try:
-                    cells = self._cells(line, names)
+                    record = self._parse(line)
+                    cells = tuple([text_of(_value(record, name)) for name in names])
                 except BadRecordError as error:
                     yield Reject.of([line], error.reason, error.detail)
+                except RecursionError:
+                    yield Reject.of([line], "bad_json", "nested too deeply")
                 else:
                     yield Row.of([line], cells)
-
-    def _cells(self, line: Line, names: Sequence[str]) -> tuple[Cell, ...]:
-        try:
-            record = self._parse(line)
-            values = [_value(record, name) for name in names]
-            return tuple(map(text_of, values))
-        except RecursionError as error:
-            raise BadRecordError("bad_json", "nested too deeply") from error
 
     def _parse(self, line: Line) -> dict[str, Any]:
         try:
@@ -186,10 +180,9 @@ def _is_frame(record: Mapping[str, Any]) -> bool:
         strings = [value for value in chain.from_iterable(lists) if isinstance(value, str)]
         return any(len(value.split()) > 1 for value in strings)
     columns = [value for value in record.values() if isinstance(value, dict)]
-    by_column = bool(columns) and all(map(str.isdecimal, chain.from_iterable(columns)))
-    by_row = bool(columns) and all(map(str.isdecimal, record))
-    split = {"columns", "data"} <= record.keys()
-    return split or (len(columns) == len(record) and (by_column or by_row))
+    names = chain.from_iterable(columns)
+    numbered = all(map(str.isdecimal, names)) or all(map(str.isdecimal, record))
+    return {"columns", "data"} <= record.keys() or (numbered and len(columns) == len(record))
 
 
 def _value(record: Any, name: str) -> Any:

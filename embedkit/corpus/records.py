@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embedkit.corpus.conllu import Span, Words, between, joined, words_of
+from embedkit.corpus.conllu import Words, between, joined, words_of
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import CorpusPlan, class_columns, open_table
 from embedkit.corpus.readers import READERS
@@ -33,6 +33,7 @@ from embedkit.corpus.sources import (
     Reject,
     Row,
     ShardRange,
+    Span,
     Table,
     check_encoding,
     has_surrogate,
@@ -98,25 +99,20 @@ class ReadCounts:
     @property
     def notices(self) -> list[Message]:
         """Notices of quotes that were read literally, of repeated and missing ids, of headers."""
-        notices = list[str]()
+        of_records = {
+            "ids are not unique: {} with an earlier id": self.repeated_ids,
+            "{} without an id: it is called 'row' and the number of its row": self.missing_ids,
+            "{} equal to the header, and kept: were files joined?": self.repeated_headers,
+            "{} with an empty text, of which a model knows little": self.empty_texts,
+        }
+        notices = [text.format(count_text(n, "record")) for text, n in of_records.items() if n]
         if self.fields_csv_quoted:
             remedy = Option("quoting", "csv", before="; ", after=" removes them")
-            notices.append(
+            quoted = (
                 f"{self.fields_csv_quoted:,} of the {self.fields_with_quotes:,} fields with quotes "
                 f'look CSV-quoted ("like this"). The quotes were kept{remedy}'
             )
-        if self.repeated_ids:
-            repeated = count_text(self.repeated_ids, "record")
-            notices.append(f"ids are not unique: {repeated} with an earlier id")
-        if self.missing_ids:
-            missing = count_text(self.missing_ids, "record")
-            notices.append(f"{missing} without an id: it is called 'row' and the number of its row")
-        if self.repeated_headers:
-            equal = count_text(self.repeated_headers, "record")
-            notices.append(f"{equal} equal to the header, and kept: were files joined?")
-        if self.empty_texts:
-            empty = count_text(self.empty_texts, "record")
-            notices.append(f"{empty} with an empty text, of which a model knows little")
+            notices.insert(0, quoted)
         return list(map(Message, notices))
 
 
@@ -181,7 +177,7 @@ class CorpusReader:
                 continue
             self._dialect = self.plan.dialects[number]
             kind, encoding = READERS[self._dialect.format], self._dialect.encoding
-            with closing(self.plan.open(number)) as table:
+            with closing(kind.open(file.path, self._dialect)) as table:
                 self.file_number, self._table = number, table
                 undecodable = in_file = 0
                 if start is not None and number == start.file:

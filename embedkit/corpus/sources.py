@@ -76,9 +76,8 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a pointer of git-annex, not the file", None, _ANNEX, "Run git annex get"),
     ("a pointer of DVC, not the file", None, b"outs:\n- md5", "Run dvc pull"),
     ("a web page", None, (b"<!doctype html", b"<html", b"<head"), _FETCH),
-    ("a web page or a table of one", None, b"<table", "Save it as CSV"),
+    ("a table of a web page or of Weka", None, (b"<table", b"@relation "), "Save it as CSV"),
     ("an XML document or an error of a server", None, (*_XML, b"404: not"), _FETCH),
-    ("a file of Weka", None, b"@relation ", "Save it as CSV"),
     ("an error of a server", -1, _ERRORS, _FETCH),
     ("a file of fastText", None, b"__label__", _COLUMNS),
     ("an RTF document", None, b"{\\rtf", "Save it as plain text"),
@@ -159,10 +158,8 @@ class Source:
 
     def __init__(self, path: Path, *, encoding: str = "utf-8", transcode: bool = False) -> None:
         self.path = path
-        self._transcode = transcode or is_wide(encoding)
-        # what lines are decoded with, whatever the file has
-        self.encoding = "utf-8" if self._transcode else encoding
-        self._encoding = encoding
+        # what lines are decoded with, and what the file has
+        self.encoding = self._encoding = encoding
         self._number = self._offset = 0
         self._line_end = b"\r"
         self._returned: deque[Line] = deque()
@@ -171,21 +168,19 @@ class Source:
         try:
             raw: Any = self._file
             # by its bytes: a suffix is lost or wrong as soon as a file is renamed
-            compression = compression_of(path)
-            if compression or self._transcode:
-                raw = pa.PythonFile(raw)
-            if compression:  # pyarrow reports a truncated archive; python-zstandard does not
-                raw = pa.CompressedInputStream(raw, compression)
-            if self._transcode:
-                raw = pa.transcoding_input_stream(raw, encoding, "utf-8")
+            if compression := compression_of(path):
+                # pyarrow reports a truncated archive; python-zstandard does not
+                raw = pa.CompressedInputStream(pa.PythonFile(raw), compression)
             # buffered above everything: it has the `peek` by which
             # blank lines and heads are looked at
             self._stream = io.BufferedReader(raw, _HEAD)
-            marked = (name for mark, name in _WIDE_BOMS.items() if self.head().startswith(mark))
-            if not self._transcode and (wide := next(marked, None)):
-                self._encoding, self.encoding = wide, "utf-8"
-                raw = pa.transcoding_input_stream(pa.PythonFile(self._stream), wide, "utf-8")
-                self._stream = io.BufferedReader(raw, _HEAD)
+            if not is_wide(encoding):
+                marked = (name for mark, name in _WIDE_BOMS.items() if self.head().startswith(mark))
+                self._encoding = next(marked, encoding)
+            if transcode or is_wide(self._encoding):
+                source = pa.PythonFile(self._stream)
+                raw = pa.transcoding_input_stream(source, self._encoding, "utf-8")
+                self._stream, self.encoding = io.BufferedReader(raw, _HEAD), "utf-8"
             self._check_head()
         except BaseException:
             self._file.close()
@@ -397,8 +392,8 @@ class Dialect:
 
 
 Cell = str | None
-WordSpans = tuple[tuple[int, int], ...]
-"""First character of each word of a text, and the one after its last."""
+Span = tuple[int, int]
+"""First character of a word in its text, and the one after its last."""
 
 
 class Row(NamedTuple):
@@ -408,11 +403,11 @@ class Row(NamedTuple):
     offset: int | None
     length: int
     cells: tuple[Cell, ...]
-    spans: WordSpans | None = None
+    spans: tuple[Span, ...] | None = None
 
     @classmethod
     def of(
-        cls, lines: Sequence[Line], cells: tuple[Cell, ...], spans: WordSpans | None = None
+        cls, lines: Sequence[Line], cells: tuple[Cell, ...], spans: tuple[Span, ...] | None = None
     ) -> Self:
         """The record of these physical lines."""
         first, length = lines[0], sum(line.length for line in lines)
@@ -563,9 +558,6 @@ def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
 
 def has_surrogate(text: str) -> bool:
     """True if a text holds half of a surrogate pair, which cannot be written as UTF-8."""
-    # cheap, and true for most cells of numbers, ids and English
-    if text.isascii():
-        return False
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -287,9 +287,7 @@ def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
     The first records are one of each class, so that a classifier can be fitted on few.
     """
     order = np.random.default_rng(seed).permutation(train)
-    if not target.classes or target.of_sets:
-        return order
-    y = target.y[order]
+    y = target.strata[order]
     by_class = np.argsort(y, kind="stable")
     # of each record, the fraction of its class that comes before it. Sorted by that, classes take
     # turns in proportion to their sizes; the first of every class has 0
