@@ -52,14 +52,13 @@ from embedkit.runs.cross_validation import (
     cross_validate,
     held_out_predictions,
 )
-from embedkit.runs.figures import draw_probe
-from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
+from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, write_results
 from embedkit.runs.intervals import Metric, Score, influences, paired, scored
 from embedkit.runs.metrics import Threshold, beta_of, check_metric
-from embedkit.runs.predictions import Predictions, write_predictions
+from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.scores import beside, metrics_of
-from embedkit.runs.split import Split, write_split
+from embedkit.runs.split import Split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR, Target, growing_order
 from embedkit.units.units import Labels, Units, load_or_extract
@@ -166,20 +165,21 @@ def _write(
 ) -> ProbeRun:
     """Fit and score all candidates, and write the run; ``untrained`` asks for random weights."""
     predictions, fits = cross_validate(method, problem, progress=progress)
-    content = ProbeRun(
+    # the predictions are those of the nested choice; what each view predicts stands beside them
+    views = {n: held_out_predictions(fits.final[n], problem).y_pred for n in method.names}
+    return write_results(
+        folder,
+        ProbeRun,
+        problem,
+        replace(predictions, views=views),
+        decision=method.threshold,
+        seed=method.settings.seed,
         level=data.level,
         dataset=dataset_content(data, folder),
         random_weights=_untrained(data, method, problem, progress) if untrained else {},
         geometry=geometry_of(data, problem.units, method),
         **method.content(problem, fits),
     )
-    # the predictions are those of the nested choice; what each view predicts stands beside them
-    views = {n: held_out_predictions(fits.final[n], problem).y_pred for n in method.names}
-    write_predictions(folder, replace(predictions, views=views))
-    write_split(problem.split, folder / "split.parquet")
-    draw_probe(folder, content)
-    write_run(folder, content)
-    return content
 
 
 def geometry_of(data: VectorData, units: Units, method: Candidates) -> dict[str, dict[str, float]]:
@@ -440,28 +440,20 @@ class Candidates(NamedTuple):
 
     def content(self, problem: Problem, fits: Fits) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, its candidates and their scores."""
-        target = problem.target
         about = {name: getattr(self.settings, name) for name in ("class_weight", "seed")}
         return {
             "estimator": self.settings.estimator,
             "task": self.settings.task,
-            "settings": about | target.settings,
-            "split": problem.split.record,
+            "settings": about | problem.target.settings,
             "features": "vectors",
             "views": tuple(self.names),
-            "classes": target.classes,
-            "label": problem.units.reading["label"],
-            "prior": problem.prior,
-            "records": {"folds": len(problem.split.held_out), "test": 0},
             "scores": {"cross_validation": {self.metric: self.nested(problem, fits)}},
             "metric": self.metric,
-            "threshold_metric": self.metric if self.beta is not None else None,
             "view_scores": tuple(self.of_view(n, problem, fits) for n in self.names),
             "combinations": tuple(self.of_view(c.name, problem, fits) for c in self.combinations),
             "choices": tuple(fold.model.name for fold in fits.folds),
             "over_last": self.over_last(problem, fits),
             "cost": fits.cost,
-            "versions": versions(),
         }
 
     def score(self, problem: Problem, folds: Sequence[FoldFit]) -> Score:

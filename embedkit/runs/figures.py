@@ -17,7 +17,7 @@ from embedkit.geometry import METRICS
 from embedkit.runs.intervals import Score, wilson
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text
 from embedkit.runs.predictions import Predictions, confidence_of
-from embedkit.runs.run import ProbeRun, ViewScore
+from embedkit.runs.run import PredictionRun, ProbeRun, ViewScore
 from embedkit.types import Bool, Float64, Int64
 
 LARGEST_MATRIX = 20
@@ -30,8 +30,18 @@ _PER_BIN, _MOST_BINS = 50, 10
 _CURVES = 3
 
 
-def draw_run(folder: Path, predictions: Predictions) -> None:
-    """Draw the out-of-fold predictions of a run to ``figures/``."""
+def draw_run(folder: Path, run: PredictionRun, predictions: Predictions) -> None:
+    """Draw the out-of-fold predictions of a run to ``figures/``.
+
+    Of a probe its scores, as ``layers.svg``, ``geometry.svg`` and learning curves ``learning.svg``.
+    """
+    if isinstance(run, ProbeRun):
+        save(folder, layers=layers(run))
+        if run.geometry:
+            save(folder, geometry=without_labels(run))
+        if run.view_scores[0].curve:
+            save(folder, learning=learning(run))
+        return
     p = predictions.take(predictions.out_of_fold)
     if p.of_sets:
         return  # neither a confusion matrix nor one confidence
@@ -41,15 +51,6 @@ def draw_run(folder: Path, predictions: Predictions) -> None:
     save(folder, reliability=reliability({"run": (0, reliability_bins(p))}))
     if len(p.classes) <= LARGEST_MATRIX:
         save(folder, confusion=confusion(p))
-
-
-def draw_probe(folder: Path, result: ProbeRun) -> None:
-    """Draw ``figures/layers.svg``, ``geometry.svg`` and learning curves as ``learning.svg``."""
-    save(folder, layers=layers(result))
-    if result.geometry:
-        save(folder, geometry=without_labels(result))
-    if result.view_scores[0].curve:
-        save(folder, learning=learning(result))
 
 
 def draw_training(
