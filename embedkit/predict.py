@@ -436,8 +436,6 @@ def predict_file(
         check_file(out, overwrite=overwrite)
     # a corpus that is not a file is written to one for as long as it is read
     with ExitStack() as held:
-        reader: CorpusReader | None = None
-        records: Iterator[PredictedRecord]
         reading = reading or CorpusOptions()
         stored = is_dataset(corpus) and dataset_folder(corpus, reading.given) is not None
         if not stored:
@@ -448,19 +446,18 @@ def predict_file(
                     logger.info(notice)
         warm = not stored  # vectors that are stored need no encoder
         predictor = Predictor(run, label_names=label_names, device=device, head=head, warm=warm)
-        if not stored:
-            # an answer for each record, as competitions ask for; an empty text has no words
-            reader = CorpusReader(plan, empty=not predictor.labels_words)
         check_submission(columns, predictor.names)
         of_words = predictor.labels_words
         if of_words and columns is not None:
             problem = f"it is for runs that label records; {run} labels words."
             raise UsageError(problem, submission=submission)
-        if reader is None:
+        if stored:
             data, predictions = predictor.predict_stored(corpus, progress=progress)
-            records = _rows(data, predictions)
+            records, rejected = _rows(data, predictions), data.rejected
         else:
-            records = _predicted(predictor, reader, progress)
+            # an answer for each record, as competitions ask for; an empty text has no words
+            reader = CorpusReader(plan, empty=not of_words)
+            records, rejected = _predicted(predictor, reader, progress), reader.counts.rejected
         # the records are an iterator: a chunk is read and predicted when the writer asks for it
         count = write_prediction_file(
             records,
@@ -472,13 +469,7 @@ def predict_file(
             extra_columns=("word", "text") if of_words else (),
         )
         predictor.warn_of_cuts()
-        unit = "word" if of_words else "text"
-        if reader is None:
-            return count, unit, data.rejected
-        # known when everything was read
-        for notice in reader.counts.notices:
-            logger.warning(notice)
-        return count, unit, reader.counts.rejected
+        return count, "word" if of_words else "text", rejected
 
 
 def _predicted(
@@ -506,6 +497,8 @@ def _predicted(
     if rejected:
         rows = f"{', '.join(map(str, rejected[:10]))}{', …' * (len(rejected) > 10)}"
         logger.warning(f"no prediction of rows {rows}")
+    for notice in reader.counts.notices:  # known when everything was read
+        logger.warning(notice)
 
 
 def _rows(units: Units, predictions: Iterable[Prediction]) -> Iterator[PredictedRecord]:
