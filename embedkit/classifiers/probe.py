@@ -298,18 +298,14 @@ class Candidates(NamedTuple):
         return self.settings.metric or shown.get(self.settings.task, "accuracy")
 
     @property
-    def beta(self) -> float | None:
-        """Of an F score; ``None`` of other metrics."""
-        return beta_of(self.metric)
-
-    @property
     def threshold(self) -> Threshold | None:
         """The threshold by which an F score is the best in inner folds; other metrics have none.
 
         At 0.5 rare classes would hardly be predicted, and views would seem alike; tuning goes by
         the best threshold too.
         """
-        return None if self.beta is None else Threshold(None, self.beta)
+        beta = beta_of(self.metric)
+        return None if beta is None else Threshold(None, beta)
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit every candidate in every fold."""
@@ -467,7 +463,7 @@ class Candidates(NamedTuple):
         return self._metric(p).value(len(p.row))
 
     def _metric(self, predictions: Predictions, *, baseline: bool = False) -> Metric:
-        return metrics_of(predictions, beta=self.beta, baseline=baseline)[self.metric]
+        return metrics_of(predictions, beta=beta_of(self.metric), baseline=baseline)[self.metric]
 
     def nested(self, problem: Problem, fits: Fits) -> ReportedScore:
         """The score of the views that inner folds choose, beside that of the majority."""
