@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.dataset.encoders import DatasetEncoder, encode_as
+from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import dataset_folder, is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import count_text
@@ -344,21 +344,19 @@ class _Trained:
 
         self.apply, self._content = load_model(run), content
         where: dict[str, Any] = {"owner": str(run), "device": device, "model": model}
-        self._load = partial(encode_as, content.dataset, content.views, **where)
+        # loaded once, for the first text: stored vectors need none
+        self._encoder = cache(partial(encode_as, content.dataset, content.views, **where))
         # pipelines refuse input without rows
         self._nothing = np.zeros((0, len(content.classes)) if content.classes else 0)
 
-    @cached_property
-    def _encoder(self) -> DatasetEncoder | None:
-        return self._load() if self._content.views else None
-
     def predict(self, units: Units) -> tuple[Units, Any]:
         """Return the units that it sees, and their probabilities, or values of a regression."""
-        if (encoder := self._encoder) is None:
-            units = units.with_texts()
-        else:
+        if self._content.views:
+            encoder = self._encoder()
             units = units.encoded(encoder)
             self.cut, self.tokens = encoder.cut, encoder.settings
+        else:
+            units = units.with_texts()
         units = beside_numbers(units, self._content.columns)
         values = self.apply(units.inputs(np.arange(len(units)))) if len(units) else self._nothing
         return units, values
