@@ -403,9 +403,8 @@ class Candidates(NamedTuple):
             # the same set of views is the same candidate, in whatever order it has grown
             in_order = tuple(name for name in self.names if name in views)
             candidate = Candidate(" + ".join(in_order), in_order)
-            about: dict[str, Any] = {"threshold": self.threshold, "inner": True}
             task, settings = self._with(candidate, problem)
-            return candidate, fit_fold(task, train, held_out, settings, **about)
+            return candidate, fit_fold(task, train, held_out, settings, threshold=self.threshold)
 
         best, fold = fold_of(first)
         while len(best.views) < min(_MOST_VIEWS, len(self.names)):
