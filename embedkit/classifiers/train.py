@@ -283,10 +283,9 @@ def _read_by(settings: EstimatorSettings, units: Units, *, fitted: bool = True) 
     if {"label", label, *label.split(",")} & {*settings.columns}:
         shown = ",".join(settings.columns)
         raise UsageError("one of them is the label, which is to be predicted.", columns=shown)
-    # TF-IDF takes texts of pairs joined by a space
-    vectors = settings.features == "vectors"
-    if vectors:
+    if settings.features == "vectors":
         return beside_numbers(units, settings.columns, fitted=fitted)
+    # TF-IDF takes texts of pairs joined by a space
     return units.with_texts()
 
 
