@@ -43,11 +43,11 @@ def measure(dataset: Path, *, folds: int) -> dict[str, Any]:
     gain = method.over_last(problem, fits)
     assert gain is not None
     single = best_of_folds(fits.final[name] for name in names)
-    scores = [method.value(problem, [fit.proba for fit in fits.final[name]]) for name in names]
+    scores = [method.value(problem, fits.final[name]) for name in names]
     numbers = geometry_of(data, units, method)
     return {
-        "chosen": method.value(problem, [fit.proba for fit in fits.folds]),
-        "single": method.value(problem, [fit.proba for fit in single]),
+        "chosen": method.value(problem, fits.folds),
+        "single": method.value(problem, single),
         "last": scores[-1],
         "highest": max(scores),
         "gain": gain,

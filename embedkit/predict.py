@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.dataset.encoders import DatasetEncoder, encode_as
+from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import dataset_folder, is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import count_text
@@ -344,21 +344,19 @@ class _Trained:
 
         self.apply, self._content = load_model(run), content
         where: dict[str, Any] = {"owner": str(run), "device": device, "model": model}
-        self._load = partial(encode_as, content.dataset, content.views, **where)
+        # loaded once, for the first text: stored vectors need none
+        self._encoder = cache(partial(encode_as, content.dataset, content.views, **where))
         # pipelines refuse input without rows
         self._nothing = np.zeros((0, len(content.classes)) if content.classes else 0)
 
-    @cached_property
-    def _encoder(self) -> DatasetEncoder | None:
-        return self._load() if self._content.views else None
-
     def predict(self, units: Units) -> tuple[Units, Any]:
         """Return the units that it sees, and their probabilities, or values of a regression."""
-        if (encoder := self._encoder) is None:
-            units = units.with_texts()
-        else:
+        if self._content.views:
+            encoder = self._encoder()
             units = units.encoded(encoder)
             self.cut, self.tokens = encoder.cut, encoder.settings
+        else:
+            units = units.with_texts()
         units = beside_numbers(units, self._content.columns)
         values = self.apply(units.inputs(np.arange(len(units)))) if len(units) else self._nothing
         return units, values
@@ -436,8 +434,6 @@ def predict_file(
         check_file(out, overwrite=overwrite)
     # a corpus that is not a file is written to one for as long as it is read
     with ExitStack() as held:
-        reader: CorpusReader | None = None
-        records: Iterator[PredictedRecord]
         reading = reading or CorpusOptions()
         stored = is_dataset(corpus) and dataset_folder(corpus, reading.given) is not None
         if not stored:
@@ -448,19 +444,18 @@ def predict_file(
                     logger.info(notice)
         warm = not stored  # vectors that are stored need no encoder
         predictor = Predictor(run, label_names=label_names, device=device, head=head, warm=warm)
-        if not stored:
-            # an answer for each record, as competitions ask for; an empty text has no words
-            reader = CorpusReader(plan, empty=not predictor.labels_words)
         check_submission(columns, predictor.names)
         of_words = predictor.labels_words
         if of_words and columns is not None:
             problem = f"it is for runs that label records; {run} labels words."
             raise UsageError(problem, submission=submission)
-        if reader is None:
+        if stored:
             data, predictions = predictor.predict_stored(corpus, progress=progress)
-            records = _rows(data, predictions)
+            records, rejected = _rows(data, predictions), data.rejected
         else:
-            records = _predicted(predictor, reader, progress)
+            # an answer for each record, as competitions ask for; an empty text has no words
+            reader = CorpusReader(plan, empty=not of_words)
+            records, rejected = _predicted(predictor, reader, progress), reader.counts.rejected
         # the records are an iterator: a chunk is read and predicted when the writer asks for it
         count = write_prediction_file(
             records,
@@ -472,13 +467,7 @@ def predict_file(
             extra_columns=("word", "text") if of_words else (),
         )
         predictor.warn_of_cuts()
-        unit = "word" if of_words else "text"
-        if reader is None:
-            return count, unit, data.rejected
-        # known when everything was read
-        for notice in reader.counts.notices:
-            logger.warning(notice)
-        return count, unit, reader.counts.rejected
+        return count, "word" if of_words else "text", rejected
 
 
 def _predicted(
@@ -506,6 +495,8 @@ def _predicted(
     if rejected:
         rows = f"{', '.join(map(str, rejected[:10]))}{', …' * (len(rejected) > 10)}"
         logger.warning(f"no prediction of rows {rows}")
+    for notice in reader.counts.notices:  # known when everything was read
+        logger.warning(notice)
 
 
 def _rows(units: Units, predictions: Iterable[Prediction]) -> Iterator[PredictedRecord]:

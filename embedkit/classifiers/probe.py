@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.preprocessing import normalize
 
@@ -53,14 +52,13 @@ from embedkit.runs.cross_validation import (
     cross_validate,
     held_out_predictions,
 )
-from embedkit.runs.figures import draw_probe
-from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, versions, write_run
+from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, write_results
 from embedkit.runs.intervals import Metric, Score, influences, paired, scored
-from embedkit.runs.metrics import Threshold, beta_of, check_metric, metrics_for
-from embedkit.runs.predictions import Predictions, decide, write_predictions
+from embedkit.runs.metrics import Threshold, beta_of, check_metric
+from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.scores import beside, metrics_of
-from embedkit.runs.split import Split, write_split
+from embedkit.runs.split import Split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR, Target, growing_order
 from embedkit.units.units import Labels, Units, load_or_extract
@@ -167,19 +165,21 @@ def _write(
 ) -> ProbeRun:
     """Fit and score all candidates, and write the run; ``untrained`` asks for random weights."""
     predictions, fits = cross_validate(method, problem, progress=progress)
-    content = ProbeRun(
+    # the predictions are those of the nested choice; what each view predicts stands beside them
+    views = {n: held_out_predictions(fits.final[n], problem).y_pred for n in method.names}
+    return write_results(
+        folder,
+        ProbeRun,
+        problem,
+        replace(predictions, views=views),
+        decision=method.threshold,
+        seed=method.settings.seed,
         level=data.level,
         dataset=dataset_content(data, folder),
         random_weights=_untrained(data, method, problem, progress) if untrained else {},
         geometry=geometry_of(data, problem.units, method),
         **method.content(problem, fits),
     )
-    # the predictions are those of the nested choice; what each view predicts stands beside them
-    write_predictions(folder, replace(predictions, views=method.decided(problem, fits)))
-    write_split(problem.split, folder / "split.parquet")
-    draw_probe(folder, content)
-    write_run(folder, content)
-    return content
 
 
 def geometry_of(data: VectorData, units: Units, method: Candidates) -> dict[str, dict[str, float]]:
@@ -241,17 +241,16 @@ class _Probed(NamedTuple):
 
     name: str
     score: float  # of inner folds
-    control: Float64  # outputs of the control task
-    curve: Mapping[int, tuple[int, Float64]]  # number of training records, and outputs
+    control: FoldFit | None = None  # of the control task
+    curve: Mapping[int, tuple[int, FoldFit]] = {}  # number of training records, and their fit
     weights: Sequence[float] = ()  # of a mixture
 
 
 class Candidates(NamedTuple):
     """A method that fits every candidate, and keeps in each fold the one with the best inner score.
 
-    It also scores them, by their outputs for the held-out units, which are given fold after fold.
-    In ``final`` are all fits by candidate, but those of views side by side, which each fold has its
-    own of.
+    It also scores them, by what the fits of all folds predict. In ``final`` are all fits by
+    candidate, but those of views side by side, which each fold has its own of.
     """
 
     names: Sequence[str]
@@ -299,18 +298,14 @@ class Candidates(NamedTuple):
         return self.settings.metric or shown.get(self.settings.task, "accuracy")
 
     @property
-    def beta(self) -> float | None:
-        """Of an F score; ``None`` of other metrics."""
-        return beta_of(self.metric)
-
-    @property
     def threshold(self) -> Threshold | None:
         """The threshold by which an F score is the best in inner folds; other metrics have none.
 
         At 0.5 rare classes would hardly be predicted, and views would seem alike; tuning goes by
         the best threshold too.
         """
-        return None if self.beta is None else Threshold(None, self.beta)
+        beta = beta_of(self.metric)
+        return None if beta is None else Threshold(None, beta)
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit every candidate in every fold."""
@@ -371,9 +366,9 @@ class Candidates(NamedTuple):
         # the same probe: regularisation and threshold as for the task
         control = clone(fitted.pipeline[-1])
         control.fit(before.transform(inputs(train)), self.control.y[train])
-        random = predict_proba(control, before.transform(inputs(held_out)), self.control)
-        random = _decided(random, fold.threshold)
-        curve = dict[int, tuple[int, Float64]]()
+        proba = predict_proba(control, before.transform(inputs(held_out)), self.control)
+        random = fold._replace(proba=proba, model=None)
+        curve = dict[int, tuple[int, FoldFit]]()
         # one of each class at least, and two values of a regression
         order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
@@ -383,17 +378,17 @@ class Candidates(NamedTuple):
         for number, fraction in enumerate(fractions):
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
             with suppress(UsageError):  # of too few to choose anything by, there is no point
-                curve[number] = len(few), self.outputs_of(problem, few, held_out)
-        curve[len(fractions)] = len(train), _decided(fold.proba, fold.threshold)
+                curve[number] = len(few), self.fit_once(problem, few, held_out)
+        curve[len(fractions)] = len(train), fold._replace(model=None)
         weights = getattr(fitted.pipeline[-1], "weights_", ())
         return fold._replace(
             model=_Probed(candidate.name, fitted.choice.score, random, curve, weights)
         )
 
-    def outputs_of(self, problem: Problem, train: Int64, held_out: Int64) -> Float64:
-        """What a fit on the inputs of ``train`` gives for the held-out units."""
+    def fit_once(self, problem: Problem, train: Int64, held_out: Int64) -> FoldFit:
+        """A fit on the inputs of ``train``; its model is not kept."""
         fold = fit_fold(problem, train, held_out, self.settings, threshold=self.threshold)
-        return _decided(fold.proba, fold.threshold)
+        return fold._replace(model=None)
 
     def _grown(self, problem: Problem, train: Int64, held_out: Int64, first: str) -> FoldFit:
         """A single view, and others beside it as long as the inner score rises."""
@@ -408,9 +403,8 @@ class Candidates(NamedTuple):
             # the same set of views is the same candidate, in whatever order it has grown
             in_order = tuple(name for name in self.names if name in views)
             candidate = Candidate(" + ".join(in_order), in_order)
-            about: dict[str, Any] = {"threshold": self.threshold, "inner": True}
             task, settings = self._with(candidate, problem)
-            return candidate, fit_fold(task, train, held_out, settings, **about)
+            return candidate, fit_fold(task, train, held_out, settings, threshold=self.threshold)
 
         best, fold = fold_of(first)
         while len(best.views) < min(_MOST_VIEWS, len(self.names)):
@@ -428,7 +422,7 @@ class Candidates(NamedTuple):
                 break
             best, fold = further
         # without a control task and a curve
-        probed = _Probed(best.name, fold.model.choice.score, fold.proba[:0], {})
+        probed = _Probed(best.name, fold.model.choice.score)
         # of all that were tried
         seconds = time.thread_time() - started - fold.predict_seconds
         return fold._replace(model=probed, fit_seconds=seconds)
@@ -441,55 +435,40 @@ class Candidates(NamedTuple):
 
     def content(self, problem: Problem, fits: Fits) -> dict[str, Any]:
         """Return what ``run.json`` says of the method, its candidates and their scores."""
-        target = problem.target
         about = {name: getattr(self.settings, name) for name in ("class_weight", "seed")}
         return {
             "estimator": self.settings.estimator,
             "task": self.settings.task,
-            "settings": about | target.settings,
-            "split": problem.split.record,
+            "settings": about | problem.target.settings,
             "features": "vectors",
             "views": tuple(self.names),
-            "classes": target.classes,
-            "label": problem.units.reading["label"],
-            "prior": problem.prior,
-            "records": {"folds": len(problem.split.held_out), "test": 0},
             "scores": {"cross_validation": {self.metric: self.nested(problem, fits)}},
             "metric": self.metric,
-            "threshold_metric": self.metric if self.beta is not None else None,
             "view_scores": tuple(self.of_view(n, problem, fits) for n in self.names),
             "combinations": tuple(self.of_view(c.name, problem, fits) for c in self.combinations),
             "choices": tuple(fold.model.name for fold in fits.folds),
             "over_last": self.over_last(problem, fits),
             "cost": fits.cost,
-            "versions": versions(),
         }
 
-    def decided(self, problem: Problem, fits: Fits) -> dict[str, NDArray[Any]]:
-        """What each view predicts."""
-        outputs = {name: _ordered(problem, _outputs(fits.final[name])) for name in self.names}
-        return {n: decide(output, sets=problem.target.of_sets) for n, output in outputs.items()}
+    def score(self, problem: Problem, folds: Sequence[FoldFit]) -> Score:
+        """The score of the fits of all folds with its interval."""
+        p = held_out_predictions(folds, problem)
+        return scored({"": self._metric(p)}, p.group, seed=self.settings.seed)[""]
 
-    def score(self, problem: Problem, folds: Sequence[Float64]) -> Score:
-        """The score of outputs with its interval."""
-        unit = problem.split.group[np.sort(problem.split.held_out)]
-        return scored({"": self._metric(problem, folds)}, unit, seed=self.settings.seed)[""]
-
-    def value(self, problem: Problem, folds: Sequence[Float64]) -> float:
+    def value(self, problem: Problem, folds: Sequence[FoldFit]) -> float:
         """The score alone."""
-        return self._metric(problem, folds).value(len(problem.split.held_out))
+        p = held_out_predictions(folds, problem)
+        return self._metric(p).value(len(p.row))
 
-    def _metric(self, problem: Problem, folds: Sequence[Float64]) -> Metric:
-        y = problem.target.y[np.sort(problem.split.held_out)]
-        return metrics_for(y, _ordered(problem, folds), beta=self.beta)[self.metric]
+    def _metric(self, predictions: Predictions, *, baseline: bool = False) -> Metric:
+        return metrics_of(predictions, beta=beta_of(self.metric), baseline=baseline)[self.metric]
 
     def nested(self, problem: Problem, fits: Fits) -> ReportedScore:
         """The score of the views that inner folds choose, beside that of the majority."""
-        joined = Predictions.joined(held_out_predictions(fits.folds, problem))
-        guesses = replace(joined, prior=problem.prior).majority()
-        majority = {"": metrics_of(guesses, beta=self.beta, baseline=True)[self.metric]}
-        metric = {"": self._metric(problem, _outputs(fits.folds))}
-        return beside(majority, metric, guesses.group, seed=self.settings.seed)[""]
+        p = held_out_predictions(fits.folds, problem)
+        majority = {"": self._metric(p.majority(), baseline=True)}
+        return beside(majority, {"": self._metric(p)}, p.group, seed=self.settings.seed)[""]
 
     def over_last(self, problem: Problem, fits: Fits) -> Score | None:
         """The nested score less that of the last layer, whose pooling the inner folds choose.
@@ -503,9 +482,10 @@ class Candidates(NamedTuple):
         # the last layer has the same choice of pooling as all candidates have, or the gain would be
         # too high
         baseline = best_of_folds(fits.final[name] for name in last)
-        first, second = (self._metric(problem, _outputs(f)) for f in (fits.folds, baseline))
+        both = [held_out_predictions(folds, problem) for folds in (fits.folds, baseline)]
+        first, second = map(self._metric, both)
         # of both on the same units, so that the interval is that of a paired difference
-        unit = problem.split.group[np.sort(problem.split.held_out)]
+        unit = both[0].group
         moved = influences({0: first, 1: second}, unit, seed=self.settings.seed)
         test = paired(first, second, unit=unit, moved=[*moved.values()])
         return Score(test.value, test.low, test.high)
@@ -513,14 +493,14 @@ class Candidates(NamedTuple):
     def of_view(self, name: str, problem: Problem, fits: Fits) -> ViewScore:
         """The score of a candidate, beside that of the control task."""
         folds, control = fits.final[name], problem._replace(target=self.control)
-        score = self.score(problem, _outputs(folds))
+        score = self.score(problem, folds)
         random = self.value(control, [fold.model.control for fold in folds])
         numbers = range(len(self.curve) if name in self.names else 0)
         curves = [fold.model.curve for fold in folds]
         points = [[c[i] for c in curves] for i in numbers if all(i in c for c in curves)]
         # of few records several fractions are the same ones
-        by_size = {round(np.mean([n for n, _ in p])): [output for _, output in p] for p in points}
-        curve = tuple((n, self.score(problem, outputs)) for n, outputs in by_size.items())
+        by_size = {round(np.mean([n for n, _ in p])): [fit for _, fit in p] for p in points}
+        curve = tuple((n, self.score(problem, fitted)) for n, fitted in by_size.items())
         # how often a view would be chosen among views, and a combination among combinations: among
         # all of them single views might have none, though the table asks which layer is best
         kind = self.names if name in self.names else [c.name for c in self.combinations]
@@ -537,22 +517,6 @@ def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
     # without inner folds all scores are NaN, none is greater than another, and the first candidate
     # stays
     return [max(fits, key=lambda fit: fit.model.score) for fits in zip(*candidates, strict=True)]
-
-
-def _decided(proba: Float64, threshold: float | None) -> Float64:
-    """Outputs that a metric of decisions reads at a threshold: certain ones, if there is one."""
-    return proba if threshold is None else np.eye(2)[decide(proba, threshold=threshold)]
-
-
-def _outputs(folds: Sequence[FoldFit]) -> list[Float64]:
-    """What the metric reads of each fold."""
-    return [_decided(fold.proba, fold.threshold) for fold in folds]
-
-
-def _ordered(problem: Problem, folds: Sequence[Float64]) -> Float64:
-    """Outputs, which are given fold after fold, in the order of the input."""
-    # each unit is held out once, so that its rank puts fold after fold into input order
-    return np.concatenate(folds)[np.argsort(problem.split.held_out)]
 
 
 def _untrained(
@@ -576,7 +540,7 @@ def _untrained(
         for name, X in _encoded(encode, units).items():
             # the same units, folds and tuning: the weights of the encoder alone differ
             problem = problem._replace(units=replace(units, inputs=X.__getitem__))
-            fits = [partial(method.outputs_of, problem, *s) for s in problem.split.subsets()]
+            fits = [partial(method.fit_once, problem, *s) for s in problem.split.subsets()]
             fitted = side_by_side(fits, threads=settings.threads)
             scores[name] = (*scores.get(name, ()), method.value(problem, fitted))
             step()

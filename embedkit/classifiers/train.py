@@ -144,9 +144,9 @@ class Frozen(NamedTuple):
         save_model(folder, fits.final.pipeline)
 
     def _fold(self, problem: Problem, train: Int64, held_out: Int64) -> FoldFit:
-        # inner predictions are kept for blends too, which are stacked on them
-        about: dict[str, Any] = {"threshold": self.threshold, "tune": self.tune, "inner": self.tune}
+        about: dict[str, Any] = {"threshold": self.threshold, "tune": self.tune}
         fold = fit_fold(problem, train, held_out, self.settings, **about)
+        # inner predictions are kept for blends too, which are stacked on them
         return fold._replace(inner=train, inner_proba=fold.model.inner)
 
 
@@ -158,18 +158,16 @@ def fit_fold(
     *,
     threshold: Threshold | None,
     tune: bool = True,
-    inner: bool = False,
 ) -> FoldFit:
     """Fit the units ``train``, and predict the units that are held out.
 
-    A threshold by a metric is chosen on predictions of inner folds, which a fit without one keeps
-    if ``inner`` is set.
+    A threshold by a metric is chosen on predictions of inner folds.
     """
     by_metric = threshold is not None and threshold.value is None
     # the libraries compute in this very thread (side_by_side leaves them one), so that its clock
     # has all of the fit and nothing else
     started = time.thread_time()  # others fit, and other programs run, at the same time
-    fitted = fit(problem, train, settings, tune=tune, held_out=inner or by_metric)
+    fitted = fit(problem, train, settings, tune=tune, held_out=by_metric)
     trained, proba = time.thread_time(), np.empty(0)
     if len(held_out):
         proba = predict_proba(fitted.pipeline, problem.units.inputs(held_out), problem.target)
@@ -285,10 +283,9 @@ def _read_by(settings: EstimatorSettings, units: Units, *, fitted: bool = True) 
     if {"label", label, *label.split(",")} & {*settings.columns}:
         shown = ",".join(settings.columns)
         raise UsageError("one of them is the label, which is to be predicted.", columns=shown)
-    # TF-IDF takes texts of pairs joined by a space
-    vectors = settings.features == "vectors"
-    if vectors:
+    if settings.features == "vectors":
         return beside_numbers(units, settings.columns, fitted=fitted)
+    # TF-IDF takes texts of pairs joined by a space
     return units.with_texts()
 
 

@@ -63,8 +63,9 @@ def fit(
 ) -> Fitted:
     """Return a pipeline fitted on the inputs of the units ``train`` alone, vectors or texts.
 
-    Inner folds, which never divide a group of the split, choose the parameters if ``tune`` is set.
-    With ``held_out`` they also predict each training unit. Of very few units there are none.
+    Inner folds, which never divide a group of the split, choose the parameters if ``tune`` is set,
+    and so predict each training unit. Without tuning they do if ``held_out`` is set. Of very few
+    units there are none.
     """
     units, target, split, _ = problem
     y, classes = target.y[train], len(target.classes)

@@ -44,7 +44,7 @@ from embedkit.machine import __version__, release_memory
 from embedkit.runs.cross_validation import Fits, FoldFit, Problem, held_out_predictions
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import Predictions, TestSet
+from embedkit.runs.predictions import TestSet
 from embedkit.runs.run import Cost, FinetuneRun
 from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import TEST, UNUSED, Split, validation_records
@@ -536,7 +536,7 @@ class FineTuned(NamedTuple):
         beta, scores = decision.beta if decision else None, dict[str, tuple[float, ...]]()
         for member in range(seeds if seeds > 1 else 0):
             alone = [fit._replace(proba=np.array(fit.model[member].proba)) for fit in fits]
-            predictions = Predictions.joined(held_out_predictions(alone, problem))
+            predictions = held_out_predictions(alone, problem)
             for name, metric in metrics_of(predictions, beta=beta).items():
                 scores[name] = (*scores.get(name, ()), metric.value(len(predictions.row)))
         return scores

@@ -111,15 +111,16 @@ def cross_validate(
 ) -> tuple[Predictions, Fits]:
     """Return predictions for every held-out unit and the test set, and the models behind them."""
     fits = method.fit(problem, progress=progress)
-    parts = held_out_predictions(fits.folds, problem)
+    predictions = held_out_predictions(fits.folds, problem)
     # a probe compares views and predicts no test set
     if problem.test is not None and fits.test is not None:
-        parts.append(problem.test.predictions(fits.test, threshold=fits.threshold))
-    return replace(Predictions.joined(parts), prior=problem.prior), fits
+        test = problem.test.predictions(fits.test, threshold=fits.threshold)
+        predictions = Predictions.joined([predictions, test])
+    return predictions, fits
 
 
-def held_out_predictions(folds: Sequence[FoldFit], problem: Problem) -> list[Predictions]:
-    """Return the predictions of each fold's model for the units that it holds out."""
+def held_out_predictions(folds: Sequence[FoldFit], problem: Problem) -> Predictions:
+    """Return the predictions of each fold's model for the units that it holds out, in order."""
     units, target, split, _ = problem
     of_fold = partial(Predictions.of_fold, units=units, group=split.group, target=target)
     parts = []
@@ -133,4 +134,4 @@ def held_out_predictions(folds: Sequence[FoldFit], problem: Problem) -> list[Pre
             inner = of_fold(fitted.inner, fitted.inner_proba, fold=fold, threshold=cut)
             part = replace(part, inner=inner)
         parts.append(part)
-    return parts
+    return replace(Predictions.joined(parts), prior=problem.prior)

@@ -17,8 +17,8 @@ from embedkit.geometry import METRICS
 from embedkit.runs.intervals import Score, wilson
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text
 from embedkit.runs.predictions import Predictions, confidence_of
-from embedkit.runs.run import ProbeRun, ViewScore
-from embedkit.types import Bool, Float64, Int64
+from embedkit.runs.run import PredictionRun, ProbeRun, ViewScore
+from embedkit.types import Float64, Int64
 
 LARGEST_MATRIX = 20
 """Classes of the largest confusion matrix that can be read."""
@@ -30,8 +30,18 @@ _PER_BIN, _MOST_BINS = 50, 10
 _CURVES = 3
 
 
-def draw_run(folder: Path, predictions: Predictions) -> None:
-    """Draw the out-of-fold predictions of a run to ``figures/``."""
+def draw_run(folder: Path, run: PredictionRun, predictions: Predictions) -> None:
+    """Draw the out-of-fold predictions of a run to ``figures/``.
+
+    Of a probe its scores, as ``layers.svg``, ``geometry.svg`` and learning curves ``learning.svg``.
+    """
+    if isinstance(run, ProbeRun):
+        save(folder, layers=layers(run))
+        if run.geometry:
+            save(folder, geometry=without_labels(run))
+        if run.view_scores[0].curve:
+            save(folder, learning=learning(run))
+        return
     p = predictions.take(predictions.out_of_fold)
     if p.of_sets:
         return  # neither a confusion matrix nor one confidence
@@ -41,15 +51,6 @@ def draw_run(folder: Path, predictions: Predictions) -> None:
     save(folder, reliability=reliability({"run": (0, reliability_bins(p))}))
     if len(p.classes) <= LARGEST_MATRIX:
         save(folder, confusion=confusion(p))
-
-
-def draw_probe(folder: Path, result: ProbeRun) -> None:
-    """Draw ``figures/layers.svg``, ``geometry.svg`` and learning curves as ``learning.svg``."""
-    save(folder, layers=layers(result))
-    if result.geometry:
-        save(folder, geometry=without_labels(result))
-    if result.view_scores[0].curve:
-        save(folder, learning=learning(result))
 
 
 def draw_training(
@@ -101,8 +102,8 @@ class ReliabilityBin(NamedTuple):
 
 def reliability_bins(p: Predictions) -> tuple[ReliabilityBin, ...]:
     """Return bins of as many records each, from the least to the most confident."""
-    confidence, right, order = _confidence(p)
-    bins = []
+    confidence, right, bins = confidence_of(p), p.y_pred == p.y, []
+    order = np.argsort(confidence, kind="stable")
     # equal counts, not equal widths: most models are sure most of the time, and wide bins would be
     # empty
     for part in np.array_split(order, int(np.clip(len(order) // _PER_BIN, 1, _MOST_BINS))):
@@ -110,12 +111,6 @@ def reliability_bins(p: Predictions) -> tuple[ReliabilityBin, ...]:
         middle = float(confidence[part].mean()), float(right[part].mean())
         bins.append(ReliabilityBin(*middle, *ends, len(part)))
     return tuple(bins)
-
-
-def _confidence(p: Predictions) -> tuple[Float64, Bool, Int64]:
-    """Probabilities of the predicted classes, whether they are right, and the ascending order."""
-    confidence = confidence_of(p)
-    return confidence, p.y_pred == p.y, np.argsort(confidence, kind="stable")
 
 
 _FRACTIONS: dict[str, Any] = dict.fromkeys(("x_text", "y_text"), lambda value: f"{value * 100:g} %")
@@ -153,9 +148,9 @@ def answered(methods: Mapping[str, tuple[int, Predictions]]) -> Scene:
     """Fraction that is right of the surest records, by their share, of methods in their styles."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, (_, p) in methods.items():
-        confidence, right, _ = _confidence(p)
+        right = (p.y_pred == p.y)[np.argsort(-confidence_of(p), kind="stable")]
         counts = np.arange(1, len(right) + 1)
-        fractions = right[np.argsort(-confidence, kind="stable")].cumsum() / counts
+        fractions = right.cumsum() / counts
         # of very few records the fraction is noise
         kept = np.unique(np.linspace(min(20, len(right)), len(right), 100).astype(int)) - 1
         lines[name] = [(counts[k] / len(right), float(fractions[k])) for k in kept]

@@ -198,13 +198,16 @@ def write_results(
 ) -> _Predicted:
     """Write predictions, split, figures and ``run.json`` with the scores.
 
-    ``content`` are further fields of it.
+    ``content`` are further fields of it, of a probe with the only score that it has.
     """
     from embedkit.runs.figures import draw_run
 
     write_predictions(folder, predictions)
     write_split(problem.split, folder / "split.parquet")
-    draw_run(folder, predictions)
+    if "scores" not in content:
+        beta = decision.beta if decision else None
+        content["scores"] = reported_scores(predictions, seed=seed, beta=beta)
+        content["per_class"] = class_scores(predictions)
     test = problem.test
     run = kind(
         label=problem.units.reading["label"],
@@ -214,11 +217,10 @@ def write_results(
         split=problem.split.record,
         records={"folds": len(predictions.out_of_fold), "test": len(predictions.test)},
         test_set=test.content if test else None,
-        scores=reported_scores(predictions, seed=seed, beta=decision.beta if decision else None),
-        per_class=class_scores(predictions),
         versions=versions() | dict(libraries or {}),
         **content,
     )
+    draw_run(folder, run, predictions)
     write_run(folder, run)
     return run
 

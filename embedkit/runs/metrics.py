@@ -619,7 +619,6 @@ class _Confusion:
     """Weight of the records of every true and of every predicted class, and metrics of it."""
 
     def __init__(self, y: Int64, predicted: Int64, classes: int) -> None:
-        self._last: Any = None, None
         self._classes, self._squares = classes, (y - predicted) ** 2.0
         # (classes, n) sparse: a dense one has that many numbers
         true, said = _indicator(y, classes), _indicator(predicted, classes)
@@ -627,11 +626,7 @@ class _Confusion:
 
     def _marginals(self, weights: Float64) -> list[Float64]:
         """``(samples, classes)``: rightly predicted, true, and predicted."""
-        # several metrics ask for the same weights. By identity: they are kept with the result, so
-        # that no new array can have their address
-        if self._last[0] is not weights:
-            self._last = weights, [np.asarray(each @ weights.T).T for each in self._cells]
-        return self._last[1]  # type: ignore[no-any-return]
+        return [np.asarray(each @ weights.T).T for each in self._cells]
 
     def macro_f1(self, weights: Float64) -> Float64:
         """Mean of the F1 of every class that is true or predicted somewhere."""

@@ -106,6 +106,7 @@ class Predictions:
             **arrays,
             ids=tuple(identifier for subset in subsets for identifier in subset.ids),
             classes=subsets[0].classes,
+            prior=subsets[0].prior,
             inner=cls.joined(inner) if inner else None,
         )._ordered()
 
