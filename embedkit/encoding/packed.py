@@ -31,7 +31,7 @@ import logging
 import math
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from inspect import signature
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -528,25 +528,22 @@ class PackedModel(Model):
         return positions
 
 
-class _MPNetAttention(nn.Module):
+def _mpnet_attention(
+    module: Any, hidden: Tensor, _mask: Any, position_bias: Tensor, **_: Any
+) -> tuple[Any]:
     """Attention of MPNet, which transformers does not let others compute."""
-
-    def __init__(self, parts: Any) -> None:
-        super().__init__()
-        self.parts = parts
-
-    def forward(self, hidden: Tensor, _mask: Any, position_bias: Tensor, **_: Any) -> tuple[Any]:
-        shape = *hidden.shape[:2], self.parts.num_attention_heads, -1
-        linears = self.parts.q, self.parts.k, self.parts.v
-        states = [linear(hidden).view(shape).transpose(1, 2) for linear in linears]
-        context, _nothing = _attend(self, *states, position_bias=position_bias, is_causal=False)
-        return (self.parts.o(context.flatten(2)),)
+    shape = *hidden.shape[:2], module.num_attention_heads, -1
+    linears = module.q, module.k, module.v
+    states = [linear(hidden).view(shape).transpose(1, 2) for linear in linears]
+    context, _nothing = _attend(module, *states, position_bias=position_bias, is_causal=False)
+    return (module.o(context.flatten(2)),)
 
 
 def _open_mpnet(module: Any) -> None:
     """Let :func:`_attend` compute the attention of an MPNet."""
     for layer in module.encoder.layer:
-        layer.attention.attn = _MPNetAttention(layer.attention.attn)
+        attention = layer.attention.attn
+        attention.forward = partial(_mpnet_attention, attention)
     whole = module.encoder.compute_position_bias
 
     # it would make a table of (tokens, tokens) for the whole batch as if it were one sequence, and
