@@ -484,8 +484,10 @@ class PackedModel(Model):
                 lambda *call: running.now.enter(*call), with_kwargs=True
             )
         counts = self.checkpoint.counts_from_padding
-        # RoBERTa and its relatives number positions from the row after that of padding
-        self._padding = self.module.get_input_embeddings().padding_idx if counts else None
+        padding = self.module.get_input_embeddings().padding_idx if counts else None
+        # RoBERTa and its relatives number positions from the row after that of padding, all others
+        # from 0, which is the row after -1
+        self._padding: int = -1 if padding is None else padding
 
     def _run(
         self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer, *, first_only: bool
@@ -512,18 +514,13 @@ class PackedModel(Model):
         return super().pool(_filled(first))[: len(first)]
 
     def _positions(self, batch: PackedBatch) -> Tensor:
-        starts, tokens = batch.offsets[:-1], len(batch.ids)
-        lengths = batch.offsets.diff()
-        # positions from 0 in every sequence; without them transformers would count through the
-        # batch
-        if self._padding is None:
-            count = torch.arange(tokens, device=self.device)
-            return count - torch.repeat_interleave(starts, lengths, output_size=tokens)
+        # of every sequence anew; without them transformers would count through the batch
+        starts, lengths = batch.offsets[:-1], batch.offsets.diff()
         real = (batch.ids != self._padding).long()  # a text may contain the padding token
         # as RoBERTa counts them: tokens of the text only, and the padding token itself gets its own
         # row
         count = real.cumsum(0)
-        before = torch.repeat_interleave(count[starts] - real[starts], lengths, output_size=tokens)
+        before = torch.repeat_interleave((count - real)[starts], lengths, output_size=len(real))
         positions: Tensor = (count - before) * real + self._padding
         return positions
 
