@@ -116,16 +116,10 @@ class Checkpoint:
         refused = (s for s in self.inventory if s.effect == inventory.REFUSED)
         return [str(statement) for statement in refused if statement.file in files]
 
-    def without(self, weights: list[str]) -> Checkpoint:
-        """The checkpoint, if weights of its encoder turned out to be none of its class."""
-        # nothing of the encoder is unused
-        if not weights:
+    def refusing(self, statement: Statement | None) -> Checkpoint:
+        """The checkpoint, if a statement, where there is one, turned out not to be computed."""
+        if statement is None:
             return self
-        unused = f"1 of {len(weights)}"
-        return self.refusing(Statement("weights", weights[0], unused, inventory.REFUSED))
-
-    def refusing(self, statement: Statement) -> Checkpoint:
-        """The checkpoint, if a statement turned out not to be computed here."""
         refused = statement._replace(effect=inventory.REFUSED)
         problem = ", ".join(filter(None, (self.definition.problem, str(refused))))
         definition = replace(self.definition, problem=problem)

@@ -400,10 +400,10 @@ def load_weights(
     has_pooler = not lacking and getattr(model, "pooler", None) is not None
     # unused weights of a head are expected, those of the encoder are a part that is not computed
     parts = [name for name, _ in model.named_children()]
-    unread = inventory.unread_weights(
+    unread = inventory.first_unread(
         report["unexpected_keys"], parts, model.base_model_prefix, checkpoint.n_layers
     )
-    return model, has_pooler, checkpoint.without(unread)
+    return model, has_pooler, checkpoint.refusing(unread)
 
 
 def load_module(
