@@ -121,9 +121,8 @@ def whole_fp32(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         return
     matmul: Any = torch.backends.cuda.matmul
     # the older name is the only one before torch 2.9; there, both at once are an error
-    name, whole = "fp32_precision", "ieee"
-    if not hasattr(matmul, name):
-        name, whole = "allow_tf32", False  # type: ignore[assignment]
+    newer = hasattr(matmul, "fp32_precision")
+    name, whole = ("fp32_precision", "ieee") if newer else ("allow_tf32", False)
     before = getattr(matmul, name)
     setattr(matmul, name, whole)
     try:
