@@ -178,12 +178,6 @@ class Checkpoint:
         """Size of the files of weights, in bytes."""
         return sum((self.transformer / name).stat().st_size for name in self.weights)
 
-    @property
-    def is_suspicious(self) -> bool:
-        """True if a matrix of the two largest numbers in config.json would not be in the files."""
-        *_, second, largest = sorted([1, 1, *(n for n in self.config.values() if type(n) is int)])
-        return second * largest > self.weight_bytes
-
     def check_count(self, count: int) -> None:
         """Raise a :class:`DamagedModelError` for a model of more weights than the files have.
 

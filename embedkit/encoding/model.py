@@ -424,9 +424,10 @@ def load_module(
     adapts = bool(checkpoint.adapter) and device != "meta"  # in full precision
     try:
         # another class comes second, after its encoder
-        if checkpoint.is_suspicious and kind.startswith("Auto"):
+        if kind.startswith("Auto"):
             with torch.device("meta"):  # where no number takes memory
-                planned = getattr(transformers, kind).from_config(config)
+                # of a configuration of its own, into which transformers writes
+                planned = getattr(transformers, kind).from_config(checkpoint.built_config())
             checkpoint.check_count(sum(weight.numel() for weight in planned.parameters()))
         with _without_adapter(checkpoint) as folder:
             model, report = getattr(transformers, kind).from_pretrained(
