@@ -243,7 +243,6 @@ class Encoder(Reloaded):
             >>> encoder.encode("One text.").shape
             (384,)
         """
-        normalized = False
         if device is not None:
             stated, here = choose_device(device), self.device
             if stated.type != here.type or stated.index not in (None, here.index or 0):
@@ -251,8 +250,7 @@ class Encoder(Reloaded):
         if pooling is None:
             chosen, normalized = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:
-            (chosen,) = parse_poolings([pooling])
-        unit = normalized or normalize_embeddings  # by the makers' own module, as it is always run
+            (chosen,), normalized = parse_poolings([pooling]), False
         views = self.encode_views(
             [texts] if isinstance(texts, str) else texts,
             [f"{chosen}_{layer}" if chosen.has_layer else chosen],
@@ -262,7 +260,7 @@ class Encoder(Reloaded):
             prefix=self.checkpoint.prefix_or_own(prefix, prompt_name),
         )
         vectors = next(iter(views.values()))
-        if unit:
+        if normalized or normalize_embeddings:  # by the makers' own module, as it is always run
             vectors = l2_normalize(vectors)
         if dims and truncate_dim:
             raise UsageError("give one of both.", dims=dims, truncate_dim=truncate_dim)
