@@ -89,8 +89,8 @@ def stated_case(tokenizer: Any) -> dict[str, bool]:
 
 def lowered(checkpoint: Checkpoint, *, fast: bool) -> Checkpoint:
     """The checkpoint, which refuses to lower-case if its tokenizer has no normalizer to change."""
-    stated = [s for s in checkpoint.inventory if s.key == "do_lower_case" and s.value]
-    return checkpoint.refusing(stated[0]) if stated and not fast else checkpoint
+    stated = (s for s in checkpoint.inventory if s.key == "do_lower_case" and s.value)
+    return checkpoint if fast else checkpoint.refusing(next(stated, None))
 
 
 def _note_case(checkpoint: Checkpoint, why: str, *, lowers: bool) -> None:

@@ -116,16 +116,10 @@ class Checkpoint:
         refused = (s for s in self.inventory if s.effect == inventory.REFUSED)
         return [str(statement) for statement in refused if statement.file in files]
 
-    def without(self, weights: list[str]) -> Checkpoint:
-        """The checkpoint, if weights of its encoder turned out to be none of its class."""
-        # nothing of the encoder is unused
-        if not weights:
+    def refusing(self, statement: Statement | None) -> Checkpoint:
+        """The checkpoint, if a statement, where there is one, turned out not to be computed."""
+        if statement is None:
             return self
-        unused = f"1 of {len(weights)}"
-        return self.refusing(Statement("weights", weights[0], unused, inventory.REFUSED))
-
-    def refusing(self, statement: Statement) -> Checkpoint:
-        """The checkpoint, if a statement turned out not to be computed here."""
         refused = statement._replace(effect=inventory.REFUSED)
         problem = ", ".join(filter(None, (self.definition.problem, str(refused))))
         definition = replace(self.definition, problem=problem)
@@ -183,12 +177,6 @@ class Checkpoint:
     def weight_bytes(self) -> int:
         """Size of the files of weights, in bytes."""
         return sum((self.transformer / name).stat().st_size for name in self.weights)
-
-    @property
-    def is_suspicious(self) -> bool:
-        """True if a matrix of the two largest numbers in config.json would not be in the files."""
-        *_, second, largest = sorted([1, 1, *(n for n in self.config.values() if type(n) is int)])
-        return second * largest > self.weight_bytes
 
     def check_count(self, count: int) -> None:
         """Raise a :class:`DamagedModelError` for a model of more weights than the files have.

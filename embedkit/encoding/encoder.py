@@ -243,7 +243,6 @@ class Encoder(Reloaded):
             >>> encoder.encode("One text.").shape
             (384,)
         """
-        normalized = False
         if device is not None:
             stated, here = choose_device(device), self.device
             if stated.type != here.type or stated.index not in (None, here.index or 0):
@@ -251,8 +250,7 @@ class Encoder(Reloaded):
         if pooling is None:
             chosen, normalized = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:
-            (chosen,) = parse_poolings([pooling])
-        unit = normalized or normalize_embeddings  # by the makers' own module, as it is always run
+            (chosen,), normalized = parse_poolings([pooling]), False
         views = self.encode_views(
             [texts] if isinstance(texts, str) else texts,
             [f"{chosen}_{layer}" if chosen.has_layer else chosen],
@@ -262,7 +260,7 @@ class Encoder(Reloaded):
             prefix=self.checkpoint.prefix_or_own(prefix, prompt_name),
         )
         vectors = next(iter(views.values()))
-        if unit:
+        if normalized or normalize_embeddings:  # by the makers' own module, as it is always run
             vectors = l2_normalize(vectors)
         if dims and truncate_dim:
             raise UsageError("give one of both.", dims=dims, truncate_dim=truncate_dim)
@@ -476,13 +474,11 @@ class Encoder(Reloaded):
     @cached_property
     def is_causal(self) -> bool:
         """True if the vector of a first token does not depend on the second one."""
-        states: list[torch.Tensor] = []
         # two sequences that differ in their second token only
-        for second in (1, 2):
-            ids = torch.tensor([0, second], device=self.device)
-            batch = PackedBatch.of(ids, torch.zeros_like(ids), [2])
-            self.model.forward(batch, [self.n_layers], lambda _, hidden: states.append(hidden[0]))
-        return torch.allclose(states[0], states[1], atol=1e-4)
+        ids = torch.tensor([0, 1, 0, 2], device=self.device)
+        batch, first = PackedBatch.of(ids, torch.zeros_like(ids), [2, 2]), list[torch.Tensor]()
+        self.model.forward(batch, [self.n_layers], lambda _, hidden: first.extend(hidden[::2]))
+        return torch.allclose(first[0], first[1], atol=1e-4)
 
     def check_poolings(self, poolings: Iterable[Pooling]) -> None:
         """Raise a :class:`ModelError` for a pooling that the checkpoint does not have."""

@@ -290,8 +290,8 @@ def options_of(sentence: Mapping[str, Any], name: str) -> dict[str, Any]:
 _BUFFERS = ("position_ids", "token_type_ids", "inv_freq", "masked_bias")
 
 
-def unread_weights(names: Iterable[str], parts: list[str], base: str, depth: int) -> list[str]:
-    """Weights of the encoder among those that its class does not use, heads left out.
+def first_unread(names: Iterable[str], parts: list[str], base: str, depth: int) -> Statement | None:
+    """The first weight of the encoder among those that its class does not use, heads left out.
 
     ``parts`` are the names of the modules of the encoder, ``base`` the name that it has inside of a
     model with a head. Poolers, buffers and layers above ``depth``, which ``config.json`` cuts off,
@@ -308,7 +308,7 @@ def unread_weights(names: Iterable[str], parts: list[str], base: str, depth: int
         buffer = inner and inner[-1] in _BUFFERS
         if inside and not (above or buffer or first.startswith("pooler")):
             unread.append(name)
-    return unread
+    return Statement("weights", unread[0], f"1 of {len(unread)}", REFUSED) if unread else None
 
 
 WIDTH = ("hidden_size", "dim", "n_embd", "d_model", "emb_dim")

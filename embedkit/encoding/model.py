@@ -121,9 +121,8 @@ def whole_fp32(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         return
     matmul: Any = torch.backends.cuda.matmul
     # the older name is the only one before torch 2.9; there, both at once are an error
-    name, whole = "fp32_precision", "ieee"
-    if not hasattr(matmul, name):
-        name, whole = "allow_tf32", False  # type: ignore[assignment]
+    newer = hasattr(matmul, "fp32_precision")
+    name, whole = ("fp32_precision", "ieee") if newer else ("allow_tf32", False)
     before = getattr(matmul, name)
     setattr(matmul, name, whole)
     try:
@@ -400,10 +399,10 @@ def load_weights(
     has_pooler = not lacking and getattr(model, "pooler", None) is not None
     # unused weights of a head are expected, those of the encoder are a part that is not computed
     parts = [name for name, _ in model.named_children()]
-    unread = inventory.unread_weights(
+    unread = inventory.first_unread(
         report["unexpected_keys"], parts, model.base_model_prefix, checkpoint.n_layers
     )
-    return model, has_pooler, checkpoint.without(unread)
+    return model, has_pooler, checkpoint.refusing(unread)
 
 
 def load_module(
@@ -425,9 +424,10 @@ def load_module(
     adapts = bool(checkpoint.adapter) and device != "meta"  # in full precision
     try:
         # another class comes second, after its encoder
-        if checkpoint.is_suspicious and kind.startswith("Auto"):
+        if kind.startswith("Auto"):
             with torch.device("meta"):  # where no number takes memory
-                planned = getattr(transformers, kind).from_config(config)
+                # of a configuration of its own, into which transformers writes
+                planned = getattr(transformers, kind).from_config(checkpoint.built_config())
             checkpoint.check_count(sum(weight.numel() for weight in planned.parameters()))
         with _without_adapter(checkpoint) as folder:
             model, report = getattr(transformers, kind).from_pretrained(

@@ -31,7 +31,7 @@ import logging
 import math
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from inspect import signature
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -484,8 +484,10 @@ class PackedModel(Model):
                 lambda *call: running.now.enter(*call), with_kwargs=True
             )
         counts = self.checkpoint.counts_from_padding
-        # RoBERTa and its relatives number positions from the row after that of padding
-        self._padding = self.module.get_input_embeddings().padding_idx if counts else None
+        padding = self.module.get_input_embeddings().padding_idx if counts else None
+        # RoBERTa and its relatives number positions from the row after that of padding, all others
+        # from 0, which is the row after -1
+        self._padding: int = -1 if padding is None else padding
 
     def _run(
         self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer, *, first_only: bool
@@ -512,41 +514,33 @@ class PackedModel(Model):
         return super().pool(_filled(first))[: len(first)]
 
     def _positions(self, batch: PackedBatch) -> Tensor:
-        starts, tokens = batch.offsets[:-1], len(batch.ids)
-        lengths = batch.offsets.diff()
-        # positions from 0 in every sequence; without them transformers would count through the
-        # batch
-        if self._padding is None:
-            count = torch.arange(tokens, device=self.device)
-            return count - torch.repeat_interleave(starts, lengths, output_size=tokens)
+        # of every sequence anew; without them transformers would count through the batch
+        starts, lengths = batch.offsets[:-1], batch.offsets.diff()
         real = (batch.ids != self._padding).long()  # a text may contain the padding token
         # as RoBERTa counts them: tokens of the text only, and the padding token itself gets its own
         # row
         count = real.cumsum(0)
-        before = torch.repeat_interleave(count[starts] - real[starts], lengths, output_size=tokens)
+        before = torch.repeat_interleave((count - real)[starts], lengths, output_size=len(real))
         positions: Tensor = (count - before) * real + self._padding
         return positions
 
 
-class _MPNetAttention(nn.Module):
+def _mpnet_attention(
+    module: Any, hidden: Tensor, _mask: Any, position_bias: Tensor, **_: Any
+) -> tuple[Any]:
     """Attention of MPNet, which transformers does not let others compute."""
-
-    def __init__(self, parts: Any) -> None:
-        super().__init__()
-        self.parts = parts
-
-    def forward(self, hidden: Tensor, _mask: Any, position_bias: Tensor, **_: Any) -> tuple[Any]:
-        shape = *hidden.shape[:2], self.parts.num_attention_heads, -1
-        linears = self.parts.q, self.parts.k, self.parts.v
-        states = [linear(hidden).view(shape).transpose(1, 2) for linear in linears]
-        context, _nothing = _attend(self, *states, position_bias=position_bias, is_causal=False)
-        return (self.parts.o(context.flatten(2)),)
+    shape = *hidden.shape[:2], module.num_attention_heads, -1
+    linears = module.q, module.k, module.v
+    states = [linear(hidden).view(shape).transpose(1, 2) for linear in linears]
+    context, _nothing = _attend(module, *states, position_bias=position_bias, is_causal=False)
+    return (module.o(context.flatten(2)),)
 
 
 def _open_mpnet(module: Any) -> None:
     """Let :func:`_attend` compute the attention of an MPNet."""
     for layer in module.encoder.layer:
-        layer.attention.attn = _MPNetAttention(layer.attention.attn)
+        attention = layer.attention.attn
+        attention.forward = partial(_mpnet_attention, attention)
     whole = module.encoder.compute_position_bias
 
     # it would make a table of (tokens, tokens) for the whole batch as if it were one sequence, and

@@ -155,9 +155,7 @@ def combine_layers(hidden_states: Sequence[Tensor], combination: str | None) -> 
     if combination == "concat":
         return torch.cat(list(hidden_states), dim=-1)
     # one after the other: the sum of a token depends on nothing but its own states
-    total = hidden_states[0].float()
-    for hidden in hidden_states[1:]:
-        total = total + hidden.float()
+    total = reduce(torch.add, (hidden.float() for hidden in hidden_states))
     return total / len(hidden_states) if combination == "mean" else total
 
 

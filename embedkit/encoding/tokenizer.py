@@ -162,13 +162,13 @@ def _advice(checkpoint: Checkpoint, settings: dict[str, Any], file: Path, error:
 
 def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int | None) -> int:
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
-    if limit is not None and limit > checkpoint.limit:
-        raise UsageError(
-            f"{checkpoint.name} has positions for {checkpoint.limit:.0f} tokens."
-            f"{Option('on_long', 'window', before=' Use ', after=' for longer texts.')}",
-            max_length=limit,
-        )
     if limit is not None:
+        if limit > checkpoint.limit:
+            raise UsageError(
+                f"{checkpoint.name} has positions for {checkpoint.limit:.0f} tokens."
+                f"{Option('on_long', 'window', before=' Use ', after=' for longer texts.')}",
+                max_length=limit,
+            )
         return limit
     stated = inventory.stated_length(checkpoint.sentence)
     # model_max_length is 10**30 where nothing is stated; positions bound it

@@ -98,9 +98,6 @@ def parse_layers(
     texts = [str(layers)] if isinstance(layers, str | int) else [*map(str, layers)] or [""]
     specs: dict[LayerSpec, None] = {}
     for part in (part for item in texts for part in _PART.findall(item.replace(" ", "")) or [""]):
-        if part == "all":
-            specs.update(dict.fromkeys(LayerSpec((i,)) for i in range(n_layers + 1)))
-            continue
         try:
             specs.update(dict.fromkeys(_parse_part(part, n_layers)))
         except ValueError as error:
@@ -209,7 +206,9 @@ def views_of(
 
 
 def _parse_part(part: str, n_layers: int) -> list[LayerSpec]:
-    """The layers of ``-1``, ``0..3``, ``sum:0..3`` or ``concat:6,0``; raises ``ValueError``."""
+    """The layers of ``all``, ``-1``, ``0..3`` or ``sum:0..3``; raises ``ValueError``."""
+    if part == "all":
+        return [LayerSpec((layer,)) for layer in range(n_layers + 1)]
     # names of columns are read back as they were asked for
     if column := _COLUMN.fullmatch(part):
         part = f"{column[1]}:{column[2].replace('to', '..').replace('_', ',')}"
