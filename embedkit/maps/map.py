@@ -349,9 +349,9 @@ def explore(
         raise UsageError(f"{data.path}: a map of {shown}; expected 3 or more.")
     progress(Progress("finding clusters", 0))
     columns = _columns(data, indices, color, label_names or {})
-    columns.insert(
-        1 if columns and columns[0].name == "label" else 0, _clusters(data, indices, seed)
-    )
+    columns.insert(0, _clusters(data, indices, seed))
+    # stable: behind the label the clusters, then the others in the order of the table
+    columns.sort(key=lambda column: column.name != "label")
     label = next((c for c in columns if c.name == "label" and c.kind == "label"), None)
     # the chosen view is laid out first and freely; all others follow from it
     start = views.index(data.views[0])
@@ -368,7 +368,7 @@ def explore(
         "shapes": list(SHAPES.values()),
         "listed": min(_LISTED if len(indices) <= _MANY else _LISTED_OF_MANY, len(indices) - 1),
         "chance": chance,
-        "first": color or (columns[0].name),
+        "first": color or columns[0].name,
     }
     html = _page(data, indices, content, columns, ordered).encode()
     write_files({file: html}, overwrite=overwrite)
@@ -437,15 +437,13 @@ def _views(data: VectorData, *, chosen: bool) -> list[str]:
 def _columns(
     data: VectorData, indices: Int64, color: str | None, label_names: Mapping[str, str]
 ) -> list[Column]:
-    """Every column that can give colours, that of the labels first; of one value only if asked."""
+    """Every column that can give colours; of one value only if asked."""
     names = [name for name in data.columns if name not in _NO_COLOURS]
     if color is not None and color not in (CLUSTERS, *names):
         if color not in data.columns:
             near = did_you_mean(color, data.columns)
             raise UsageError(f"{data.path} has {', '.join(data.columns)}.{near}", color=color)
         names.append(color)
-    # stable: the others stay in the order of the table
-    names.sort(key=lambda name: name != "label")
     values = data.reader.pick(indices, names)
     # no text was cut, so both colour alike
     if values["n_kept"] == values["n_tokens"] and color != "n_kept":
@@ -549,9 +547,10 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
     title = f"Layer {layer}" if layer.isdigit() else view
     mine, theirs = near.probed[:, None], near.exact[:, :_KEPT_OF]
     # points without a label agree with nobody and disagree with nobody
-    pairs = label.known[mine] & label.known[theirs] if label else np.zeros(1, np.bool_)
-    if label is None or not pairs.any():
-        return math.nan, f"{title}: {len(near.indices):,} texts"
+    unlabelled = math.nan, f"{title}: {len(near.indices):,} texts"
+    if label is None:
+        return unlabelled
+    pairs = label.known[mine] & label.known[theirs]
     same = (label.values[theirs] == label.values[mine]) & pairs
     total = sum(n for number, n in enumerate(label.counts) if number != label.missing)
     ways: dict[str, float] = {}
@@ -560,8 +559,8 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
         rows, chance = label.values[near.probed] == number, (n - 1) / max(total - 1, 1)
         if number != label.missing and pairs[rows].any() and chance < 1:
             ways[name] = (same[rows].sum() / pairs[rows].sum() - chance) / (1 - chance)
-    if not ways:  # all have one label
-        return math.nan, f"{title}: {len(near.indices):,} texts"
+    if not ways:  # all have one label, or no two neighbours have labels
+        return unlabelled
     return float(same[pairs].mean()), f"{title}: {_apart_text(ways)}"
 
 
