@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,19 +166,15 @@ def _duplicates_text(duplicates: NearDuplicates, out: Path | None) -> str:
         f"{count_text(len(duplicates.pairs), 'pair')} in "
         f"{count_text(duplicates.groups, 'group')}; {duplicates.repeated:,} repeat a text"
     ]
-    sizes: dict[int, set[int]] = {}
-    for pair in duplicates.pairs:
-        sizes.setdefault(pair["group"], set()).update((pair["row"], pair["other_row"]))
-    first = {pair["group"]: pair for pair in reversed(duplicates.pairs)}
-    rows = [
-        {"group": number, "records": len(sizes[number]), "cosine": f"{first[number]['cosine']:.4f}"}
-        | {"rows": f"{first[number]['row']}, {first[number]['other_row']}"}
-        | {
-            name: visible(one_line(first[number].get(name) or ""), limit=_SHOWN // 2)
-            for name in ("text", "other_text")
-        }
-        for number in list(sizes)[:_PAIRS]
-    ]
+    rows: list[dict[str, Any]] = []
+    for number, members in islice(groupby(duplicates.pairs, itemgetter("group")), _PAIRS):
+        nearest, *others = members
+        records = {pair[n] for pair in (nearest, *others) for n in ("row", "other_row")}
+        rows.append({"group": number, "records": len(records)})
+        rows[-1]["cosine"] = f"{nearest['cosine']:.4f}"
+        rows[-1]["rows"] = f"{nearest['row']}, {nearest['other_row']}"
+        for name in ("text", "other_text"):
+            rows[-1][name] = visible(one_line(nearest[name]), limit=_SHOWN // 2)
     lines += [table_text(rows)] if rows else []
     if (rest := duplicates.groups - len(rows)) > 0:
         lines.append(f"{count_text(rest, 'more group')}: {out or '--out FILE has every pair'}")
