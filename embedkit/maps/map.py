@@ -86,7 +86,7 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
     entries = [v for v in values if v is not None and v != ""]
     # 007 and numbers of accounts are names: as numbers others would be shown
     codes = any(_CODE.fullmatch(str(entry)) for entry in entries)
-    if len(set(entries)) > _FEW and not isinstance(entries[0], bool) and not codes:
+    if len(set(entries)) > _FEW and not codes:
         # an empty text is a missing value, not a reason to take numbers for labels
         column = pd.Series([None if v == "" else v for v in values], dtype=object)
         with suppress(TypeError, ValueError):
