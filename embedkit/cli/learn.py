@@ -12,16 +12,7 @@ import numpy as np
 import embedkit
 from embedkit.choices import CONTROLS, EXPORTS, FEATURES, HEADS, OBJECTIVES, PRECISIONS
 from embedkit.cli.command import Result, answer_lines, command
-from embedkit.cli.options import (
-    FILE,
-    FLAG,
-    KnownOrClass,
-    choice,
-    names_of,
-    option,
-    options,
-    progress_bar,
-)
+from embedkit.cli.options import FILE, FLAG, choice, names_of, option, options, progress_bar
 from embedkit.cli.text import path_text, say
 from embedkit.display import count_text, json_line, reasons_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
@@ -161,9 +152,9 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--out --model --device",
     option(
         "--head",
-        type=KnownOrClass(HEADS),
         help="Classification head, or module:Class of a torch.nn.Module. [mean for a sentence "
         "encoder that averages tokens and for a decoder, else cls]",
+        **choice(HEADS, or_class=True),
     ),
     "--level --task",
     option(
