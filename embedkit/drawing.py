@@ -24,6 +24,9 @@ from embedkit.errors import UsageError
 WIDTH = 400.0  # of a chart in half a page
 _SHARED = 6  # colours of the methods other than the chosen one and the baseline
 
+_ARMS = ((-1.1, -0.35), (-0.35, -0.35), (-0.35, -1.1), (0.35, -1.1), (0.35, -0.35), (1.1, -0.35))
+"""Corners of the upper half of a cross."""
+
 SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
     # no corners: see Scene.mark
     "circle": (),
@@ -31,18 +34,7 @@ SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
     "diamond": ((0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)),
     "up": ((0, -1.2), (1.15, 0.9), (-1.15, 0.9)),
     "down": ((0, 1.2), (1.15, -0.9), (-1.15, -0.9)),
-    "cross": tuple(
-        (x * sign, y * sign)
-        for sign in (1, -1)
-        for x, y in (
-            (-1.1, -0.35),
-            (-0.35, -0.35),
-            (-0.35, -1.1),
-            (0.35, -1.1),
-            (0.35, -0.35),
-            (1.1, -0.35),
-        )
-    ),
+    "cross": (*_ARMS, *((-x, -y) for x, y in _ARMS)),
 }
 """Corners by shape of marks, in radii from the middle."""
 

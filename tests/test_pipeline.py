@@ -410,10 +410,16 @@ words = "first"
 dry-run = false
 out = "{out}/v"
 
-[train.b]
+[train]
 dataset = "{out}/v"
+split = "s.parquet"
+seed = 4
+out = "{out}/{stage}"
+
+[train.b]
 folds = "{folds}"
-out = "{out}/b"
+seed = 5
+split = ""
 
 [split]
 source = "{out}/v"
@@ -422,20 +428,20 @@ label = ""
 out = "s.parquet"
 
 [train.a]
-dataset = "{out}/v"
-out = "{out}/a"
 """
 
 
 def test_stages_in_the_order_written(tmp_path: Path) -> None:
     stages = stages_of(tmp_path, text=GOOD)
     assert [stage.name for stage in stages] == ["extract", "train.b", "split", "train.a"]
-    extract, train, split, _ = stages
+    extract, b, split, a = stages
     line = "extract a.tsv b.tsv --layers=-1 --pooling=cls,mean --tokens --words=first --out=x/out/v"
     assert " ".join(extract.line) == line
-    assert train.line == ("train", "x/out/v", "--folds=4", "--out=x/out/b")
+    # options of the command are those of all its stages, whose own come first
+    assert a.line == ("train", "x/out/v", "--split=s.parquet", "--seed=4", "--out=x/out/a")
+    assert b.line == ("train", "x/out/v", "--seed=5", "--out=x/out/b", "--folds=4")
     assert split.line == ("split", "x/out/v", "--test=0.2", "--out=s.parquet")
-    assert extract.outputs == ("x/out/v",)
+    assert (extract.outputs, a.outputs) == (("x/out/v",), ("x/out/a",))
     assert extract.inputs[:2] == ("a.tsv", "b.tsv")
     assert extract.folder == tmp_path
 
@@ -458,7 +464,7 @@ def test_a_recipe_has_no_standard_input(tmp_path: Path) -> None:
 
 
 def test_values_from_the_command_line(tmp_path: Path) -> None:
-    of_a = ("train.a.overwrite=true", "train.a.estimator=knn")
+    of_a = ("train.a.overwrite=true", "train.a.seed=9", "train.a.split=")
     of_extract = ("extract.words=true", "extract.keep=['p', 'q']", "extract.out=['v', 'w']")
     values = ("corpus=c d.tsv", "folds=7", "name=a=b")
     stages = stages_of(tmp_path, *values, *of_a, "split.label=genre", *of_extract, text=GOOD)
@@ -466,9 +472,9 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
     assert extract.line[1] == "c d.tsv"
     assert {"--words", "--keep=p,q"} <= set(extract.line)
     assert extract.outputs == ("v,w",)  # one name, as the command reads it
-    assert train.line[2] == "--folds=7"
+    assert train.line[2:] == ("--seed=5", "--out=a=b/out/b", "--folds=7")
     assert "--label=genre" in split.line
-    assert " ".join(last.line) == ("train a=b/out/v --out=a=b/out/a --overwrite --estimator=knn")
+    assert " ".join(last.line) == "train a=b/out/v --seed=9 --out=a=b/out/a --overwrite"
 
 
 WORDS = """\
@@ -501,15 +507,15 @@ def test_options_as_toml_has_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("folds = 4", "folds = 'four'"), r"toml:19: \[train.b\] .*--folds"),
+        (("folds = 4", "folds = 'four'"), r"toml:25: \[train.b\] .*--folds"),
         (("dry-run", "dry-rum"), r"toml:9: \[extract\] .*--dry-rum.*--dry-run"),
-        (("[split]", "[spilt]"), r"toml:24: \[spilt\] .*Did you mean 'split'"),
+        (("[split]", "[spilt]"), r"toml:30: \[spilt\] .*Did you mean 'split'"),
         (('"{folds}"', '"{fold}"'), r"\[train.b\] \{fold\}.*mean 'folds'"),
-        (('dataset = "{out}/v"\nout = "{out}/a"', 'out = "{out}/a"'), r"\[train.a\] .*DATASET"),
+        (('dataset = "{out}/v"\n', ""), r"\[train.b\] .*DATASET"),
         (("test = 0.2", "help = true"), r"\[split\] .*--help"),
-        (('out = "{out}/a"', 'out = "{out}/../out/b"'), r"\[train.a\] .*as \[train.b\] does"),
-        (("[split]", "[index]\ndataset='d'\n[split]"), r"24: \[index\] has no makes.*"),
-        (("test = 0.2", "test = "), r"recipe.toml is not valid TOML: .*line 26"),
+        (("[train.a]", "[train.a]\nout = '{out}/../out/b'"), r"\[train.a\] .*as \[train.b\] does"),
+        (("[split]", "[index]\ndataset='d'\n[split]"), r"30: \[index\] has no makes.*"),
+        (("test = 0.2", "test = "), r"recipe.toml is not valid TOML: .*line 32"),
     ],
 )
 def test_mistakes_have_a_place(tmp_path: Path, change: tuple[str, str], message: str) -> None:
@@ -537,43 +543,15 @@ def test_the_recipe_of_the_documentation(tmp_path: Path) -> None:
     assert names == ["extract", "split", "train.tfidf", "train.last_layer"]
 
 
-SHARED = """\
-[set]
-out = "o"
-
-[train]
-dataset = "{out}/v"
-split = "{out}/s.parquet"
-seed = 4
-out = "{out}/{stage}"
-
-[train.a]
-
-[train.b]
-seed = 5
-split = ""
-"""
-
-
-def test_options_of_all_stages_of_a_command(tmp_path: Path) -> None:
-    a, b = stages_of(tmp_path, text=SHARED)
-    assert a.line == ("train", "o/v", "--split=o/s.parquet", "--seed=4", "--out=o/a")
-    assert b.line == ("train", "o/v", "--seed=5", "--out=o/b")
-    assert a.outputs == ("o/a",)
-    a, b = stages_of(tmp_path, "train.a.seed=9", text=SHARED)
-    assert a.line[3] == "--seed=9"
-    assert b.line[2] == "--seed=5"
-
-
 @pytest.mark.parametrize(
     ("recipe", "settings", "message"),
     [
-        (SHARED, ("train.seed=1",), r"train\.seed=1.*train.a, train.b"),
+        (GOOD, ("train.seed=1",), r"train\.seed=1.*extract, train.b, split, train.a"),
         (GOOD, ("corpuss=x",), r"corpuss=x.*Did you mean 'corpus'"),
         ("[split]\n", ("split=1",), "with STAGE.OPTION"),
         (GOOD, ("train.c.tune=true",), r"train\.c\.tune.*extract, train.b, split"),
-        (SHARED, ("train.a.sed=1",), r"^--set train\.a\.sed=1: .*--sed"),
-        (SHARED, ("train.a.seed=x",), r"^--set train\.a\.seed=x: .* 'x' is not a valid integer"),
+        (GOOD, ("train.a.sed=1",), r"^--set train\.a\.sed=1: .*--sed"),
+        (GOOD, ("train.a.seed=x",), r"^--set train\.a\.seed=x: .* 'x' is not a valid integer"),
     ],
 )
 def test_mistakes_in_shared_options_and_on_the_command_line(

@@ -14,7 +14,7 @@ from dataclasses import fields
 from functools import wraps
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import click
 
@@ -24,9 +24,6 @@ from embedkit.cli.text import fitted, json_text, say
 from embedkit.display import TYPED, Typed, json_line, typing_folder
 from embedkit.remote import address_of
 from embedkit.types import no_progress
-
-if TYPE_CHECKING:
-    from embedkit.corpus.plan import CorpusOptions
 
 # read when this module is imported, which is early: times that are shown include the imports that
 # commands do, as the user waits for them
@@ -270,11 +267,11 @@ def command(
         @wraps(function)
         def run(*, as_json: bool, quiet: bool, everything: bool = False, **values: Any) -> int:
             if "reading" in parameters:
-                reading, values = _reading_of(values, parameters)
-                values["reading"] = reading
-            values |= {n: v for n, v in (("as_json", as_json), ("quiet", quiet)) if n in parameters}
+                values = _with_reading(values, parameters)
             with nullcontext(no_progress) if prints else progress_bar() as progress:
-                result = function(**values, **{"progress": progress} if bar else {})
+                further = {"as_json": as_json, "quiet": quiet, "progress": progress}
+                values |= {n: v for n, v in further.items() if n in parameters}
+                result = function(**values)
             if not isinstance(result, Result):
                 return result
             if as_json:
@@ -285,7 +282,6 @@ def command(
                 say(result.text(), finding=True)
             return result.code
 
-        bar = "progress" in parameters
         epilog = "\n  ".join(["Examples:", *examples])
         subcommand = click.command(cls=Command, epilog=epilog)(run)
         flags = [
@@ -303,10 +299,8 @@ def command(
     return make
 
 
-def _reading_of(
-    values: Mapping[str, Any], parameters: Collection[str]
-) -> tuple[CorpusOptions, dict[str, Any]]:
-    """The options of a corpus, except for a command's own parameters, and all other values."""
+def _with_reading(values: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
+    """The values with those that are options of a corpus, and not the command's own, in one."""
     from embedkit.corpus.plan import CorpusOptions
 
     # `label` of split is its own, and does not get into the options of the corpus
@@ -317,4 +311,5 @@ def _reading_of(
         place = chosen[name] or ""
         file = name == "spans" and (os.path.isfile(place) or address_of(place))  # noqa: PTH113
         chosen[name] = Path(chosen[name]) if file else names_of(chosen[name])
-    return CorpusOptions(**chosen), {n: v for n, v in values.items() if n not in names}
+    others = {name: value for name, value in values.items() if name not in names}
+    return others | {"reading": CorpusOptions(**chosen)}

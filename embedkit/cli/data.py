@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import embedkit
 from embedkit.choices import ENGINES, ON_LONG, STORAGES, SUBTOKENS
 from embedkit.cli.command import Result, command, in_options, seconds_so_far
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
@@ -286,10 +287,9 @@ def info(what: str) -> Result:
     or the hub id or folder of a checkpoint.
     """
     from embedkit.dataset.info import DatasetInfo
-    from embedkit.runs.folder import info as describe
     from embedkit.runs.run import Run
 
-    path, details = Path(what), describe(what)
+    path, details = Path(what), embedkit.info(what)
     if isinstance(details, Run):
         from embedkit.cli.run_text import run_info_text
 
@@ -448,9 +448,8 @@ def verify(
     whether they are the same to the last bit, or how far apart, and why that may be.
     """
     from embedkit.verification import require_ok
-    from embedkit.verification import verify as check
 
-    verification = check(path, recompute=recompute or 0, model=model, progress=progress)
+    verification = embedkit.verify(path, recompute=recompute or 0, model=model, progress=progress)
     counts = [count_text(verification.files, "file")]
     counts += [count_text(verification.rows, "row")] * bool(verification.rows)
     text = f"{path}: {', '.join(counts)}: undamaged"
@@ -468,9 +467,7 @@ def tokenize(text: str | None, vocab: str | None, model: str) -> Result:
 
     A row for each token: its id, segment, offsets and word.
     """
-    from embedkit.encoding.tokenizer import tokenize as run
-
     if text is not None and os.path.isfile(text):  # noqa: PTH113 - a long text is no error
         logger.info("%s is a file here; it is tokenized as a text, as it is typed", text)
-    rows = run(text, vocab=vocab, model=model)
+    rows = embedkit.tokenize(text, vocab=vocab, model=model)
     return Result(rows, lambda: table_text(rows), asked_for=True)

@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
+import embedkit
 from embedkit.choices import CONTROLS, EXPORTS, FEATURES, HEADS, OBJECTIVES, PRECISIONS
 from embedkit.cli.command import Result, answer_lines, command
-from embedkit.cli.options import (
-    FILE,
-    FLAG,
-    KnownOrClass,
-    choice,
-    names_of,
-    option,
-    options,
-    progress_bar,
-)
+from embedkit.cli.options import FILE, FLAG, choice, names_of, option, options, progress_bar
 from embedkit.cli.text import path_text, say
 from embedkit.display import count_text, json_line, reasons_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
@@ -58,13 +51,10 @@ def split(
     Folds are stratified by label; duplicate texts always share a fold. SOURCE is a dataset that
     extract wrote, or a corpus file; the options on how to read are for the latter.
     """
-    import numpy as np
-
     from embedkit.runs.split import UNITS
-    from embedkit.runs.split import split as make
 
     out = out or Path(f"{Path(without_secrets(str(source))).stem}.split.parquet")
-    result = make(source, out=out, label=label, seed=seed, reading=reading, **settings)
+    result = embedkit.split(source, out=out, label=label, seed=seed, reading=reading, **settings)
     sizes, records, groups = result.sizes, len(result.row), len(np.unique(result.group))
 
     def text() -> str:
@@ -110,11 +100,10 @@ def train(
     It is then fitted on all folds, and saved for predict. DATASET is a folder that extract wrote;
     of a corpus file one is made first, with the default settings of extract.
     """
-    from embedkit.classifiers.train import train as fit
     from embedkit.cli.run_text import result_of
 
     names: dict[str, Any] = {"view": names_of(view) or None, "columns": names_of(columns)}
-    return result_of(fit(dataset, **names, progress=progress, **settings))
+    return result_of(embedkit.train(dataset, **names, progress=progress, **settings))
 
 
 @command(
@@ -144,10 +133,10 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     Controls: the majority class, a control task with random labels and, with --control, untrained
     encoders.
     """
-    from embedkit.classifiers.probe import probe as run
     from embedkit.cli.run_text import result_of
 
-    return result_of(run(dataset, view=names_of(view) or None, progress=progress, **settings))
+    views = names_of(view) or None
+    return result_of(embedkit.probe(dataset, view=views, progress=progress, **settings))
 
 
 @command(
@@ -163,9 +152,9 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--out --model --device",
     option(
         "--head",
-        type=KnownOrClass(HEADS),
         help="Classification head, or module:Class of a torch.nn.Module. [mean for a sentence "
         "encoder that averages tokens and for a decoder, else cls]",
+        **choice(HEADS, or_class=True),
     ),
     "--level --task",
     option(
@@ -222,9 +211,9 @@ def finetune(
     interrupted run. embedkit.finetune in Python has further options.
     """
     from embedkit.cli.run_text import result_of
-    from embedkit.finetuning.run import finetune as run
 
-    return result_of(run(corpus, reading=reading, seed=seed, progress=progress, **settings))
+    run = embedkit.finetune(corpus, reading=reading, seed=seed, progress=progress, **settings)
+    return result_of(run)
 
 
 _SHOWN = 3
@@ -268,7 +257,7 @@ def predict(
     line has both, with a tab between them. Without --out each record is a line, with --json one of
     JSON.
     """
-    from embedkit.predict import Predictor, parse_label_names, predict_file
+    from embedkit.predict import parse_label_names, predict_file
     from embedkit.units.units import lacks_column
 
     names = parse_label_names(label_names)
@@ -292,7 +281,7 @@ def predict(
             # a single --text is answered as soon as the model is there; for lines it is warmed up,
             # so that the first answer is as quick as the others
             lines = corpus == "-" or reading.text is None
-            predictor = Predictor(run, **model, warm=lines)
+            predictor = embedkit.Predictor(run, **model, warm=lines)
             if lines and predictor.columns:
                 raise lacks_column("standard input", predictor.columns[0])
     if corpus in (None, "-"):
@@ -367,15 +356,11 @@ def export(what: Path, out: Path | None, fold: str, to: str | None, view: str | 
     loads the folder and gives the same probabilities; with other heads it holds the encoder alone.
     """
     if to is not None and fold == "best":  # else refused below
-        from embedkit.dataset.read import load
-
-        data = load(what, view)
+        data = embedkit.load(what, view)
         path = data.export(out, to=to)
         summary = {"out": str(path), "rows": len(data), "width": data.width, "views": data.views}
         return Result(summary, lambda: f"wrote {path}: {len(data):,} rows × {data.width}")
-    from embedkit.finetuning.checkpoint import export as write
-
-    result = write(what, out=out, fold=fold, to=to, view=view)
+    result = embedkit.export(what, out=out, fold=fold, to=to, view=view)
 
     def text() -> str:
         name, head = result.model, result.head

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+import embedkit
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, answer_lines, command
 from embedkit.cli.options import FILE, LAYERS, POSITIVE, choice, names_of, option, options
@@ -21,6 +23,7 @@ from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, json_line, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import metric_text, score_text
+from embedkit.types import clear_line
 
 if TYPE_CHECKING:
     from embedkit.contexts.uses import Use, WordReport
@@ -87,17 +90,14 @@ def search(
         return _duplicates(dataset, threshold, out, progress, index=kind, k=k, **settings)
     if out is not None:
         raise UsageError("--out is for the pairs of --duplicates; redirect answers with >.")
-    from embedkit.search.exact import Searcher
-    from embedkit.types import clear_line
-
     if kind is not None:
-        from embedkit.dataset.read import load
         from embedkit.search.index import open_index
 
+        data = embedkit.load(dataset, settings["view"])
         shared = {name: settings[name] for name in ("metric", "whitening")}
-        settings["finder"] = open_index(load(dataset, settings["view"]), kind=kind, **shared)
+        settings["finder"] = open_index(data, kind=kind, **shared)
     lines, k = query is None and not like, 10 if k is None else k
-    searcher = Searcher(dataset, progress=progress, warm=lines, **settings)
+    searcher = embedkit.Searcher(dataset, progress=progress, warm=lines, **settings)
     if lines:
         as_json = click.get_current_context().params["as_json"]
 
@@ -133,7 +133,6 @@ def _duplicates(
 ) -> Result:
     """The near-duplicates of a dataset: exact, by cosine, of its stored vectors."""
     from embedkit.prediction_files import check_file, write_rows
-    from embedkit.search.exact import near_duplicates
 
     for name in ("index", "k", "model", "metric"):
         if (value := settings.pop(name)) not in (None, "cosine"):
@@ -142,7 +141,9 @@ def _duplicates(
     if out is not None:
         # before every two texts are compared
         check_file(out)
-    duplicates = near_duplicates(dataset, threshold=threshold, progress=progress, **settings)
+    duplicates = embedkit.near_duplicates(
+        dataset, threshold=threshold, progress=progress, **settings
+    )
     if out is not None:
         write_rows(duplicates.pairs, PAIR_COLUMNS, out)
     return Result(duplicates, lambda: _duplicates_text(duplicates, out), asked_for=True)
@@ -165,19 +166,15 @@ def _duplicates_text(duplicates: NearDuplicates, out: Path | None) -> str:
         f"{count_text(len(duplicates.pairs), 'pair')} in "
         f"{count_text(duplicates.groups, 'group')}; {duplicates.repeated:,} repeat a text"
     ]
-    sizes: dict[int, set[int]] = {}
-    for pair in duplicates.pairs:
-        sizes.setdefault(pair["group"], set()).update((pair["row"], pair["other_row"]))
-    first = {pair["group"]: pair for pair in reversed(duplicates.pairs)}
-    rows = [
-        {"group": number, "records": len(sizes[number]), "cosine": f"{first[number]['cosine']:.4f}"}
-        | {"rows": f"{first[number]['row']}, {first[number]['other_row']}"}
-        | {
-            name: visible(one_line(first[number].get(name) or ""), limit=_SHOWN // 2)
-            for name in ("text", "other_text")
-        }
-        for number in list(sizes)[:_PAIRS]
-    ]
+    rows: list[dict[str, Any]] = []
+    for number, members in islice(groupby(duplicates.pairs, itemgetter("group")), _PAIRS):
+        nearest, *others = members
+        records = {pair[n] for pair in (nearest, *others) for n in ("row", "other_row")}
+        rows.append({"group": number, "records": len(records)})
+        rows[-1]["cosine"] = f"{nearest['cosine']:.4f}"
+        rows[-1]["rows"] = f"{nearest['row']}, {nearest['other_row']}"
+        for name in ("text", "other_text"):
+            rows[-1][name] = visible(one_line(nearest[name]), limit=_SHOWN // 2)
     lines += [table_text(rows)] if rows else []
     if (rest := duplicates.groups - len(rows)) > 0:
         lines.append(f"{count_text(rest, 'more group')}: {out or '--out FILE has every pair'}")
@@ -198,9 +195,7 @@ def index(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
     It is saved in the folder of the dataset. Its recall is measured with up to 500 held-out
     records, which are added afterwards.
     """
-    from embedkit.search.index import build_index
-
-    info = build_index(dataset, progress=progress, **settings)
+    info = embedkit.index(dataset, progress=progress, **settings)
     recall = "too few records to measure its recall"
     if info.recall is not None:
         share = metric_text(info.recall, "accuracy", unit=True)
@@ -239,10 +234,8 @@ def similarity(
     Every layer and pooling is a view. Without --score the cosine of every pair is printed; with it
     the correlation of every view with the score.
     """
-    from embedkit.sts import similarity as compare
-
     settings |= {"text": reading.text, "text_pair": reading.text_pair}
-    result = compare(corpus, reading=reading, progress=progress, **settings)
+    result = embedkit.similarity(corpus, reading=reading, progress=progress, **settings)
     pairs = [
         {
             "row": record.row,
@@ -314,11 +307,9 @@ def words(what: tuple[str, ...], texts: tuple[str, ...], **settings: Any) -> Res
 
     A dataset needs word or token vectors (extract --words or --tokens).
     """
-    from embedkit.contexts.uses import words as compare
-
     if len(what) != (1 if texts else 2):
         raise UsageError("give DATASET WORD, or WORD with sentences in --text.")
-    report = compare(texts or what[0], what[-1], **settings)
+    report = embedkit.words(texts or what[0], what[-1], **settings)
     data = {**asdict(report), "cosines": report.cosines.tolist()}
     return Result(data, lambda: _words_text(report), asked_for=True)
 
@@ -392,9 +383,7 @@ def explore(dataset: Path, view: str | None, progress: ProgressCallback, **setti
     fraction of neighbours that the picture keeps and, above 20,000 records, the recall of the index
     that finds them. Layouts are openTSNE's; each begins where that of the layer beside it ended.
     """
-    from embedkit.maps.map import explore as write
-
-    picture = write(dataset, view=names_of(view) or None, progress=progress, **settings)
+    picture = embedkit.explore(dataset, view=names_of(view) or None, progress=progress, **settings)
     return Result(picture, lambda: _text(picture))
 
 
@@ -445,9 +434,7 @@ def diff(dataset: Path, other: Path, view: str | None, progress: ProgressCallbac
     If vectors of another tool differ, some texts are encoded again with other settings (layer,
     pooling, normalization, prefix, length, case, precision), to name those that come nearest.
     """
-    from embedkit.difference import diff as compare
-
-    result = compare(dataset, other, view=names_of(view) or None, progress=progress)
+    result = embedkit.diff(dataset, other, view=names_of(view) or None, progress=progress)
     return Result(result, lambda: _diff_text(result), asked_for=True)
 
 

@@ -65,9 +65,12 @@ class KnownOrClass(KnownName):
         return value if ":" in str(value) else super().convert(value, param, ctx)
 
 
-def choice(names: Collection[str], default: str | None = None) -> dict[str, Any]:
-    """Settings of an option with known values."""
-    return {"type": KnownName(list(names)), "default": default}
+def choice(
+    names: Collection[str], default: str | None = None, *, or_class: bool = False
+) -> dict[str, Any]:
+    """Settings of an option with known values, or with ``module:Class`` beside them."""
+    kind = KnownOrClass if or_class else KnownName
+    return {"type": kind(list(names)), "default": default}
 
 
 def option(*names: str, help: str, **settings: Any) -> Option:
@@ -151,7 +154,7 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
         "--estimator",
         "Classifier or regressor, or module:Class of scikit-learn, such as "
         "sklearn.svm:LinearSVC. [logreg; for regression ridge]",
-        {"type": KnownOrClass(ESTIMATORS)},
+        choice(ESTIMATORS, or_class=True),
     ),
     (
         "--threshold",

@@ -337,11 +337,9 @@ _KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Iterator[str]]]] =
 
 def _cost(content: PredictionRun) -> str:
     cost = content.cost
-    parts = []
-    if cost.fit_seconds is not None:
-        parts.append(f"{duration_text(cost.fit_seconds)} of fitting")
-    if cost.parameters is not None:
-        parts.append(f"{cost.parameters:,} parameters")
-    if cost.peak_memory_bytes is not None:
-        parts.append(f"{bytes_text(cost.peak_memory_bytes)} in the process")
-    return ", ".join(parts)
+    parts = [
+        (cost.fit_seconds, duration_text, "of fitting"),
+        (cost.parameters, "{:,}".format, "parameters"),
+        (cost.peak_memory_bytes, bytes_text, "in the process"),
+    ]
+    return ", ".join(f"{text(value)} {noun}" for value, text, noun in parts if value is not None)

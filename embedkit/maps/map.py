@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from embedkit import pages
 from embedkit.arguments import accepts
 from embedkit.choices import LayoutMethod
 from embedkit.dataset.read import VectorData, load
@@ -27,17 +28,6 @@ from embedkit.encoding.words import typical_parts
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.geometry import shared_neighbours
 from embedkit.machine import faiss_with_threads, usable_cores
-from embedkit.pages import (
-    byte_planes,
-    curve_order,
-    cut_texts,
-    in_square,
-    packed,
-    packed_json,
-    page_file,
-    render_page,
-    with_names,
-)
 from embedkit.records import Positive, Seed
 from embedkit.search.exact import unit_rows
 from embedkit.storage import write_files
@@ -86,7 +76,7 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
     entries = [v for v in values if v is not None and v != ""]
     # 007 and numbers of accounts are names: as numbers others would be shown
     codes = any(_CODE.fullmatch(str(entry)) for entry in entries)
-    if len(set(entries)) > _FEW and not isinstance(entries[0], bool) and not codes:
+    if len(set(entries)) > _FEW and not codes:
         # an empty text is a missing value, not a reason to take numbers for labels
         column = pd.Series([None if v == "" else v for v in values], dtype=object)
         with suppress(TypeError, ValueError):
@@ -335,7 +325,9 @@ def explore(
     >>> embedkit.explore("vectors", method="pca", out="map.html").page.name
     'map.html'
     """
-    file = page_file(out or f"{Path(dataset).resolve().name}.explore.html", overwrite=overwrite)
+    file = pages.page_file(
+        out or f"{Path(dataset).resolve().name}.explore.html", overwrite=overwrite
+    )
     data = load(dataset, view)
     views = _views(data, chosen=view is not None)
     indices = np.arange(len(data))
@@ -349,9 +341,9 @@ def explore(
         raise UsageError(f"{data.path}: a map of {shown}; expected 3 or more.")
     progress(Progress("finding clusters", 0))
     columns = _columns(data, indices, color, label_names or {})
-    columns.insert(
-        1 if columns and columns[0].name == "label" else 0, _clusters(data, indices, seed)
-    )
+    columns.insert(0, _clusters(data, indices, seed))
+    # stable: behind the label the clusters, then the others in the order of the table
+    columns.sort(key=lambda column: column.name != "label")
     label = next((c for c in columns if c.name == "label" and c.kind == "label"), None)
     # the chosen view is laid out first and freely; all others follow from it
     start = views.index(data.views[0])
@@ -368,7 +360,7 @@ def explore(
         "shapes": list(SHAPES.values()),
         "listed": min(_LISTED if len(indices) <= _MANY else _LISTED_OF_MANY, len(indices) - 1),
         "chance": chance,
-        "first": color or (columns[0].name),
+        "first": color or columns[0].name,
     }
     html = _page(data, indices, content, columns, ordered).encode()
     write_files({file: html}, overwrite=overwrite)
@@ -437,15 +429,13 @@ def _views(data: VectorData, *, chosen: bool) -> list[str]:
 def _columns(
     data: VectorData, indices: Int64, color: str | None, label_names: Mapping[str, str]
 ) -> list[Column]:
-    """Every column that can give colours, that of the labels first; of one value only if asked."""
+    """Every column that can give colours; of one value only if asked."""
     names = [name for name in data.columns if name not in _NO_COLOURS]
     if color is not None and color not in (CLUSTERS, *names):
         if color not in data.columns:
             near = did_you_mean(color, data.columns)
             raise UsageError(f"{data.path} has {', '.join(data.columns)}.{near}", color=color)
         names.append(color)
-    # stable: the others stay in the order of the table
-    names.sort(key=lambda name: name != "label")
     values = data.reader.pick(indices, names)
     # no text was cut, so both colour alike
     if values["n_kept"] == values["n_tokens"] and color != "n_kept":
@@ -457,7 +447,7 @@ def _columns(
     ]
     if label_names:
         labels = next((c for c in columns if c.name == "label"), None)
-        shown = with_names(labels.names if labels else (), label_names)
+        shown = pages.with_names(labels.names if labels else (), label_names)
         columns = [c._replace(names=shown) if c is labels else c for c in columns]
     return columns
 
@@ -549,9 +539,10 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
     title = f"Layer {layer}" if layer.isdigit() else view
     mine, theirs = near.probed[:, None], near.exact[:, :_KEPT_OF]
     # points without a label agree with nobody and disagree with nobody
-    pairs = label.known[mine] & label.known[theirs] if label else np.zeros(1, np.bool_)
-    if label is None or not pairs.any():
-        return math.nan, f"{title}: {len(near.indices):,} texts"
+    unlabelled = math.nan, f"{title}: {len(near.indices):,} texts"
+    if label is None:
+        return unlabelled
+    pairs = label.known[mine] & label.known[theirs]
     same = (label.values[theirs] == label.values[mine]) & pairs
     total = sum(n for number, n in enumerate(label.counts) if number != label.missing)
     ways: dict[str, float] = {}
@@ -560,8 +551,8 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
         rows, chance = label.values[near.probed] == number, (n - 1) / max(total - 1, 1)
         if number != label.missing and pairs[rows].any() and chance < 1:
             ways[name] = (same[rows].sum() / pairs[rows].sum() - chance) / (1 - chance)
-    if not ways:  # all have one label
-        return math.nan, f"{title}: {len(near.indices):,} texts"
+    if not ways:  # all have one label, or no two neighbours have labels
+        return unlabelled
     return float(same[pairs].mean()), f"{title}: {_apart_text(ways)}"
 
 
@@ -603,43 +594,43 @@ def _page(
     drawn: Sequence[Drawn],
 ) -> str:
     """The page; points stand in it in the order of a curve through the first layout."""
-    order = curve_order(drawn[content["start"]][1])
+    order = pages.curve_order(drawn[content["start"]][1])
     # the inverse of `order`: where a record stands on the page
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     blocks = {}
-    squares = [in_square(laid_out[order]) for _, laid_out, _ in drawn]
+    squares = [pages.in_square(laid_out[order]) for _, laid_out, _ in drawn]
     # common to all views, so that the picture does not jump while the slider moves
     content["bounds"] = [v for end in (np.min, np.max) for v in end(squares, (0, 1)).tolist()]
     content["views"] = []
     for number, ((row, _, near), points) in enumerate(zip(drawn, squares, strict=True)):
         # 16 bits are finer than any screen; all x first, then all y
         cells = np.rint(points * 65_535).astype(np.uint16)
-        blocks[f"points-{number}"] = packed(byte_planes(cells.ravel(order="F"), 2))
+        blocks[f"points-{number}"] = pages.packed(pages.byte_planes(cells.ravel(order="F"), 2))
         # how far on the curve a neighbour is; with the sign in the lowest bit (zigzag) small
         # differences have small numbers, whose upper bytes are zeros
         listed, cosines = (
             part[order, : content["listed"]] for part in (near.indices, near.cosines)
         )
         apart = place[listed] - np.arange(len(order))[:, None]
-        blocks[f"near-{number}"] = packed(byte_planes((apart << 1) ^ (apart >> 63), 3))
+        blocks[f"near-{number}"] = pages.packed(pages.byte_planes((apart << 1) ^ (apart >> 63), 3))
         least, most = float(cosines.min()), float(cosines.max())
         # one byte for each cosine, between the least and the most of the view
         step = max(most - least, 1e-9) / 255
         steps = np.rint((cosines - least) / step).astype(np.uint8)
-        blocks[f"cosines-{number}"] = packed(steps.tobytes())
+        blocks[f"cosines-{number}"] = pages.packed(steps.tobytes())
         content["views"].append(row | {"least": least, "step": step})
     content["columns"] = []
     for number, column in enumerate(columns):
         kind = "<u4" if column.kind == "label" else "<f8"
-        blocks[f"column-{number}"] = packed(column.values[order].astype(kind).tobytes())
+        blocks[f"column-{number}"] = pages.packed(column.values[order].astype(kind).tobytes())
         content["columns"].append({"name": column.name, "kind": column.kind})
-    blocks["names"] = packed_json([[c.names, c.counts] for c in columns])
+    blocks["names"] = pages.packed_json([[c.names, c.counts] for c in columns])
     names = ["row", *(name for name in ("id", "text", "text_pair") if name in data.columns)]
     values = data.reader.pick(indices[order], names)
     texts = values.get("text") or [""] * len(order)
     if pair := values.get("text_pair"):
         texts = [f"{text}\n{other or ''}" for text, other in zip(texts, pair, strict=True)]
-    blocks["records"] = packed_json({"rows": values["row"], "ids": values["id"]})
-    blocks["texts"] = packed_json(cut_texts(texts, most_bytes=_MOST_BYTES))
-    return render_page("explore", content=content, blocks=blocks)
+    blocks["records"] = pages.packed_json({"rows": values["row"], "ids": values["id"]})
+    blocks["texts"] = pages.packed_json(pages.cut_texts(texts, most_bytes=_MOST_BYTES))
+    return pages.render_page("explore", content=content, blocks=blocks)

@@ -393,15 +393,13 @@ class Searcher(Reloaded):
         held = warm and 4 * len(self.data) * self.data.width <= _HELD
         if finder is None:
             fitted = None if whitening is None else fit_whitening(self.data, whitening)
-            read: Callable[[Block], Rows] = partial(
-                rows_of, self.data, metric=metric, whitening=fitted
-            )
+            about: dict[str, Any] = {"metric": metric, "whitening": fitted}
             # not put together into larger ones, though each task costs a tenth of a millisecond:
             # the last bits of a product hang on the shape of its matrices, and a warm search
             # answers as a cold one
-            read = cache(read) if held else read
-            finder = partial(nearest, self.data, metric=metric, whitening=fitted, read=read)
-            finder = partial(finder, chosen=self._chosen, progress=progress)
+            read = cache(partial(rows_of, self.data, **about)) if held else None
+            about |= {"chosen": self._chosen, "progress": progress}
+            finder = partial(nearest, self.data, read=read, **about)
         self._find = finder
         # 8 bytes a record: what a text is, without the text
         self._keys = None if keep_duplicates else text_keys(self.data)

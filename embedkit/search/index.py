@@ -19,7 +19,7 @@ import numpy as np
 
 from embedkit import storage
 from embedkit.arguments import accepts
-from embedkit.choices import WHITENINGS, IndexName, SearchMetric, WhiteningKind
+from embedkit.choices import IndexName, SearchMetric, WhiteningKind
 from embedkit.dataset.format import Layout, read_manifest
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
@@ -286,7 +286,7 @@ def open_index(
             f"Build it: {command}."
         )
     # checksums are compared at each opening as far as that takes no noticeable time
-    compared = [INFO, *["whitening.npz"] * folder.name.endswith(tuple(WHITENINGS))]
+    compared = [INFO, *["whitening.npz"] * bool(whitening)]
     file = folder / _FILE
     if not file.is_file() or file.stat().st_size <= _HASHED_BYTES:  # larger ones by ``verify``
         compared.append(file.name)
@@ -297,7 +297,7 @@ def open_index(
             f"{folder} was built for another dataset or another state of this one (fingerprint "
             f"{info.fingerprint[:12]}, now {manifest.fingerprint[:12]}). {advice}"
         )
-    file, fitted = folder / _FILE, None
+    fitted = None
     try:
         with faiss_with_threads(usable_cores()) as faiss:
             # inverted lists are mapped by one flag, codes and graphs by another
