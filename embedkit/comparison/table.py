@@ -357,11 +357,9 @@ def _choose(
     # where nothing is proven, something has to be named all the same
     chosen, equal = cheapest(useful or [r for r in methods if r not in failed] or methods)
     # probes and other tools have no model that predict could open
-    with_model, _ = cheapest(
-        [row for row in useful if row.kind not in ("probe", FOREIGN)]
-        or [row for row in methods if row.kind not in ("probe", FOREIGN)]
-        or methods
-    )
+    holders = [row for row in methods if row.kind not in ("probe", FOREIGN)]
+    usable = [row for row in holders if row in useful] or holders or methods
+    with_model = chosen if chosen in holders else cheapest(usable)[0]
     return Selection(
         chosen.name,
         bool(useful),
