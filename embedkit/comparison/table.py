@@ -400,8 +400,7 @@ def _margin(metric: str, baseline: float, best: float, min_difference: float | N
     A point is much of what is missing near the end of a scale: then it is a tenth of that.
     """
     if min_difference is None:
-        row = row_of(metric)
-        if row and row.lower:
+        if metric in LOWER_IS_BETTER:
             return _PERCENT * abs(baseline)
         return min(_PERCENT, (1 - best) / 10) if best <= 1 else _PERCENT
     if not min_difference >= 0:
