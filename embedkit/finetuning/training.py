@@ -372,11 +372,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         return 0
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = self.fold.work
-        # a checkpoint of this step may be there, from before a kill: while it is replaced it is not
-        # complete
-        storage.remove_file(folder / f"checkpoint-{self.state.global_step}" / _COMPLETE)
-        with saving(folder):
+        with saving(self.fold.work):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
