@@ -200,7 +200,7 @@ def finetune(
     dropout: float | None = ...,
     max_length: Positive | None = ...,
     on_long: OnLong = ...,
-    stride: int | None = ...,
+    stride: Count | None = ...,
     prefix: str | None = ...,
     epochs: Positive | None = ...,
     learning_rate: float = ...,

@@ -221,14 +221,12 @@ def write_blend(
     ``submission`` is of the test set or of new records alone.
     """
     p = method.predictions
-    stems, order = tuple(path.stem for path in answers), ", ".join(method.runs)
+    stems = tuple(path.stem for path in answers)
     # nothing in a file of predictions tells whose they are but its name, if it is a run's
     mixed_up = sorted(stems) == sorted(method.runs) and stems != method.runs
     if answers and (len(stems) != len(method.runs) or mixed_up):
-        problem = f"{len(stems)} files for {len(method.runs)} runs"
-        problem = "the files have the names of other runs" if mixed_up else problem
-        advice = f"Give one file for every run, in their order: {order}."
-        raise UsageError(f"{problem}. {advice}", answers=...)
+        order = ", ".join(method.runs)
+        raise UsageError(f"expected a file for every run, in their order: {order}.", answers=...)
     if len({path.resolve() for path in answers}) < len(answers):
         raise UsageError("one file stands there twice. Give one for every run.", answers=...)
     if p.of_words and (answers or submission is not None):

@@ -101,7 +101,7 @@ def recommend(compared: Compared) -> Recommendation:
         compared.judge(gain),
         selection.useful,
         decisions,
-        next(filter(None, commands), "") or _use(compared, chosen),
+        next(filter(None, commands), "") or _use(compared),
     )
 
 
@@ -413,19 +413,18 @@ def _training(compared: Compared, chosen: Row) -> tuple[str, str]:
     return command, sentence if command else ""
 
 
-def _use(compared: Compared, chosen: Row) -> str:
-    """The command that predicts with the method, or writes the predictions of a blend."""
-    if chosen.kind == "blend":
+def _use(compared: Compared) -> str:
+    """The command that predicts with a run, or writes the predictions of a blend."""
+    name = compared.selection.with_model
+    if compared.row(name).kind == "blend":
         runs = [portable(run.path) for run in compared.models]
-        end = ["--write-blend", portable(_free(Path("blend.tsv")))]
-        end += ["--prefer", "score"]
+        end = ["--write-blend", portable(_free(Path("blend.tsv"))), "--prefer", "score"]
         return shlex.join(["embedkit", "compare", *runs, *end])
-    path = portable(_run(compared, compared.selection.with_model).path)
-    content = _run(compared, chosen.name).content
-    pair = ["--text-pair", "another text"] if content.dataset.pairs else []
+    run = _run(compared, name)
+    pair = ["--text-pair", "another text"] if run.content.dataset.pairs else []
     # numbers beside a text stand in a file
-    what = ["new.tsv"] if content.columns else ["--text", "a new text", *pair]
-    return shlex.join(["embedkit", "predict", path, *what])
+    what = ["new.tsv"] if run.content.columns else ["--text", "a new text", *pair]
+    return shlex.join(["embedkit", "predict", portable(run.path), *what])
 
 
 # warnings

@@ -357,11 +357,9 @@ def _choose(
     # where nothing is proven, something has to be named all the same
     chosen, equal = cheapest(useful or [r for r in methods if r not in failed] or methods)
     # probes and other tools have no model that predict could open
-    with_model, _ = cheapest(
-        [row for row in useful if row.kind not in ("probe", FOREIGN)]
-        or [row for row in methods if row.kind not in ("probe", FOREIGN)]
-        or methods
-    )
+    holders = [row for row in methods if row.kind not in ("probe", FOREIGN)]
+    usable = [row for row in holders if row in useful] or holders or methods
+    with_model = chosen if chosen in holders else cheapest(usable)[0]
     return Selection(
         chosen.name,
         bool(useful),
@@ -402,8 +400,7 @@ def _margin(metric: str, baseline: float, best: float, min_difference: float | N
     A point is much of what is missing near the end of a scale: then it is a tenth of that.
     """
     if min_difference is None:
-        row = row_of(metric)
-        if row and row.lower:
+        if metric in LOWER_IS_BETTER:
             return _PERCENT * abs(baseline)
         return min(_PERCENT, (1 - best) / 10) if best <= 1 else _PERCENT
     if not min_difference >= 0:

@@ -398,7 +398,8 @@ class FineTuned(NamedTuple):
         self, fold: Fold, choosing: Int64, problem: Problem, progress: ProgressCallback
     ) -> FoldResult:
         """Train a model, and keep it; nothing of it is left in memory for the next one."""
-        settings = head_settings(fold.options, fold.target, fold.target.y[fold.train])
+        options = fold.options
+        settings = head_settings(options, fold.target, fold.target.y[fold.train])
         # what the tokenizer and the fold before have left
         release_memory()
         if self.earlier is None:
@@ -406,7 +407,7 @@ class FineTuned(NamedTuple):
             # much memory as a large vocabulary
             about: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
             encoder = load_model(self.checkpoint, pad_id=fold.texts.pad_id, **about)
-            lacking = self.options.head == "pooler" and pooler_layer(encoder) is None
+            lacking = options.head == "pooler" and pooler_layer(encoder) is None
             if lacking and fold.number == fold.member == 0:
                 message = "%s has no pooler weights; the head starts with random ones"
                 logger.warning(message, self.checkpoint.name)
@@ -415,15 +416,11 @@ class FineTuned(NamedTuple):
             start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
             # each fold starts from its own model, and shares no vocabulary
             fold.vocabulary.truncate(0)
-        if (
-            self.options.gradient_checkpointing
-            and not start.encoder.supports_gradient_checkpointing
-        ):
-            raise UsageError(
-                "it is not for this encoder in transformers.", gradient_checkpointing=True
-            )
+        if options.gradient_checkpointing and not start.encoder.supports_gradient_checkpointing:
+            reason = "it is not for this encoder in transformers."
+            raise UsageError(reason, gradient_checkpointing=True)
         train: Callable[..., tuple[EncoderWithHead, FoldResult]] = train_fold
-        if self.options.objective == CONTRASTIVE:
+        if options.objective == CONTRASTIVE:
             train = train_contrastive
         # predicted before it is written: a fold is finished when its predictions are there too
         model, result = train(fold, start, progress=progress)

@@ -32,7 +32,7 @@ from embedkit.choices import (
     check_choice,
 )
 from embedkit.errors import Option, UsageError, first_line
-from embedkit.records import Positive, Seed
+from embedkit.records import Count, Positive, Seed
 from embedkit.runs.metrics import Threshold, check_metric, named_metric
 from embedkit.units.target import SEPARATOR, Target
 
@@ -126,7 +126,7 @@ class TrainingOptions:
     dropout: float | None = None
     max_length: Positive | None = None
     on_long: OnLong = "truncate"
-    stride: int | None = None
+    stride: Count | None = None
     prefix: str | None = None
     epochs: Positive | None = None
     learning_rate: float = 5e-5
@@ -171,7 +171,6 @@ class TrainingOptions:
             ("head_learning_rate", 0 < self.head_rate < math.inf, rate),
             ("label_smoothing", 0 <= self.label_smoothing < 1, "0 or more, below 1"),
             ("dropout", self.dropout is None or 0 <= self.dropout < 1, "0 or more, below 1"),
-            ("stride", (self.stride or 0) >= 0, "a number of tokens"),
             ("warmup", 0 <= self.warmup < math.inf, "steps, or a fraction of them such as 0.1"),
             ("validation", 0 <= self.held_back <= 0.5, "a fraction from 0 to 0.5, such as 0.1"),
             ("cnn_widths", bool(widths) and min(widths) > 0, "numbers of tokens such as 2,3,4"),

@@ -109,7 +109,7 @@ class Fold:
     valid: Int64  # validation records that choose the epoch; may be empty
     threshold: Int64  # validation records that choose thresholds
     held_out: Int64
-    options: TrainingOptions  # precision is not "auto"
+    options: TrainingOptions  # all decided; precision is not "auto"
     seed: int  # of head, order and dropout
     device: torch.device
     work: Path  # folder for checkpoints, which the caller deletes
@@ -123,9 +123,8 @@ class Fold:
     @property
     def epochs(self) -> int:
         """Maximum number of epochs."""
-        return self.options.epochs_of(
-            len(np.unique(self.record[self.train])), len(self.target.classes)
-        )
+        assert self.options.epochs is not None
+        return self.options.epochs
 
     @property
     def seen(self) -> Int64:
@@ -373,11 +372,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         return 0
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = self.fold.work
-        # a checkpoint of this step may be there, from before a kill: while it is replaced it is not
-        # complete
-        storage.remove_file(folder / f"checkpoint-{self.state.global_step}" / _COMPLETE)
-        with saving(folder):
+        with saving(self.fold.work):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:

@@ -287,6 +287,22 @@ def test_the_same_winner_everywhere(tmp_path: Path, kind: str) -> None:
     assert f", {written}" in said.output
 
 
+def test_beside_another_tool_the_next_command_is_of_a_method_with_a_model(tmp_path: Path) -> None:
+    """Of the winner if it holds one, although others are cheaper; a blend may be the best."""
+    paths = predicting(tmp_path, {"tool": 0.95, "good": 0.92, "poor": 0.87}, n=1_000)
+    costing(paths, tool=(9.0, 9.0), good=(9.0, 9.0), poor=(1.0, 1.0))
+    file = paths[0] / "predictions.parquet"
+    found = compare([*paths[1:], file], min_difference=8)
+    assert (found.rows[0].name, found.winner.name) == (file.name, "good")
+    assert found.blend_to_use().name == "good"
+    assert "good --text" in recommend(found).next
+    blended = found.row("blend: mean")
+    found = replace(
+        found, selection=found.selection._replace(name=file.name, with_model=blended.name)
+    )
+    assert recommend(found).next.startswith("embedkit compare ")
+
+
 def test_vectors_of_a_fine_tuned_encoder_are_called_that(tmp_path: Path) -> None:
     (path,) = predicting(tmp_path, {"run": 0.8})
     dataset = json.loads((path / "run.json").read_text())["dataset"]
