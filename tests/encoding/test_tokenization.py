@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +27,7 @@ from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, tokenize
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.encoding.words import align, typical_parts, word_spans
 from embedkit.errors import DamagedModelError, ModelError, UsageError
-from tests.models import TEXTS, EncoderOf, Tiny, build_old
+from tests.models import TEXTS, EncoderOf, Tiny, build_old, state
 
 KINDS = ("bert", "bert_left", "roberta", "roberta_wordpiece", "xlm-roberta", "japanese")
 FAST = tuple(kind for kind in KINDS if kind != "japanese")
@@ -278,8 +277,7 @@ def test_a_wrong_type_is_refused_by_its_key(
     file: str, key: str, value: object, tmp_path: Path
 ) -> None:
     folder = build_old(tmp_path, "cased", tokenizer_config={})
-    stated = json.loads((folder / file).read_text("utf-8"))
-    (folder / file).write_text(json.dumps(stated | {key: value}), "utf-8")
+    state(folder / file, **{key: value})
     with pytest.raises(DamagedModelError, match=rf"{file} is damaged: .* at `\$\.{key}`"):
         tokenize("film", model=str(folder))
 
@@ -332,11 +330,9 @@ def test_pairs_without_a_separator_are_cut_as_transformers_cuts_them(
     tiny: Tiny, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(tiny("bert"), tmp_path / "model"))
-    whole = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    whole["post_processor"] = None
-    (folder / "tokenizer.json").write_text(json.dumps(whole), "utf-8")
-    stated = {"tokenizer_class": "PreTrainedTokenizerFast"}  # that of BERT would put it back
-    (folder / "tokenizer_config.json").write_text(json.dumps(stated), "utf-8")
+    state(folder / "tokenizer.json", post_processor=None)
+    # that of BERT would put it back
+    state(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     ours = load_tokenizer(find_checkpoint(str(folder)))
     own = transformers.AutoTokenizer.from_pretrained(folder)
     for first, second, limit in product((1, 3, 4, 6, 9), (1, 3, 4, 6, 9), (7, 8, 9)):

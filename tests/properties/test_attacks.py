@@ -262,7 +262,7 @@ def test_any_value_at_any_place_of_json(
 def with_head(run: Path, **fields: Any) -> None:
     """Rewrite ``head.json`` of all models of a run, sums included."""
     for file in run.glob("model/*/head.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+        state(file, **fields)
     seal(run)
 
 
@@ -645,12 +645,12 @@ def test_an_export_on_a_full_disk(here: Path, monkeypatch: pytest.MonkeyPatch) -
 def checkpoint_with(folder: Path, name: str, content: Any) -> Path:
     """A copy of a small checkpoint with another JSON file; the fields of a dict are added."""
     copy = Path(shutil.copytree(tiny_model(), folder / "m"))
-    if isinstance(content, dict) and (copy / name).is_file():
-        content = json.loads((copy / name).read_text()) | content
-    (copy / name).parent.mkdir(exist_ok=True)
     if name == "config_sentence_transformers.json":
         write_modules(copy)  # without which nobody reads it
-    (copy / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    if isinstance(content, dict):
+        state(copy / name, **content)
+    else:
+        (copy / name).write_text(content if isinstance(content, str) else json.dumps(content))
     return copy
 
 
@@ -704,8 +704,7 @@ def test_a_dense_layer_of_any_stated_size(tmp_path: Path) -> None:
     copy = checkpoint_with(tmp_path, "modules.json", modules)
     sizes = {"in_features": 24, "out_features": 10**10, "bias": True}
     for folder, content in (("1_Pooling", {"pooling_mode": "mean"}), ("2_Dense", sizes)):
-        (copy / folder).mkdir()
-        (copy / folder / "config.json").write_text(json.dumps(content))
+        state(copy / folder / "config.json", **content)
     shutil.copy(copy / "model.safetensors", copy / "2_Dense")
     with pytest.raises(ModelError, match="2_Dense"):
         embedkit.Encoder(str(copy), device="cpu").encode(["a bus"], pooling="sentence")
