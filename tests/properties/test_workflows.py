@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -245,3 +246,21 @@ def test_every_command_and_exit_code_is_documented() -> None:
         int(c) for row in re.findall(r"^\| ([\d, ]+) \|", reliability, re.M) for c in row.split(",")
     }
     assert codes(EmbedkitError) - {EmbedkitError.exit_code} | {EXIT_REJECTS} <= documented
+
+
+# reference pages, which are generated
+
+REFERENCE = runpy.run_path(str(DOCS / "reference.py"))["PAGES"]
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCE))
+def test_page_is_up_to_date(name: str) -> None:
+    written = (DOCS / name).read_text("utf-8")
+    assert written == REFERENCE[name]().rstrip() + "\n", "run python docs/reference.py"
+
+
+def test_named_tests_exist() -> None:
+    page = (DOCS / "reliability.md").read_text("utf-8")
+    files = re.findall(r"`(tests/[\w/]+\.py)`", page)
+    assert files
+    assert [file for file in files if not (ROOT / file).is_file()] == []
