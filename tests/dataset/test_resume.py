@@ -38,11 +38,6 @@ def stop(*_: Any, **__: Any) -> None:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    return write_tsv(tmp_path / "corpus.tsv")
-
-
-@pytest.fixture
 def golden(corpus: Path, tmp_path: Path) -> dict[str, bytes]:
     run(corpus, tmp_path / "golden", **SMALL)
     return tree(tmp_path / "golden")

@@ -236,22 +236,19 @@ def old_tokens(folder: Path, text: str) -> list[str]:
 
 
 SPLIT = ["배", "##를", "여행", "##을"]
+CASED, LOWER = ["Movie", "##s", "A"], ["movie", "##s", "a"]
+KEEPS, LOWERS = {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "config", "tokenizer_config", "tokens"),
     [
-        ("cased", {}, {"do_lower_case": False}, ["Movie", "##s", "A"]),
-        ("cased", {}, {"do_lower_case": True, "strip_accents": False}, ["movie", "##s", "a"]),
-        ("cased", {"do_lower_case": False}, None, ["Movie", "##s", "A"]),
-        ("cased", {"do_lower_case": True}, {"do_lower_case": False}, ["Movie", "##s", "A"]),
-        ("uncased_korean", {}, {"do_lower_case": False}, ["[UNK]", "[UNK]"]),
-        (
-            "uncased_korean",
-            {"do_lower_case": True, "strip_accents": False},
-            None,
-            ["movie", "##s", "a"],
-        ),
+        ("cased", {}, KEEPS, CASED),
+        ("cased", {}, LOWERS, LOWER),
+        ("cased", KEEPS, None, CASED),
+        ("cased", {"do_lower_case": True}, KEEPS, CASED),
+        ("uncased_korean", {}, KEEPS, ["[UNK]", "[UNK]"]),
+        ("uncased_korean", LOWERS, None, LOWER),
     ],
 )
 def test_case_is_as_stated(
@@ -287,10 +284,7 @@ def test_a_wrong_type_is_refused_by_its_key(
 @pytest.mark.parametrize("stated", [None, {"model_max_length": 40}])
 @pytest.mark.parametrize(
     ("normalizer", "tokens", "says"),
-    [
-        ({"do_lower_case": False}, ["Movie", "##s", "A"], "it keeps case"),
-        ({"do_lower_case": True, "strip_accents": False}, ["movie", "##s", "a"], "it lower-cases"),
-    ],
+    [(KEEPS, CASED, "it keeps case"), (LOWERS, LOWER, "it lower-cases")],
 )
 def test_tokenizer_json_decides_where_its_configuration_does_not(
     normalizer: dict[str, bool],
@@ -324,7 +318,7 @@ def test_case_is_that_of_the_tokenizer_whatever_the_family(
     config: dict[str, Any], tmp_path: Path, notes: list[str]
 ) -> None:
     folder = build_old(tmp_path, "cased", **config)
-    assert old_tokens(folder, "배를 여행을 Movies A") == [*SPLIT, "Movie", "##s", "A"]
+    assert old_tokens(folder, "배를 여행을 Movies A") == [*SPLIT, *CASED]
     assert any("it keeps case" in note for note in notes)
 
 

@@ -193,27 +193,16 @@ def test_only_documented_protocols(address: str) -> None:
 
 # what JSON says, and names of code
 
-USES: dict[str, tuple[list[str], ...]] = {
-    "data": (["info", "data"], ["search", "data", "--like", "1", "--index", "flat"]),
-    "frozen": (["info", "frozen"], ["predict", "frozen", "--text", "a"], ["compare", "frozen"]),
-    "probe": (["info", "probe"], ["compare", "probe", "frozen"]),
+TRAIN = "finetune c.tsv --model tuned --split tuned/split.parquet --validation 0 --epochs 2"
+USES: dict[str, tuple[str, ...]] = {
+    "data": ("info data", "search data --like 1 --index flat"),
+    "frozen": ("info frozen", "predict frozen --text a", "compare frozen"),
+    "probe": ("info probe", "compare probe frozen"),
     "tuned": (
-        *(["info", "tuned"], ["predict", "tuned", "--text", "a"], ["export", "tuned"]),
-        ["compare", "tuned", "--report", "r.html", "--overwrite"],
-        [
-            "finetune",
-            "c.tsv",
-            "--model",
-            "tuned",
-            "--split",
-            "tuned/split.parquet",
-            "--validation",
-            "0",
-            "--epochs",
-            "2",
-        ],
+        *("info tuned", "predict tuned --text a", "export tuned", TRAIN),
+        "compare tuned --report r.html --overwrite",
     ),
-    "checkpoint": (["info", "checkpoint"], ["tokenize", "a bus", "--model", "checkpoint"]),
+    "checkpoint": ("info checkpoint", "tokenize bus --model checkpoint"),
 }
 VALUES: list[Any] = [None, -1, 2**63, 1e308, [], True, "../x", [[1]], {"a": [None]}, "\x1b"]
 VALUES += [10**12, "evil:X", "it's", {}, GONE := object()]
@@ -252,7 +241,7 @@ def test_any_value_at_any_place_of_json(
             if (sealed / "SHA256SUMS").is_file():
                 seal(sealed)
         for use in USES[folder]:
-            done = command(*use, cwd=here)  # a traceback would be raised
+            done = command(*use.split(), cwd=here)  # a traceback would be raised
             assert not mark.exists(), (file, place, use)
             assert done.returncode in (0, 2, 3, 4, 5, 8), (file, place, number % len(VALUES), done)
         file.write_bytes(original)
