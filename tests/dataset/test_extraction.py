@@ -24,16 +24,7 @@ import embedkit
 from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, OutputExistsError, UsageError
 from tests.processes import invoke
-from tests.store_fixtures import (
-    N_ACCEPTED,
-    ROWS,
-    load_quickly,
-    manifest_of,
-    run,
-    tiny_model,
-    tree,
-    write_tsv,
-)
+from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, run, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -170,18 +161,6 @@ def test_rejects_at_every_edge(
 
 
 # Vectors
-
-
-def test_views_equal_those_of_the_encoder(corpus: Path, tmp_path: Path) -> None:
-    names = ["mean_0", "cls_0", "max_0", "mean_2", "cls_2", "max_2", "pooler"]
-    run(corpus, tmp_path / "out", layers=[0, "-1"], pooling=["mean", "cls", "max", "pooler"])
-    expected = load_quickly(str(tiny_model())).encode_views([t for _, t in accepted()], names)
-    for name in names:
-        data = embedkit.load(tmp_path / "out", view=name)
-        assert data.X.dtype == np.float32
-        assert np.array_equal(data.X, expected[name])
-    both = embedkit.load(tmp_path / "out", view=["mean_0", "cls_-1"])
-    assert np.array_equal(both.X[:, 16:], embedkit.load(tmp_path / "out", view="cls_2").X)
 
 
 def test_windows_keep_every_token(corpus: Path, tmp_path: Path) -> None:
