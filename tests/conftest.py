@@ -162,6 +162,12 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A small corpus with rejects."""
+    return write_tsv(tmp_path / "corpus.tsv")
+
+
 @pytest.fixture(scope="module")
 def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for what the tests of a module have in common."""

@@ -26,7 +26,7 @@ from embedkit.choices import Pooling
 from embedkit.encoding.checkpoint import _FROM_PADDING, find_checkpoint
 from embedkit.encoding.checkpoint import FAMILIES as KNOWN
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.model import Model, PackedBatch, PlainModel, load_model
 from embedkit.encoding.views import LayerSpec, View
 
 Floats = NDArray[np.float32]
@@ -364,6 +364,35 @@ def distance(ours: Any, plain: Any) -> Floats:
     assert ours.shape == plain.shape
     norms = np.maximum(np.linalg.norm(plain, axis=-1), 1e-12)
     return np.asarray(np.linalg.norm(ours - plain, axis=-1) / norms)
+
+
+def batch_of(
+    lengths: Sequence[int], vocabulary: int, seed: int = 0, device: str | torch.device = "cpu"
+) -> PackedBatch:
+    """Sequences of random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, vocabulary, (sum(lengths),), generator=generator)
+    types = torch.randint(0, 1, (sum(lengths),), generator=generator)
+    return PackedBatch.of(ids.to(device), types.to(device), lengths)
+
+
+def states(
+    model: Model, batch: PackedBatch, layers: Sequence[int] = (), *, first_only: bool = False
+) -> dict[int, Any]:
+    """Hidden states of the tokens by layer, all layers unless some are named."""
+    found: dict[int, Any] = {}
+
+    def keep(layer: int, hidden: torch.Tensor) -> None:
+        kept = hidden if hidden.dtype == torch.float64 else hidden.float()
+        found[layer] = kept.cpu().numpy().copy()
+
+    model.forward(batch, layers or range(model.n_layers + 1), keep, first_only=first_only)
+    return found
+
+
+def far(ours: Any, theirs: Any) -> float:
+    """Relative L2 distance of all vectors together."""
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
 _FLOOR = 8 * float(np.finfo(np.float32).eps)

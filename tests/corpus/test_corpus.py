@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-
 import pytest
 
 from embedkit.corpus.sources import MAX_RECORD_BYTES
@@ -25,23 +22,6 @@ def test_either_text_of_a_pair_may_not_be_empty(folder: Folder) -> None:
     got = folder.read("text\tother\na\tb\n\tb\na\t \nc\td\n", text_pair="other")
     assert [(r.id, r.text, r.text_pair) for r in got.records] == [("0", "a", "b"), ("3", "c", "d")]
     assert got.reasons == [(3, "empty_text"), (4, "empty_text_pair")]
-
-
-def test_a_reject_says_where_it_stands(folder: Folder) -> None:
-    data = b"id\ttext\n1\ta\n2\t\xff\xfe\r\n3\tb\n4\tc\n"
-    path = folder.write(data)
-    got = folder.read(data)
-    (reject,) = got.rejects
-    assert json.loads(reject.to_json()) == {
-        "file": str(path),
-        "row": 1,
-        "line": 3,
-        "offset": data.index(b"2\t"),
-        "length": 6,
-        "reason": "invalid_encoding",
-        "detail": "utf-8: invalid start byte at byte 0 of the cell",
-        "excerpt_b64": base64.b64encode(b"2\t\xff\xfe").decode(),
-    }
 
 
 def test_tsv_takes_quotes_literally_and_counts_them(folder: Folder) -> None:

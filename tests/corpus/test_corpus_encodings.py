@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
 import gzip
+import json
 import lzma
+import re
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -52,14 +55,21 @@ BAD_UTF8 = [b"\xff", b"\xb9\xe8", b"\xeb\xb0", b"\xed\xa0\xbd", b"\xc0\xaf", b"\
 
 @pytest.mark.parametrize("bad", BAD_UTF8)
 @pytest.mark.parametrize("quoting", ["none", "csv"])
-def test_bad_utf8_costs_one_row(folder: Folder, bad: bytes, quoting: str) -> None:
-    got = folder.read(b"id\ttext\n1\ta\n2\t\xeb\xb0\xb0" + bad + b"\n3\tb\n", quoting=quoting)
+def test_bad_utf8_costs_one_row_and_says_where(folder: Folder, bad: bytes, quoting: str) -> None:
+    row = b"2\t\xeb\xb0\xb0" + bad
+    got = folder.read(b"id\ttext\n1\ta\n" + row + b"\r\n3\tb\n", quoting=quoting)
     assert got.texts == ["a", "b"]
-    (reject,) = got.rejects
-    assert (reject.row, reject.line, reject.offset) == (1, 3, 12)
-    assert reject.reason == "invalid_encoding"
-    assert "at byte 3 of the cell" in reject.detail
-    assert reject.excerpt == b"2\t\xeb\xb0\xb0" + bad
+    told = json.loads(got.rejects[0].to_json())
+    assert re.fullmatch("utf-8: .* at byte 3 of the cell", told.pop("detail"))
+    assert told == {
+        "file": str(folder.path / "corpus.tsv"),
+        "row": 1,
+        "line": 3,
+        "offset": 12,
+        "length": len(row) + 2,
+        "reason": "invalid_encoding",
+        "excerpt_b64": base64.b64encode(row).decode(),
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from embedkit.corpus.records import sentence_spans
 from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder, Outcome
 
@@ -208,3 +210,28 @@ def test_a_damaged_file_is_read_or_refused(
         data[int(place * len(data))] ^= change
     refused = refusal(bytes(data[: int(keep * len(data))]), name)
     assert name in refused or not refused
+
+
+# sentences of a text
+
+
+@given(st.text(alphabet="aB .!?…。\n\"')가1", max_size=60))
+def test_sentences_are_the_text_without_space_around(text: str) -> None:
+    spans = sentence_spans(text)
+    assert "".join("".join(text[a:b].split()) for a, b in spans) == "".join(text.split())
+    assert all(b <= c for (_, b), (c, _) in pairwise(spans))
+    assert all(text[a:b] == text[a:b].strip() != "" for a, b in spans)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("Version 2.0 costs 3.50 now. OK?", ["Version 2.0 costs 3.50 now.", "OK?"]),
+        ('He said "No." Then he left.', ['He said "No."', "Then he left."]),
+        ("And so on ... and on. J. S. Bach", ["And so on ... and on.", "J. S. Bach"]),
+        ("「はい。」そう！", ["「はい。」", "そう！"]),
+        ("a title\n\nfirst line\nsecond", ["a title", "first line", "second"]),
+    ],
+)
+def test_where_sentences_end(text: str, sentences: list[str]) -> None:
+    assert [text[start:end] for start, end in sentence_spans(text)] == sentences

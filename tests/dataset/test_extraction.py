@@ -21,31 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embedkit
-from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, OutputExistsError, UsageError
 from tests.processes import invoke
-from tests.store_fixtures import (
-    N_ACCEPTED,
-    ROWS,
-    load_quickly,
-    manifest_of,
-    run,
-    tiny_model,
-    tree,
-    write_tsv,
-)
+from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, run, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    return write_tsv(tmp_path / "corpus.tsv")
-
-
-def encoder() -> Encoder:
-    return load_quickly(str(tiny_model()))
 
 
 def table_of(out: Path, folder: str = "sentences") -> pa.Table:
@@ -121,19 +102,6 @@ def test_kept_columns_of_any_name_are_kept_with_their_nulls(tmp_path: Path) -> N
 # Rows and texts
 
 
-def test_rows_ids_labels_and_texts_are_those_of_the_corpus(corpus: Path, tmp_path: Path) -> None:
-    run(corpus, tmp_path / "out")
-    table = table_of(tmp_path / "out")
-    expected = [(i, *row) for i, row in enumerate(ROWS) if row[1].strip()]
-    columns = [table.column(n).to_pylist() for n in ("row", "id", "text", "label")]
-    assert list(zip(*columns, strict=True)) == expected
-    assert table.column("id")[0].as_py() == "008"
-    rejects = (tmp_path / "out/_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
-    assert [json.loads(line)["row"] for line in rejects] == [0, 5, 12]
-    parts = sorted((tmp_path / "out/sentences").iterdir())
-    assert [pq.read_metadata(part).num_rows for part in parts] == [3, 3, 3, 1]
-
-
 LETTERS = st.characters(codec="utf-8", exclude_characters="\n\r\t\0")
 TEXT = st.text(LETTERS, max_size=30)
 
@@ -159,7 +127,12 @@ def test_every_record_is_counted_once(
     rows = table.column("row").to_pylist()
     assert rows == sorted(set(rows))
     assert len(rows) == totals.accepted
-    assert [cells[r] for r in rows] == table.column("text").to_pylist()
+    columns = [table.column(name).to_pylist() for name in ("id", "text", "label")]
+    assert [*zip(*columns, strict=True)] == [(f"{r:03}", cells[r], "1") for r in rows]
+    parts = sorted((folder / "out/sentences").iterdir())
+    full, rest = divmod(len(rows), 3)
+    sizes = [3] * full + [rest] * (rest > 0 or not rows)
+    assert [pq.read_metadata(part).num_rows for part in parts] == sizes
     rejects = (folder / "out/_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
     lost = [json.loads(line)["row"] for line in rejects]
     assert len(lost) == totals.rejected
@@ -188,18 +161,6 @@ def test_rejects_at_every_edge(
 
 
 # Vectors
-
-
-def test_views_equal_those_of_the_encoder(corpus: Path, tmp_path: Path) -> None:
-    names = ["mean_0", "cls_0", "max_0", "mean_2", "cls_2", "max_2", "pooler"]
-    run(corpus, tmp_path / "out", layers=[0, "-1"], pooling=["mean", "cls", "max", "pooler"])
-    expected = encoder().encode_views([t for _, t in accepted()], names)
-    for name in names:
-        data = embedkit.load(tmp_path / "out", view=name)
-        assert data.X.dtype == np.float32
-        assert np.array_equal(data.X, expected[name])
-    both = embedkit.load(tmp_path / "out", view=["mean_0", "cls_-1"])
-    assert np.array_equal(both.X[:, 16:], embedkit.load(tmp_path / "out", view="cls_2").X)
 
 
 def test_windows_keep_every_token(corpus: Path, tmp_path: Path) -> None:

@@ -18,15 +18,9 @@ from embedkit.dataset.info import describe_dataset
 from embedkit.encoding.model import describe_model
 from tests.models import Tiny, state
 from tests.processes import command
-from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
+from tests.store_fixtures import N_ACCEPTED, tiny_model
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-@pytest.fixture(scope="module")
-def made(common: Path) -> Path:
-    corpus = write_tsv(common / "corpus.tsv")
-    return run(corpus, common / "out", words="mean", tokens=True, pooling=["cls", "mean"]).out
 
 
 def test_dataset(made: Path) -> None:
@@ -40,17 +34,18 @@ def test_dataset(made: Path) -> None:
         assert size == sum(p.stat().st_size for p in (made / folder).iterdir())
     assert info.health_rows == N_ACCEPTED
     assert info.duplicate_texts == 1
-    assert [h.name for h in info.health] == ["cls_2", "mean_2"]
+    health = {view.name: view for view in info.health}
+    assert health.keys() == set(embedkit.load(made).manifest.views)
     X = embedkit.load(made, view="mean_2").X.astype(np.float64)
     norms = np.linalg.norm(X, axis=1)
     unit = X / norms[:, None]
     cosines = (unit @ unit.T)[~np.eye(len(X), dtype=bool)]
-    health = info.health[1]
-    assert (health.norm_mean, health.norm_min, health.norm_max) == pytest.approx(
+    found = health["mean_2"]
+    assert (found.norm_mean, found.norm_min, found.norm_max) == pytest.approx(
         (norms.mean(), norms.min(), norms.max())
     )
-    assert health.anisotropy == pytest.approx(cosines.mean())
-    assert (health.zeros, health.width) == (0, 16)
+    assert found.anisotropy == pytest.approx(cosines.mean())
+    assert (found.zeros, found.width) == (0, 16)
 
 
 def test_checkpoint() -> None:

@@ -166,7 +166,7 @@ def corpus(tmp_path: Path) -> Path:
             "normalize": True,
             "storage": "float16",
             "layers": "0,sum:1..2",
-            "pooling": ["max", "mean"],
+            "pooling": ["max", "mean", "cls", "pooler"],
         },
     ],
 )

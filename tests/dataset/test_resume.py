@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from embedkit.dataset import planning, shards
 from embedkit.dataset.format import TABLES
-from embedkit.dataset.job import JobFolder
+from embedkit.dataset.job import JobFolder, recorded_precision
 from embedkit.dataset.parquet import read_facts
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
 from embedkit.types import Progress
@@ -34,11 +35,6 @@ class Crash(BaseException):
 
 def stop(*_: Any, **__: Any) -> None:
     raise Crash
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    return write_tsv(tmp_path / "corpus.tsv")
 
 
 @pytest.fixture
@@ -231,6 +227,29 @@ def test_another_environment_is_refused_unless_allowed(
     assert second["shards"] == [1, 2, 3]
     assert second["environment"]["torch"] == "9.9"
     assert run(corpus, tmp_path / "out").was_complete
+
+
+def test_a_job_keeps_the_precision_it_began_with(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_bf16 = [True]
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16[0])
+
+    def go(out: str) -> Any:
+        return run(corpus, tmp_path / out, precision="auto")
+
+    golden = go("golden")
+    assert golden.manifest.job.vectors.precision == "bf16"
+
+    begin(corpus, tmp_path / "out", precision="auto")
+    has_bf16[0] = False  # another machine goes on
+    assert recorded_precision(tmp_path / "out") == "bf16"
+    result = go("out")
+    assert result.resumed_shards >= 1
+    assert tree(tmp_path / "out") == tree(tmp_path / "golden")
+    assert go("out").was_complete
+    assert recorded_precision(tmp_path / "other") == "auto"
+    assert go("other").manifest.job.vectors.precision == "fp32"
 
 
 # Damage to an unfinished job

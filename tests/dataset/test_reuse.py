@@ -29,8 +29,9 @@ NEW = [(f"i{n}", "" if n == 13 else f"bad home {n}") for n in range(13, 20)]
 Rows = Sequence[tuple[str, str]]
 
 
-def tsv(path: Path, rows: Rows) -> None:
+def tsv(path: Path, rows: Rows) -> Path:
     path.write_text("id\ttext\n" + "".join(f"{i}\t{t}\n\n" for i, t in rows))
+    return path
 
 
 def frame(rows: Rows, text: str = "{}") -> pd.DataFrame:
@@ -98,8 +99,8 @@ def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
     tmp_path: Path, change: str, encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only new texts are tokenized and encoded; ids are labels too."""
-    corpus, out, options = tmp_path / "c.tsv", tmp_path / "out", {**OPTIONS, "label": "id"}
-    tsv(corpus, OLD)
+    corpus, out = tsv(tmp_path / "c.tsv", OLD), tmp_path / "out"
+    options = {**OPTIONS, "label": "id"}
     run(corpus, out, **options)
     tsv(corpus, changes(OLD)[change])
     if change != "the same":
@@ -137,8 +138,8 @@ def test_every_format_and_storage(tmp_path: Path, name: str, storage: str) -> No
 @pytest.mark.parametrize("odd", [{"on_long": "window", "max_length": 9, "stride": 2}, {}])
 def test_what_lengths_do_not_tell_is_counted_again(tmp_path: Path, odd: dict[str, Any]) -> None:
     """Windows, and special tokens that a text spells out, stand in no column."""
-    corpus, rows = tmp_path / "c.tsv", [*OLD, ("s", "a [SEP] bus"), ("l", "the movie was " * 9)]
-    tsv(corpus, rows)
+    rows = [*OLD, ("s", "a [SEP] bus"), ("l", "the movie was " * 9)]
+    corpus = tsv(tmp_path / "c.tsv", rows)
     run(corpus, tmp_path / "old", **OPTIONS, **odd)
     tsv(corpus, [*NEW, *rows[::-1]])
     run(corpus, tmp_path / "new", reuse=tmp_path / "old", **OPTIONS, **odd)
@@ -164,8 +165,7 @@ def test_normalized_cut_and_two_sources(tmp_path: Path, encoded: list[int]) -> N
 
 @pytest.mark.slow
 def test_workers_reuse_too(tmp_path: Path) -> None:
-    corpus = tmp_path / "c.tsv"
-    tsv(corpus, OLD)
+    corpus = tsv(tmp_path / "c.tsv", OLD)
     run(corpus, tmp_path / "old", **OPTIONS)
     tsv(corpus, [*NEW, *OLD])
     words = ["extract", corpus, "--model", tiny_model(), "--out", tmp_path / "two", "--words"]
@@ -198,8 +198,7 @@ def test_marked_words_are_those_of_the_text(tmp_path: Path, encoded: list[int]) 
 def test_texts_that_differ_in_case_alone_are_others(tmp_path: Path, encoded: list[int]) -> None:
     """They share a key, and vectors only where the model does not see the difference."""
     rows = [("1", "Good bus"), ("2", "good  bus"), ("3", "good bus")]
-    corpus = tmp_path / "c.tsv"
-    tsv(corpus, rows[:1])
+    corpus = tsv(tmp_path / "c.tsv", rows[:1])
     run(corpus, tmp_path / "old", **OPTIONS)
     tsv(corpus, rows)
     encoded.clear()
@@ -210,8 +209,7 @@ def test_texts_that_differ_in_case_alone_are_others(tmp_path: Path, encoded: lis
 
 def test_a_kill_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command goes on, and other commands see the old dataset until then."""
-    corpus, out, genuine = tmp_path / "c.tsv", tmp_path / "out", ShardMaker.write
-    tsv(corpus, OLD)
+    corpus, out, genuine = tsv(tmp_path / "c.tsv", OLD), tmp_path / "out", ShardMaker.write
     run(corpus, out, **OPTIONS)
     before = tree(out)
     tsv(corpus, [*NEW, *OLD])
@@ -269,8 +267,7 @@ def test_two_at_once_publish_what_they_name(
 def test_datasets_whose_vectors_are_others(
     tmp_path: Path, made: dict[str, Any], wanted: dict[str, Any], message: str
 ) -> None:
-    corpus = tmp_path / "c.tsv"
-    tsv(corpus, OLD)
+    corpus = tsv(tmp_path / "c.tsv", OLD)
     run(corpus, tmp_path / "old", **made)
     with pytest.raises((MismatchError, UsageError), match=message):
         run(corpus, tmp_path / "new", reuse=tmp_path / "old", **wanted)
@@ -278,8 +275,7 @@ def test_datasets_whose_vectors_are_others(
 
 
 def test_another_environment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = tmp_path / "c.tsv"
-    tsv(corpus, OLD)
+    corpus = tsv(tmp_path / "c.tsv", OLD)
     run(corpus, tmp_path / "old")
     monkeypatch.setattr("tokenizers.__version__", "9.9")
     with pytest.raises(MismatchError, match=r"another environment[^$]*9\.9"):

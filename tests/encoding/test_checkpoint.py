@@ -119,7 +119,7 @@ def test_default_max_length(
     stated: dict[str, Any] | None, tokenizer_limit: int, length: int, copy: Path
 ) -> None:
     if stated is not None:
-        (copy / "sentence_bert_config.json").write_text(json.dumps(stated), "utf-8")
+        state(copy / "sentence_bert_config.json", **stated)
         write_modules(copy)
     tokenizer: Any = SimpleNamespace(
         hf=SimpleNamespace(model_max_length=tokenizer_limit), n_special=2
@@ -139,9 +139,7 @@ def test_default_max_length(
 def test_a_limit_without_room_for_text_is_the_files(
     file: str, key: str, value: object, message: str, copy: Path
 ) -> None:
-    path = copy / file
-    stated = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    path.write_text(json.dumps({**stated, key: value}), "utf-8")
+    state(copy / file, **{key: value})
     write_modules(copy)
     with pytest.raises(DamagedModelError, match=rf"{file} .*{message}"):
         Encoder(copy, device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,12 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from embedkit.encoding.encoder import Encoder
+from embedkit.choices import Pooling
+from embedkit.encoding.encoder import Encoder, choose_precision
 from embedkit.encoding.model import PlainModel, choose_device
 from embedkit.encoding.packed import PackedModel
+from embedkit.encoding.pooling import POOLERS, PackedTokens, combine_layers
 from embedkit.encoding.shard import cut_batches
 from embedkit.encoding.tokenizer import tokenize
-from embedkit.encoding.views import ShardVectors, parse_layers, parse_view
+from embedkit.encoding.views import ShardVectors, View, parse_layers, parse_view
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import EncodeError, ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, Tiny, distance
@@ -356,3 +359,72 @@ def test_device(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [encoder.encode("a", device=name) for name in same.split()]
         with pytest.raises(UsageError, match=f"device='{another}': this encoder is on {there}"):
             encoder.encode("a", device=another)
+
+
+# precision
+
+
+@pytest.mark.parametrize(("has_bf16", "chosen"), [(False, "fp32"), (True, "bf16")])
+def test_auto_is_bf16_where_there_are_instructions_for_it(
+    has_bf16: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    cpu = torch.device("cpu")
+    assert choose_precision("auto", cpu) == chosen
+    assert choose_precision("auto", torch.device("cuda")) == "bf16"
+    assert {choose_precision(name, cpu) for name in ("fp32", None)} == {"fp32"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
+    hidden = torch.ones((4099, 1), dtype=dtype)
+    start = torch.tensor([0])
+    tokens = PackedTokens(first=start, counted=torch.arange(4099), offsets=start, head=torch.abs)
+    total = POOLERS[Pooling.MEAN].pool(hidden, tokens)
+    assert total.dtype == torch.float32
+    assert total.item() == 4099  # which half precision does not have
+    small = torch.tensor([[0.001]], dtype=dtype)
+    total = combine_layers([hidden[:1], small], "sum")
+    assert total.dtype == torch.float32
+    assert total.item() == 1 + float(small)
+    assert hidden[0].item() == 1  # left as it was
+
+
+# the language of layers and poolings
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("all", "0 1 2 3 4 5 6 7 8 9 10 11 12"),
+        ("sum:5", "sum_5to5"),
+        ("sum:-4..-1, 12 ,mean:-4..-1", "sum_9to12 12 mean_9to12"),
+        ("-1,12,11..12", "12 11"),
+        ("concat:-1..-4", "concat_12to9"),
+        ("concat:0,6,12, sum:12,0", "concat_0_6_12 sum_0_12"),
+        ("concat:6,0,7..8", "concat_6_0 7 8"),
+    ],
+)
+def test_layers(text: str, names: str) -> None:
+    assert [spec.name for spec in parse_layers(text, n_layers=12)] == names.split()
+
+
+WRONG = " mean mean_ pooler_12 median_3 mean_all mean_1,2 12 Mean_3 mean_13 cls_-14 mean_sum_9to13"
+
+
+@pytest.mark.parametrize("name", WRONG.split(" "))
+def test_names_that_are_no_views(name: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(name or "view")):
+        parse_view(name, n_layers=12)
+
+
+@given(st.integers(1, 24), st.data())
+def test_names_lead_back_to_their_views(n_layers: int, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, n_layers))
+    last = data.draw(st.integers(first, n_layers))
+    kind = data.draw(st.sampled_from(["sum", "mean", "concat"]))
+    (spec,) = parse_layers(f"{kind}:{first}..{last}", n_layers=n_layers)
+    view = View(Pooling.MEAN, spec)
+    assert spec.layers == tuple(range(first, last + 1))
+    assert parse_view(view.name, n_layers=n_layers) == view

@@ -13,11 +13,22 @@ import torch
 
 import embedkit
 from embedkit.encoding.encoder import Encoder, choose_precision
-from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, computes_bf16
+from embedkit.encoding.model import PRECISIONS, computes_bf16
 from embedkit.encoding.packed import PackedModel, attention_kinds, fastest
 from embedkit.encoding.views import parse_view
 from embedkit.encoding.windows import TokenizerSettings
-from tests.models import TEXTS, EncoderOf, Tiny, build_bert, distance, plain_model
+from tests.models import (
+    TEXTS,
+    EncoderOf,
+    Tiny,
+    batch_of,
+    build_bert,
+    distance,
+    far,
+    plain_model,
+    states,
+)
+from tests.store_fixtures import write_reviews
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,33 +48,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return build_bert(tmp_path_factory.mktemp("gpu"), layers=4, heads=4, width=128)
 
 
-def states(model: PlainModel | PackedModel, *, first_only: bool = False) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, 300, (sum(LENGTHS),), generator=generator).to(model.device)
-    batch = PackedBatch.of(ids, torch.zeros_like(ids), LENGTHS)
-    found: list[torch.Tensor] = []
-    layers = [model.n_layers] if first_only else range(model.n_layers + 1)
-    model.forward(batch, layers, lambda _, h: found.append(h.float().cpu()), first_only=first_only)
-    return found
-
-
-def far(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return float((ours - theirs).norm() / theirs.norm())
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("attention", ["varlen", "efficient", "runs"])
 def test_packed_equals_plain(folder: str, precision: str, attention: str) -> None:
     plain = plain_model(folder, PRECISIONS[precision], CUDA)
     if attention not in attention_kinds(CUDA, plain.dtype):
         pytest.skip(f"{attention} is not for this device in {precision}")
-    exact = plain_model(folder)
     ours = PackedModel(plain, attention=attention)
-    for truth, theirs, mine in zip(states(exact), states(plain), states(ours), strict=True):
-        assert far(mine, truth) <= max(1e-5, 1.2 * far(theirs, truth))
-    (first,) = states(ours, first_only=True)
-    starts = np.cumsum((0, *LENGTHS[:-1]))
-    assert far(first, states(exact)[-1][starts]) <= max(1e-5, 1.5 * far(theirs, truth))
+    batch = batch_of(LENGTHS, 300, device=CUDA)
+    exact = states(plain_model(folder), batch_of(LENGTHS, 300))
+    theirs, whole = states(plain, batch), states(ours, batch)
+    for layer, truth in exact.items():
+        assert far(whole[layer], truth) <= max(1e-5, 1.2 * far(theirs[layer], truth))
+    top = ours.n_layers
+    (first,) = states(ours, batch, [top], first_only=True).values()
+    starts = batch.offsets[:-1].cpu().numpy()
+    assert far(first, exact[top][starts]) <= max(1e-5, 1.5 * far(theirs[top], exact[top]))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
@@ -115,19 +115,11 @@ def test_a_shard_does_not_wait_until_it_is_read(tiny_bert: Path) -> None:
         assert np.array_equal(vectors, before.views[name])
 
 
-def corpus_of(path: Path) -> list[str]:
-    """A labelled corpus; its texts."""
-    texts = [f"{'a movie ' * (i % 40)}{('bad', 'good')[i % 2]} {i}" for i in range(120)]
-    rows = [f"{i}\t{text}\t{i % 2}" for i, text in enumerate(texts)]
-    path.write_text("\n".join(["id\ttext\tlabel", *rows]) + "\n", "utf-8")
-    return texts
-
-
 @pytest.mark.parametrize("precision", ["fp32", "auto"])
 def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: str) -> None:
-    texts = corpus_of(tmp_path / "corpus.tsv")
+    texts = [f"{'a movie ' * (i % 40)}{('bad', 'good')[i % 2]} {i}" for i in range(120)]
     embedkit.extract(
-        tmp_path / "corpus.tsv",
+        texts,
         out=tmp_path / "out",
         model=str(tiny_bert),
         device=CUDA.type,
@@ -146,9 +138,8 @@ def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: str) 
 
 @pytest.mark.parametrize("precision", ["fp32", "auto"])
 def test_fine_tuning_of_one_epoch(tiny_bert: Path, tmp_path: Path, precision: str) -> None:
-    corpus_of(tmp_path / "corpus.tsv")
     result = embedkit.finetune(
-        tmp_path / "corpus.tsv",
+        write_reviews(tmp_path / "corpus.tsv", 120, rejected=False),
         out=tmp_path / "run",
         model=str(tiny_bert),
         device=CUDA.type,

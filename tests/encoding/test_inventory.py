@@ -359,7 +359,7 @@ of_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureW
 def test_a_module_may_stand_in_an_inner_folder(folder: Path) -> None:
     (folder / "parts").mkdir()
     (folder / "1_Pooling").rename(folder / "parts/1_Pooling")
-    modules = json.loads((folder / "modules.json").read_text("utf-8"))
+    modules = read(folder / "modules.json")
     modules[1]["path"] = "parts/1_Pooling"
     (folder / "modules.json").write_text(json.dumps(modules), "utf-8")
     equals_its_makers(folder)
@@ -469,9 +469,9 @@ def test_adapters_that_cannot_be_applied(folder: Path) -> None:
         ({"is_decoder": True}, "is_decoder"),
         ({"is_encoder_decoder": True}, "bert"),
         ({"add_cross_attention": True}, "add_cross_attention"),
-        ({"num_hidden_layers": None}, "does not state num_hidden_layers"),
         ({"hidden_size": "24"}, "says hidden_size='24', not a number"),
         ({"hidden_act": "nope"}, r"config\.json cannot be used \(hidden_act='nope' is not known"),
+        ({"num_attention_heads": 0}, r"config\.json cannot be used"),
         ({"num_attention_heads": 5}, r"config\.json cannot be used \(The hidden size \(24\)"),
         ({"model_type": "own"}, "own"),
     ],

@@ -188,34 +188,24 @@ def test_positions_that_count_from_padding(
 
 
 _LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 50}
+_LONG |= {"short_factor": [1.0] * 6, "long_factor": [3.0] * 6}
+_BLOCKS = {"block_size": 5, "num_random_blocks": 2, "pad_token_id": 1}
+_SCALED = {"rotary_scaling_factor": 2, "max_trained_positions": 50}
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "key"),
+    ("family", "settings", "key", "limit"),
     [
-        (
-            "big_bird",
-            {"block_size": 5, "num_random_blocks": 2, "pad_token_id": 1},
-            "attention_type",
-        ),
-        (
-            "llama",
-            {"rope_parameters": {**_LONG, "short_factor": [1.0] * 6, "long_factor": [3.0] * 6}},
-            "rope_parameters 'longrope'",
-        ),
-        (
-            "nomic_bert",
-            {"rotary_scaling_factor": 2, "max_trained_positions": 50},
-            "rotary_scaling_factor",
-        ),
+        ("big_bird", _BLOCKS, "attention_type", 45),
+        ("llama", {"rope_parameters": _LONG}, "rope_parameters 'longrope'", 50),
+        ("nomic_bert", _SCALED, "rotary_scaling_factor", 50),
     ],
 )
 def test_longer_texts_would_depend_on_company(
-    family: str, settings: dict[str, Any], key: str, tmp_path: Path
+    family: str, settings: dict[str, Any], key: str, limit: int, tmp_path: Path
 ) -> None:
     _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
     save_model(tmp_path, family, vocab_size=400, **settings)
-    limit = 45 if family == "big_bird" else 50
     with pytest.raises(ModelError, match=rf"config\.json says {key}.* max_length={limit}"):
         Encoder(tmp_path, device="cpu")
     encoder = Encoder(tmp_path, device="cpu", max_length=limit, forward="transformers")

@@ -28,13 +28,16 @@ from tests.models import (
     TEXTS,
     EncoderOf,
     Tiny,
+    batch_of,
     build,
     build_bert,
     check_near,
+    far,
     needs_plain_bf16,
     plain_model,
     save_model,
     slow,
+    states,
 )
 
 PADDED = ("deberta", "deberta-v2", "longformer")
@@ -48,26 +51,6 @@ LENGTHS: list[Sequence[int]] = [
     (150, 1),
     tuple(range(60, 0, -3)),
 ]
-
-
-def batch_of(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> PackedBatch:
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(1, vocabulary, (sum(lengths),), generator=generator)
-    types = torch.randint(0, 1, (sum(lengths),), generator=generator)
-    return PackedBatch.of(ids, types, lengths)
-
-
-def states(
-    model: Model, batch: PackedBatch, layers: Sequence[int] = (), *, first_only: bool = False
-) -> dict[int, Any]:
-    found: dict[int, Any] = {}
-
-    def keep(layer: int, hidden: torch.Tensor) -> None:
-        kept = hidden if hidden.dtype == torch.float64 else hidden.float()
-        found[layer] = kept.numpy().copy()
-
-    model.forward(batch, layers or range(model.n_layers + 1), keep, first_only=first_only)
-    return found
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_plain_bf16)])
@@ -112,10 +95,6 @@ def test_fp32_on_cuda_is_whole_and_the_switch_is_set_back(monkeypatch: pytest.Mo
 
 def in_float64(model: Model) -> PlainModel:
     return plain_model(model.checkpoint.folder, torch.float64)
-
-
-def far(ours: Any, theirs: Any) -> float:
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
 @pytest.fixture(scope="module")

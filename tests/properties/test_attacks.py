@@ -193,27 +193,16 @@ def test_only_documented_protocols(address: str) -> None:
 
 # what JSON says, and names of code
 
-USES: dict[str, tuple[list[str], ...]] = {
-    "data": (["info", "data"], ["search", "data", "--like", "1", "--index", "flat"]),
-    "frozen": (["info", "frozen"], ["predict", "frozen", "--text", "a"], ["compare", "frozen"]),
-    "probe": (["info", "probe"], ["compare", "probe", "frozen"]),
+TRAIN = "finetune c.tsv --model tuned --split tuned/split.parquet --validation 0 --epochs 2"
+USES: dict[str, tuple[str, ...]] = {
+    "data": ("info data", "search data --like 1 --index flat"),
+    "frozen": ("info frozen", "predict frozen --text a", "compare frozen"),
+    "probe": ("info probe", "compare probe frozen"),
     "tuned": (
-        *(["info", "tuned"], ["predict", "tuned", "--text", "a"], ["export", "tuned"]),
-        ["compare", "tuned", "--report", "r.html", "--overwrite"],
-        [
-            "finetune",
-            "c.tsv",
-            "--model",
-            "tuned",
-            "--split",
-            "tuned/split.parquet",
-            "--validation",
-            "0",
-            "--epochs",
-            "2",
-        ],
+        *("info tuned", "predict tuned --text a", "export tuned", TRAIN),
+        "compare tuned --report r.html --overwrite",
     ),
-    "checkpoint": (["info", "checkpoint"], ["tokenize", "a bus", "--model", "checkpoint"]),
+    "checkpoint": ("info checkpoint", "tokenize bus --model checkpoint"),
 }
 VALUES: list[Any] = [None, -1, 2**63, 1e308, [], True, "../x", [[1]], {"a": [None]}, "\x1b"]
 VALUES += [10**12, "evil:X", "it's", {}, GONE := object()]
@@ -252,7 +241,7 @@ def test_any_value_at_any_place_of_json(
             if (sealed / "SHA256SUMS").is_file():
                 seal(sealed)
         for use in USES[folder]:
-            done = command(*use, cwd=here)  # a traceback would be raised
+            done = command(*use.split(), cwd=here)  # a traceback would be raised
             assert not mark.exists(), (file, place, use)
             assert done.returncode in (0, 2, 3, 4, 5, 8), (file, place, number % len(VALUES), done)
         file.write_bytes(original)
@@ -262,7 +251,7 @@ def test_any_value_at_any_place_of_json(
 def with_head(run: Path, **fields: Any) -> None:
     """Rewrite ``head.json`` of all models of a run, sums included."""
     for file in run.glob("model/*/head.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+        state(file, **fields)
     seal(run)
 
 
@@ -645,12 +634,12 @@ def test_an_export_on_a_full_disk(here: Path, monkeypatch: pytest.MonkeyPatch) -
 def checkpoint_with(folder: Path, name: str, content: Any) -> Path:
     """A copy of a small checkpoint with another JSON file; the fields of a dict are added."""
     copy = Path(shutil.copytree(tiny_model(), folder / "m"))
-    if isinstance(content, dict) and (copy / name).is_file():
-        content = json.loads((copy / name).read_text()) | content
-    (copy / name).parent.mkdir(exist_ok=True)
     if name == "config_sentence_transformers.json":
         write_modules(copy)  # without which nobody reads it
-    (copy / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    if isinstance(content, dict):
+        state(copy / name, **content)
+    else:
+        (copy / name).write_text(content if isinstance(content, str) else json.dumps(content))
     return copy
 
 
@@ -704,8 +693,7 @@ def test_a_dense_layer_of_any_stated_size(tmp_path: Path) -> None:
     copy = checkpoint_with(tmp_path, "modules.json", modules)
     sizes = {"in_features": 24, "out_features": 10**10, "bias": True}
     for folder, content in (("1_Pooling", {"pooling_mode": "mean"}), ("2_Dense", sizes)):
-        (copy / folder).mkdir()
-        (copy / folder / "config.json").write_text(json.dumps(content))
+        state(copy / folder / "config.json", **content)
     shutil.copy(copy / "model.safetensors", copy / "2_Dense")
     with pytest.raises(ModelError, match="2_Dense"):
         embedkit.Encoder(str(copy), device="cpu").encode(["a bus"], pooling="sentence")

@@ -17,6 +17,7 @@ from embedkit.search.exact import Neighbours, nearest
 from embedkit.search.index import KINDS, build_index, open_index
 from embedkit.storage import seal
 from embedkit.verification import verify
+from tests.models import state
 from tests.processes import invoke
 from tests.store_fixtures import extract_tiny, flip, tree, write_tsv
 
@@ -109,8 +110,7 @@ def test_the_dataset_stays_whole(copy: Path) -> None:
 def test_a_stale_index_is_refused(copy: Path, dataset: Path) -> None:
     build_index(copy, kind="flat")
     file = index_folder(copy, "mean_2.flat.cosine") / "index.json"
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "fingerprint": "f" * 64}))
+    state(file, fingerprint="f" * 64)
     seal(file.parent)
     with pytest.raises(MismatchError, match="--overwrite"):
         open_index(embedkit.load(copy), kind="flat")
