@@ -14,7 +14,7 @@ from embedkit.errors import UsageError
 from embedkit.prediction_files import parse_submission, read_prediction_files, write_prediction_file
 from embedkit.runs.run import TestSetContent
 from tests.processes import invoke
-from tests.run_fixtures import edit_run, random_runs, write_fake_run
+from tests.run_fixtures import edit_run, random_runs, write_fake_run, write_fake_runs
 
 
 def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> None:
@@ -113,12 +113,10 @@ def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
     y = random.integers(2, size=50)
     proba = random.dirichlet([1, 1], size=(2, 50))
     folds = np.where(np.arange(50) < 10, -1, np.arange(50) % 5)
-    with_test = write_fake_run(tmp_path / "a", y, proba[0], folds.tolist(), test_set=own)
-    index = np.flatnonzero(folds >= 0).tolist()
-    without, shared = (
-        write_fake_run(tmp_path / name, y[index], p[index], folds[index].tolist(), row=index)
-        for name, p in (("b", proba[1]), ("c", proba[0]))
-    )
+    with_test = write_fake_run(tmp_path / "a", y, proba[0], folds, test_set=own)
+    row = np.arange(10, 50)
+    outputs = [proba[1][row], proba[0][row]]
+    without, shared = write_fake_runs(tmp_path, "bc", y[row], outputs, folds[row], row=row)
     found = compare([with_test, without])
     assert any("folds alone" in note for note in notes)
     assert found.counts == {"folds": 40, "test": 0}
