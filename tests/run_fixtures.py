@@ -20,6 +20,7 @@ from embedkit.dataset.settings import ModelRecord
 from embedkit.runs.folder import RunResult, write_run
 from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import metrics_for
+from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import (
     Cost,
     DatasetContent,
@@ -31,6 +32,7 @@ from embedkit.runs.run import (
 )
 from embedkit.runs.split import Split, SplitSettings, assign_folds
 from embedkit.storage import seal
+from embedkit.units.target import Target
 from embedkit.units.units import Units
 
 SOURCE = ("ab" * 32,)
@@ -60,6 +62,18 @@ def units_with(inputs: Any, **fields: Any) -> Units:
     texts = inputs if isinstance(inputs, list) else [str(i) for i in range(len(inputs))]
     units = Units.of_texts(texts, **fields)
     return units if texts is inputs else replace(units, inputs=inputs.__getitem__)
+
+
+def predictions_of(target: Target, proba: np.ndarray, folds: np.ndarray) -> Predictions:
+    """Those of each fold joined, of records that are units of their own; -1 is the test set."""
+    row = np.arange(len(proba))
+    records: dict[str, Any] = {"units": units_with(list(map(str, row))), "group": row}
+    parts = [
+        Predictions.of_fold(index, proba[index], target=target, fold=fold, **records)
+        for fold in np.unique(folds).tolist()
+        for index in [np.flatnonzero(folds == fold)]
+    ]
+    return Predictions.joined(parts)
 
 
 def scores_of(
