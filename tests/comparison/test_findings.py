@@ -27,8 +27,15 @@ from embedkit.runs.metrics import metric_text
 from embedkit.runs.predictions import Predictions, confidence_of
 from embedkit.runs.run import TestSetContent
 from embedkit.storage import seal
+from embedkit.units.target import Target
 from tests.processes import invoke
-from tests.run_fixtures import edit_run, random_runs, write_fake_run, write_fake_runs
+from tests.run_fixtures import (
+    edit_run,
+    predictions_of,
+    random_runs,
+    write_fake_run,
+    write_fake_runs,
+)
 from tests.store_fixtures import extract_tiny
 
 
@@ -217,29 +224,24 @@ def odd(folder: Path, kind: str) -> list[Path]:
         fold = np.zeros(n, int)
     if kind == "test":
         fold = np.where(np.arange(n) < 15, -1, fold)
-    paths = []
-    names = tuple(f"c{number}" for number in range(classes))
-    for name in ("a", "b", "probe"):
-        scores = 2 * np.eye(classes)[y] + random.normal(size=(n, classes))
-        if kind == "ties":
-            scores = np.zeros((n, 2))
-        proba = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-        given: dict[str, Any] = {"classes": names}
-        part = np.arange(n)
-        if name == "probe":
-            part = np.flatnonzero(fold >= 0)
-            given |= {"probe": {"mean_0": 1, "mean_2": 3}, "row": part}
-        elif kind == "one fold":
-            given["inner"] = proba
-        truth = np.array(names)[y[part]]
-        paths.append(write_fake_run(folder / name, truth, proba[part], fold[part], **given))
+    names = np.array([f"c{number}" for number in range(classes)])
+    scores = 2 * np.eye(classes)[y] + random.normal(size=(3, n, classes))
+    outputs = np.exp(scores if kind != "ties" else 0 * scores)
+    outputs /= outputs.sum(2, keepdims=True)
+    about: dict[str, Any] = {"classes": tuple(names), "inner": kind == "one fold"}
+    paths = write_fake_runs(folder, "ab", names[y], outputs[:2], fold, **about)
     if kind == "one fold":  # inner predictions are of records that are never held out
-        for path in paths[:2]:
+        for path in paths:
             table = pd.read_parquet(path / "predictions.parquet")
             table["row"] += 1_000
             table.to_parquet(path / "inner_predictions.parquet")
             seal(path)
-    return paths
+    row = np.flatnonzero(fold >= 0)
+    about = {"classes": tuple(names), "probe": {"mean_0": 1, "mean_2": 3}, "row": row}
+    return [
+        *paths,
+        write_fake_run(folder / "probe", names[y[row]], outputs[2][row], fold[row], **about),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["absent", "many", "ties", "one fold", "test"])
@@ -344,10 +346,7 @@ def test_suspicions_are_few_and_certain() -> None:
         sure = np.where(random.random(n) < 0.5, 0.99, 0.55)
         sure[planted] = 0.97
         proba = np.where(np.eye(2)[true] > 0, sure[:, None], 1 - sure[:, None])
-        zeros = np.zeros(n, np.int64)
-        ids, said = tuple(map(str, range(n))), proba.argmax(1)
-        where = np.arange(n), ids, np.arange(n), zeros
-        methods.append(Predictions(*where, y, proba, said, ("0", "1"), zeros - 1))
+        methods.append(predictions_of(Target(y, ("0", "1")), proba, np.zeros(n, int)))
     suspicious = label_suspicions(methods)
     assert set(np.flatnonzero(suspicious)) == set(planted.tolist())
     assert not label_suspicions(methods[:1]).any()
