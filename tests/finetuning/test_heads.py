@@ -25,7 +25,7 @@ from embedkit.finetuning.options import source_of
 from embedkit.finetuning.training import LengthSampler
 from tests.encoding.test_other_families import build
 from tests.finetune_fixtures import built, check_test_set, corpus_of, predictions, tuned
-from tests.finetuning.test_states import KEEPS
+from tests.finetuning.test_vocabulary import KEEPS
 from tests.models import _TOKENIZERS, Tiny, check_near, save_model, slow
 from tests.store_fixtures import tiny_model
 
