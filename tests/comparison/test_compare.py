@@ -296,18 +296,6 @@ def test_remembered_texts_excuse_so_much_of_an_error(tmp_path: Path, size: float
     assert (found.winner.name, found.selection.failed) == ("blend: mean", ())
 
 
-def test_blends_are_written(tmp_path: Path) -> None:
-    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=60, test=10)
-    compared = compare(paths)
-    made = compared.blends["mean"]
-    assert write_blend(made, tmp_path / "b.tsv") == 60
-    table = pd.read_csv(tmp_path / "b.tsv", sep="\t", dtype={"label": str, "fold": str})
-    assert list(table.columns) == ["row", "id", "fold", "label", "proba_0", "proba_1"]
-    table = table.set_index("row").sort_index()
-    assert np.allclose(table[["proba_0", "proba_1"]], sum(outputs) / 2, atol=1e-5)
-    assert (table["fold"] == "test").sum() == 10
-
-
 @pytest.mark.parametrize("kind", ["mean", "stacked"])
 def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
     """Answers that are those of the records themselves give the blend on all records again."""

@@ -18,11 +18,13 @@ from tests.run_fixtures import edit_run, random_runs, write_fake_run, write_fake
 
 
 def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> None:
-    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=60, test=10)
     made = compare(paths).blends["mean"]
-    write_blend(made, tmp_path / "all.csv")
-    every = pd.read_csv(tmp_path / "all.csv", dtype=str)
-    assert len(every) == 60
+    assert write_blend(made, tmp_path / "all.csv") == 60
+    every = pd.read_csv(tmp_path / "all.csv", dtype={"label": str, "fold": str})
+    assert list(every.columns) == ["row", "id", "fold", "label", "proba_0", "proba_1"]
+    mean = every.sort_values("row")[["proba_0", "proba_1"]]
+    assert np.allclose(mean, sum(outputs) / 2, atol=1e-5)
     form = parse_submission("paper, judgement")
     assert write_blend(made, tmp_path / "s.csv", submission=form) == 10
     found = pd.read_csv(tmp_path / "s.csv", dtype=str)
