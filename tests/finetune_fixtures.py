@@ -56,9 +56,11 @@ def built(
     return build_model(plain_of(checkpoint), seed=seed, **settings).eval(), encoded
 
 
-def corpus_of(path: Path, *, count: int = N, labels: Any = None, label: bool = True) -> Path:
+def corpus_of(
+    path: Path, *, count: int = N, labels: Any = None, label: bool = True, seed: int | None = None
+) -> Path:
     """Texts of which one word tells the label; every fifth one stands there twice."""
-    random = np.random.default_rng(count)
+    random = np.random.default_rng(count if seed is None else seed)
     words = [["bad", "rain", "bus"], ["good", "home", "영화"]]
     lines = ["text\tlabel\tid" if label else "text\tid"]
     for i in range(count):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from embedkit.dataset.settings import ModelRecord
 from embedkit.runs.folder import RunResult, write_run
 from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import metrics_for
+from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import (
     Cost,
     DatasetContent,
@@ -31,6 +32,7 @@ from embedkit.runs.run import (
 )
 from embedkit.runs.split import Split, SplitSettings, assign_folds
 from embedkit.storage import seal
+from embedkit.units.target import Target
 from embedkit.units.units import Units
 
 SOURCE = ("ab" * 32,)
@@ -62,6 +64,18 @@ def units_with(inputs: Any, **fields: Any) -> Units:
     return units if texts is inputs else replace(units, inputs=inputs.__getitem__)
 
 
+def predictions_of(target: Target, proba: np.ndarray, folds: np.ndarray) -> Predictions:
+    """Those of each fold joined, of records that are units of their own; -1 is the test set."""
+    row = np.arange(len(proba))
+    records: dict[str, Any] = {"units": units_with(list(map(str, row))), "group": row}
+    parts = [
+        Predictions.of_fold(index, proba[index], target=target, fold=fold, **records)
+        for fold in np.unique(folds).tolist()
+        for index in [np.flatnonzero(folds == fold)]
+    ]
+    return Predictions.joined(parts)
+
+
 def scores_of(
     y: Any, proba: Any, predicted: Any = None, *, unit: Any = None, beta: float | None = None
 ) -> dict[str, Score]:
@@ -72,14 +86,14 @@ def scores_of(
 
 def write_fake_run(
     folder: Path,
-    y: Sequence[str] | np.ndarray,
+    y: Any,
     output: np.ndarray,
-    folds: Sequence[int],
+    folds: Any = None,
     *,
     classes: Sequence[str] = ("0", "1"),
-    decided: Sequence[str] | None = None,
-    row: Sequence[int] | None = None,
-    group: Sequence[int] | None = None,
+    decided: Any = None,
+    row: Any = None,
+    group: Any = None,
     inner: np.ndarray | None = None,
     split: str = "s",
     probe: Mapping[str, int] | None = None,
@@ -88,11 +102,13 @@ def write_fake_run(
 ) -> Path:
     """A run of ``(n, classes)`` probabilities, or ``(n,)`` values where ``classes`` is empty.
 
-    ``inner`` are predictions of the same records by inner folds, the same whatever is left out. Of
-    a probe the number of folds is given that chose each view.
+    Without ``folds`` there are five of them, of one record after the other. ``inner`` are
+    predictions of the same records by inner folds, the same whatever is left out. Of a probe the
+    number of folds is given that chose each view.
     """
     folder.mkdir(parents=True)
-    n = len(folds)
+    n = len(y)
+    folds = np.arange(n) % 5 if folds is None else folds
     rows = np.arange(n) if row is None else np.array(row)
     columns: dict[str, Any] = {
         "row": rows.astype(np.int64),
@@ -168,6 +184,23 @@ def write_fake_run(
     return folder
 
 
+def write_fake_runs(
+    folder: Path,
+    names: Iterable[str],
+    y: Any,
+    outputs: Iterable[np.ndarray],
+    folds: Any = None,
+    *,
+    inner: bool = False,
+    **content: Any,
+) -> list[Path]:
+    """Runs on the same records; with ``inner`` their predictions are those of inner folds too."""
+    return [
+        write_fake_run(folder / name, y, output, folds, inner=output if inner else None, **content)
+        for name, output in zip(names, outputs, strict=True)
+    ]
+
+
 def random_runs(
     folder: Path,
     names: Sequence[str],
@@ -182,8 +215,7 @@ def random_runs(
 ) -> tuple[list[Path], np.ndarray, list[np.ndarray]]:
     """Runs whose probabilities lean towards the truth, the later ones more.
 
-    ``labels`` are names of the classes, by default their numbers. With ``inner`` the predictions of
-    inner folds are those of the records themselves.
+    ``labels`` are names of the classes, by default their numbers.
     """
     random = np.random.default_rng(seed)
     y = random.integers(classes, size=n)
@@ -195,12 +227,8 @@ def random_runs(
         output = np.exp(scores)
         outputs.append(output / output.sum(1, keepdims=True))
     named = np.array(labels or [str(c) for c in range(classes)])
-    given: dict[str, Any] = {"classes": tuple(named)}
-    paths = []
-    for name, output in zip(names, outputs, strict=True):
-        given["inner"] = output if inner else None
-        paths.append(write_fake_run(folder / name, named[y], output, folds.tolist(), **given))
-    return paths, y, outputs
+    classes_of_runs: dict[str, Any] = {"classes": tuple(named), "inner": inner}
+    return write_fake_runs(folder, names, named[y], outputs, folds, **classes_of_runs), y, outputs
 
 
 def edit_run(folder: Path, **changes: Any) -> None:

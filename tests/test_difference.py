@@ -58,8 +58,11 @@ class Bench:
         )
         corpus = write_lines(folder / "corpus.tsv", "id\ttext\tlabel", *lines)
         for name in ("plain", "dense"):
-            model = str(folder / name)
-            embedkit.extract(corpus, out=folder / f"{name}.vectors", model=model, device="cpu")
+            self.extract(corpus, folder / f"{name}.vectors", name)
+
+    def extract(self, corpus: Any, out: Path, model: str = "plain", **options: Any) -> Path:
+        given: dict[str, Any] = {"model": str(self.folder / model), "device": "cpu", **options}
+        return embedkit.extract(corpus, out=out, **given).out
 
     def with_modules(self, name: str, pooling: str, *more: Any, lower: bool = True) -> Any:
         pool = st.Pooling(self.width, pooling)
@@ -214,8 +217,7 @@ def test_equal_vectors_in_every_kind_of_file(bench: Bench, tmp_path: Path, name:
 def test_ids_of_a_table_are_texts_whatever_holds_them(bench: Bench, tmp_path: Path) -> None:
     """7 and 7.0 are one id, NA is one; a table in memory is joined as its file is."""
     records = [{"id": i or "NA", "text": text} for i, text in enumerate(RECORDS)]
-    model = str(bench.folder / "plain")
-    folder = embedkit.extract(records, out=tmp_path / "v", model=model, device="cpu").out
+    folder = bench.extract(records, tmp_path / "v")
     theirs = _numbers(embedkit.load(folder).X).assign(id=np.arange(len(records))[::-1] * 1.0)
     theirs.iloc[:-1].to_parquet(tmp_path / "floats.parquet")
     theirs = theirs.assign(id=theirs["id"].astype(int).astype(str).replace("0", "NA"))
@@ -301,9 +303,8 @@ def test_a_column_of_several_is_named(bench: Bench, tmp_path: Path) -> None:
 
 def test_two_datasets(bench: Bench, tmp_path: Path) -> None:
     """Views of two widths, settings that differ, and decisions as ``train`` makes them."""
-    corpus, model = bench.folder / "corpus.tsv", str(bench.folder / "plain")
-    options: dict[str, Any] = {"model": model, "layers": ["concat:2,3"], "pooling": "mean"}
-    embedkit.extract(corpus, out=tmp_path / "wide", prefix="", device="cpu", **options)
+    options: dict[str, Any] = {"prefix": "", "layers": ["concat:2,3"], "pooling": "mean"}
+    bench.extract(bench.folder / "corpus.tsv", tmp_path / "wide", **options)
     found = diff(bench["plain"], tmp_path / "wide")
     assert found.settings[0] == "normalize is True, then False"
     assert found.settings[1:] == (
@@ -327,14 +328,13 @@ def test_two_datasets(bench: Bench, tmp_path: Path) -> None:
 
 def test_records_of_other_texts_are_left_out(bench: Bench, tmp_path: Path) -> None:
     """Row numbers as ids mean other records in a shuffled corpus."""
-    model = str(bench.folder / "plain")
     texts = {"a": RECORDS[:9], "b": [*RECORDS[:6], *RECORDS[7:9], RECORDS[6], "more"]}
     for name, some in texts.items():
-        embedkit.extract(some, out=tmp_path / name, model=model, device="cpu")
+        bench.extract(some, tmp_path / name)
     found = diff(tmp_path / "a", tmp_path / "b")
     assert (found.joined, found.records, found.other_texts, found.only_b) == ("id", 6, 3, 1)
     assert found.equal == 6
-    embedkit.extract(texts["a"][::-1][:4], out=tmp_path / "c", model=model, device="cpu")
+    bench.extract(texts["a"][::-1][:4], tmp_path / "c")
     with pytest.raises(MismatchError, match="another text"):
         diff(tmp_path / "a", tmp_path / "c")
     with pytest.raises(UsageError, match="dataset first"):
@@ -342,8 +342,7 @@ def test_records_of_other_texts_are_left_out(bench: Bench, tmp_path: Path) -> No
 
 
 def test_without_texts_the_numbers_stay(bench: Bench, tmp_path: Path, notes: list[str]) -> None:
-    options: dict[str, Any] = {"model": str(bench.folder / "plain"), "store_text": False}
-    embedkit.extract(RECORDS, out=tmp_path / "out", device="cpu", **options)
+    bench.extract(RECORDS, tmp_path / "out", store_text=False)
     found: Diff = diff(tmp_path / "out", bench.encode(prompt=""))
     assert found.explanation is None
     assert found.distance["median"] > ROUNDING
@@ -353,8 +352,7 @@ def test_without_texts_the_numbers_stay(bench: Bench, tmp_path: Path, notes: lis
 
 @pytest.mark.parametrize("count", [1, 11])
 def test_of_few_texts_no_neighbours_are_compared(bench: Bench, tmp_path: Path, count: int) -> None:
-    model = str(bench.folder / "plain")
-    embedkit.extract(RECORDS[:count], out=tmp_path / "a", model=model, device="cpu")
+    bench.extract(RECORDS[:count], tmp_path / "a")
     np.save(tmp_path / "b.npy", -embedkit.load(tmp_path / "a").X)
     shown = invoke("diff", tmp_path / "a", tmp_path / "b.npy").output
     assert "fewer than 12 texts" in shown

@@ -1,4 +1,4 @@
-"""Messages name options as data: Python and every command spell them as their own."""
+"""Options as messages name them, and lists of kinds as help and documentation have them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
+import pytest
 
 import embedkit
+from embedkit import choices
 from embedkit.cli.command import in_options
 from embedkit.cli.main import cli
 from embedkit.errors import CorpusError, Message, Option, UsageError
@@ -67,3 +69,49 @@ def test_an_option_that_is_named_exists() -> None:
             own = known.get(getattr(node, "name", ""), set().union(*known.values()))
             for name, of in named_options(node):
                 assert name in (known[of] if of else own), (module, name, of)
+
+
+# lists of kinds
+
+LISTS = {
+    "pooling": choices.POOLINGS,
+    "precision": choices.PRECISIONS,
+    "storage": choices.STORAGES,
+    "on_long": choices.ON_LONG,
+    "words": choices.SUBTOKENS,
+    "subtokens": choices.SUBTOKENS,
+    "task": choices.TASKS,
+    "to": choices.EXPORTS,
+    "metric": choices.SEARCH_METRICS,
+    "whitening": choices.WHITENINGS,
+    "match": choices.MATCHES,
+}
+"""By the parameter that takes one of them."""
+
+
+def described() -> Iterator[tuple[str, str, str]]:
+    """Function or class, parameter and description of all that is documented."""
+    things: dict[str, Any] = {name: getattr(embedkit, name) for name in embedkit.__all__}
+    things |= {"sklearn.TextEncoder": TextEncoder}
+    for name, thing in sorted(things.items()):
+        methods = vars(thing).items() if inspect.isclass(thing) else ()
+        for owner, one in [(name, thing), *((f"{name}.{n}", m) for n, m in methods)]:
+            text = inspect.getdoc(one) if callable(one) else None
+            for match in re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", text or "", re.MULTILINE):
+                if match[1] in LISTS:
+                    yield owner, match[1], match[2]
+
+
+@pytest.mark.parametrize(("owner", "parameter", "text"), [*described()])
+def test_a_list_that_names_some_names_all(owner: str, parameter: str, text: str) -> None:
+    names = LISTS[parameter]
+    named = [name for name in names if f"``{name}``" in text]
+    if len(named) > 1:
+        assert named == [*names] or sorted(named) == sorted(names), owner
+
+
+def test_no_place_is_left_empty() -> None:
+    pages = [command.help or "" for command in cli.commands.values()]
+    pages += [getattr(p, "help", "") or "" for c in cli.commands.values() for p in c.params]
+    pages += [inspect.getdoc(getattr(embedkit, name)) or "" for name in embedkit.__all__]
+    assert not [page for page in pages if re.search(r"\{[A-Z_]+\}", page)]

@@ -23,9 +23,8 @@ from embedkit.pipeline import Stage, content_hash, fetch, read_recipe, run_recip
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import PredictionRun
 from embedkit.storage import seal
-from tests.finetune_fixtures import write_lines
+from tests.finetune_fixtures import corpus_of, write_lines
 from tests.processes import ROOT, command, fresh, program
-from tests.runs.test_results import corpus_of
 from tests.store_fixtures import tiny_model
 
 RECIPE = """\
@@ -307,7 +306,7 @@ QUICK = ("semantic_search", "word_senses")
 
 def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     """Small settings and files for each recipe, to run without network in seconds."""
-    corpus_of(folder / "corpus.tsv")
+    corpus_of(folder / "corpus.tsv", count=120)
     random_words = [
         f"{i},a study of number {i % 7},{'we treat rats' if i % 5 else 'we screen'} "
         f"no {i},{int(i % 5 == 0)}"
@@ -458,11 +457,6 @@ def test_stages_read_nothing_and_print_where_commands_do(
     assert sys.stdin.read() == "a query\n"
 
 
-def test_a_recipe_has_no_standard_input(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="reads standard input"):
-        stages_of(tmp_path, text='[extract]\ncorpus = "-"\nout = "v"\n')
-
-
 def test_values_from_the_command_line(tmp_path: Path) -> None:
     of_a = ("train.a.overwrite=true", "train.a.seed=9", "train.a.split=")
     of_extract = ("extract.words=true", "extract.keep=['p', 'q']", "extract.out=['v', 'w']")
@@ -552,6 +546,7 @@ def test_the_recipe_of_the_documentation(tmp_path: Path) -> None:
         (GOOD, ("train.c.tune=true",), r"train\.c\.tune.*extract, train.b, split"),
         (GOOD, ("train.a.sed=1",), r"^--set train\.a\.sed=1: .*--sed"),
         (GOOD, ("train.a.seed=x",), r"^--set train\.a\.seed=x: .* 'x' is not a valid integer"),
+        ('[extract]\ncorpus = "-"\nout = "v"\n', (), "reads standard input"),
     ],
 )
 def test_mistakes_in_shared_options_and_on_the_command_line(

@@ -65,7 +65,7 @@ def test_pairs_without_a_score_are_left_out(corpus: Path) -> None:
     assert found.cosines["mean_2"][-2:].tolist() == [1, 1]
 
 
-def test_views_as_high_are_those_of_the_paired_test(corpus: Path) -> None:
+def test_views_as_high_are_those_of_the_paired_test() -> None:
     """The same pairs tell views apart whose intervals overlap."""
     random = np.random.default_rng(0)
     gold, noise, further = random.normal(size=(3, 200))
@@ -77,22 +77,6 @@ def test_views_as_high_are_those_of_the_paired_test(corpus: Path) -> None:
     assert len(as_high) == 1
     assert {*as_high} < {"a", "b"}
     assert lower.low < best.value < lower.high
-    said = invoke(
-        "similarity",
-        corpus,
-        "--text",
-        "one",
-        "--text-pair",
-        "two",
-        "--score",
-        "score",
-        "--model",
-        str(tiny_model()),
-        "--layers",
-        "0,-1",
-        "--all",
-    )
-    assert "pearson" in said.output
 
 
 def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,16 +101,14 @@ def test_scores_that_are_no_numbers(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     monkeypatch.setattr(Encoder, "__init__", None)  # it is said before anything is computed
-    text = corpus.read_text("utf-8")
-    corpus.write_text(text.replace("0.5", "n/a"), "utf-8")
-    with pytest.raises(UsageError, match="score"):
-        compare(corpus, score="score")
-    corpus.write_text("one\ttwo\tscore\na\tb\t1\ngood\tbad\t1\nbus\thome\t1\n", "utf-8")
-    with pytest.raises(UsageError, match="score="):
-        compare(corpus, score="score")
-    corpus.write_text("one\ttwo\tscore\na\tb\t1\ngood\tbad\t\nbus\thome\t2\n", "utf-8")
-    with pytest.raises(UsageError, match="2 pairs; a correlation needs 3"):
-        compare(corpus, score="score")
+    for scores, message in (
+        (["1", "n/a", "2"], "score"),
+        (["1", "1", "1"], "score="),
+        (["1", "", "2"], "2 pairs; a correlation needs 3"),
+    ):
+        write_lines(corpus, "one\ttwo\tscore", *(f"good {s}\tbad\t{s}" for s in scores))
+        with pytest.raises(UsageError, match=message):
+            compare(corpus, score="score")
     assert "score='score': 1 of 3 labels are missing" in notes
     corpus.write_text("one\ttwo\tscore\n\t\t1\n", "utf-8")
     with pytest.raises(UsageError, match="pairs"):
@@ -143,6 +125,7 @@ def test_the_command(corpus: Path) -> None:
     flat = invoke(*common, "--score", "score", "--layers", "0", "--pooling", "cls")
     assert flat.output.startswith("no view agrees")
     assert "the cosines of all pairs are equal" in flat.output
+    assert "pearson" in invoke(*common, "--score", "score", "--layers", "0,-1", "--all").output
     assert "mean_2" in invoke(*common, "--layers", "-1", "--pooling", "mean").output
     found = json.loads(invoke(*common, "--score", "score", "--json").stdout)
     assert len(found["pairs"]) == 5

@@ -7,20 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-TAGS = {
-    "the": "DET",
-    "a": "DET",
-    "movie": "NOUN",
-    "bus": "NOUN",
-    "home": "NOUN",
-    "was": "AUX",
-    "good": "ADJ",
-    "bad": "ADJ",
-    "i": "PRON",
-    "it": "PRON",
-    ".": "PUNCT",
-    "!": "PUNCT",
+_WORDS = {
+    "DET": "the a",
+    "NOUN": "movie bus home",
+    "AUX": "was",
+    "ADJ": "good bad",
+    "PRON": "i it",
+    "PUNCT": ". !",
 }
+TAGS = {word: tag for tag, words in _WORDS.items() for word in words.split()}
 
 
 def sentences(count: int, *, seed: int = 0, words: Sequence[str] = tuple(TAGS)) -> list[list[str]]:

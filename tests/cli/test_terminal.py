@@ -1,22 +1,33 @@
-"""Nothing that a file contains or is called controls the terminal; tables fit its width."""
+"""What reaches a terminal: nothing that controls it, tables of its width, a line of progress."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
-from embedkit import display
+import embedkit
+from embedkit import display, types
+from embedkit.cli import command as command_module
+from embedkit.cli import learn
 from embedkit.cli.main import cli
-from embedkit.cli.text import fitted, table_text
+from embedkit.cli.options import progress_bar
+from embedkit.cli.text import fitted, say, table_text
+from embedkit.dataset import extract as estimate_module
+from embedkit.types import Progress, ProgressCallback, no_progress
+from tests.finetune_fixtures import corpus_of
 from tests.processes import ROOT, command
-from tests.store_fixtures import tiny_model
+from tests.store_fixtures import extract_tiny, tiny_model
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\x7f"
 """A title, a cleared screen, a C1 sequence, an override, an isolate, and a deletion."""
@@ -166,3 +177,104 @@ def test_answers_come_first_and_fit_a_screen(tmp_path: Path) -> None:
         assert answer in " ".join(first.split()), (line, first)
         assert len(lines) <= 15, (line, lines)
         assert max(map(display.columns, (done.stdout + done.stderr).splitlines())) <= 80, line
+
+
+# progress
+
+
+@pytest.fixture(scope="module")
+def place(common: Path) -> Path:
+    corpus = corpus_of(common / "c.tsv")
+    extract_tiny(corpus, common / "data", device="cpu", shard_rows=20)
+    embedkit.train(common / "data", out=common / "run", folds=2, tune=False)
+    return common
+
+
+@pytest.mark.parametrize(
+    ("module", "typed", "stages"),
+    [
+        (learn, "predict run c.tsv", {"predicting": (100, 100)}),
+        (learn, "predict run data", {"predicting": (60, 60)}),
+        (command_module, "compare run --report page.html", {"scoring": (2, 2)}),
+        (
+            command_module,
+            "extract c.tsv --dry-run --out new",
+            {"reading": (100, 100), "timing the model": (0, None)},
+        ),
+    ],
+)
+def test_progress_is_reported(
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: object,
+    typed: str,
+    stages: dict[str, tuple[int, int | None]],
+) -> None:
+    seen: list[Progress] = []
+
+    @contextmanager
+    def collected() -> Iterator[ProgressCallback]:
+        yield seen.append
+
+    monkeypatch.setattr(module, "progress_bar", collected)
+    monkeypatch.setattr(estimate_module, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("embedkit.corpus.records._REPORTED", 1)
+    model = ["--model", str(tiny_model())] if typed.startswith("extract") else []
+    done = command(*typed.split(), *model, cwd=place)
+    assert done.returncode == 0, done.stderr
+    last = {state.stage: (state.done, state.total) for state in seen}
+    assert {name: last[name] for name in stages} == stages
+
+
+def standard_error(monkeypatch: pytest.MonkeyPatch, *, terminal: bool = True) -> io.StringIO:
+    """Standard error from now on, which is told of progress at once."""
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(types, "_PATIENCE", 0)
+    monkeypatch.setattr(types, "_PAUSE", 0)
+    return stream
+
+
+def test_a_note_takes_the_place_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = standard_error(monkeypatch)
+    with click.Context(cli.commands["extract"]) as context:
+        context.params = {"quiet": False, "progress": None}
+        with progress_bar() as report:
+            report(Progress("encoding", 1, 4, "tokens"))
+            say("note: [a] :smile: column", err=True)
+            report(Progress("encoding", 2, 4, "tokens"))
+    shown = terminal.getvalue()
+    assert "encoding: 2 of 4 tokens, " in shown
+    assert "\r \r" in re.sub(" +", " ", shown.partition("note: [a] :smile: column\n")[0])
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_call_in_a_script_reports_on_one_line_of_a_terminal(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    terminal = standard_error(monkeypatch, terminal=watched)
+    train = partial(embedkit.train, place / "data", out=tmp_path / "run", folds=2, tune=False)
+    train()
+    shown = terminal.getvalue().split("\r")
+    assert bool(len(shown) > 3) is watched
+    if watched:
+        assert any(re.fullmatch(r"fitting: 2 of 3 fits, .* left *", line) for line in shown)
+        assert not shown[-2].strip()  # the line is gone
+        assert "\n" not in terminal.getvalue()
+    before = terminal.getvalue()
+    train(overwrite=True, progress=no_progress)
+    assert terminal.getvalue() == before
+
+
+def test_the_time_left_follows_work_that_becomes_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows of a triangle each takes a second less: their mean says much more than is left."""
+    clock, terminal = [0.0], standard_error(monkeypatch)
+    monkeypatch.setattr("embedkit.types.time.monotonic", lambda: clock[0])
+    with types.reported() as report:
+        report(Progress("comparing", 0, 20, "rows"))
+        for row in range(1, 17):
+            clock[0] += 20 - row + 1
+            report(Progress("comparing", row, 20, "rows"))
+    last = [line for line in terminal.getvalue().split("\r") if line.strip()][-1].strip()
+    assert last == "comparing: 16 of 20 rows, 34 s left"  # in truth ten; by the mean of all 50

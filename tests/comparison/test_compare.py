@@ -22,10 +22,11 @@ from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.prediction_files import parse_submission
 from embedkit.runs.intervals import Difference
 from embedkit.runs.metrics import Threshold, best_threshold
+from embedkit.runs.run import TestSetContent
 from embedkit.runs.scores import reported_scores
 from embedkit.storage import seal
 from tests.processes import invoke
-from tests.run_fixtures import edit_run, random_runs, scores_of, write_fake_run
+from tests.run_fixtures import edit_run, random_runs, scores_of, write_fake_run, write_fake_runs
 
 row_of: Any = Compared.row
 
@@ -71,14 +72,11 @@ def test_difference_of_pairs(tmp_path: Path) -> None:
 def test_groups_are_drawn_whole(tmp_path: Path) -> None:
     """Ten copies of every record: groups make them one, otherwise they are ten."""
     _, y, outputs = random_runs(tmp_path / "x", ["a", "b"], n=60, strength=0.4)
-    labels, copies = list(map(str, np.repeat(y, 10))), [np.repeat(o, 10, axis=0) for o in outputs]
+    y, copies = np.repeat(y, 10), [np.repeat(o, 10, axis=0) for o in outputs]
     found = {}
     for units in (60, 600):
-        group = (np.arange(600) * units // 600).tolist()
-        folds = [number % 5 for number in group]
-        paths = [tmp_path / f"{units}" / name for name in "ab"]
-        for path, output in zip(paths, copies, strict=True):
-            write_fake_run(path, labels, output, folds, group=group)
+        group = np.arange(600) * units // 600
+        paths = write_fake_runs(tmp_path / f"{units}", "ab", y, copies, group % 5, group=group)
         table = compare(paths, metric="log_loss", baseline="a")
         found[units] = row_of(table, "b").to_baseline
     assert found[60].high - found[60].low > 2.5 * (found[600].high - found[600].low)
@@ -145,7 +143,7 @@ def test_the_smallest_difference_that_matters(tmp_path: Path) -> None:
 def test_a_perfect_recall_rests_on_positives(tmp_path: Path, count: int, verdict: str) -> None:
     """No record has an influence on it, nor on that of the majority."""
     y = (np.random.default_rng(0).permutation(60) < count).astype(int)
-    run = write_fake_run(tmp_path / "a", y, np.eye(2)[y], [i % 5 for i in range(60)])
+    run = write_fake_run(tmp_path / "a", y, np.eye(2)[y])
     row = row_of(compare([run], metric="recall"), "a")
     assert (row.verdict, row.to_baseline.low > 0) == (verdict, verdict == "better")
 
@@ -207,12 +205,8 @@ def test_a_stack_of_few_records_and_many_classes_is_no_worse_than_the_mean() -> 
 def blended_in_fold(tmp_path: Path, kind: str, flipped: bool, **options: Any) -> np.ndarray:
     """What a blend predicts for a fold whose own labels are turned round, or not."""
     _, y, outputs = random_runs(tmp_path / "x", ["a", "b"], n=100)
-    folds = np.arange(100) % 5
-    y = np.where((folds == 2) & flipped, 1 - y, y)
-    paths = [
-        write_fake_run(tmp_path / n, list(map(str, y)), o, folds.tolist(), inner=0.9 * o + 0.05)
-        for n, o in zip("ab", outputs, strict=True)
-    ]
+    y = np.where((np.arange(100) % 5 == 2) & flipped, 1 - y, y)
+    paths = write_fake_runs(tmp_path, "ab", y, outputs, inner=True)
     found = blend(kind, {r.name: r.predictions for r in read_runs(paths)}, **options).predictions
     here = found.fold == 2
     return np.column_stack([found.proba[here], found.y_pred[here]])
@@ -261,18 +255,8 @@ def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
             cut = best_threshold(y[folds != f], positive[folds != f], beta=7)
             y_pred[folds == f] = positive[folds == f] >= cut
         decided.append(y_pred)
-        paths.append(
-            write_fake_run(
-                tmp_path / name,
-                list(map(str, y)),
-                output,
-                folds.tolist(),
-                decided=list(map(str, y_pred)),
-                threshold=0.05,
-                threshold_metric="f7",
-                inner=output,
-            )
-        )
+        about: dict[str, Any] = {"decided": y_pred, "threshold": 0.05, "threshold_metric": "f7"}
+        paths.append(write_fake_run(tmp_path / name, y, output, inner=output, **about))
     for table in (compare(paths), compare(paths, metric="f7")):
         assert table.metric == "f7"
         score = {row.name: row.scores["f7"].value for row in table.rows}
@@ -292,11 +276,7 @@ def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
 
 def test_of_one_fold_no_threshold_of_a_blend_is_chosen(tmp_path: Path) -> None:
     _, y, outputs = random_runs(tmp_path / "x", ["0", "1"], n=40)
-    paths = [
-        write_fake_run(tmp_path / name, list(map(str, y)), output, [0] * 40)
-        for name, output in zip("ab", outputs, strict=True)
-    ]
-    found = compare(paths, metric="f1")
+    found = compare(write_fake_runs(tmp_path, "ab", y, outputs, [0] * 40), metric="f1")
     blended = found.predictions["blend: mean"]
     assert np.array_equal(blended.y_pred, blended.proba.argmax(1))
 
@@ -309,23 +289,11 @@ def test_remembered_texts_excuse_so_much_of_an_error(tmp_path: Path, size: float
     folds = [i % 4 for i in range(160)] + [-1] * 40
     noise = random.normal(size=(2, 200)) * size
     poor = y + np.where(np.arange(200) < 160, 0.8 * noise[0], 0)
-    for name, output in (("good", y + 0.5 * noise[1]), ("poor", poor)):
-        write_fake_run(tmp_path / name, list(map(repr, y.tolist())), output, folds, classes=())
-        edit_run(tmp_path / name, test_set={"source": ["t"], "rejected": 0, "seen_texts": 40})
-    found = compare([tmp_path / "good", tmp_path / "poor"])
+    seen = TestSetContent(source=("t",), rejected=0, seen_texts=40)
+    about: dict[str, Any] = {"classes": (), "test_set": seen}
+    outputs = [y + 0.5 * noise[1], poor]
+    found = compare(write_fake_runs(tmp_path, ["good", "poor"], y, outputs, folds, **about))
     assert (found.winner.name, found.selection.failed) == ("blend: mean", ())
-
-
-def test_blends_are_written(tmp_path: Path) -> None:
-    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=60, test=10)
-    compared = compare(paths)
-    made = compared.blends["mean"]
-    assert write_blend(made, tmp_path / "b.tsv") == 60
-    table = pd.read_csv(tmp_path / "b.tsv", sep="\t", dtype={"label": str, "fold": str})
-    assert list(table.columns) == ["row", "id", "fold", "label", "proba_0", "proba_1"]
-    table = table.set_index("row").sort_index()
-    assert np.allclose(table[["proba_0", "proba_1"]], sum(outputs) / 2, atol=1e-5)
-    assert (table["fold"] == "test").sum() == 10
 
 
 @pytest.mark.parametrize("kind", ["mean", "stacked"])
@@ -335,15 +303,8 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
     compared = compare(paths)
     files = []
     for number, output in enumerate(outputs):
-        frame = pd.DataFrame(
-            {
-                "row": range(40),
-                "id": [f"n{i}" for i in range(40)],
-                "label": "0",
-                "proba_0": output[:, 0],
-                "proba_1": output[:, 1],
-            }
-        )
+        frame = pd.DataFrame(output, columns=["proba_0", "proba_1"])
+        frame = frame.assign(row=range(40), id=[f"n{i}" for i in range(40)], label="0")
         files.append(tmp_path / f"{'ab'[number]}.tsv")
         frame.to_csv(files[-1], sep="\t", index=False)
     made = compared.blends[kind]
@@ -381,11 +342,7 @@ def test_answers_of_a_regression_are_blended(tmp_path: Path, kind: str) -> None:
     y = random.normal(size=40)
     folds = [i % 4 for i in range(32)] + [-1] * 8
     outputs = [y + random.normal(size=40) for _ in "ab"]
-    labels = list(map(repr, y.tolist()))
-    paths = [
-        write_fake_run(tmp_path / name, labels, output, folds, classes=(), inner=output)
-        for name, output in zip("ab", outputs, strict=True)
-    ]
+    paths = write_fake_runs(tmp_path, "ab", y, outputs, folds, classes=(), inner=True)
     compared, files = compare(paths), [tmp_path / "a.csv", tmp_path / "b.csv"]
     for file, output in zip(files, outputs, strict=True):
         frame = pd.DataFrame({"row": range(40), "id": range(100, 140), "value": output})
@@ -409,21 +366,16 @@ def test_answers_of_a_regression_are_blended(tmp_path: Path, kind: str) -> None:
 
 def test_mixtures_are_refused(tmp_path: Path) -> None:
     paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=50)
-    labels, folds = list(map(str, y)), [i % 5 for i in range(50)]
-    other = write_fake_run(tmp_path / "other", labels, outputs[0], folds, split="t")
-    with pytest.raises(MismatchError, match="--split"):
-        compare([paths[0], other])
-    turned = write_fake_run(tmp_path / "turned", labels[::-1], outputs[0], folds)
-    with pytest.raises(MismatchError, match="true labels"):
-        compare([paths[0], turned])
-    named = write_fake_run(
-        tmp_path / "named", ["xy"[i] for i in y], outputs[0], folds, classes=("x", "y")
-    )
-    with pytest.raises(MismatchError, match="label column"):
-        compare([paths[0], named])
-    moved = write_fake_run(tmp_path / "moved", labels, outputs[0], folds, row=range(1, 51))
-    with pytest.raises(MismatchError, match="other records"):
-        compare([paths[0], moved])
+    others: dict[str, dict[str, Any]] = {
+        "--split": {"split": "t"},
+        "true labels": {"y": y[::-1]},
+        "label column": {"y": np.array(["x", "y"])[y], "classes": ("x", "y")},
+        "other records": {"row": range(1, 51)},
+    }
+    for message, changes in others.items():
+        other = write_fake_run(tmp_path / message, **{"y": y, "output": outputs[0], **changes})
+        with pytest.raises(MismatchError, match=message):
+            compare([paths[0], other])
     with pytest.raises(UsageError, match="twice"):
         compare([paths[0], tmp_path / "b/../a"])
     with pytest.raises(UsageError, match=tmp_path.name):
@@ -451,13 +403,8 @@ def test_values(tmp_path: Path) -> None:
     """Runs of a regression: errors instead of shares, tested and corrected like labels."""
     random = np.random.default_rng(0)
     y = random.normal(size=100)
-    folds = [i % 4 for i in range(100)]
-    paths = [
-        write_fake_run(
-            tmp_path / name, y, y + random.normal(scale=noise, size=100), folds, classes=()
-        )
-        for name, noise in (("coarse", 1.0), ("fine", 0.3))
-    ]
+    outputs = [y + random.normal(scale=noise, size=100) for noise in (1.0, 0.3)]
+    paths = write_fake_runs(tmp_path, ["coarse", "fine"], y, outputs, classes=())
     table = compare(paths)
     assert table.metric == "rmse"
     assert table.tests == 6
@@ -494,10 +441,9 @@ def test_the_answer_has_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:
     y = np.random.default_rng(0).normal(size=40)
-    folds = [i % 4 for i in range(40)]
-    flat = write_fake_run(tmp_path / "flat", y, np.zeros(40), folds, classes=())
-    good = write_fake_run(tmp_path / "good", y, y + 0.1 * np.sign(y), folds, classes=())
-    found = compare([flat, good], metric="spearman")
+    outputs = [np.zeros(40), y + 0.1 * np.sign(y)]
+    paths = write_fake_runs(tmp_path, ["flat", "good"], y, outputs, classes=())
+    found = compare(paths, metric="spearman")
     write_report(found, tmp_path / "page.html")
     assert ">nan" not in (tmp_path / "page.html").read_text("utf-8").lower()
     assert found.rows[-1].name == "flat"
@@ -509,7 +455,7 @@ def test_a_run_says_of_the_majority_what_compare_says(tmp_path: Path) -> None:
     """By the one paired test: an interval without the majority's score proves nothing of it."""
     y, right = np.repeat([0, 1], [88, 85]), np.repeat([True, False, True, False], [54, 34, 51, 34])
     proba = np.eye(2)[np.where(right, y, 1 - y)] * 0.6 + 0.2
-    path = write_fake_run(tmp_path / "run", y.astype(str), proba, [i % 5 for i in range(173)])
+    path, worse = write_fake_runs(tmp_path, ["run", "worse"], y, [proba, proba[::-1]])
     for metric in ("accuracy", "macro_f1", "log_loss", "roc_auc"):
         table = compare([path], metric=metric)
         score = reported_scores(table.predictions["run"], seed=0)["cross_validation"][metric]
@@ -519,9 +465,6 @@ def test_a_run_says_of_the_majority_what_compare_says(tmp_path: Path) -> None:
             assert stats.binomtest(34, 85).pvalue > 0.05  # the sign test of records that differ
             assert not score.differs
     # the majority is no method, so that it is never the best one
-    worse = write_fake_run(
-        tmp_path / "worse", y.astype(str), proba[::-1], [i % 5 for i in range(173)]
-    )
     table = compare([worse])
     assert (table.rows[0].name, table.best) == ("majority", "worse")
     assert table.as_json()["best"] == "worse"

@@ -27,8 +27,15 @@ from embedkit.runs.metrics import metric_text
 from embedkit.runs.predictions import Predictions, confidence_of
 from embedkit.runs.run import TestSetContent
 from embedkit.storage import seal
+from embedkit.units.target import Target
 from tests.processes import invoke
-from tests.run_fixtures import edit_run, random_runs, write_fake_run
+from tests.run_fixtures import (
+    edit_run,
+    predictions_of,
+    random_runs,
+    write_fake_run,
+    write_fake_runs,
+)
 from tests.store_fixtures import extract_tiny
 
 
@@ -47,15 +54,9 @@ def held_out(compared: Compared, name: str) -> Predictions:
 
 def predicting(folder: Path, accuracy: dict[str, float], *, n: int = 400) -> list[Path]:
     """Runs that are right on the first records, as many as their accuracy says."""
-    y = np.arange(n) % 2
-    order = np.random.default_rng(0).permutation(n)
-    paths = []
-    for name, fraction in accuracy.items():
-        proba, folds = right_where(order < fraction * n, y), [i % 5 for i in range(n)]
-        paths.append(
-            write_fake_run(folder / name, y.astype(str), proba, folds, features="tfidf", views=())
-        )
-    return paths
+    y, order = np.arange(n) % 2, np.random.default_rng(0).permutation(n)
+    outputs = [right_where(order < fraction * n, y) for fraction in accuracy.values()]
+    return write_fake_runs(folder, accuracy, y, outputs, features="tfidf", views=())
 
 
 def right_where(right: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -75,10 +76,8 @@ def costing(paths: list[Path], **seconds: tuple[float | None, float]) -> Recomme
 def probed(folder: Path, accuracy: float, *, n: int = 400, **probe: Any) -> Path:
     """A probe that is right on as many records, chosen among two views."""
     y = np.arange(n) % 2
-    order = np.random.default_rng(1).permutation(n)
-    proba, folds = right_where(order < accuracy * n, y), [i % 5 for i in range(n)]
-    views = {"mean_0": 1, "mean_1": 4}
-    return write_fake_run(folder, y.astype(str), proba, folds, probe=views, **probe)
+    proba = right_where(np.random.default_rng(1).permutation(n) < accuracy * n, y)
+    return write_fake_run(folder, y, proba, probe={"mean_0": 1, "mean_1": 4}, **probe)
 
 
 # the recommendation
@@ -121,13 +120,9 @@ def test_the_cheapest_of_those_that_lack_nothing_that_matters(
 def test_a_blend_that_is_proven_better_is_recommended(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     y = random.integers(2, size=600)
-    paths = []
-    for name in ("a", "b", "c", "d"):
-        score = (2 * y - 1) * 0.7 + random.normal(size=600)
-        proba = 1 / (1 + np.exp(np.outer(score, [2, -2])))
-        folds = [i % 5 for i in range(600)]
-        paths.append(write_fake_run(tmp_path / name, y, proba, folds))
-    advice = recommend(compare(paths))
+    scores = (2 * y - 1) * 0.7 + random.normal(size=(4, 600))
+    outputs = [1 / (1 + np.exp(np.outer(score, [2, -2]))) for score in scores]
+    advice = recommend(compare(write_fake_runs(tmp_path, "abcd", y, outputs)))
     assert advice.method.kind == "blend"
     assert advice.title.startswith("Blend the 4 runs")
     blend = next(one for one in advice.decisions if one.question == "Blend")
@@ -165,16 +160,13 @@ def planted(
     folder: Path, folds: dict[str, float], test: dict[str, float], **content: Any
 ) -> Compared:
     """Runs that are right on fractions of 400 records in folds and of 200 in the test set."""
-    y, fold = np.arange(600) % 2, [-1 if i < 200 else i % 5 for i in range(600)]
+    y, fold = np.arange(600) % 2, np.where(np.arange(600) < 200, -1, np.arange(600) % 5)
     order = np.concatenate(
         [np.random.default_rng(i).permutation(n) for i, n in ((0, 200), (1, 400))]
     )
-    paths = []
-    for name in folds:
-        limit = np.where(np.array(fold) < 0, test[name] * 200, folds[name] * 400)
-        proba = right_where(order < limit, y)
-        paths.append(write_fake_run(folder / name, y.astype(str), proba, fold, **content))
-    return compare(paths)
+    limits = [np.where(fold < 0, test[name] * 200, folds[name] * 400) for name in folds]
+    outputs = [right_where(order < limit, y) for limit in limits]
+    return compare(write_fake_runs(folder, folds, y, outputs, fold, **content))
 
 
 def test_what_fails_on_the_test_set_is_not_recommended(tmp_path: Path) -> None:
@@ -212,11 +204,10 @@ def test_what_fails_on_the_test_set_is_not_recommended(tmp_path: Path) -> None:
 def test_uneven_classes_are_judged_by_macro_f1(tmp_path: Path, share: float, metric: str) -> None:
     y = (np.arange(200) >= share * 200).astype(int)
     y = np.random.default_rng(0).permutation(y)
-    proba, folds = np.where(np.eye(2)[y] > 0, 0.7, 0.3), [i % 5 for i in range(200)]
-    path = write_fake_run(tmp_path / "a", y.astype(str), proba, folds)
+    proba = np.where(np.eye(2)[y] > 0, 0.7, 0.3)
+    path = write_fake_run(tmp_path / "a", y, proba)
     assert compare([path]).metric == metric
-    weighted: dict[str, Any] = {"settings": {"class_weight": "balanced"}}
-    other = write_fake_run(tmp_path / "b", y.astype(str), proba, folds, **weighted)
+    other = write_fake_run(tmp_path / "b", y, proba, settings={"class_weight": "balanced"})
     assert compare([path, other]).metric == "macro_f1"
     assert compare([path], metric="accuracy").metric == "accuracy"
 
@@ -233,31 +224,24 @@ def odd(folder: Path, kind: str) -> list[Path]:
         fold = np.zeros(n, int)
     if kind == "test":
         fold = np.where(np.arange(n) < 15, -1, fold)
-    paths = []
-    names = tuple(f"c{number}" for number in range(classes))
-    for name in ("a", "b", "probe"):
-        scores = 2 * np.eye(classes)[y] + random.normal(size=(n, classes))
-        if kind == "ties":
-            scores = np.zeros((n, 2))
-        proba = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-        given: dict[str, Any] = {"classes": names}
-        part = np.arange(n)
-        if name == "probe":
-            part = np.flatnonzero(fold >= 0)
-            given |= {"probe": {"mean_0": 1, "mean_2": 3}, "row": part.tolist()}
-        elif kind == "one fold":
-            given["inner"] = proba
-        truth = [names[i] for i in y[part]]
-        paths.append(
-            write_fake_run(folder / name, truth, proba[part], fold[part].tolist(), **given)
-        )
+    names = np.array([f"c{number}" for number in range(classes)])
+    scores = 2 * np.eye(classes)[y] + random.normal(size=(3, n, classes))
+    outputs = np.exp(scores if kind != "ties" else 0 * scores)
+    outputs /= outputs.sum(2, keepdims=True)
+    about: dict[str, Any] = {"classes": tuple(names), "inner": kind == "one fold"}
+    paths = write_fake_runs(folder, "ab", names[y], outputs[:2], fold, **about)
     if kind == "one fold":  # inner predictions are of records that are never held out
-        for path in paths[:2]:
+        for path in paths:
             table = pd.read_parquet(path / "predictions.parquet")
             table["row"] += 1_000
             table.to_parquet(path / "inner_predictions.parquet")
             seal(path)
-    return paths
+    row = np.flatnonzero(fold >= 0)
+    about = {"classes": tuple(names), "probe": {"mean_0": 1, "mean_2": 3}, "row": row}
+    return [
+        *paths,
+        write_fake_run(folder / "probe", names[y[row]], outputs[2][row], fold[row], **about),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["absent", "many", "ties", "one fold", "test"])
@@ -378,10 +362,7 @@ def test_suspicions_are_few_and_certain() -> None:
         sure = np.where(random.random(n) < 0.5, 0.99, 0.55)
         sure[planted] = 0.97
         proba = np.where(np.eye(2)[true] > 0, sure[:, None], 1 - sure[:, None])
-        zeros = np.zeros(n, np.int64)
-        ids, said = tuple(map(str, range(n))), proba.argmax(1)
-        where = np.arange(n), ids, np.arange(n), zeros
-        methods.append(Predictions(*where, y, proba, said, ("0", "1"), zeros - 1))
+        methods.append(predictions_of(Target(y, ("0", "1")), proba, np.zeros(n, int)))
     suspicious = label_suspicions(methods)
     assert set(np.flatnonzero(suspicious)) == set(planted.tolist())
     assert not label_suspicions(methods[:1]).any()
@@ -416,8 +397,7 @@ def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     y = random.normal(size=100)
     outputs = {"near": y + random.normal(size=100) * 0.5, "far": y + random.normal(size=100) * 2}
-    folds = [i % 5 for i in range(100)]
-    paths = [write_fake_run(tmp_path / k, y, v, folds, classes=()) for k, v in outputs.items()]
+    paths = write_fake_runs(tmp_path, outputs, y, outputs.values(), classes=())
     found = compare(paths, baseline="far")
     cases = cases_of(found, "near")
     wrong = {name: np.abs(v - y) > y.std() for name, v in outputs.items()}

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from embedkit.runs.metrics import interval_text, metric_name, metric_text
 from embedkit.runs.split import split
 from tests.finetune_fixtures import tuned, write_lines
 from tests.page_checks import json_block
-from tests.run_fixtures import edit_run, random_runs, train, write_fake_run
+from tests.run_fixtures import edit_run, random_runs, train
 from tests.store_fixtures import extract_tiny
 
 EVIL = "<script>document.title = 'owned'</script> <img src=x onerror=\"document.title='owned'\">"
@@ -253,17 +252,9 @@ def test_other_texts_are_refused(shared: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "r.html").exists()
 
 
-def runs_with(labels: Sequence[str], names: Sequence[str], folder: Path) -> list[Path]:
-    _, y, outputs = random_runs(folder / "x", ["a", "b"], n=40)
-    folds = [i % 4 for i in range(40)]
-    return [
-        write_fake_run(folder / name, [labels[i] for i in y], o, folds, classes=tuple(labels))
-        for name, o in zip(names, outputs, strict=True)
-    ]
-
-
 def test_labels_and_names_are_text_too(tmp_path: Path) -> None:
-    paths = runs_with(("<b>$x$</b>", "_y&amp;"), ("_<i>run$1$", "other"), tmp_path)
+    labels = ("<b>$x$</b>", "_y&amp;")
+    paths, *_ = random_runs(tmp_path, ["_<i>run$1$", "other"], n=40, labels=labels)
     write_report(compare(paths), tmp_path / "r.html")
     html = (tmp_path / "r.html").read_text("utf-8")
     assert not [tag for tag, _ in Seen(html).tags if tag in ("b", "i")]
@@ -274,7 +265,8 @@ def test_labels_and_names_are_text_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["pdf", "svg"])
 def test_signs_that_no_picture_can_hold(tmp_path: Path, kind: str) -> None:
     """Control letters in labels, and letters that no font has: neither error nor warning."""
-    paths = runs_with(("a\x07b", "긍정\U000e0041"), ("one", "결과"), tmp_path)
+    labels = ("a\x07b", "긍정\U000e0041")
+    paths, *_ = random_runs(tmp_path, ["one", "결과"], n=40, labels=labels)
     folder = write_report(compare(paths), tmp_path / "r.html", figures=kind, overwrite=True)
     assert folder is not None
     assert list(folder.glob(f"*.{kind}"))

@@ -18,7 +18,7 @@ from embedkit.comparison.table import compare
 from tests import page_checks
 from tests.comparison.test_report import EVIL, two_runs
 from tests.page_checks import check_fit, copied, json_block, pasted, tab_stops
-from tests.run_fixtures import random_runs, write_fake_run
+from tests.run_fixtures import random_runs, write_fake_runs
 
 READY = "#explorer:not([hidden])"
 
@@ -40,17 +40,8 @@ def pages(common: Path) -> dict[str, Path]:
     many, _, _ = random_runs(common / "many", names, n=600, **given)
     write_report(compare(many, baseline=many[0].name), common / "many.html")
     values = random.normal(size=300)
-    made = [
-        write_fake_run(
-            common / f"values/{name}",
-            values,
-            values + random.normal(size=300) * noise,
-            [i % 5 for i in range(300)],
-            classes=(),
-            task="regression",
-        )
-        for name, noise in (("near", 0.7), ("far", 1.0))
-    ]
+    outputs = [values + random.normal(size=300) * noise for noise in (0.7, 1.0)]
+    made = write_fake_runs(common / "values", ["near", "far"], values, outputs, classes=())
     write_report(compare(made, baseline="far"), common / "values.html")
     return {name: common / f"{name}.html" for name in ("vectors", "many", "values")}
 

@@ -14,15 +14,17 @@ from embedkit.errors import UsageError
 from embedkit.prediction_files import parse_submission, read_prediction_files, write_prediction_file
 from embedkit.runs.run import TestSetContent
 from tests.processes import invoke
-from tests.run_fixtures import edit_run, random_runs, write_fake_run
+from tests.run_fixtures import edit_run, random_runs, write_fake_run, write_fake_runs
 
 
 def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> None:
-    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=60, test=10)
     made = compare(paths).blends["mean"]
-    write_blend(made, tmp_path / "all.csv")
-    every = pd.read_csv(tmp_path / "all.csv", dtype=str)
-    assert len(every) == 60
+    assert write_blend(made, tmp_path / "all.csv") == 60
+    every = pd.read_csv(tmp_path / "all.csv", dtype={"label": str, "fold": str})
+    assert list(every.columns) == ["row", "id", "fold", "label", "proba_0", "proba_1"]
+    mean = every.sort_values("row")[["proba_0", "proba_1"]]
+    assert np.allclose(mean, sum(outputs) / 2, atol=1e-5)
     form = parse_submission("paper, judgement")
     assert write_blend(made, tmp_path / "s.csv", submission=form) == 10
     found = pd.read_csv(tmp_path / "s.csv", dtype=str)
@@ -113,12 +115,10 @@ def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
     y = random.integers(2, size=50)
     proba = random.dirichlet([1, 1], size=(2, 50))
     folds = np.where(np.arange(50) < 10, -1, np.arange(50) % 5)
-    with_test = write_fake_run(tmp_path / "a", y, proba[0], folds.tolist(), test_set=own)
-    index = np.flatnonzero(folds >= 0).tolist()
-    without, shared = (
-        write_fake_run(tmp_path / name, y[index], p[index], folds[index].tolist(), row=index)
-        for name, p in (("b", proba[1]), ("c", proba[0]))
-    )
+    with_test = write_fake_run(tmp_path / "a", y, proba[0], folds, test_set=own)
+    row = np.arange(10, 50)
+    outputs = [proba[1][row], proba[0][row]]
+    without, shared = write_fake_runs(tmp_path, "bc", y[row], outputs, folds[row], row=row)
     found = compare([with_test, without])
     assert any("folds alone" in note for note in notes)
     assert found.counts == {"folds": 40, "test": 0}

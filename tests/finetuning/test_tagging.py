@@ -195,17 +195,13 @@ def test_a_span_of_each_text_is_its_only_word(tmp_path: Path) -> None:
     texts = ["the movie was badly good", "i was home", "a bus", "it rained", "good bus home"]
     frame = pd.DataFrame({"text": texts, "start": [14, 6, 2, 7, 5], "end": [24, 10, 5, 7, 99]})
     frame["kind"] = ["ADJ", "NOUN", "NOUN", "X", "X"]
-    given: dict[str, Any] = {"spans": ["start", "end"], "word_label": "kind", "layers": "0,2"}
+    given: dict[str, Any] = {"spans": ["start", "end"], "word_label": "kind", "tokens": True}
     data = extract_tiny(frame, tmp_path / "v", **given)
     assert data.manifest.totals.rejected_by_reason == {"bad_span": 2}
     words = embedkit.load(data.out, level="word", view="2")
     assert words.text == ["badly good", "home", "bus"]
     assert words.column("label") == ["ADJ", "NOUN", "NOUN"]
-    encoder = embedkit.Encoder(str(tiny_model()), device="cpu")
-    for text, start, end, vector in zip(texts, frame["start"], frame["end"], words.X, strict=False):
-        tokens = encoder.encode_tokens([text], layers="2")
-        inside = (tokens.start < end) & (tokens.end > start) & ~tokens.special
-        assert np.allclose(tokens.X[inside].mean(0), vector, atol=1e-5)
+    check_means_of_tokens(data.out, "2")
     with pytest.raises(UsageError, match="spans="):
         CorpusOptions(spans=["start", "end", "more"])
 

@@ -17,20 +17,17 @@ import pytest
 import torch
 from safetensors.numpy import save as save_arrays
 from sklearn import metrics
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, Normalizer
+from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import _testing
 from skops.io import dumps
 
 import embedkit
-from embedkit.classifiers.estimators import TABLE, CommonScaler, EstimatorSettings
+from embedkit.classifiers.estimators import TABLE, EstimatorSettings
 from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import Frozen
 from embedkit.cli.run_text import run_info_text
 from embedkit.corpus.plan import CorpusOptions
-from embedkit.dataset.encoders import DatasetEncoder
 from embedkit.dataset.format import text_key
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.predict import Predictor, predict_file
@@ -38,9 +35,10 @@ from embedkit.prediction_files import PredictedRecord, write_prediction_file
 from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.split import Split, split, split_for, write_split
+from embedkit.runs.split import Split, read_split, split, split_for, write_split
 from embedkit.storage import seal
 from embedkit.units.units import Units
+from tests import finetune_fixtures
 from tests.finetune_fixtures import check_test_set, predictions
 from tests.models import slow
 from tests.processes import command, invoke
@@ -49,25 +47,14 @@ from tests.store_fixtures import extract_tiny
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
 N = 120
 
 
 def corpus_of(path: Path, labels: Any = None, seed: int = 0) -> Path:
-    """Texts whose words tell the label most of the time; every fourth one stands there twice."""
-    random = np.random.default_rng(seed)
-    lines: list[str] = []
-    for i in range(N):
-        label = str(i % 2)
-        if i % 4 == 3 and lines:
-            text = lines[-2].split("\t")[0] if i % 8 == 7 else f"the movie {i}"
-        else:
-            text = ""
-        words = random.choice(WORDS[label if random.random() < 0.9 else str(1 - i % 2)], 3)
-        text = text or f"the {words[0]} movie was {words[1]} {words[2]} number {i}"
-        lines.append(f"{text}\t{label if labels is None else labels[i]}\t{i}")
-    path.write_text("text\tlabel\tid\n" + "\n".join(lines) + "\n", "utf-8")
-    return path
+    """Texts whose words tell the label most of the time."""
+    if labels is None:
+        labels = np.arange(N) % 2 ^ (np.random.default_rng(seed).random(N) < 0.1)
+    return finetune_fixtures.corpus_of(path, count=N, labels=labels, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -80,29 +67,9 @@ def shared(common: Path) -> Path:
     return common
 
 
-def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Path) -> None:
-    data = embedkit.load(shared / "data")
-    train(shared / "data", out=tmp_path / "run", split=shared / "split.parquet")
-    units = Units.of_dataset(data)
-    folds = split_for(units, shared / "split.parquet", folds=0, seed=0).folds
-    X, y = data.X[folds >= 0], data.y[folds >= 0]
-    model = LogisticRegression(max_iter=1_000, tol=1e-8)
-    plain = make_pipeline(Normalizer(), CommonScaler(), model)
-    parts = PredefinedSplit(folds[folds >= 0])
-    wanted = cross_val_predict(plain, X, y, cv=parts, method="predict_proba")
-    found = predictions(tmp_path / "run")
-    found = found[found["fold"] != "test"].sort_values("row")
-    assert np.allclose(found[["proba_0", "proba_1"]].to_numpy(), wanted, rtol=0, atol=5e-3)
-
-
-def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> None:
-    """Another seed assigns other folds."""
-    options: dict[str, Any] = {"estimator": "sklearn.ensemble:ExtraTreesClassifier", "folds": 2}
-    for name in ("a", "b"):
-        train(shared / "data", out=tmp_path / name, seed=1, **options)
-    files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
-    assert files[0] == files[1]
-    folds = predictions(tmp_path / "a").sort_values("row")["fold"].astype(int).tolist()
+def test_another_seed_assigns_other_folds(shared: Path, tmp_path: Path) -> None:
+    train(shared / "data", out=tmp_path / "run", seed=1, folds=2)
+    folds = predictions(tmp_path / "run").sort_values("row")["fold"].astype(int).tolist()
     assert folds == split(shared / "data", folds=2, seed=1).folds.tolist()
     assert folds != split(shared / "data", folds=2, seed=0).folds.tolist()
 
@@ -110,46 +77,43 @@ def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> No
 # leaks
 
 
+def problems(shared: Path, index: np.ndarray | None) -> list[Problem]:
+    """That of the dataset, and one with other vectors and labels of some records, or the test set.
+
+    All have the rows of the dataset, which are its records in their order.
+    """
+    data = embedkit.load(shared / "data")
+    target, made = Units.of_dataset(data).target(), read_split(shared / "split.parquet")
+    index = made.test if index is None else index
+    X, y = data.X.copy(), target.y.copy()
+    X[index] = 50 * np.random.default_rng(0).normal(size=X[index].shape)
+    y[index] = 1 - y[index]
+    return [
+        Problem(units_with(vectors, row=data.row), replace(target, y=labels), made)
+        for vectors, labels in ((data.X, target.y), (X, y))
+    ]
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"tune": False}, {"threshold": Threshold(None, None)}], ids=str
 )
 def test_what_is_held_out_shapes_nothing(shared: Path, options: dict[str, Any]) -> None:
     """What is decided of half of a fold is the same for other vectors and labels of its rest."""
-    data = embedkit.load(shared / "data")
-    units = Units.of_dataset(data)
-    target = units.target()
-    made = split_for(units, shared / "split.parquet", folds=0, seed=0)
-    held = np.flatnonzero(made.folds == 2)
-    changed = data.X.copy()
-    changed[held[::2]] = 50 * np.random.default_rng(0).normal(size=changed[held[::2]].shape)
-    flipped = target.y.copy()
-    flipped[held[::2]] = 1 - flipped[held[::2]]
+    held = np.flatnonzero(read_split(shared / "split.parquet").folds == 2)
     outputs = []
-    method = Frozen(EstimatorSettings(), **options)
-    for X, y in ((data.X, target.y), (changed, flipped)):
-        labels = replace(target, y=y)
-        found, _ = cross_validate(method, Problem(units_with(X, row=data.row), labels, made))
-        mine = np.isin(found.row, data.row[held[1::2]])
+    for problem in problems(shared, held[::2]):
+        found, _ = cross_validate(Frozen(EstimatorSettings(), **options), problem)
+        mine = np.isin(found.row, held[1::2])
         outputs.append(np.column_stack([found.proba[mine], found.y_pred[mine]]))
     assert np.array_equal(outputs[0], outputs[1])
 
 
 def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: Path) -> None:
     """Other labels and vectors of the test set leave every prediction as it is, to the bit."""
-    data = embedkit.load(shared / "data")
-    units = Units.of_dataset(data)
-    target = units.target()
-    made = split_for(units, shared / "split.parquet", folds=0, seed=0)
-    X, y = data.X.copy(), target.y.copy()
-    X[made.test] = 50 * np.random.default_rng(0).normal(size=X[made.test].shape)
-    y[made.test] = 1 - y[made.test]
+    X, both = embedkit.load(shared / "data").X, problems(shared, None)
     for name in ("logreg", "knn"):
-        method = Frozen(EstimatorSettings(name))
-        plain, changed = (
-            cross_validate(method, Problem(units_with(inputs), replace(target, y=labels), made))[1]
-            for inputs, labels in ((data.X, target.y), (X, y))
-        )
-        first, second = (fits.final.pipeline.predict_proba(data.X) for fits in (plain, changed))
+        fits = [cross_validate(Frozen(EstimatorSettings(name)), problem)[1] for problem in both]
+        first, second = (each.final.pipeline.predict_proba(X) for each in fits)
         assert np.array_equal(first, second)
 
 
@@ -289,20 +253,6 @@ def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
             train(shared / "data", out=tmp_path / "run", threshold=text)
 
 
-def test_stored_vectors_are_predicted_without_encoding(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
-) -> None:
-    predictor = Predictor(shared / "run", device="cpu")
-    encoded = predictor.predict_proba(embedkit.load(shared / "data").text)
-    predictor.predict("long " * 999)
-    assert notes[-1].startswith("1 text cut at ")
-    monkeypatch.setattr(DatasetEncoder, "__call__", None)
-    data, said = predictor.predict_stored(shared / "data")
-    found = [one.proba["1"] for one in said]
-    assert len(found) == len(data.row)
-    assert np.allclose(found, encoded[:, 1], atol=1e-5)
-
-
 def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> None:
     lines = corpus_of(tmp_path / "c.tsv").read_text("utf-8").splitlines()
     kinds = {"named": ["a", "b", "test"], "held": ["Train", "validation", "test"]}
@@ -418,6 +368,7 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     assert "--out" in refused("-", "--out", "a.tsv")
     assert command("predict", run, "c.tsv", "--out", "new/a.parquet", cwd=tmp_path).returncode == 0
     assert len(pd.read_parquet(tmp_path / "new/a.parquet")) == N
+    assert "1 text cut at " in command("predict", run, "--text", "a " * 99, cwd=tmp_path).stderr
     (tmp_path / "odd.tsv").write_text("one\ttwo\na\tb\n")
     assert "--text" in refused("odd.tsv", "--out", "b.tsv")
     lines = b"\xef\xbb\xbfgood\n\ngood \xff\nbad"
@@ -566,16 +517,14 @@ def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_probe(shared: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"control": "random-weights"}
     same: dict[str, Any] = {"split": shared / "split.parquet"}
     views = ["cls_2", "mean_1"]
-    result = probe(shared / "data", out=tmp_path / "probe", view=views, **same, **options)
-    content = result.content
-    assert [v.name for v in content.view_scores] == views
+    options: dict[str, Any] = {"view": views, "control": "random-weights", **same}
+    content = probe(shared / "data", out=tmp_path / "probe", **options).content
     best = max(content.view_scores, key=lambda view: view.score.value)
     assert best.score.value > content.nested.majority
     assert abs(best.control - 0.5) < 0.2
-    assert set(content.random_weights) == {v.name for v in content.view_scores}
+    assert [*content.random_weights] == [v.name for v in content.view_scores] == views
     assert read_run(tmp_path / "probe") == replace(content, command=None)
     assert (tmp_path / "probe/figures/layers.svg").stat().st_size > 1_000
     finding, told, *_ = run_info_text(tmp_path / "probe", content).splitlines()

@@ -11,10 +11,9 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 
 from embedkit.runs.metrics import METRICS, best_threshold, metric_name, metrics_for, named_metric
-from embedkit.runs.predictions import Predictions
 from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.units.target import Target
-from tests.run_fixtures import scores_of, units_with
+from tests.run_fixtures import predictions_of, scores_of
 
 
 def problem(count: int, classes: int, seed: int = 0) -> tuple[Any, Any]:
@@ -118,25 +117,14 @@ def test_the_unit_and_zero_of_values_change_nothing(unit: float) -> None:
             assert values == pytest.approx(astuple(score), rel=1e-5), name
 
 
-def folds_of(target: Target, proba: Any, *, first: int = 0) -> Predictions:
-    """Predictions of three folds, of which fold -1 is the test set."""
-    row = np.arange(len(proba))
-    about: dict[str, Any] = {"units": units_with(target.y), "group": row, "target": target}
-    parts = (row[row % 3 == i] for i in range(3))
-    return Predictions.joined(
-        [
-            Predictions.of_fold(part, proba[part], fold=first + i, **about)
-            for i, part in enumerate(parts)
-        ]
-    )
-
-
 def test_baselines_of_rare_positives() -> None:
     """The majority never finds a positive; of an F score saying yes to all is the baseline."""
     random = np.random.default_rng(0)
     target = Target((random.random(200) < 0.1).astype(int), ("no", "yes"))
     proba = random.dirichlet([4, 1], size=200)
-    found = reported_scores(folds_of(target, proba), seed=0, beta=7)["cross_validation"]
+    found = reported_scores(predictions_of(target, proba, np.arange(200) % 3), seed=0, beta=7)[
+        "cross_validation"
+    ]
     ones = np.ones(200, int)
     assert found["f7"].majority == pytest.approx(metrics.fbeta_score(target.y, ones, beta=7))
     assert found["f1"].majority == pytest.approx(metrics.f1_score(target.y, ones))
@@ -158,7 +146,7 @@ def test_what_no_record_can_change_and_what_one_record_can_show() -> None:
 def test_scores_of_every_class() -> None:
     y, shares = problem(120, 3)
     row = np.arange(120)
-    made = folds_of(Target(y, ("a", "b", "c")), shares, first=-1)
+    made = predictions_of(Target(y, ("a", "b", "c")), shares, row % 3 - 1)
     found = class_scores(made)
     assert set(found) == {"cross_validation", "test"}
     for subset, index in (("cross_validation", row[row % 3 > 0]), ("test", row[row % 3 == 0])):
@@ -245,21 +233,12 @@ def test_the_baseline_is_not_beaten_by_chance_where_folds_differ(classes: tuple[
     fold, place = np.repeat(np.arange(5), 40), np.tile(np.arange(40), 5)
     level = np.array([0.3, 0.4, 0.5, 0.6, 0.7])[fold]
     y = (place < 40 * level).astype(int) if classes else level + place / 40
-    names = [str(row) for row in range(200)]
-    about: dict[str, Any] = {"units": units_with(names), "target": Target(y, classes)}
-    about |= {"group": np.arange(200), "threshold": None}
     guesses = {"roc_auc": 0.5, "accuracy": 0.5, "mcc": 0.0} if classes else {"spearman": 0.0}
     better = dict.fromkeys(guesses, 0)
     for seed in range(40):
         noise = np.random.default_rng(seed).uniform(0.01, 0.99, 200)
         proba = np.stack([1 - noise, noise], axis=1) if classes else noise
-        parts = [np.flatnonzero(fold == number) for number in range(5)]
-        p = Predictions.joined(
-            [
-                Predictions.of_fold(index, proba[index], fold=number, **about)
-                for number, index in enumerate(parts)
-            ]
-        )
+        p = predictions_of(Target(y, classes), proba, fold)
         scores = reported_scores(p, seed=0)["cross_validation"]
         for name, guess in guesses.items():
             assert scores[name].majority == pytest.approx(guess)
@@ -275,16 +254,8 @@ def test_where_there_is_nothing_to_explain_there_is_no_r2() -> None:
 @pytest.mark.parametrize("name", ["pearson", "spearman"])
 def test_a_correlation_of_one_fold_is_better_than_a_constant(name: str) -> None:
     y = np.arange(30.0)
-    target = Target(y, ())
-    p = Predictions.of_fold(
-        np.arange(30),
-        y + np.random.default_rng(0).normal(size=30),
-        units=units_with([str(row) for row in range(30)]),
-        group=np.arange(30),
-        fold=0,
-        target=target,
-        threshold=None,
-    )
+    values = y + np.random.default_rng(0).normal(size=30)
+    p = predictions_of(Target(y, ()), values, np.zeros(30, int))
     score = reported_scores(replace(p, prior=(14.5,)), seed=0)["cross_validation"][name]
     assert score.majority == 0
     assert score.p is not None

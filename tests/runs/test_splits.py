@@ -212,22 +212,17 @@ def test_written_and_read(tmp_path: Path) -> None:
 
 
 def test_what_is_no_split(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"x\.parquet"):
-        read_split(tmp_path / "x.parquet")
     with pytest.raises(UsageError, match="is no file"):
         read_split(tmp_path)
-    (tmp_path / "y.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DamagedError, match=r"y\.parquet"):
-        read_split(tmp_path / "y.parquet")
-    made = make_split(records(list(LABELS)))
-    write_split(made, tmp_path / "z.parquet")
-    table = pq.read_table(tmp_path / "z.parquet")
-    pq.write_table(table.replace_schema_metadata(None), tmp_path / "w.parquet")
-    with pytest.raises(UsageError, match=r"w\.parquet"):
-        read_split(tmp_path / "w.parquet")
-    pq.write_table(table.slice(1), tmp_path / "v.parquet")
-    with pytest.raises(DamagedError, match=r"v\.parquet"):
-        read_split(tmp_path / "v.parquet")
+    write_split(make_split(records(list(LABELS))), tmp_path / "made.parquet")
+    table = pq.read_table(tmp_path / "made.parquet")
+    (tmp_path / "bytes.parquet").write_bytes(b"PAR1 no")
+    pq.write_table(table.replace_schema_metadata(None), tmp_path / "bare.parquet")
+    pq.write_table(table.slice(1), tmp_path / "less.parquet")
+    errors = {"none": UsageError, "bytes": DamagedError, "bare": UsageError, "less": DamagedError}
+    for name, error in errors.items():
+        with pytest.raises(error, match=rf"{name}\.parquet"):
+            read_split(tmp_path / f"{name}.parquet")
 
 
 def test_of_a_corpus(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.probe import control_task
 from embedkit.classifiers.train import Frozen
 from embedkit.comparison.report import write_report
-from embedkit.dataset.format import read_manifest
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tables import word_vectors
 from embedkit.encoding.views import parse_layers
@@ -30,7 +29,7 @@ from embedkit.units.units import Units
 from tests.page_checks import json_block
 from tests.run_fixtures import train
 from tests.store_fixtures import run, tiny_model
-from tests.word_fixtures import TAGS, sentences, write_treebank
+from tests.word_fixtures import write_treebank
 
 
 def extract(corpus: Path, out: Path, **settings: Any) -> Path:
@@ -62,19 +61,6 @@ def predictions(run: Path) -> Predictions:
     return read_predictions(run, content_of(run).classes)
 
 
-def test_words_have_the_labels_of_the_corpus(made: Path) -> None:
-    words = embedkit.load(made / "vectors", level="word", view="0")
-    found = sentences(39)
-    expected = [
-        (row, i, word) for row, some in enumerate([*found, found[0]]) for i, word in enumerate(some)
-    ]
-    assert list(zip(words.row, words.word, words.text, strict=True)) == expected
-    assert words.y.tolist() == [TAGS[word] for _, _, word in expected]
-    batch = next(words.iter_batches(10))
-    assert batch["y"].tolist() == words.y[:10].tolist()
-    assert read_manifest(made / "vectors").job.input.word_label == "upos"
-
-
 @pytest.mark.parametrize("labels", ["news", ""])
 def test_labels_of_records_do_not_matter_to_words(tmp_path: Path, labels: str) -> None:
     """All records have the same label, or none has one."""
@@ -85,24 +71,6 @@ def test_labels_of_records_do_not_matter_to_words(tmp_path: Path, labels: str) -
     data = extract(tmp_path / "c.tsv", tmp_path / "v", word_label="tags", label="label")
     result = train(data, level="word", folds=2, out=tmp_path / "run")
     assert result.content.classes == ("DET", "NOUN", "VERB")
-
-
-def test_sentences_never_cross_folds(made: Path) -> None:
-    p = predictions(made / "tags")
-    data = embedkit.load(made / "vectors", level="word")
-    assert list(zip(p.row, p.word, strict=True)) == list(zip(data.row, data.word, strict=True))
-    folds = {int(row): set(p.fold[p.row == row].tolist()) for row in np.unique(p.row)}
-    assert all(len(one) == 1 for one in folds.values())
-    assert folds[0] == folds[39]  # the same text
-    assert set(p.group[p.row == 0]) == set(p.group[p.row == 39])
-    assert len(np.unique(p.group)) == 39
-    content = content_of(made / "tags")
-    assert content.level == "word"
-    assert content.split.fingerprint == read_split(made / "split.parquet").fingerprint
-    inner = predictions(made / "tuned").inner
-    assert inner is not None
-    for fold in range(3):
-        assert not set(inner.group[inner.fold == fold]) & set(p.group[p.fold == fold])
 
 
 def test_labels_that_are_moved_by_one_word_are_noticed(made: Path, tmp_path: Path) -> None:
