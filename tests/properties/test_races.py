@@ -47,7 +47,7 @@ def test_a_manifest_is_read_while_its_dataset_is_replaced(
     """It is not damaged, and between the two renames it is not missing."""
     corpus, out = write_tsv(tmp_path / "c.tsv"), tmp_path / "out"
     run(corpus, out)
-    work, checked = storage.incomplete(out), vars(format_module)["check_files"]
+    work, checked = storage.incomplete(out), storage.check_files
     run(corpus, work, layers="0")
     before = work / storage.UNFINISHED / "replaced"
 
@@ -65,7 +65,7 @@ def test_a_manifest_is_read_while_its_dataset_is_replaced(
             (out / format_module.MANIFEST).write_text("{}")  # that of another dataset
         return checked(*arguments, **options)
 
-    monkeypatch.setattr(format_module, "check_files", meanwhile)
+    monkeypatch.setattr(storage, "check_files", meanwhile)
     if gone:
         replace()
         assert format_module.read_manifest(out).fingerprint
