@@ -35,6 +35,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from embedkit.errors import (
+    OVERWRITE,
     DamagedError,
     EmbedkitError,
     LockedError,
@@ -539,11 +540,13 @@ def new_folder(
     free: Callable[[], object] = lambda: None,
     begin: Callable[[Path], None] | None = None,
     sealed: bool = True,
+    overwrite: bool = False,
 ) -> Iterator[Path]:
     """A locked folder to fill, which replaces ``out`` when the block ends without an error.
 
     When the lock is held, ``free`` is called, which raises an error if ``out`` may not be replaced,
-    and ``begin`` with the folder; without, it is emptied. Its checksums are written if ``sealed``;
+    and ``begin`` with the folder; without, it is emptied, work that another command could go on
+    with only by ``overwrite``. Its checksums are written if ``sealed``;
     the folder ``_unfinished`` in it has none, and is deleted at the end. By it an earlier attempt
     is told from what somebody keeps there, or ``extract`` has begun.
     """
@@ -554,6 +557,8 @@ def new_folder(
         if begin is not empty_folder and _is_filled(work) and not mark.is_dir():
             remedy = "Move it away, or choose another name."
             raise OutputExistsError(f"{work} was not made by this command. {remedy}")
+        if begin is None and not overwrite:
+            refuse_unfinished(work)
         for leftover in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
             remove_file(leftover)
         (begin or empty_folder)(work)
@@ -570,6 +575,16 @@ def new_folder(
         # the second look at what stands there: this block may have worked for hours
         with replacing(out, seen):
             publish(work, out)
+
+
+def refuse_unfinished(work: Path) -> None:
+    """Raise an error if a folder holds what ``extract`` or ``finetune`` would go on with."""
+    # shards or folds, perhaps a night of work
+    if any(work.glob("_*/job.json")):
+        raise OutputExistsError(
+            f"{work} holds unfinished work of another command. Finish it, choose another "
+            f"{Option('out')}, or pass {OVERWRITE} to discard it."
+        )
 
 
 @contextmanager

@@ -44,7 +44,14 @@ from embedkit.dataset.info import card_of
 from embedkit.dataset.parquet import footer_sha256, read_facts, read_table, write_parquet
 from embedkit.dataset.settings import JobSettings
 from embedkit.display import count_text
-from embedkit.errors import CorpusError, DamagedError, MismatchError, Option, OutputExistsError
+from embedkit.errors import (
+    OVERWRITE,
+    CorpusError,
+    DamagedError,
+    MismatchError,
+    Option,
+    OutputExistsError,
+)
 from embedkit.records import canonical_json, from_json, read_json, to_json
 from embedkit.types import ProgressCallback
 
@@ -52,7 +59,6 @@ logger = logging.getLogger(__name__)
 
 # key in the schema metadata of shards.parquet
 _COUNTS = b"embedkit.counts"
-_OVERWRITE = Option("overwrite", True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
         return ""
     kept = len(layout.content("sentences"))
     if difference(_stored(layout)[0], asdict(job.settings)):
-        only = f"it is replaced only with {_OVERWRITE}"
+        only = f"it is replaced only with {OVERWRITE}"
         return f"{layout.root} has other settings; {only}"
     if overwrite and not free:
         return f"{out} is complete, and would be replaced"
@@ -131,6 +137,8 @@ def open_job(
                 may = {"overwrite": overwrite, "allow_env_change": allow_env_change}
                 _check_same(layout, job, shared=shared, **may)
             elif len([*layout.root.iterdir()]) > 1 or any(layout.private.iterdir()):
+                if not overwrite:
+                    storage.refuse_unfinished(layout.root)
                 # a kill while another job was being emptied: what is left belongs to none
                 storage.empty_folder(layout.root)
             # after the comparison, which may have emptied the folder, job.json included
@@ -256,7 +264,7 @@ class ShardReader:
         if (len(read), last) != (shard.rows, shard.last_row):
             raise CorpusError(
                 f"shard {shard.number} has {len(read)} records up to row {last}, expected "
-                f"{shard.rows} up to {shard.last_row}. Start over with {_OVERWRITE}."
+                f"{shard.rows} up to {shard.last_row}. Start over with {OVERWRITE}."
             )
         self._next, self._file = last + 1, read[-1].file if read else -1
         return read
@@ -429,7 +437,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     for name in unlisted_files(out, sums):
         if not _OURS.fullmatch(name):
             problem = f"{out / name} is not of this dataset, and readers would take it for a part"
-            raise OutputExistsError(f"{problem}. Move it away, or replace all with {_OVERWRITE}.")
+            raise OutputExistsError(f"{problem}. Move it away, or replace all with {OVERWRITE}.")
         # by the list, and not by its own name: what it says of the job still holds
         damaged.setdefault(storage.SUMS, f"{name} is not in {storage.SUMS}")
     damaged |= storage.differing_files(out, sums)
@@ -441,7 +449,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
             grown = Option("reuse", out, before=", with ", after=f", {use}")
         raise OutputExistsError(
             f"{out} already exists with different settings. Pass another {Option('out')}, or "
-            f"replace it with {_OVERWRITE}{grown}. It differs in:\n{differences}"
+            f"replace it with {OVERWRITE}{grown}. It differs in:\n{differences}"
         )
     if damaged:
         shown = "; ".join(list(damaged.values())[:3])
@@ -460,7 +468,7 @@ def _check_same(
     if (settings or environment) and discards and not shared:
         storage.empty_folder(layout.root)
     elif settings:
-        remedy: Option | str = "delete it" if shared else f"start over with {_OVERWRITE}"
+        remedy: Option | str = "delete it" if shared else f"start over with {OVERWRITE}"
         raise MismatchError(
             f"{layout.root} is an unfinished job with other input, model or settings. Pass another "
             f"{Option('out')}, or {remedy}. It differs in:\n{settings}"
@@ -474,7 +482,7 @@ def check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, A
     if environment := difference(before, now):
         raise MismatchError(
             f"{path} was begun in another environment, whose bits could differ. Start over with "
-            f"{_OVERWRITE}, or continue in Python with {Option('allow_env_change', True)}. "
+            f"{OVERWRITE}, or continue in Python with {Option('allow_env_change', True)}. "
             f"Differences:\n{environment}"
         )
 
@@ -527,7 +535,7 @@ def _refuse_foreign(root: Path) -> None:
     foreign: list[str] = []
     if root.is_symlink() or (root.exists() and not root.is_dir()):
         foreign = ["it"]
-    elif root.is_dir():
+    elif root.is_dir() and not (root / storage.UNFINISHED / "job.json").is_file():
         # whatever else is in there would become part of the dataset, or be deleted with it
         names = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
         # nor is a file that a killed process left half written

@@ -263,7 +263,7 @@ def export(
 
     # no SHA256SUMS (sealed): the folder is to be like any checkpoint. free is asked again under the
     # lock
-    with new_folder(target, free=free, sealed=False) as work:
+    with new_folder(target, free=free, sealed=False, overwrite=overwrite) as work:
         with storage.storage_errors(work, SafetensorError):
             inside = f"model/{name}/"
             for file in storage.file_sums(source):  # what else is there may be a link to anywhere

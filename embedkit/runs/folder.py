@@ -19,6 +19,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -110,14 +111,8 @@ def free_out(
 
 def new_run(out: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
     """A folder to fill, which becomes ``out`` when the block ends without an error."""
-    work = storage.incomplete(out)
-    # new_folder empties what is there: folds of a fine-tuned run, perhaps a night of work
-    if (work / storage.UNFINISHED / "job.json").is_file() and not overwrite:
-        raise OutputExistsError(
-            f"{work} holds an unfinished run of another kind. Finish it, choose another "
-            f"{Option('out')}, or pass {OVERWRITE} to discard it."
-        )
-    return storage.new_folder(out, free=lambda: free_out(out, overwrite=overwrite))
+    free = partial(free_out, out, overwrite=overwrite)
+    return storage.new_folder(out, free=free, overwrite=overwrite)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from embedkit.dataset.format import TABLES
 from embedkit.dataset.job import JobFolder, recorded_precision
 from embedkit.dataset.parquet import read_facts
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
+from embedkit.runs.folder import new_run
 from embedkit.types import Progress
 from tests.processes import environment
 from tests.store_fixtures import begin, manifest_of, run, tiny_model, tree, write_tsv
@@ -250,6 +251,16 @@ def test_a_job_keeps_the_precision_it_began_with(
     assert go("out").was_complete
     assert recorded_precision(tmp_path / "other") == "auto"
     assert go("other").manifest.job.vectors.precision == "fp32"
+
+
+def test_no_other_command_discards_an_unfinished_dataset(corpus: Path, tmp_path: Path) -> None:
+    begin(corpus, tmp_path / "out")
+    before = tree(tmp_path / "out.incomplete")
+    with pytest.raises(OutputExistsError, match="unfinished work"), new_run(tmp_path / "out"):
+        pass
+    assert tree(tmp_path / "out.incomplete") == before
+    with new_run(tmp_path / "out", overwrite=True) as work:
+        assert not tree(work)
 
 
 # Damage to an unfinished job

@@ -557,6 +557,8 @@ def test_a_loss_that_is_not_a_number(
             tuned_on(shared, tmp_path / "run", epochs=1)
     assert caught.value.exit_code == 5
     assert (work / "model/fold-0/model.safetensors").is_file()
+    with pytest.raises(OutputExistsError, match="unfinished work"):
+        extract_tiny(shared / "corpus.tsv", tmp_path / "run")
     stages: set[str] = set()
     tuned_on(shared, tmp_path / "run", epochs=1, progress=lambda s: stages.add(s.stage))
     assert stages == {"fold 2 of 3, epoch 1 of 1", "fold 3 of 3, epoch 1 of 1"}
