@@ -260,6 +260,11 @@ REFUSED: dict[str, tuple[Callable[[Path, Floats], object], type[Exception], str]
     "nan.npy": (lambda path, X: np.save(path, X * np.nan), UsageError, f"in {len(IDS)} vectors"),
     "empty.npy": (lambda path, _: path.write_text(""), UsageError, "cannot be read"),
     "bare.csv": (lambda path, X: np.savetxt(path, X, delimiter=","), UsageError, "first line"),
+    "whole.csv": (
+        lambda path, X: np.savetxt(path, -10 - 99 * abs(X), "%d", ","),
+        UsageError,
+        "first line",
+    ),
     "ragged.jsonl": (
         lambda path, X: (
             _lists(X)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -197,7 +198,7 @@ def _as_typed(option: click.Option, value: Any) -> str:
     if value is ... or option.is_flag:
         return positive
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return f'{positive} "{text}"' if " " in text or not text else f"{positive} {text}"
+    return f"{positive} {shlex.quote(text)}"
 
 
 class Command(click.Command):

@@ -59,7 +59,7 @@ def find_word(text: str, word: str, *, match: str = "word") -> list[tuple[int, i
     ``word`` matches the whole word, in Hangul also with particles, ``start`` also longer words
     that begin with it. Japanese, which has no spaces, is always matched ``anywhere``.
     """
-    if not word.strip():
+    if not (word := word.strip()):
         raise UsageError("the word is empty.")
     check_choice(MATCHES, match=match)
     return [hit.span() for hit in _pattern(word, match).finditer(text)]
@@ -109,27 +109,28 @@ def words(
         >>> len(report.uses), report.cosines.shape
         (2, (2, 2))
     """
-    option = Option("layer", layer)
+
+    def layers_of(n_layers: int) -> tuple[LayerSpec, ...]:
+        layers = parse_layers(layer or "all", n_layers=n_layers, option=Option("layer", layer))
+        if layer is not None and len(layers) > 1:
+            advice = "expected one layer, or a combination such as mean:-4..-1."
+            raise UsageError(advice, layer=layer)
+        return layers
+
     if isinstance(source, str | os.PathLike):
         if model is not None:
             raise UsageError(f"the vectors of {source} are stored. Leave it out.", model=model)
         uses = uses_in_dataset(source, word, match=match)
         assert uses.data is not None
-        n_layers = uses.data.manifest.job.model.n_layers
+        layers = layers_of(uses.data.manifest.job.model.n_layers)
     else:
         from embedkit.encoding.encoder import Encoder
 
         encoder = Encoder(model or DEFAULT_MODEL, device=device)
-        n_layers = encoder.n_layers
         # only the layers that are asked for are kept of the forward pass
-        parsed = parse_layers(layer or "all", n_layers=n_layers, option=option)
-        uses = uses_in_texts(encoder, list(map(str, source)), word, parsed, match=match)
-    if layer is None:
-        return describe_uses(uses, word)
-    chosen, *others = parse_layers(layer, n_layers=n_layers, option=option)
-    if others:
-        raise UsageError("expected one layer, or a combination such as mean:-4..-1.", layer=layer)
-    return describe_uses(uses, word, layer=chosen)
+        layers = layers_of(encoder.n_layers)
+        uses = uses_in_texts(encoder, list(map(str, source)), word, layers, match=match)
+    return describe_uses(uses, word, layer=layers[0] if layer is not None else None)
 
 
 MOST_USES = 1_000

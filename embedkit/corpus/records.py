@@ -278,7 +278,7 @@ class CorpusReader:
             words, labelled = None, self.plan.word_label is not None
             try:
                 # first, as it may reject, and all that follows is about a text
-                raw = _joined(raw) if self.plan.divided else raw
+                raw = _joined(raw, empty=self._empty) if self.plan.divided else raw
                 self._count_quotes(raw.cells)
                 self._count_headers(raw.cells)
                 # rejected before it is left out: a bad record is counted as bad, however short it
@@ -357,8 +357,11 @@ class CorpusReader:
                     self.counts.fields_csv_quoted += csv_quoted
 
 
-def _joined(raw: Row) -> Row:
-    """A row whose text is a list of words: these with a space between, and their spans."""
+def _joined(raw: Row, *, empty: bool) -> Row:
+    """A row whose text is a list of words: these with a space between, and their spans.
+
+    With ``empty`` blank words are left out, and a list without words has an empty text.
+    """
     first = raw.cells[0]
     # a text in such a column is words with spaces; null stays for the check of all texts
     words = list_of(first) if isinstance(first, NotText) else first and first.split()
@@ -370,7 +373,9 @@ def _joined(raw: Row) -> Row:
         problem = "the text is a list of numbers, lists or objects, not of words"
         raise BadRecordError("text_not_string", problem)
     joint = between([word or "" for word in words]) if isinstance(first, NotText) else " "
-    if not words or not all(word and (word.strip() or not joint) for word in words):
+    if empty:
+        words = [word for word in words if word and (word.strip() or not joint)]
+    elif not words or not all(word and (word.strip() or not joint) for word in words):
         detail = "the text has no words" if not words else "one of the words is null or blank"
         raise BadRecordError("empty_text", detail)
     text, spans = joined([str(word) for word in words], joint)

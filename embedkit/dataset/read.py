@@ -365,6 +365,8 @@ class VectorData(Shown):
         for name in columns:
             if name not in self.columns:
                 raise UsageError(f"{self.path} has {', '.join(self.columns)}.", columns=name)
+            if name in ("X", "y"):
+                raise UsageError("a batch has the vectors and labels by this name.", columns=name)
         # not a generator itself: arguments are judged at the call, not at the first batch
         return _batches(self, batch_size, columns, shuffle_seed, worker)
 

@@ -251,9 +251,17 @@ class Encoder(Reloaded):
             chosen, normalized = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:
             (chosen,), normalized = parse_poolings([pooling]), False
+        name = f"{chosen}_{layer}" if chosen.has_layer else chosen
+        view = parse_view(name, n_layers=self.n_layers)
+        if dims and truncate_dim:
+            raise UsageError("give one of both.", dims=dims, truncate_dim=truncate_dim)
+        size, width = dims or truncate_dim, self.width_of(view)
+        if size and size > width:
+            cut = "dims" if dims else "truncate_dim"
+            raise UsageError(f"the vectors have {width} coordinates.", **{cut: size})
         views = self.encode_views(
             [texts] if isinstance(texts, str) else texts,
-            [f"{chosen}_{layer}" if chosen.has_layer else chosen],
+            [view.name],
             batch_size=batch_size,
             show_progress_bar=bool(show_progress_bar),
             max_length=max_length,
@@ -262,12 +270,7 @@ class Encoder(Reloaded):
         vectors = next(iter(views.values()))
         if normalized or normalize_embeddings:  # by the makers' own module, as it is always run
             vectors = l2_normalize(vectors)
-        if dims and truncate_dim:
-            raise UsageError("give one of both.", dims=dims, truncate_dim=truncate_dim)
-        if size := dims or truncate_dim:
-            if size > vectors.shape[1]:
-                name, width = "dims" if dims else "truncate_dim", vectors.shape[1]
-                raise UsageError(f"the vectors have {width} coordinates.", **{name: size})
+        if size:
             vectors = vectors[:, :size]
             # first coordinates of a unit vector are no unit vector any more
             if dims or normalize_embeddings:

@@ -506,7 +506,8 @@ class PackedModel(Model):
                 del running.now  # it holds states, hundreds of megabytes on a GPU
             assert forward.last is not None
             # a masked NaN key would affect the preceding sequence
-            if not widen or forward.last.sum().isfinite():
+            # in fp32: a sum of finite halves may be more than the largest half
+            if not widen or forward.last.sum(dtype=torch.float32).isfinite():
                 break
 
     def pool(self, first: Tensor) -> Tensor:

@@ -376,7 +376,6 @@ class FineTuned(NamedTuple):
                     model=members,
                     inner=np.concatenate([fold.valid, fold.threshold]) if validates else None,
                     inner_proba=np.array(inner) if validates else None,
-                    inner_threshold=threshold,
                     threshold=threshold,
                 )
             )

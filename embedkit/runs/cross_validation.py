@@ -33,7 +33,6 @@ class FoldFit(NamedTuple):
     model: Any  # what the method keeps of it
     inner: Int64 | None = None  # training units that were predicted by a model without them
     inner_proba: Float64 | None = None
-    inner_threshold: float | None = None
     threshold: float | None = None  # that was chosen without the held-out units
     fit_seconds: float = 0.0
     predict_seconds: float = 0.0
@@ -130,7 +129,7 @@ def held_out_predictions(folds: Sequence[FoldFit], problem: Problem) -> Predicti
         # inner predictions are for training records, and carry the fold that their models have not
         # seen: blends are fitted on them
         if fitted.inner is not None and fitted.inner_proba is not None:
-            cut = fitted.inner_threshold
+            cut = fitted.threshold
             inner = of_fold(fitted.inner, fitted.inner_proba, fold=fold, threshold=cut)
             part = replace(part, inner=inner)
         parts.append(part)

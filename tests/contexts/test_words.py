@@ -81,6 +81,7 @@ def folder(common: Path) -> Path:
         ("परिवार मेज पर", "पर", "word", ["पर"]),
         ("مُحَمَّد", "م", "word", []),
         ("nothing", "bank", "word", []),
+        ("the bank is", " bank ", "word", ["bank"]),
     ],
 )
 def test_where_a_word_stands(text: str, word: str, match: str, found: list[str]) -> None:
@@ -107,8 +108,9 @@ def test_words_that_cannot_be_looked_for() -> None:
         find_word("a", " ")
     with pytest.raises(UsageError, match="match='near'"):
         find_word("a", "a", match="near")
+    # before texts are encoded, of which none has the word
     with pytest.raises(UsageError, match="layer='0,1': expected one layer"):
-        words(["a"], "a", layer="0,1", model=str(tiny_model()))
+        words(["a"], "b", layer="0,1", model=str(tiny_model()))
 
 
 # vectors of uses

@@ -271,6 +271,8 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "a holds rows of several widths": lambda e: e.similarity([[1, 2], [3]], ROWS),
     "view='mean_6': expected a View": lambda e: e.width_of("mean_6"),
     "dims=2, truncate_dim=2": lambda e: e.encode("a", dims=2, truncate_dim=2),
+    # before anything is encoded, and None is no text
+    "dims=99: the vectors have": lambda e: e.encode([None], dims=99),
     "vocab='1:²'": lambda _: tokenize(vocab="1:²"),
 }
 

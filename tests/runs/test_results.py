@@ -29,7 +29,7 @@ from embedkit.classifiers.train import Frozen
 from embedkit.cli.run_text import run_info_text
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import text_key
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.predict import Predictor, predict_file
 from embedkit.prediction_files import PredictedRecord, write_prediction_file
 from embedkit.runs.cross_validation import Problem, cross_validate
@@ -551,20 +551,33 @@ def test_columns_are_not_named_of_a_dataset(shared: Path) -> None:
         predict_file(shared / "run", shared / "data", reading=CorpusOptions(text="none"))
 
 
+@pytest.mark.parametrize("words", [False, True])
 def test_a_record_without_a_text_is_predicted_as_an_empty_one(
-    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, words: bool
 ) -> None:
-    lines = [{"id": "a", "text": None}, {"id": "b", "text": "good"}, {"id": "c", "text": " "}]
+    texts = [None, ["good", " "], [], [" "]] if words else [None, "good", " ", ""]
+    lines = [{"id": name, "text": text} for name, text in zip("abcd", texts, strict=True)]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "s.csv"
     with caplog.at_level("WARNING", "embedkit"):
         done = predict_file(
             shared / "run", tmp_path / "new.jsonl", out=out, submission="id,p=1", device="cpu"
         )
-    assert done == (3, "text", {})
-    assert "2 records with an empty text" in caplog.text
-    expected = Predictor(shared / "run", device="cpu").predict_proba(["", "good", " "])[:, 1]
+    assert done == (4, "text", {})
+    assert "3 records with an empty text" in caplog.text
+    expected = Predictor(shared / "run", device="cpu").predict_proba(["", "good", " ", ""])[:, 1]
     np.testing.assert_allclose(pd.read_csv(out)["p"], expected, rtol=1e-8)
+
+
+def test_a_corpus_that_changes_is_not_predicted(shared: Path, tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv")
+
+    def rewritten(_: Any) -> None:
+        corpus.write_bytes(corpus.read_bytes() + b"\n")
+
+    with pytest.raises(CorpusError, match="changed while"):
+        predict_file(shared / "run", corpus, out=tmp_path / "a.tsv", progress=rewritten)
+    assert not (tmp_path / "a.tsv").exists()
 
 
 def test_json_lines_hold_the_answers_of_a_table(shared: Path, tmp_path: Path) -> None:
