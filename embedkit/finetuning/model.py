@@ -20,6 +20,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -436,7 +437,8 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
     from the caller, the same one that the file has; else a :class:`UsageError` says so.
     """
     config = read_config(folder)
-    if str(config.head) not in HEADS and config.head != head:
+    ours = str(config.head) in HEADS
+    if not ours and config.head != head:
         raise UsageError(
             f"{folder} has a head of its own, which is code that is imported and run. If you trust "
             f"it, pass {Option('head', config.head)}."
@@ -447,7 +449,8 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
         sizes = (config.encoder or {}) | {"head_size": max(config.n_outputs, *config.cnn_widths)}
         if problem := wrong_size(sizes, folder / WEIGHTS):
             raise ValueError(problem)
-        with init_empty_weights(include_buffers=False):  # random ones take longer than reading
+        # random weights take longer than reading; a head of the user's own may look at its weights
+        with init_empty_weights(include_buffers=False) if ours else nullcontext():
             model = EncoderWithHead(config)
         stored = load_file(str(folder / WEIGHTS))
         if is_plain_head(model.config) and model.config.problem == "one_logit":

@@ -167,6 +167,7 @@ class Weighted(torch.nn.Module):
         super().__init__()
         self.weigh, self.out = torch.nn.Linear(width, 1), torch.nn.Linear(width, outputs)
         torch.nn.init.constant_(self.out.bias, 7.0)
+        assert bool(self.out.weight.isfinite().all())  # when it is read, too
         self.first = self.second = torch.nn.Linear(width, width)
         self.times: torch.Tensor
         self.register_buffer("times", torch.tensor(2))
