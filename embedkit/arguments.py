@@ -133,8 +133,9 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     settled = value.item() if isinstance(value, np.generic) else value
     if not any(kind.holds(settled) for kind in kinds):
         # only what nothing accepts as it is: a corpus may be an array, and large. A model may be a
-        # folder
-        settled = os.fspath(value) if isinstance(value, os.PathLike) else plain(value)
+        # folder; a text is none
+        folder = name == "model" and isinstance(value, os.PathLike)
+        settled = os.fspath(value) if folder else plain(value)
     if any(kind.holds(settled) for kind in kinds):
         _check_limits(name, settled, hint)
         # a list of texts may hold NUL: where a text is one of a corpus, it is no path
@@ -156,7 +157,7 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """Return a value without NumPy's scalars and arrays, also inside of lists and dictionaries."""
-    if hasattr(value, "tolist"):  # of NumPy, pandas and torch
+    if hasattr(value, "tolist") and not isinstance(value, type):  # of NumPy, pandas and torch
         return value.tolist()
     # exactly these: a named tuple takes its values one by one
     if type(value) in (list, tuple):
@@ -197,7 +198,8 @@ def matrix_of(name: str, vectors: Any) -> Float32:
         raise UsageError(f"{name} holds rows of several widths; expected one width.") from error
     if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
         raise UsageError(f"{name} holds {matrix.dtype} {matrix.shape}; expected rows of numbers.")
-    matrix = matrix.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):  # infinite then, which is refused below
+        matrix = matrix.astype(np.float32, copy=False)
     if bad := int((~np.isfinite(matrix).all(axis=1)).sum()):
         raise UsageError(f"{name}: NaN or infinity in {count_text(bad, 'vector')}.")
     return matrix

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -91,7 +92,7 @@ class StoredVectors(_Vectors):
         view = self.view if self.view is None or isinstance(self.view, str) else tuple(self.view)
         # part of the cache's key: a dataset that was replaced is read again
         fingerprint = load(self.dataset).manifest.fingerprint
-        data, index_of = _stored(str(self.dataset), view, self.by, fingerprint)
+        data, index_of = _stored(os.fspath(self.dataset), view, self.by, fingerprint)
         values = _column(X)
         # pandas reads ids such as 7 as numbers
         keys = [str(x) for x in values] if self.by == "id" else [_row(x) for x in values]
@@ -160,7 +161,9 @@ class TextEncoder(_Vectors):
         """Load the checkpoint; nothing is fitted."""
         from embedkit.encoding.views import parse_view
 
-        checked_value("normalize", self.normalize, bool | None)
+        normalize = checked_value("normalize", self.normalize, bool | None)
+        checked_value("view", self.view, str | None)
+        checked_value("model", self.model, str)
         if not isinstance(self.cache, str | Path | None) or self.cache == "":
             raise UsageError("expected 'memory', a folder, or None.", cache=self.cache)
         encoder, name, unit = self._encoder(), self.view, False
@@ -171,7 +174,7 @@ class TextEncoder(_Vectors):
             name = f"{pooling}_-1" if pooling.has_layer else str(pooling)
         view = parse_view(name, n_layers=encoder.n_layers)
         self._view_name = view.name
-        self._unit = unit if self.normalize is None else self.normalize
+        self._unit = unit if normalize is None else normalize
         self._learn_widths({view.name: encoder.width_of(view)})
         return self
 
@@ -311,7 +314,8 @@ def _row(value: Any) -> int:
 
 
 def _text(value: Any, i: int) -> str:
-    if isinstance(value, bytes) or is_missing(value):
+    # a list, a dict or bytes: str() of it is the text that Python prints
+    if (isinstance(value, Iterable) and not isinstance(value, str)) or is_missing(value):
         raise ValueError(f"X[{i}] is {value!r}, not a text; fill in or leave out such rows")
     return str(value)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,7 +128,12 @@ def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDA
 
 
 def _mean(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:
-    return lambda values: np.asarray(np.mean(np.stack(values), axis=0), np.float64)
+    return _averaged
+
+
+# functions of the module, which can be pickled, as what compare returns
+def _averaged(values: Sequence[Float64]) -> Float64:
+    return np.asarray(np.mean(np.stack(values), axis=0), np.float64)
 
 
 def _stacked(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:
@@ -143,16 +148,23 @@ def _stacked(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) 
         from sklearn.preprocessing import StandardScaler
 
         ridge = make_pipeline(StandardScaler(), Ridge()).fit(np.stack(proba, axis=1), y)
-        return lambda values: np.asarray(ridge.predict(np.stack(values, axis=1)), np.float64)
+        return partial(_by_ridge, ridge)
     start = np.concatenate([np.full(len(proba), 1 / len(proba)), np.zeros(len(classes))])
-
-    def logs(values: Sequence[Float64]) -> Float64:
-        return np.asarray(np.log(np.clip(np.stack(values), _TINY, 1)), np.float64)
-
     # at the start the pool is the geometric mean; the penalty is the distance to it, so that few
     # records stay near
-    best = _penalised(logs(proba), y, start)
-    return lambda values: np.exp(_pooled(best, logs(values)))
+    return partial(_by_pool, _penalised(_logs(proba), y, start))
+
+
+def _by_ridge(ridge: Any, values: Sequence[Float64]) -> Float64:
+    return np.asarray(ridge.predict(np.stack(values, axis=1)), np.float64)
+
+
+def _by_pool(parameters: Float64, values: Sequence[Float64]) -> Float64:
+    return np.exp(_pooled(parameters, _logs(values)))
+
+
+def _logs(values: Sequence[Float64]) -> Float64:
+    return np.asarray(np.log(np.clip(np.stack(values), _TINY, 1)), np.float64)
 
 
 def _pooled(parameters: Float64, logs: Float64) -> Float64:

@@ -172,11 +172,11 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
     kind = "tokens" if stored.tokens else "words" if stored.words and not spans else None
     if kind is None:
         raise UsageError(
-            f"{dataset} has no word vectors. Use sentences, or extract it again with "
+            f"{data.path} has no word vectors. Use sentences, or extract it again with "
             f"{Option('words', 'mean', of='extract')} or {Option('tokens', True, of='extract')}."
         )
     if "text" not in data.columns:
-        raise UsageError(f"{dataset} stores no texts, so words cannot be looked for.")
+        raise UsageError(f"{data.path} stores no texts, so words cannot be looked for.")
     records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
     texts = f"the first texts of {dataset}" if data.manifest.job.input.text_pair else str(dataset)
     uses = _find_uses(records, word, match, texts)

@@ -42,7 +42,7 @@ class NotText(str):
 
 def is_missing(value: object) -> bool:
     """True for None, NaN, NaT and NA of any library."""
-    if value is None:
+    if value is None or value is np.ma.masked:
         return True
     try:
         # NaN and NaT differ from themselves in every library
@@ -60,7 +60,8 @@ def text_of(value: Any) -> str | None:
     ['1', '0.5', 'True', None, '["a", 2, null]']
     """
     if isinstance(value, str):
-        return value
+        # of a member of an enumeration its value, which str() does not give
+        return value if isinstance(value, NotText) else str.__str__(value)
     if is_missing(value):
         return None
     if _is_list(value) or isinstance(value, Mapping):

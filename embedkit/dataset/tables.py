@@ -319,7 +319,7 @@ class TableReader:
 
     def _check_same(self) -> None:
         """Raise a :class:`LockedError` if the dataset is no longer the one that was opened."""
-        problem = "was replaced while it was read. Run this command again."
+        problem = "was replaced or deleted since it was opened. Open it again."
         # a manifest that is damaged itself decides nothing: the error of the shard is reported
         with suppress(DamagedError):
             if not is_dataset(self.folder) or read_manifest(self.folder) != self._manifest:

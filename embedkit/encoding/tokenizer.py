@@ -382,10 +382,10 @@ class TextTokenizer:
         """
         added = self._templates[paired].added
         room = settings.max_length - added
-        if room < (2 if paired else 1):
+        if room < (fewest := 2 if paired else 1):
             raise UsageError(
-                f"it leaves no room for text beside the {added} special tokens. Use {added + 2} or "
-                "more.",
+                f"it leaves no room for text beside the {added} special tokens. Use "
+                f"{added + fewest} or more.",
                 max_length=settings.max_length,
             )
         # called for its error alone: a stride as wide as a window would never advance. With pairs

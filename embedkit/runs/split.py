@@ -71,7 +71,7 @@ class SplitSettings:
     fingerprint: str = ""  # of the assignment, where it was made
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Split(Shown):
     """Folds of the records of one input, or of words, which go with their record."""
 
