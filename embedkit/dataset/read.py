@@ -28,7 +28,7 @@ from embedkit.arguments import accepts
 from embedkit.choices import LEVELS, POOLINGS, Export, Level, documented
 from embedkit.dataset.format import TABLES, Manifest, local_dataset, read_manifest
 from embedkit.dataset.parquet import numbers, vector_column
-from embedkit.dataset.tables import TableReader
+from embedkit.dataset.tables import Block, TableReader
 from embedkit.display import Shown
 from embedkit.encoding.views import parse_layers, parse_view, split_view
 from embedkit.errors import Option, UsageError, did_you_mean
@@ -74,21 +74,20 @@ def _batches(
     first, last = edges[-1] * number // count, edges[-1] * (number + 1) // count
     # the rows of each row group that are this worker's, of most row groups none
     pieces = [
-        blocks[i].start + np.arange(max(first - start, 0), min(last, stop) - start)
+        (blocks[i], np.arange(max(first - start, 0), min(last, stop) - start))
         for i, (start, stop) in zip(order, pairwise(edges), strict=True)
     ]
-    pieces = [piece for piece in pieces if len(piece)]
+    pieces = [piece for piece in pieces if len(piece[1])]
     # without a seed one row group at a time suffices, since rows keep their order
     together, rest = 1 if seed is None else _BLOCKS_SHUFFLED, _Batch()
     for turn in range(0, len(pieces), together):
-        places = np.concatenate(pieces[turn : turn + together])
+        rows = _joined([_read(data, *piece, columns) for piece in pieces[turn : turn + together]])
         if seed is not None:
             # the seed with worker and turn: independent permutations that are the same again
-            places = np.random.default_rng((seed, number, turn)).permutation(places)
-        rows = _read(data, places, columns)
+            mixed = np.random.default_rng((seed, number, turn)).permutation(len(rows["row"]))
+            rows = {name: values[mixed] for name, values in rows.items()}
         # batches run across row groups, so that only the last one is smaller
-        if rest:
-            rows = {name: np.concatenate([rest[name], values]) for name, values in rows.items()}
+        rows = _joined([rest, rows]) if rest else rows
         whole = len(rows["row"]) // size * size
         for start in range(0, whole, size):
             yield {name: values[start : start + size] for name, values in rows.items()}
@@ -97,15 +96,15 @@ def _batches(
         yield rest
 
 
-def _read(data: VectorData, places: Int64, columns: Sequence[str]) -> _Batch:
-    """Some rows by their positions."""
-    table = data.reader.table_at(places, list(dict.fromkeys(["row", *columns])))
-    batch = {"X": data.reader.vectors_at(places)}
+def _read(data: VectorData, block: Block, rows: Int64, columns: Sequence[str]) -> _Batch:
+    """Some rows of a row group."""
+    vectors = data.reader.vectors_of(block)
+    table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *columns]))).take(rows)
+    batch = {"X": vectors[rows], "row": numbers(table.column("row"))}
     # labels of words are in their own table, those of tokens come from the records
     if "label" in data.columns or data.manifest.job.input.label is not None:
-        batch["y"] = data.y[places]
-    # copies: what Arrow hands over is read-only, of which PyTorch warns
-    return batch | {name: np.array(_plain(table.column(name))) for name in table.column_names}
+        batch["y"] = data.y[block.start + rows]
+    return batch | {name: _plain(table.column(name)) for name in columns if name != "row"}
 
 
 def _number_kind(label: str) -> type | None:
@@ -121,6 +120,12 @@ def _plain(column: pa.ChunkedArray) -> NDArray[Any]:
         # NumPy's strings have no null
         return np.array([value or "" for value in column.to_pylist()], np.str_)
     return numbers(column)
+
+
+def _joined(parts: Sequence[_Batch]) -> _Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 _TABLE_OF = dict(zip(LEVELS, TABLES, strict=True))
