@@ -106,7 +106,7 @@ def _described(record: type) -> str:
 
 def check_fields(record: Any) -> None:
     """Check the fields of a dataclass by their types, and replace NumPy's numbers by Python's."""
-    for name, hint in get_type_hints(type(record), include_extras=True).items():
+    for name, hint in _fields_of(type(record)).items():  # type: ignore[arg-type]  # hashable
         value = getattr(record, name)
         if (settled := checked_value(name, value, hint)) is not value:
             # the dataclass is frozen; it is still under construction here
@@ -281,6 +281,11 @@ def _check_limits(name: str, value: Any, hint: Any) -> None:
                 raise UsageError(f"expected {least} or more.", **{name: value})
             if value > limit.le:
                 raise UsageError(f"expected {limit.le:,} or less.", **{name: value})
+
+
+@cache
+def _fields_of(record: type) -> dict[str, Any]:
+    return get_type_hints(record, include_extras=True)
 
 
 @cache

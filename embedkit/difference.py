@@ -255,9 +255,8 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
 
         def table_of(file: Path, **dialect: Any) -> Any:
             table = pd.read_csv(file, **dialect)
-            # numbers from 0 are how pandas itself names columns
-            number = r"-\d+|-?\d+\.\d+(e[+-]?\d+)?(\.\d+)?"
-            if table.columns.astype(str).str.fullmatch(number).any():
+            # whole numbers from 0 are how pandas itself names columns
+            if table.columns.astype(str).str.fullmatch(r"-\d+|-?\d+\.[\d.e+-]+").any():
                 raise ValueError("its first line holds numbers, not names of columns")
             # ids as they are written: 007, and NA, which is a missing number in other columns
             settings: dict[str, Any] = {**dialect, "dtype": str, "keep_default_na": False}

@@ -333,7 +333,7 @@ def run_recipe(
         # written only when a stage is done; the state before
         # that says whose unfinished output it is
         if "exit_code" not in before:
-            status, foreign = "was not finished" if before else "", set()
+            status = "was not finished" if before else ""
         elif foreign:
             status = f"{min(foreign)} is not of this stage"
         elif not changed and not all(_is_there(stage, name) for name in stage.outputs):
@@ -347,17 +347,24 @@ def run_recipe(
             # it replaces what it wrote itself; what is unfinished is resumed if nothing changed
             replaces = before and (there or {"settings", "inputs"}.intersection(changed))
             overwrite = ["--overwrite"] if replaces and not foreign and stage.can_overwrite else []
-            # some commands replace nothing: what the stage wrote makes way, also if it was changed;
-            # fetch looks itself at what is there, and need not download it again
+            # some commands replace nothing: what the stage wrote makes way, also if it was changed,
+            # and comes back if the stage fails; fetch looks itself at what is there, and need not
+            # download it again
             makes_way = not (foreign or stage.can_overwrite or stage.line[0] == "fetch")
+            aside = dict[Path, Path]()
             for name in there.keys() & written if makes_way else ():
                 path = stage.folder / name
-                storage.remove_tree(path) if path.is_dir() else storage.remove_file(path)
+                aside[path] = path.rename(path.with_name(f"{path.name}.before"))
             words = [*stage.line, *overwrite, *["-q"] * quiet]
             # as if it were typed in that folder: only a command knows which of its words are paths
             with chdir(stage.folder):
                 code = call(words)
             status = "done" if code in (0, errors.EXIT_REJECTS) else "failed"
+            for path, kept in aside.items():
+                if not path.exists():
+                    kept.rename(path)
+                else:
+                    storage.remove_tree(kept) if kept.is_dir() else storage.remove_file(kept)
             if status == "done":
                 # inputs are those from before the run: if one changed meanwhile, the
                 # stage is not up to date next time

@@ -89,7 +89,7 @@ def storage_errors(path: Path, *exceptions: type[Exception]) -> Iterator[None]:
         # always full
         if exceptions or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             hint = f" ({free_bytes(path) / 1e6:,.1f} MB free). Free some space"
-            hint += " and run the same command again: what is finished is kept"
+            hint += " and run the same command again"
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = f". Pass{Option('out', before=' as ')} a folder that you may write to"
         message = f"cannot write {path}: {reason or first_line(error)}{hint}."
@@ -597,6 +597,9 @@ def begun(out: Path, free: Callable[[], object], *, shared: bool = False) -> Ite
     """
     work = incomplete(out)
     _refuse_links(work)
+    if out.is_symlink() or os.path.ismount(out):
+        kind, inside = "link" if out.is_symlink() else "mount point", Option("out", out / "NAME")
+        raise OutputExistsError(f"{out} is a {kind}, which is not replaced. Pass {inside}.")
     make_folder(work)
     with exclusive(work, shared=shared, leave_empty=False):
         _refuse_links(work)
@@ -622,7 +625,8 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
 
     ``free`` is called as by :func:`new_folder`. After an error nothing is left of the file.
     """
-    work = incomplete(out)
+    # hidden: a file that a user has called OUT.incomplete is none of ours
+    work = incomplete(out.with_name(f".{out.name}"))
     _refuse_links(work)
     check_place(out)
     make_folder(out.parent)

@@ -127,12 +127,21 @@ def test_only_what_a_stage_has_written_makes_way(tmp_path: Path) -> None:
     (tmp_path / "page").write_text("edited")
     assert reasons(tmp_path, "q=y", text=search, call=call) == ["its outputs changed"]
     assert [line.split()[-1] for line in seen[-3:]] == ["False"] * 3
+    # a stage that fails leaves what it wrote before
+    assert reasons(tmp_path, "q=z", text=search, call=lambda _: 2) == ["its settings changed"]
+    assert (tmp_path / "page").read_text() == str(len(seen))
+    assert not (tmp_path / "page.before").exists()
     # of a stage that has failed nothing is its own, whatever stands there now
     failed = search.replace('"page"', '"other"')
     assert reasons(tmp_path, text=failed, call=lambda _: 2) == [""]
     (tmp_path / "other").write_text("mine")
     assert reasons(tmp_path, text=failed, call=call) == ["was not finished"]
     assert (tmp_path / "other").read_text() == "mine"
+    failed = page.replace('"page"', '"third"')
+    assert reasons(tmp_path, text=failed, call=lambda _: 2) == [""]
+    (tmp_path / "third").write_text("mine")
+    assert reasons(tmp_path, text=failed, call=call) == ["was not finished"]
+    assert "--overwrite" not in seen[-1]
     # a place that the command does not write to is noticed in every run
     lost = '[search]\ndataset = "d"\nquery = "x"\nmakes = "elsewhere"\n'
     missing = [reasons(tmp_path, text=lost, call=call) for _ in range(3)]

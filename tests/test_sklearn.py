@@ -140,6 +140,14 @@ def test_texts_may_be_of_arrow_and_bytes_are_none() -> None:
     for odd in (bytearray(b"abc"), memoryview(b"abc"), b"abc"):
         with pytest.raises(ValueError, match="bytes"):
             fitted.transform(odd)
+    for row in ({"text": "a"}, ["a", "b"], {"a"}):
+        with pytest.raises(ValueError, match=r"X\[0\] is .*not a text"):
+            fitted.transform([row, "b"])
+    wrong: dict[str, Any]
+    for wrong in ({"view": ["mean_1"]}, {"model": None}, {"normalize": 3}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            encoder().set_params(**wrong).fit(["a"])
+    assert encoder(normalize=np.True_).fit_transform(["a"]).shape[0] == 1
 
 
 def test_missing_views_and_ids_are_refused(data: Path, tmp_path: Path) -> None:

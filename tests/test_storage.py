@@ -207,7 +207,26 @@ def test_only_what_was_seen_is_replaced(tmp_path: Path) -> None:
     assert not (tmp_path / "file.incomplete").exists()
 
 
+@pytest.mark.parametrize("kind", ["link", "mount point"])
+def test_what_a_rename_cannot_replace_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    out = tmp_path / "out"
+    if kind == "link":
+        out.symlink_to(tmp_path / "nowhere")
+    else:
+        monkeypatch.setattr(os.path, "ismount", lambda path: path == out)
+    with pytest.raises(OutputExistsError, match=f"is a {kind}, .*out/NAME"), new_folder(out):
+        pass
+    assert not storage.incomplete(out).exists()
+
+
 def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
+    mine = tmp_path / "table.tsv.incomplete"
+    mine.write_text("mine")
+    with new_file(tmp_path / "table.tsv", free=lambda: None) as work:
+        work.write_text("a table")
+    assert mine.read_text() == "mine"
     notes = tmp_path / "out" / UNFINISHED / "notes.txt"
     notes.parent.mkdir(parents=True)
     notes.write_text("mine")

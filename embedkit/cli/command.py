@@ -131,8 +131,9 @@ def answer_lines(answer: Callable[[str], None], what: str) -> int:
     code = 0
     try:
         # UTF-8 whatever the locale, and a broken byte is no end of a process that has loaded a
-        # model to stay: it becomes half of a surrogate pair, which no text may hold
-        for line in TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="surrogateescape"):
+        # model to stay: it becomes half of a surrogate pair, which no text may hold. A carriage
+        # return within a line ends none
+        for line in TextIOWrapper(sys.stdin.buffer, "utf-8-sig", "surrogateescape", newline="\n"):
             try:
                 answer(line.rstrip("\r\n"))
             except errors.UsageError as error:
@@ -198,7 +199,11 @@ def _as_typed(option: click.Option, value: Any) -> str:
     if value is ... or option.is_flag:
         return positive
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return f"{positive} {shlex.quote(text)}"
+    quoted = shlex.quote(text)
+    # double quotes are easier to read, where they quote all that is between them
+    if quoted != text and not set(text) & set('"$`\\!'):
+        quoted = f'"{text}"'
+    return f"{positive} {quoted}"
 
 
 class Command(click.Command):

@@ -263,7 +263,7 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
         return " to ".join({metric_text(end(values), metric): 0 for end in (min, max)})
 
     listed = [*views, *content.combinations] if asked_for_all() else views
-    control = "a random label for each word" if content.level == "word" else "shuffled labels"
+    control = "a random label for each word" if content.level == "word" else "random labels"
     controls = f"with {control} {between([view.control for view in listed])}"
     if untrained := content.random_weights.values():
         controls += f"; never trained {between([fmean(values) for values in untrained])}"

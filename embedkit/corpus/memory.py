@@ -296,8 +296,9 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
         tables = corpus.with_format("arrow").iter(_ROW_GROUP)
         batches = (batch for table in tables for batch in table.to_batches())
         return corpus.features.arrow_schema, batches
-    # a column of either is a list of texts, and has no features
-    if library == "datasets" and not in_files and getattr(corpus, "features", None) is not None:
+    # a column is a list of texts, and has no format
+    stream = library == "datasets" and not in_files and hasattr(corpus, "with_format")
+    if stream and corpus.features is not None:
         # as its files would hold them: of an image the bytes, of a class the number
         rows = map(corpus.features.encode_example, corpus.with_format(None))
         parts = iter(lambda: list(islice(rows, _ROW_GROUP)), [])

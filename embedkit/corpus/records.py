@@ -55,6 +55,7 @@ _COMPARED_IDS = 1_000_000
 # three kinds of end: a stop with its closing marks before white space; a full stop of Chinese or
 # Japanese; a line end with the space around it
 _END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’）]*|\s*\n\s*")
+_UNSURE = ".!?…"  # after which a sentence may go on
 # initials ("J.", "e.g.", "U.S.") and titles, only as words of their own
 _SHORT = re.compile(
     r"(?:^|[\s(\"'])(?:[a-z](?:\.[a-z])*|mrs?|ms|dr|prof|st|vs|cf|etc|vol|fig|bzw|ca|nr|vgl)\.$",
@@ -441,22 +442,24 @@ def sentence_spans(text: str) -> tuple[Span, ...]:
     A stop after a single Latin letter or a usual abbreviation ends nothing. There is no model
     behind it: a corpus that knows its sentences says so by ``spans=``.
 
-    >>> text = "Dr. Lee said no. Why? (He was late.) 정말요? はい。そう。"
+    >>> text = "Dr. Lee said no. Why? (He was late.) 정말요? はい。ok。"
     >>> [text[start:end] for start, end in sentence_spans(text)]
-    ['Dr. Lee said no.', 'Why?', '(He was late.)', '정말요?', 'はい。', 'そう。']
+    ['Dr. Lee said no.', 'Why?', '(He was late.)', '정말요?', 'はい。', 'ok。']
     """
     # spans begin at the last end, and lose their outer white space by a search within them, so that
     # they are places in the text itself
-    ends = [match.end() for match in _END.finditer(text) if not _goes_on(text, match.end())]
+    ends = [
+        match.end()
+        for match in _END.finditer(text)
+        if match[0][0] not in _UNSURE or not _goes_on(text, match.end())
+    ]
     parts = zip([0, *ends], [*ends, len(text)], strict=True)
     matches = [_VISIBLE.search(text, start, end) for start, end in parts]
     return tuple(match.span() for match in matches if match is not None)
 
 
 def _goes_on(text: str, end: int) -> bool:
-    """True if a sentence does not end there: before a small letter, after an abbreviation."""
-    if text[end - 1].isspace():  # of a line
-        return False
+    """True if a sentence goes on after such a stop: a small letter, or an abbreviation before."""
     following = _NEXT.search(text, end)
     if following is not None and following[0].islower():
         return True

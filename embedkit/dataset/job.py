@@ -394,6 +394,8 @@ class JobFolder:
         storage.write_durably(layout.manifest, content)
         card = layout.root / storage.CARD
         storage.write_durably(card, card_of(manifest).encode())
+        if self._repair is not None and (out / storage.CARD).is_file():
+            storage.write_durably(card, (out / storage.CARD).read_bytes())  # its owner's to edit
         # the log is not listed: it is appended to, and differs between equal jobs
         for file in (card, layout.manifest, layout.job, layout.rejects, layout.shards):
             if file.is_file():
@@ -405,9 +407,14 @@ class JobFolder:
         with storage.replacing(out, self._seen):
             if self._repair is not None:
                 storage.link_tree(Layout(out).index, layout.index)
+                # what else its owner keeps there, such as runs, moves along
+                for name in {path.name for path in out.iterdir()} - _NAMES:
+                    (out / name).rename(layout.root / name)
             storage.publish(layout.root, out)
 
 
+_NAMES = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
+"""What a folder of a dataset, finished or not, has at its top."""
 _OURS = re.compile(r"_embedkit/.*|\w+/part-\d{8}\.parquet")
 
 
@@ -537,10 +544,9 @@ def _refuse_foreign(root: Path) -> None:
         foreign = ["it"]
     elif root.is_dir() and not (root / storage.UNFINISHED / "job.json").is_file():
         # whatever else is in there would become part of the dataset, or be deleted with it
-        names = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
         # nor is a file that a killed process left half written
         present = {path.name for path in root.iterdir() if path.suffix != ".partial"}
-        foreign = sorted(present - names)
+        foreign = sorted(present - _NAMES)
     if foreign:
         raise OutputExistsError(
             f"{root} is the folder of the unfinished job, but {foreign[0]} was not made by "

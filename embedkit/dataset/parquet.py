@@ -250,9 +250,10 @@ def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
     # DLPack knows no nulls, and numbers only
     if column.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return np.asarray(column.to_numpy(zero_copy_only=False))
-    return np.from_dlpack(
-        column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    )
+    if isinstance(column, pa.ChunkedArray):
+        # of one chunk no copy is made
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return np.from_dlpack(column)
 
 
 def places(indices: Sequence[int] | NDArray[Any]) -> pa.Array:

@@ -457,6 +457,9 @@ def _to_npy(data: VectorData, out: Path) -> None:
 
 
 def _to_csv(data: VectorData, out: Path) -> None:
+    names = {f"v{i}" for i in range(data.width)}
+    if same := names.intersection(data.columns):
+        raise UsageError(f"the column {min(same)} has a name of the vectors.", to="csv")
     with out.open("wb") as sink:
         for number, (table, vectors) in enumerate(_with_columns(data)):
             for i, values in enumerate(vectors.T):

@@ -258,8 +258,9 @@ def export(
         if target.exists() and not overwrite:
             replace = Option("overwrite", True, before=", or pass ")
             raise OutputExistsError(f"{target} exists. Choose another {Option('out')}{replace}.")
-        if target.exists() and not (target / "config.json").is_file():
-            raise OutputExistsError(f"{target} is not a checkpoint, so it is not replaced.")
+        inside = target.resolve().is_relative_to(source.resolve())
+        if target.exists() and (inside or not (target / "config.json").is_file()):
+            raise OutputExistsError(f"{target} is not a checkpoint by itself, and not replaced.")
 
     # no SHA256SUMS (sealed): the folder is to be like any checkpoint. free is asked again under the
     # lock
@@ -276,6 +277,9 @@ def export(
             weights = load_file(str(source / "model" / name / WEIGHTS))
             kept = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
             save_weights(kept, work)
+        names = {path.name for path in work.iterdir()}
+        if other := {path.name for path in target.glob("*")} - names:
+            raise OutputExistsError(f"{target} holds {min(other)} too. Move it away.")
         # before the rename that new_folder ends with
         storage.sync_tree(work)
     kind, tokens = "Token" if content.level == "word" else "Sequence", content.tokens

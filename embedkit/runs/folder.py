@@ -101,10 +101,11 @@ def free_out(
     # completed before it is judged
     storage.finish_swap(out, is_run)
     if out.exists() and not (overwrite and is_run(out)):
-        advice = "it is not a run of embedkit" if overwrite else f"pass {OVERWRITE} to replace it"
+        advice = f"pass {OVERWRITE} to replace it, or"
+        advice = "it is not a run of embedkit:" if overwrite else advice
         # an empty folder, as mktemp makes it, is no obstacle
         if not out.is_dir() or any(out.iterdir()):
-            raise OutputExistsError(f"{out} exists; {advice}, or choose another {Option('out')}.")
+            raise OutputExistsError(f"{out} exists; {advice} choose another {Option('out')}.")
     storage.check_place(out)
     return out
 

@@ -7,6 +7,7 @@ hundred queries and of records with equal scores does not keep the first ones.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -548,18 +549,22 @@ class Searcher(Reloaded):
         """Neighbours without the record ``excluded`` and without repeated texts."""
         keys = self._keys
         # copies of the text that was asked with are no answers either
-        seen = set() if excluded is None or keys is None else {int(keys[excluded])}
-        distinct = []
+        asker = None if excluded is None or keys is None else int(keys[excluded])
+        distinct: dict[int, tuple[int, float]] = {}
         for score, index in zip(scores, indices, strict=True):
             # -1 stands where there are too few records
             if index < 0 or index == excluded:
                 continue
             # with repeated texts allowed, every record has a key of its own
             key = -1 - index if keys is None else int(keys[index])
-            if key not in seen:
-                distinct.append((index, score))
-            seen.add(key)
-        return distinct
+            first, nearest_score = distinct.setdefault(key, (index, score))
+            # the record of the lowest index, although products of equal vectors may differ in their
+            # last digits, by where they stand in a matrix; of other models' vectors the nearest
+            if index < first and math.isclose(score, nearest_score, rel_tol=1e-5, abs_tol=1e-5):
+                distinct[key] = index, nearest_score
+        if asker is not None:
+            distinct.pop(asker, None)
+        return list(distinct.values())
 
 
 @dataclass(frozen=True, slots=True, repr=False)

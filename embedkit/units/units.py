@@ -35,7 +35,6 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.arguments import checked_value, plain
 from embedkit.corpus.conllu import Words
 from embedkit.corpus.memory import CorpusLike, input_files, paths_of
 from embedkit.corpus.plan import (
@@ -485,14 +484,12 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
 
 def _columns_of(columns: Any) -> dict[str, list[Any]]:
     """The values of columns by name: of a mapping, or of a frame of pandas or Polars."""
-    if hasattr(columns, "to_pydict"):  # of Arrow
-        columns = columns.to_pydict()
     # a frame of Polars has no keys, and iterates over its values
     names = columns.keys() if hasattr(columns, "keys") else getattr(columns, "columns", None)
     if names is None:
         kind = type(columns).__name__
         raise UsageError("expected values by name, in a dict or a data frame.", columns=kind)
-    values = {str(name): plain(columns[name]) for name in names}
+    values = {str(name): columns[name] for name in names}
     # of one text a value may stand alone
     alone = {name: isinstance(v, str) or not hasattr(v, "__len__") for name, v in values.items()}
     return {name: [v] if alone[name] else list(v) for name, v in values.items()}
@@ -637,8 +634,7 @@ def load_or_extract(
     about |= {"label": label} if isinstance(label, str) else {}
     # an option that is given has the last word
     about |= {**options, "progress": progress}
-    kept = checked_value("keep", options.get("keep", ()), Sequence[str])
-    about["keep"] = list(dict.fromkeys([*kept, *keep]))
+    about |= {"keep": list(dict.fromkeys([*options.get("keep", ()), *keep]))} if keep else {}
     # an iterator, and standard input, can be read once only, and has one try
     paths = paths_of(source)
     repeats = hasattr(source, "__len__") if paths is None else Path("-") not in paths

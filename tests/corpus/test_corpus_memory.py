@@ -255,6 +255,11 @@ def test_names_of_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert "the numbers in label, named 0=bad,1=good there" in caplog.text
         assert "the numbers in tags, named 0=O,1=B-LOC there" in caplog.text
         assert list(units.label or ()) == ["1", "0", None]  # -1 stands for no class
+    # a column is a list of texts
+    texts = Dataset.from_dict({"text": ["a", "b"]})
+    for column in (texts["text"], texts.to_iterable_dataset()["text"]):
+        inputs = Units.of_corpus(column, CorpusOptions()).inputs(np.arange(2))
+        assert list(inputs) == ["a", "b"]
     rows = [{"text": None}, {"label": 1, "text": "a"}]  # keys in any order, or absent
     stream = IterableDataset.from_generator(
         lambda: iter(rows),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import decimal
+import enum
 import itertools
 import json
 import tempfile
@@ -159,6 +160,7 @@ def test_the_same_rows_are_the_same_records(rows: list[dict[str, Any]], spans: b
     ("value", "text"),
     [
         (np.float32(3.8), "3.8"),
+        (enum.Enum("Kind", {"FIRST": "good"}, type=str).FIRST, "good"),  # type: ignore[attr-defined]
         (-0.0, "0"),
         (np.bool_(True), "True"),
         (float("inf"), "inf"),
@@ -187,6 +189,7 @@ def test_one_value_has_one_text(value: Any, text: str) -> None:
 )
 def test_missing_values_of_every_library(value: Any) -> None:
     assert is_missing(value)
+    assert is_missing(np.ma.masked)
     assert is_missing(decimal.Decimal("sNaN"))  # which cannot be compared
     assert text_of(value) is plain(value) is None
     rows = [{"text": "a", "label": value, "deep": {"of": [value]}}, {"text": value}]

@@ -169,13 +169,19 @@ def test_a_file_of_somebody_else_is_not_removed(made: Path, out: Path) -> None:
     assert file.read_bytes() == b"PAR1"
 
 
-def test_the_index_of_a_repaired_dataset_is_kept(made: Path, out: Path) -> None:
+def test_a_repaired_dataset_keeps_its_index_and_what_else_is_there(made: Path, out: Path) -> None:
     embedkit.index(out, kind="flat")
     index = next((out / "_embedkit/index").iterdir())
     content = tree(index)
+    (out / "runs/one").mkdir(parents=True)
+    (out / "runs/one/notes").write_text("mine")
+    (out / "README.md").write_text("License: mine")
     flip(out / PART, at=0.05)
     assert again(made, out) == 3
     assert tree(index) == content
+    assert (out / "runs/one/notes").read_text() == "mine"
+    assert (out / "README.md").read_text() == "License: mine"
+    assert verify(out).ok
 
 
 def test_a_repair_that_cannot_begin_changes_nothing(made: Path, out: Path) -> None:

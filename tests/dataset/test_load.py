@@ -199,6 +199,12 @@ def test_wrong_use_is_refused(corpus: Path, tmp_path: Path) -> None:
             method(argument)
     with pytest.raises(UsageError, match=r"^worker="):
         data.iter_batches(worker=(1,))  # type: ignore[arg-type]
+    rows = [{"text": f"row {i}", "y": i, "v0": i} for i in range(6)]
+    beside = embedkit.load(run(rows, tmp_path / "beside", keep=["y", "v0"]).out)
+    with pytest.raises(UsageError, match=r"^columns='y': a batch has"):
+        beside.iter_batches(columns=["y"])
+    with pytest.raises(UsageError, match="column v0 has a name of the vectors"):
+        beside.export(tmp_path / "e.csv", to="csv")
     with pytest.raises(MismatchError, match=r"this.*safetensors"):
         encode_as(data.manifest, data.views, owner="this", model=str(tiny_model(seed=2)))
     names = SimpleNamespace(model=str(tmp_path / "gone"), revision=None)

@@ -261,6 +261,7 @@ def test_nothing_to_encode(encoder: Encoder) -> None:
 ROWS = np.ones((2, 3), np.float32)
 REFUSED: dict[str, Callable[[Any], Any]] = {
     "max_length=161": lambda e: e.encode(TEXTS, max_length=161),
+    "texts='a': expected a text": lambda e: e.encode(Path("a")),
     "texts is a dict": lambda e: e.encode({"a": "b"}),
     "texts is a set": lambda e: e.encode({"a"}),
     r"texts\[1\] is None": lambda e: e.encode(["a", None]),

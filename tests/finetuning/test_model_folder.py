@@ -191,6 +191,12 @@ def test_export_of_another_head_is_the_encoder_and_says_so(shared: Path, tmp_pat
     done = command(*pooler, "other", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["has_head"] is True
     assert "BertForSequenceClassification" in (tmp_path / "other/config.json").read_text()
+    (tmp_path / "out/train.py").write_text("mine")
+    within = shared / "pooler/model/fold-0"
+    for place, reason in ((tmp_path / "out", "holds train.py"), (within, "by itself")):
+        with pytest.raises(OutputExistsError, match=reason):
+            embedkit.export(shared / "pooler", fold=0, out=place, overwrite=True)
+    (tmp_path / "out/train.py").unlink()
     embedkit.export(shared / "pooler", fold=0, out=tmp_path / "out", overwrite=True)
     assert "BertForSequenceClassification" in (tmp_path / "out/config.json").read_text()
 

@@ -293,7 +293,8 @@ def test_a_link_in_the_place_of_work_is_not_followed(here: Path, place: str, wor
     if place == "index":
         (flat,) = (here / "data/_embedkit/index").iterdir()
         place = str(flat.relative_to(here)).replace("flat", "hnsw")
-    own, work = here / "own", here / f"{place}.incomplete"
+    hidden = "." * (place == "p.tsv")  # of a file
+    own, work = here / "own", here / f"{hidden}{place}.incomplete"
     own.mkdir()
     (own / "mine").write_text("mine")
     work.symlink_to(own / "mine" if place == "p.tsv" else own)

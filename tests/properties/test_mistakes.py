@@ -60,7 +60,7 @@ def folder(common: Path) -> Path:
         ("similarity array.json --text text --text-pair text --score zzz", 2, "--score zzz"),
         ("extract header.tsv", 2, "header.tsv has no records"),
         ("extract same.tsv --out same", 0, "39 records with an earlier id"),
-        ("train rare --out m --folds 2 --task multilabel", 0, "by --label-separator |"),
+        ("train rare --out m --folds 2 --task multilabel", 0, 'by --label-separator "|"'),
         ("extract corpus.tsv --keep label", 2, "anyway. Leave it out."),
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
         ("extract corpsu.tsv", 2, "'corpus.tsv'?"),

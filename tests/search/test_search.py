@@ -250,6 +250,11 @@ def test_repeated_texts_are_given_once(dataset: Path) -> None:
     assert distinct < len(data)
     once = Searcher(dataset).like([3], k=N)[0].hits
     assert len({hit.text for hit in once}) == len(once) == distinct - 1
+    # the first of each text, whatever stands beside it in a product of matrices
+    first = {text: row for row, text in zip(data.row[::-1].tolist(), data.text[::-1], strict=True)}
+    for query in data.text[:20]:
+        alone = Searcher(dataset, warm=False).texts([query], k=N)[0].hits
+        assert {hit.row for hit in alone} == set(first.values())
     every = Searcher(dataset, keep_duplicates=True).like([3], k=N)[0].hits
     assert sorted(hit.row for hit in every) == [row for row in data.row.tolist() if row != 3]
 
@@ -264,10 +269,10 @@ def test_a_warm_searcher_reads_nothing_more(dataset: Path, calls_of: Any) -> Non
 
 def test_lines_of_standard_input_are_queries(dataset: Path, tmp_path: Path) -> None:
     options = ("search", dataset, "-k", "2", "--json")
-    done = command(*options, cwd=tmp_path, stdin=b"the movie was good\n\nbus home")
+    done = command(*options, cwd=tmp_path, stdin=b"the movie\rwas good\r\n\nbus home")
     assert done.returncode == 3, done.stderr
     assert "the query is empty" in done.stderr
-    texts = ("the movie was good", "bus home")
+    texts = ("the movie\rwas good", "bus home")
     answers = [json.loads(command(*options, text, cwd=tmp_path).stdout)[0] for text in texts]
     # a line for each, also for the one that has no answer
     answers.insert(1, {"error": "the query is empty."})
