@@ -133,8 +133,8 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     settled = value.item() if isinstance(value, np.generic) else value
     if not any(kind.holds(settled) for kind in kinds):
         # only what nothing accepts as it is: a corpus may be an array, and large. A model may be a
-        # folder; a text is none
-        folder = name == "model" and isinstance(value, os.PathLike)
+        # folder, and a baseline; a text is none
+        folder = name in ("model", "baseline") and isinstance(value, os.PathLike)
         settled = os.fspath(value) if folder else plain(value)
     if any(kind.holds(settled) for kind in kinds):
         _check_limits(name, settled, hint)

@@ -7,6 +7,8 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from threading import Lock
 from typing import Any
 
 __version__ = "0.1.0"
@@ -49,6 +51,32 @@ def faiss_with_threads(threads: int) -> Iterator[Any]:
         yield faiss
     finally:
         faiss.omp_set_num_threads(before)
+
+
+@cache
+def _blas() -> Any:
+    """The libraries of this process, which take longer to find than a small search."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+_TURN, _RUNNING = Lock(), list[Any]()
+
+
+@contextmanager
+def blas_with_one_thread() -> Iterator[None]:
+    """One thread of BLAS while searches run, in whichever threads; then as many as before."""
+    with _TURN:
+        # the number is that of the process: each search would take the 1 of another for the former
+        _RUNNING.append(_RUNNING[0] if _RUNNING else _blas().limit(limits=1, user_api="blas"))
+    try:
+        yield
+    finally:
+        with _TURN:
+            limit = _RUNNING.pop()
+            if not _RUNNING:
+                limit.restore_original_limits()
 
 
 def release_memory() -> None:

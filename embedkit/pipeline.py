@@ -330,8 +330,7 @@ def run_recipe(
         status = f"its {changed[0]} changed" if changed else "up to date"
         written = before.get("outputs", {})
         foreign = there.keys() - written
-        # written only when a stage is done; the state before
-        # that says whose unfinished output it is
+        # written only when a stage is done; what stands there before that is not claimed
         if "exit_code" not in before:
             status = "was not finished" if before else ""
         elif foreign:
@@ -354,17 +353,19 @@ def run_recipe(
             aside = dict[Path, Path]()
             for name in there.keys() & written if makes_way else ():
                 path = stage.folder / name
-                aside[path] = path.rename(path.with_name(f"{path.name}.before"))
+                aside[path] = storage.hidden(path)
+                _remove(aside[path])  # of a stage that was killed
+                path.rename(aside[path])
             words = [*stage.line, *overwrite, *["-q"] * quiet]
             # as if it were typed in that folder: only a command knows which of its words are paths
             with chdir(stage.folder):
                 code = call(words)
             status = "done" if code in (0, errors.EXIT_REJECTS) else "failed"
             for path, kept in aside.items():
-                if not path.exists():
+                if status == "failed":
+                    _remove(path)
                     kept.rename(path)
-                else:
-                    storage.remove_tree(kept) if kept.is_dir() else storage.remove_file(kept)
+                _remove(kept)
             if status == "done":
                 # inputs are those from before the run: if one changed meanwhile, the
                 # stage is not up to date next time
@@ -376,11 +377,16 @@ def run_recipe(
         outcome = {"status": status, "exit_code": code, "seconds": seconds, "outputs": shown}
         results.append({"stage": stage.name} | outcome)
         if status == "failed":
-            progress(f"{about}: failed with exit code {code}. Run the same command to go on.")
+            advice = f"Move {min(foreign)} away, and run" if foreign else "Run"
+            progress(f"{about}: failed with exit code {code}. {advice} the same command to go on.")
             break
         if status == "done":
             progress(f"{about}: done in {duration_text(seconds)}")
     return results
+
+
+def _remove(path: Path) -> None:
+    storage.remove_tree(path) if path.is_dir() else storage.remove_file(path)
 
 
 def content_hash(path: Path) -> str:

@@ -317,7 +317,8 @@ def _text(value: Any, i: int) -> str:
     # a list, a dict or bytes: str() of it is the text that Python prints
     if (isinstance(value, Iterable) and not isinstance(value, str)) or is_missing(value):
         raise ValueError(f"X[{i}] is {value!r}, not a text; fill in or leave out such rows")
-    return str(value)
+    # of a member of an enumeration its value, which str() does not give
+    return str.__str__(value) if isinstance(value, str) else str(value)
 
 
 def _as_python(value: Any) -> Any:

@@ -63,7 +63,7 @@ _ADDRESS = re.compile(  # a password may hold any sign; what follows a colon may
 )
 # 64 digits, two blanks and the rest of the line, as sha256sum prints and reads it
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
-_REPLACED = "replaced"
+_OLD = ("replaced", "repaired")
 # a name that leads nowhere counts as a missing file. None: libraries report bad content as an
 # OSError without a number. The others: a file where a folder should be or the reverse, a circle of
 # links, and a name that is too long, which only a damaged list of names asks for
@@ -353,7 +353,7 @@ def check_place(path: Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: no write permission for {folder}.")
     with storage_errors(path):
-        incomplete(path).exists()  # the longest name that will be there; it may be too long
+        hidden(path).exists()  # the longest name that will be there; it may be too long
 
 
 def tree_bytes(path: Path) -> int:
@@ -518,6 +518,11 @@ def incomplete(out: Path) -> Path:
     return out.parent / f"{out.name}.incomplete"
 
 
+def hidden(out: Path) -> Path:
+    """The path of a file before it has its final name; what a user calls OUT.incomplete is his."""
+    return out.parent / f".{out.name}.incomplete"
+
+
 def _refuse_links(work: Path) -> None:
     """A :class:`StorageError` if a place of work is a link, or has one in it.
 
@@ -558,7 +563,7 @@ def new_folder(
             remedy = "Move it away, or choose another name."
             raise OutputExistsError(f"{work} was not made by this command. {remedy}")
         if begin is None and not overwrite:
-            refuse_unfinished(work)
+            refuse_unfinished(work, remedy=f"pass {OVERWRITE} to discard it")
         for leftover in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
             remove_file(leftover)
         (begin or empty_folder)(work)
@@ -577,13 +582,13 @@ def new_folder(
             publish(work, out)
 
 
-def refuse_unfinished(work: Path) -> None:
+def refuse_unfinished(work: Path, *, remedy: str) -> None:
     """Raise an error if a folder holds what ``extract`` or ``finetune`` would go on with."""
     # shards or folds, perhaps a night of work
     if any(work.glob("_*/job.json")):
         raise OutputExistsError(
             f"{work} holds unfinished work of another command. Finish it, choose another "
-            f"{Option('out')}, or pass {OVERWRITE} to discard it."
+            f"{Option('out')}, or {remedy}."
         )
 
 
@@ -625,8 +630,7 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
 
     ``free`` is called as by :func:`new_folder`. After an error nothing is left of the file.
     """
-    # hidden: a file that a user has called OUT.incomplete is none of ours
-    work = incomplete(out.with_name(f".{out.name}"))
+    work = hidden(out)
     _refuse_links(work)
     check_place(out)
     make_folder(out.parent)
@@ -649,30 +653,46 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
             raise
 
 
-def publish(work: Path, out: Path) -> None:
-    """Rename ``work`` to ``out``, and delete the folder that had this name."""
+def publish(work: Path, out: Path, *, repair: bool = False) -> None:
+    """Rename ``work`` to ``out``, and delete the folder that had this name.
+
+    What only the old one has at its top, such as runs, moves into a ``repair`` of it.
+    """
     # an empty folder is replaced by the rename itself. A filled one moves into the new one, and so
     # is never lost: between the two renames there is no output for a moment, but both are there
     # under other names, from which finish_swap goes on
     if _is_filled(out):
         make_folder(work / UNFINISHED)
-        publish_folder(out, work / UNFINISHED / _REPLACED)
+        publish_folder(out, work / UNFINISHED / _OLD[repair])
     publish_folder(work, out)
+    _end_swap(out)
+
+
+def _end_swap(out: Path) -> None:
+    repaired = out / UNFINISHED / _OLD[True]
+    for path in sorted(repaired.iterdir()) if repaired.is_dir() else ():
+        if not os.path.lexists(out / path.name):
+            with storage_errors(path):
+                path.rename(out / path.name)
     remove_tree(out / UNFINISHED)
+
+
+def _holds_old(work: Path) -> bool:
+    return any(_is_filled(work / UNFINISHED / name) for name in _OLD)
 
 
 def finish_swap(out: Path, is_ours: Callable[[Path], bool]) -> None:
     """Complete an interrupted replacement; nothing is touched that is not ``is_ours``."""
     work = incomplete(out)
     # the old one was moved away and the new one has no name yet: it was complete by then
-    if _is_filled(work / UNFINISHED / _REPLACED) and not os.path.lexists(out):
+    if _holds_old(work) and not os.path.lexists(out):
         with exclusive(work):
             publish_folder(work, out)
     # the new one has its name; what remains is to delete the old one. Of a foreign folder that
     # happens to have one of this name nothing is deleted
     if (out / UNFINISHED).is_dir() and not out.is_symlink() and is_ours(out):
         with exclusive(out):
-            remove_tree(out / UNFINISHED)
+            _end_swap(out)
 
 
 def wait_for_swap(out: Path) -> None:
@@ -682,7 +702,7 @@ def wait_for_swap(out: Path) -> None:
     """
     # a second in all; a swap takes two renames
     for _ in range(20):
-        if out.exists() or not _is_filled(incomplete(out) / UNFINISHED / _REPLACED):
+        if out.exists() or not _holds_old(incomplete(out)):
             return
         time.sleep(0.05)
 

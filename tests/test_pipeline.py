@@ -130,7 +130,16 @@ def test_only_what_a_stage_has_written_makes_way(tmp_path: Path) -> None:
     # a stage that fails leaves what it wrote before
     assert reasons(tmp_path, "q=z", text=search, call=lambda _: 2) == ["its settings changed"]
     assert (tmp_path / "page").read_text() == str(len(seen))
-    assert not (tmp_path / "page.before").exists()
+    # and one that was killed is no obstacle
+
+    def killed(_: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reasons(tmp_path, "q=z", text=search, call=killed)
+    for query, status in (("z", "its settings changed"), ("y", "its settings changed")):
+        assert reasons(tmp_path, f"q={query}", text=search, call=call) == [status]
+    assert not [*tmp_path.glob(".page.i*")]
     # of a stage that has failed nothing is its own, whatever stands there now
     failed = search.replace('"page"', '"other"')
     assert reasons(tmp_path, text=failed, call=lambda _: 2) == [""]

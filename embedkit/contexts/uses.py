@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from embedkit.arguments import accepts
+from embedkit.arguments import accepts, strings_of
 from embedkit.choices import DEFAULT_MODEL, MATCHES, check_choice
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown
@@ -111,7 +111,9 @@ def words(
     """
 
     def layers_of(n_layers: int) -> tuple[LayerSpec, ...]:
-        layers = parse_layers(layer or "all", n_layers=n_layers, option=Option("layer", layer))
+        layers = parse_layers(
+            "all" if layer is None else layer, n_layers=n_layers, option=Option("layer", layer)
+        )
         if layer is not None and len(layers) > 1:
             advice = "expected one layer, or a combination such as mean:-4..-1."
             raise UsageError(advice, layer=layer)
@@ -129,7 +131,7 @@ def words(
         encoder = Encoder(model or DEFAULT_MODEL, device=device)
         # only the layers that are asked for are kept of the forward pass
         layers = layers_of(encoder.n_layers)
-        uses = uses_in_texts(encoder, list(map(str, source)), word, layers, match=match)
+        uses = uses_in_texts(encoder, strings_of("source", source), word, layers, match=match)
     return describe_uses(uses, word, layer=layers[0] if layer is not None else None)
 
 

@@ -137,8 +137,6 @@ def open_job(
                 may = {"overwrite": overwrite, "allow_env_change": allow_env_change}
                 _check_same(layout, job, shared=shared, **may)
             elif len([*layout.root.iterdir()]) > 1 or any(layout.private.iterdir()):
-                if not overwrite:
-                    storage.refuse_unfinished(layout.root)
                 # a kill while another job was being emptied: what is left belongs to none
                 storage.empty_folder(layout.root)
             # after the comparison, which may have emptied the folder, job.json included
@@ -407,14 +405,9 @@ class JobFolder:
         with storage.replacing(out, self._seen):
             if self._repair is not None:
                 storage.link_tree(Layout(out).index, layout.index)
-                # what else its owner keeps there, such as runs, moves along
-                for name in {path.name for path in out.iterdir()} - _NAMES:
-                    (out / name).rename(layout.root / name)
-            storage.publish(layout.root, out)
+            storage.publish(layout.root, out, repair=self._repair is not None)
 
 
-_NAMES = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
-"""What a folder of a dataset, finished or not, has at its top."""
 _OURS = re.compile(r"_embedkit/.*|\w+/part-\d{8}\.parquet")
 
 
@@ -542,11 +535,14 @@ def _refuse_foreign(root: Path) -> None:
     foreign: list[str] = []
     if root.is_symlink() or (root.exists() and not root.is_dir()):
         foreign = ["it"]
-    elif root.is_dir() and not (root / storage.UNFINISHED / "job.json").is_file():
+    elif root.is_dir():
+        if (root / storage.UNFINISHED / "job.json").is_file():  # of finetune
+            storage.refuse_unfinished(root, remedy="delete it")
         # whatever else is in there would become part of the dataset, or be deleted with it
+        names = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
         # nor is a file that a killed process left half written
         present = {path.name for path in root.iterdir() if path.suffix != ".partial"}
-        foreign = sorted(present - _NAMES)
+        foreign = sorted(present - names)
     if foreign:
         raise OutputExistsError(
             f"{root} is the folder of the unfinished job, but {foreign[0]} was not made by "

@@ -100,7 +100,8 @@ def _read(data: VectorData, block: Block, rows: Int64, columns: Sequence[str]) -
     """Some rows of a row group."""
     vectors = data.reader.vectors_of(block)
     table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *columns]))).take(rows)
-    batch = {"X": vectors[rows], "row": numbers(table.column("row"))}
+    # a copy: what Arrow hands over is read-only, of which PyTorch warns
+    batch = {"X": vectors[rows], "row": np.array(numbers(table.column("row")))}
     # labels of words are in their own table, those of tokens come from the records
     if "label" in data.columns or data.manifest.job.input.label is not None:
         batch["y"] = data.y[block.start + rows]
@@ -459,7 +460,7 @@ def _to_npy(data: VectorData, out: Path) -> None:
 def _to_csv(data: VectorData, out: Path) -> None:
     names = {f"v{i}" for i in range(data.width)}
     if same := names.intersection(data.columns):
-        raise UsageError(f"the column {min(same)} has a name of the vectors.", to="csv")
+        raise UsageError(f"the column {min(same)} has a name of the vectors. Use npy.", to="csv")
     with out.open("wb") as sink:
         for number, (table, vectors) in enumerate(_with_columns(data)):
             for i, values in enumerate(vectors.T):

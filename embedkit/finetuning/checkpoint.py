@@ -252,22 +252,26 @@ def export(
     has_head = is_plain_head(read_config(source / "model" / name))
     finish_swap(target, lambda folder: (folder / "config.json").is_file())
 
+    files, inside = storage.file_sums(source), f"model/{name}/"
+    names = {f.removeprefix(inside).split("/")[0] for f in files if f.startswith(inside)}
+
     def free() -> None:
         if target.is_dir() and not any(target.iterdir()):
             return
         if target.exists() and not overwrite:
             replace = Option("overwrite", True, before=", or pass ")
             raise OutputExistsError(f"{target} exists. Choose another {Option('out')}{replace}.")
-        inside = target.resolve().is_relative_to(source.resolve())
-        if target.exists() and (inside or not (target / "config.json").is_file()):
+        within = target.resolve().is_relative_to(source.resolve())
+        if target.exists() and (within or not (target / "config.json").is_file()):
             raise OutputExistsError(f"{target} is not a checkpoint by itself, and not replaced.")
+        if other := sorted({path.name for path in target.glob("*")} - names):
+            raise OutputExistsError(f"{target} holds {other[0]} too. Move it away.")
 
     # no SHA256SUMS (sealed): the folder is to be like any checkpoint. free is asked again under the
     # lock
     with new_folder(target, free=free, sealed=False, overwrite=overwrite) as work:
         with storage.storage_errors(work, SafetensorError):
-            inside = f"model/{name}/"
-            for file in storage.file_sums(source):  # what else is there may be a link to anywhere
+            for file in files:  # what else is there may be a link to anywhere
                 inner = file.removeprefix(inside)
                 # head.json means nothing to transformers, and the weights are written without the
                 # head below
@@ -277,9 +281,6 @@ def export(
             weights = load_file(str(source / "model" / name / WEIGHTS))
             kept = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
             save_weights(kept, work)
-        names = {path.name for path in work.iterdir()}
-        if other := {path.name for path in target.glob("*")} - names:
-            raise OutputExistsError(f"{target} holds {min(other)} too. Move it away.")
         # before the rename that new_folder ends with
         storage.sync_tree(work)
     kind, tokens = "Token" if content.level == "word" else "Sequence", content.tokens

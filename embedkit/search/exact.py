@@ -7,15 +7,12 @@ hundred queries and of records with equal scores does not keep the first ones.
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +28,7 @@ from embedkit.dataset.tables import Block
 from embedkit.display import Shown, count_text
 from embedkit.encoding.windows import ends_of, match
 from embedkit.errors import Message, Option, UsageError, first_line
-from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.machine import blas_with_one_thread, faiss_with_threads, usable_cores
 from embedkit.records import Positive
 from embedkit.types import (
     AnyPath,
@@ -196,7 +193,7 @@ def nearest(
         # one thread of BLAS and of OpenMP in each of ours, so that row groups are read and decoded
         # beside products
         faiss_with_threads(1) as faiss,
-        _one_thread(),
+        blas_with_one_thread(),
         # together the threads use the cores that one product would
         ThreadPoolExecutor(threads, initializer=partial(faiss.omp_set_num_threads, 1)) as pool,
     ):
@@ -217,32 +214,6 @@ def nearest(
     # fewer than k records: the heap's own filling would look like a score
     scores[heap.I < 0] = np.inf if metric == "euclid" else -np.inf
     return scores, heap.I
-
-
-@cache
-def _blas() -> Any:
-    """The libraries of this process, which take longer to find than a small search."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
-_TURN, _RUNNING = Lock(), list[Any]()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread of BLAS while searches run, in whichever threads; then as many as before."""
-    with _TURN:
-        # the number is that of the process: each search would take the 1 of another for the former
-        _RUNNING.append(_RUNNING[0] if _RUNNING else _blas().limit(limits=1, user_api="blas"))
-    try:
-        yield
-    finally:
-        with _TURN:
-            limit = _RUNNING.pop()
-            if not _RUNNING:
-                limit.restore_original_limits()
 
 
 class Rows(NamedTuple):
@@ -404,6 +375,12 @@ class Searcher(Reloaded):
         self._find = finder
         # 8 bytes a record: what a text is, without the text
         self._keys = None if keep_duplicates else text_keys(self.data)
+        self._first: tuple[Int64, Int64] | None = None
+        if self._keys is not None:
+            all_of = np.ones(len(self.data), bool) if self._chosen is None else self._chosen
+            among = np.flatnonzero(all_of)
+            texts, first = np.unique(self._keys[among], return_index=True)
+            self._first = texts, among[first]
         names = ("row", "id", "text", "text_pair", "label")
         self._columns = [name for name in names if name in self.data.columns]
         self._records: pa.Table | None = None
@@ -549,22 +526,24 @@ class Searcher(Reloaded):
         """Neighbours without the record ``excluded`` and without repeated texts."""
         keys = self._keys
         # copies of the text that was asked with are no answers either
-        asker = None if excluded is None or keys is None else int(keys[excluded])
-        distinct: dict[int, tuple[int, float]] = {}
+        seen = set() if excluded is None or keys is None else {int(keys[excluded])}
+        distinct = []
         for score, index in zip(scores, indices, strict=True):
             # -1 stands where there are too few records
             if index < 0 or index == excluded:
                 continue
             # with repeated texts allowed, every record has a key of its own
             key = -1 - index if keys is None else int(keys[index])
-            first, nearest_score = distinct.setdefault(key, (index, score))
-            # the record of the lowest index, although products of equal vectors may differ in their
-            # last digits, by where they stand in a matrix; of other models' vectors the nearest
-            if index < first and math.isclose(score, nearest_score, rel_tol=1e-5, abs_tol=1e-5):
-                distinct[key] = index, nearest_score
-        if asker is not None:
-            distinct.pop(asker, None)
-        return list(distinct.values())
+            if key in seen:
+                continue
+            seen.add(key)
+            if self._first is not None:
+                # of products of equal vectors, which may differ in their last digits, by where they
+                # stand in a matrix, another may be the largest
+                texts, first = self._first
+                index = int(first[np.searchsorted(texts, key)])
+            distinct.append((index, score))
+        return distinct
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -176,9 +176,19 @@ def test_a_repaired_dataset_keeps_its_index_and_what_else_is_there(made: Path, o
     (out / "runs/one").mkdir(parents=True)
     (out / "runs/one/notes").write_text("mine")
     (out / "README.md").write_text("License: mine")
+    (out / "link").symlink_to("runs")
     flip(out / PART, at=0.05)
-    assert again(made, out) == 3
+
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "_end_swap", killed)
+        with pytest.raises(KeyboardInterrupt):
+            again(made, out)
+    again(made, out)
     assert tree(index) == content
+    assert (out / "link").is_symlink()
     assert (out / "runs/one/notes").read_text() == "mine"
     assert (out / "README.md").read_text() == "License: mine"
     assert verify(out).ok

@@ -199,6 +199,7 @@ def test_wrong_use_is_refused(corpus: Path, tmp_path: Path) -> None:
             method(argument)
     with pytest.raises(UsageError, match=r"^worker="):
         data.iter_batches(worker=(1,))  # type: ignore[arg-type]
+    assert next(data.iter_batches(4))["row"].flags.writeable
     rows = [{"text": f"row {i}", "y": i, "v0": i} for i in range(6)]
     beside = embedkit.load(run(rows, tmp_path / "beside", keep=["y", "v0"]).out)
     with pytest.raises(UsageError, match=r"^columns='y': a batch has"):

@@ -244,7 +244,7 @@ def test_columns_that_sql_cannot_tell_apart(tmp_path: Path) -> None:
 # searching texts
 
 
-def test_repeated_texts_are_given_once(dataset: Path) -> None:
+def test_repeated_texts_are_given_once(dataset: Path, tmp_path: Path) -> None:
     data = embedkit.load(dataset)
     distinct = len(set(data.text))
     assert distinct < len(data)
@@ -255,6 +255,9 @@ def test_repeated_texts_are_given_once(dataset: Path) -> None:
     for query in data.text[:20]:
         alone = Searcher(dataset, warm=False).texts([query], k=N)[0].hits
         assert {hit.row for hit in alone} == set(first.values())
+    rows = [{"text": ("good film", "a bus")[i % 2]} for i in range(400)]
+    many = Searcher(extract_tiny(rows, tmp_path / "many", shard_rows=90), metric="euclid")
+    assert [hit.row for hit in many.texts(["good film"], k=1)[0].hits] == [0]
     every = Searcher(dataset, keep_duplicates=True).like([3], k=N)[0].hits
     assert sorted(hit.row for hit in every) == [row for row in data.row.tolist() if row != 3]
 
