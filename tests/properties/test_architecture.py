@@ -21,14 +21,14 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "code lines of embedkit/": 25_600,
+    "code lines of embedkit/": 25_520,
     "modules of embedkit/": 110,
     "code lines of the longest module": 450,
     "functions of more than 80 code lines": 0,
     "functions that use more than 25 names of the package": 0,
     "dataclasses": 80,
     "options of all commands": 220,
-    "code lines of tests/": 20_330,
+    "code lines of tests/": 19_890,
 }
 """Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is
 free. Limits have air on purpose and are not set to what there is."""
