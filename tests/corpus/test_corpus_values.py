@@ -179,7 +179,7 @@ def test_the_same_rows_are_the_same_records(rows: list[dict[str, Any]], spans: b
 )
 def test_one_value_has_one_text(value: Any, text: str) -> None:
     """Also by the way over JSON, which objects in Python take."""
-    assert text_of(value) == text
+    assert str(text_of(value)) == text
     (record,) = records_of([{"text": "a", "label": value}], label="label")
     assert record[3] == text
 

@@ -67,6 +67,20 @@ def shared(common: Path) -> Path:
     return common
 
 
+def test_the_baseline_of_a_single_fold_is_that_of_its_training_records(
+    shared: Path, tmp_path: Path
+) -> None:
+    labels = ["a"] * (N - 23) + ["b"] * 23
+    result = train(shared / "data", label=labels, out=tmp_path / "run", folds=1, tune=False)
+    held = predictions(tmp_path / "run")["row"].to_numpy()
+    y = np.array(labels) == "b"
+    rest, truth = np.delete(y, held).mean(), y[held]
+    assert abs(rest - truth.mean()) > 0.001
+    expected = -np.log(np.where(truth, rest, 1 - rest)).mean()
+    score = result.content.scores["cross_validation"]["log_loss"]
+    assert score.majority == pytest.approx(expected, rel=1e-9)
+
+
 def test_another_seed_assigns_other_folds(shared: Path, tmp_path: Path) -> None:
     train(shared / "data", out=tmp_path / "run", seed=1, folds=2)
     folds = predictions(tmp_path / "run").sort_values("row")["fold"].astype(int).tolist()
