@@ -13,8 +13,8 @@ import os
 import re
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
 from importlib.machinery import all_suffixes
@@ -314,6 +314,7 @@ def run_recipe(
     results: list[dict[str, Any]] = []
     for number, stage in enumerate(stages, 1):
         about = f"[{number}/{len(stages)}] {stage.name}"
+        _bring_back(stage.folder / name for name in stage.outputs if not address_of(name))
         # an option may list several files with commas; what is no file is dropped by `_hashes`
         names = {part for value in stage.inputs for part in (value, *value.split(","))}
         there = _hashes(stage, stage.outputs)
@@ -350,22 +351,13 @@ def run_recipe(
             # and comes back if the stage fails; fetch looks itself at what is there, and need not
             # download it again
             makes_way = not (foreign or stage.can_overwrite or stage.line[0] == "fetch")
-            aside = dict[Path, Path]()
-            for name in there.keys() & written if makes_way else ():
-                path = stage.folder / name
-                aside[path] = storage.hidden(path)
-                _remove(aside[path])  # of a stage that was killed
-                path.rename(aside[path])
+            ways = [stage.folder / name for name in (there.keys() & written if makes_way else ())]
             words = [*stage.line, *overwrite, *["-q"] * quiet]
             # as if it were typed in that folder: only a command knows which of its words are paths
-            with chdir(stage.folder):
+            with _making_way(ways) as done, chdir(stage.folder):
                 code = call(words)
-            status = "done" if code in (0, errors.EXIT_REJECTS) else "failed"
-            for path, kept in aside.items():
-                if status == "failed":
-                    _remove(path)
-                    kept.rename(path)
-                _remove(kept)
+                done += [code] * (code in (0, errors.EXIT_REJECTS))
+            status = "done" if done else "failed"
             if status == "done":
                 # inputs are those from before the run: if one changed meanwhile, the
                 # stage is not up to date next time
@@ -385,8 +377,36 @@ def run_recipe(
     return results
 
 
+@contextmanager
+def _making_way(paths: Sequence[Path]) -> Iterator[list[int]]:
+    """Nothing stands at the paths; what did comes back unless the list gets a code of success."""
+    for path in paths:
+        path.rename(_aside(path))
+    done = list[int]()
+    try:
+        yield done
+    finally:
+        for path in paths:
+            _remove(_aside(path) if done else path)
+        _bring_back(paths)
+
+
+def _bring_back(paths: Iterable[Path]) -> None:
+    # what a stage made way for that has failed, or was killed
+    for path in paths:
+        if os.path.lexists(_aside(path)):
+            if not os.path.lexists(path):
+                _aside(path).rename(path)
+            _remove(_aside(path))
+
+
+def _aside(path: Path) -> Path:
+    return path.parent / f".{path.name}.before"
+
+
 def _remove(path: Path) -> None:
-    storage.remove_tree(path) if path.is_dir() else storage.remove_file(path)
+    is_folder = path.is_dir() and not path.is_symlink()
+    storage.remove_tree(path) if is_folder else storage.remove_file(path)
 
 
 def content_hash(path: Path) -> str:

@@ -353,7 +353,7 @@ def check_place(path: Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: no write permission for {folder}.")
     with storage_errors(path):
-        hidden(path).exists()  # the longest name that will be there; it may be too long
+        incomplete(path).exists()  # the longest name that will be there; it may be too long
 
 
 def tree_bytes(path: Path) -> int:
@@ -670,7 +670,9 @@ def publish(work: Path, out: Path, *, repair: bool = False) -> None:
 
 def _end_swap(out: Path) -> None:
     repaired = out / UNFINISHED / _OLD[True]
-    for path in sorted(repaired.iterdir()) if repaired.is_dir() else ():
+    # a link, in a folder from elsewhere, would lead to somebody's files
+    ours = repaired.is_dir() and not (repaired.is_symlink() or repaired.parent.is_symlink())
+    for path in sorted(repaired.iterdir()) if ours else ():
         if not os.path.lexists(out / path.name):
             with storage_errors(path):
                 path.rename(out / path.name)

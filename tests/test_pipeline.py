@@ -137,9 +137,11 @@ def test_only_what_a_stage_has_written_makes_way(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         reasons(tmp_path, "q=z", text=search, call=killed)
+    assert (tmp_path / "page").read_text() == str(len(seen))
+    (tmp_path / "page").rename(tmp_path / ".page.before")  # as kill -9 leaves it
     for query, status in (("z", "its settings changed"), ("y", "its settings changed")):
         assert reasons(tmp_path, f"q={query}", text=search, call=call) == [status]
-    assert not [*tmp_path.glob(".page.i*")]
+    assert not [*tmp_path.glob(".page.b*")]
     # of a stage that has failed nothing is its own, whatever stands there now
     failed = search.replace('"page"', '"other"')
     assert reasons(tmp_path, text=failed, call=lambda _: 2) == [""]

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,18 @@ def test_what_a_rename_cannot_replace_is_refused_first(
     with pytest.raises(OutputExistsError, match=f"is a {kind}, .*out/NAME"), new_folder(out):
         pass
     assert not storage.incomplete(out).exists()
+
+
+@pytest.mark.parametrize("place", ["_unfinished", "_unfinished/repaired"])
+def test_nothing_is_brought_back_through_a_link(tmp_path: Path, place: str) -> None:
+    letter = tmp_path / "docs" / ("repaired" if place == "_unfinished" else "") / "letter"
+    letter.parent.mkdir(parents=True)
+    letter.write_text("mine")
+    (tmp_path / "out" / place).parent.mkdir(parents=True)
+    (tmp_path / "out" / place).symlink_to(tmp_path / "docs")
+    with suppress(OSError, StorageError):
+        finish_swap(tmp_path / "out", lambda _: True)
+    assert letter.read_text() == "mine"
 
 
 def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:

@@ -405,6 +405,10 @@ class JobFolder:
         with storage.replacing(out, self._seen):
             if self._repair is not None:
                 storage.link_tree(Layout(out).index, layout.index)
+                # shards of a table that the dataset has not, which would move along
+                for table in TABLES:
+                    if (out / table).is_dir() and not (layout.root / table).exists():
+                        storage.remove_tree(out / table)
             storage.publish(layout.root, out, repair=self._repair is not None)
 
 

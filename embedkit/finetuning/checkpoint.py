@@ -254,6 +254,7 @@ def export(
 
     files, inside = storage.file_sums(source), f"model/{name}/"
     names = {f.removeprefix(inside).split("/")[0] for f in files if f.startswith(inside)}
+    names -= {HEAD_FILE}
 
     def free() -> None:
         if target.is_dir() and not any(target.iterdir()):

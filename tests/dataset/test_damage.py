@@ -194,6 +194,14 @@ def test_a_repaired_dataset_keeps_its_index_and_what_else_is_there(made: Path, o
     assert verify(out).ok
 
 
+def test_a_repair_drops_shards_of_a_table_that_the_dataset_has_not(tmp_path: Path) -> None:
+    corpus, out = write_tsv(tmp_path / "c.tsv"), tmp_path / "out"
+    run(corpus, out)
+    shutil.copytree(out / "sentences", out / "words")
+    run(corpus, out)
+    assert verify(out).ok
+
+
 def test_a_repair_that_cannot_begin_changes_nothing(made: Path, out: Path) -> None:
     cut(out / PART)
     before = tree(out)

@@ -28,7 +28,7 @@ BUDGET = {
     "functions that use more than 25 names of the package": 0,
     "dataclasses": 80,
     "options of all commands": 220,
-    "code lines of tests/": 19_890,
+    "code lines of tests/": 19_910,
 }
 """Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is
 free. Limits have air on purpose and are not set to what there is."""
