@@ -379,7 +379,11 @@ def run_recipe(
 
 @contextmanager
 def _making_way(paths: Sequence[Path]) -> Iterator[list[int]]:
-    """Nothing stands at the paths; what did comes back unless the list gets a code of success."""
+    """Nothing stands at the paths; what did comes back unless the list gets a code of success.
+
+    ``page`` waits as ``.page.before``, which is none of the names that commands write to: a command
+    that fails, an interrupt and a kill leave the earlier result.
+    """
     for path in paths:
         path.rename(_aside(path))
     done = list[int]()

@@ -6,8 +6,10 @@
 
 One rename makes it ``OUT``. An existing ``OUT`` is first renamed to ``_unfinished/replaced`` in
 the new folder, then the new folder gets its name, then the old one is deleted; after a crash in
-between the next command completes this. A single file is written as ``OUT.incomplete`` too, and
-renamed.
+between the next command completes this. In a repair the old one is ``_unfinished/repaired``, and
+what only it has at its top, such as a user's runs, moves into the new one before it is deleted: not
+earlier, since a kill would leave it in a folder of work. A single file is written as a hidden
+``.OUT.incomplete``, and renamed.
 
 Of commands that make the same output at once, one holds the lock of ``OUT.incomplete``. What stands
 at ``OUT`` is looked at under the lock, since a command that saw nothing there may have waited long
@@ -519,7 +521,7 @@ def incomplete(out: Path) -> Path:
 
 
 def hidden(out: Path) -> Path:
-    """The path of a file before it has its final name; what a user calls OUT.incomplete is his."""
+    """The path of a file before it has its final name; users may call theirs OUT.incomplete."""
     return out.parent / f".{out.name}.incomplete"
 
 
@@ -669,6 +671,7 @@ def publish(work: Path, out: Path, *, repair: bool = False) -> None:
 
 
 def _end_swap(out: Path) -> None:
+    """Delete the old folder; of a repaired one the user's own files stay."""
     repaired = out / UNFINISHED / _OLD[True]
     # a link, in a folder from elsewhere, would lead to somebody's files
     ours = repaired.is_dir() and not (repaired.is_symlink() or repaired.parent.is_symlink())

@@ -377,8 +377,9 @@ class Searcher(Reloaded):
         self._keys = None if keep_duplicates else text_keys(self.data)
         self._first: tuple[Int64, Int64] | None = None
         if self._keys is not None:
-            all_of = np.ones(len(self.data), bool) if self._chosen is None else self._chosen
-            among = np.flatnonzero(all_of)
+            # a repeated text is answered by its first record among those that are searched
+            every = np.arange(len(self.data))
+            among = every if self._chosen is None else every[self._chosen]
             texts, first = np.unique(self._keys[among], return_index=True)
             self._first = texts, among[first]
         names = ("row", "id", "text", "text_pair", "label")
