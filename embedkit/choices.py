@@ -83,7 +83,12 @@ TASKS = {
     "multilabel": "records have any number of classes",
 }
 FEATURES = {"vectors": "as stored", "tfidf": "of the stored texts or words"}
-ESTIMATORS = ("logreg", "ridge", "knn", "lightgbm")
+ESTIMATORS = {
+    "logreg": "logistic regression",
+    "ridge": "ridge regression",
+    "knn": "nearest neighbours",
+    "lightgbm": "LightGBM",
+}
 """Beside them, ``module:Class`` of scikit-learn or LightGBM."""
 CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")

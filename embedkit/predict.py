@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +203,9 @@ class Predictor(Reloaded):
         columns: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return the prediction for each text, or for one; arguments as for `predict_proba`."""
-        proba = self.predict_proba(texts, pairs, columns)
-        single = isinstance(texts, str)
-        return self._predictions(proba[None])[0] if single else self._predictions(proba)
+        proba, single = self.predict_proba(texts, pairs, columns), isinstance(texts, str)
+        predictions = list(self._predictions(proba[None] if single else proba))
+        return predictions[0] if single else predictions
 
     def predict_words(self, texts: Sequence[str], *, spans: Spans | None = None) -> Any:
         """Return the predictions for the words of each text, by a run that labels words.
@@ -270,8 +270,8 @@ class Predictor(Reloaded):
 
     def predict_stored(
         self, dataset: AnyPath, *, progress: ProgressCallback = no_progress
-    ) -> tuple[Units, list[Prediction]]:
-        """Return the records of a dataset, or its words, and the prediction for each.
+    ) -> tuple[Units, Iterator[Prediction]]:
+        """Return the records of a dataset, or its words, and an iterator of their predictions.
 
         A run on vectors reads the stored ones; nothing is encoded again.
 
@@ -287,26 +287,27 @@ class Predictor(Reloaded):
             check_alike(data, self.content.dataset, name=name, vectors=bool(views))
         units, places, done = Units.of_dataset(data), [np.arange(0)], 0
         units = beside_numbers(units, self.columns) if views else units.with_texts()
-        predictions: list[Prediction] = []
+        predictions: list[Iterator[Prediction]] = []
         progress(Progress("predicting", done, len(units), "records"))
         for part in units.parts(_CHUNK):
             seen, made_now = self.predict_units(part, stored=bool(views))
             # which units of the dataset these are, since some words may be missing
             places.append(match(seen.keys, units.keys))
-            predictions += made_now
+            predictions.append(made_now)  # numbers until they are asked for, a tenth of the memory
             done += len(part)
             progress(Progress("predicting", done, len(units), "records"))
-        return units.take(np.concatenate(places)), predictions
+        return units.take(np.concatenate(places)), chain.from_iterable(predictions)
 
     def predict_units(
         self, units: Units, *, stored: bool = False
-    ) -> tuple[Units, list[Prediction]]:
-        """Return units and the prediction for each, without words that the model does not see.
+    ) -> tuple[Units, Iterator[Prediction]]:
+        """Return units and an iterator of their predictions.
 
-        With ``stored`` their inputs are the vectors that the run reads.
+        Words that the model does not see are left out. With ``stored`` their inputs are the vectors
+        that the run reads.
         """
         if not len(units):
-            return units, []
+            return units, iter(())
         if stored:
             return units, self._predictions(self._model.apply(units.inputs(np.arange(len(units)))))
         seen, values = self._model.predict(units)
@@ -324,14 +325,14 @@ class Predictor(Reloaded):
             )
         return output
 
-    def _predictions(self, values: Any) -> list[Prediction]:
+    def _predictions(self, values: Any) -> Iterator[Prediction]:
         proba = self._checked(values)
         content, threshold, separator = self.content, None, ""
         if content is not None:
             threshold, separator = content.threshold, content.separator
         sets = content is not None and content.task == "multilabel"
         y_pred = decide(proba, threshold=threshold, sets=sets)
-        return list(predictions_of(proba, y_pred, self.names, separator=separator))
+        return predictions_of(proba, y_pred, self.names, separator=separator)
 
 
 class _Trained:

@@ -54,6 +54,7 @@ class Prediction:
 # of a probability with six decimals, as another program may have saved a file again; the sum of a
 # row is off by so much for each class at most
 _ROUNDING = 1e-6
+_ROWS = 4_096  # that are dictionaries at the same time
 
 
 _COLUMNS = {"word": "int64", "text": "string", "fold": "string"}  # that only some files have
@@ -162,7 +163,10 @@ def write_rows(
 
         # given, since a column of an empty file, or of a first null, has no type of its own
         schema = pa.schema([(name, pa.type_for_alias(type_)) for name, type_ in columns.items()])
-        table = pa.Table.from_pylist(list(rows), schema)
+        rows = iter(rows)  # of many classes a row is a dictionary of hundreds of objects
+        blocks = iter(lambda: list(islice(rows, _ROWS)), [])
+        batches = [pa.RecordBatch.from_pylist(block, schema) for block in blocks]
+        table = pa.Table.from_batches(batches, schema)
         storage.write_files({out: parquet_bytes(table)}, overwrite=overwrite)
         return int(table.num_rows)
     # the names as a first row, written as all others are

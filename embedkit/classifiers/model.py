@@ -232,12 +232,14 @@ def _is_trusted(name: str) -> bool:
 
 _WORDS = r"(?u)\b\w+\b", r"(?u)\b\w\w+\b"
 """Patterns of words: that of :mod:`~embedkit.classifiers.estimators`, and scikit-learn's own."""
+_MOST_GRAMS = 20  # characters or words of a feature; all lengths of a long text fill the memory
 
 
 def _check_texts(value: Any, seen: set[int]) -> None:
     """Raise :class:`_Foreign` for a vectorizer that would open what its texts name as files.
 
-    Nor may a file bring a pattern of words, whose search may take longer than anyone lives.
+    Nor may a file bring a pattern of words, whose search may take longer than anyone lives, or
+    features of any length.
     """
     if id(value) in seen or isinstance(value, str | bytes | type):
         return
@@ -256,6 +258,8 @@ def _check_texts(value: Any, seen: set[int]) -> None:
             raise _Foreign("a vectorizer of files")
         if state.get("token_pattern") not in (None, *_WORDS):
             raise _Foreign("a pattern of words")
+        if max(state.get("ngram_range") or (1,)) > _MOST_GRAMS:
+            raise _Foreign("n-grams of any length")
     for item in inner:
         _check_texts(item, seen)
 
@@ -359,9 +363,11 @@ def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
     import lightgbm
 
     try:
-        text = file.read_text("utf-8")
+        # it finds trees by these sizes, where they are not what is checked here
+        text = re.sub(r"\ntree_sizes=.*", "", file.read_text("utf-8"))
+        _check_trees(text)
         booster = lightgbm.Booster(model_str=text)
-    except (lightgbm.basic.LightGBMError, OSError, ValueError) as error:
+    except (lightgbm.basic.LightGBMError, KeyError, OSError, ValueError) as error:
         raise storage.unreadable(file, error) from error
 
     def apply(features: Any) -> Any:
@@ -372,3 +378,37 @@ def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
         return values
 
     return apply
+
+
+_NODES = ("split_feature", "decision_type", "left_child", "right_child")
+"""Integers of the inner nodes of a tree: a child is the number of a node, or of a leaf below 0."""
+
+
+def _check_trees(text: str) -> None:
+    """Raise a :class:`ValueError` for trees that LightGBM, which trusts them, cannot walk.
+
+    A cycle has no end, and a node or a feature that does not exist is read from behind the array.
+    Nodes are numbered as they are made, so that every child has a higher number than its parent.
+    """
+    blocks = [
+        # a name that stands twice might have another value here than there
+        [line.split("=", 1) for line in block.split("\n") if "=" in line]
+        for block in text.split("\nTree=")
+    ]
+    head, *trees = map(dict, blocks)
+    width, counts = len(head["feature_names"].split()), ("num_class", "num_tree_per_iteration")
+    printable = re.fullmatch(r"[\n -~]*", text)
+    rules = [bool(printable), [*map(len, blocks)] == [len(head), *map(len, trees)]]
+    rules += [0 < int(head[name]) <= len(trees) for name in counts]
+    rules.append(int(head["max_feature_idx"]) == width - 1)
+    for tree in trees:
+        n, numbers = int(tree["num_leaves"]) - 1, [tree.get(name, "") for name in _NODES]
+        feature, decision, *children = np.array([v.split() for v in numbers], np.int64)
+        rules.append(len(feature) == n and not re.search(r"[^-\d ]", "".join(numbers)))
+        rules.append((tree.get("num_cat"), tree.get("is_linear", "0")) == ("0", "0"))
+        rules.append(not (decision & 1).any() and ((feature >= 0) & (feature < width)).all())
+        for child in children:
+            later = (child > np.arange(n)) & (child < n)
+            rules.append((later | (child < 0) & (child >= -n - 1)).all())
+    if not all(rules):
+        raise ValueError("a tree leads to a node or a feature that does not exist")

@@ -166,7 +166,7 @@ def extract(
         )
     totals = result.manifest.totals
     return Result(
-        {"out": str(result.out), **asdict(totals)},
+        {"out": str(result.out), **asdict(totals), "tokens_encoded": result.tokens_fresh},
         lambda: _result_text(result),
         code=EXIT_REJECTS if totals.rejected else 0,
     )

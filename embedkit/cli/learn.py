@@ -274,7 +274,8 @@ def predict(
             if value and (corpus or name not in ("text", "text_pair"))
         ]:
             problem = f"--{file_options[0].replace('_', '-')} is for the file of a corpus"
-            raise UsageError(f"{problem}; redirect other output with >.")
+            advice = "lines of standard input are UTF-8, and answers go to standard output"
+            raise UsageError(f"{problem}; {advice}.")
         elif reading.text is None and reading.text_pair is not None:
             raise UsageError("give the first text too, by --text.", text_pair=reading.text_pair)
         else:

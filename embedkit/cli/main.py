@@ -6,6 +6,8 @@ by the commands that need them, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
+import codecs
+import json
 import os
 import signal
 import sys
@@ -26,6 +28,10 @@ from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 from embedkit.machine import __version__, set_wait_policy
 
 
+def _escaped(error: Any) -> tuple[str, int]:
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
 def main() -> NoReturn:
     """Run the command line and exit with a code of those that docs/reliability.md lists."""
     set_wait_policy()  # before the libraries that read it are loaded
@@ -38,8 +44,11 @@ def main() -> NoReturn:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r+"))
     stdout = sys.stdout
-    if isinstance(stdout, TextIOWrapper):  # file names may be unprintable
-        stdout.reconfigure(errors="backslashreplace")
+    if isinstance(stdout, TextIOWrapper):
+        # file names may be unprintable, and a terminal of cp932 has no letters of Korean; as JSON
+        # escapes them, so that what --json prints stays that
+        codecs.register_error("json", _escaped)
+        stdout.reconfigure(errors="json")
     try:
         code: Any = cli.call(sys.argv[1:], started=STARTED)
     except (KeyboardInterrupt, click.exceptions.Abort):  # click replaces the former

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embedkit.choices import DEFAULT_MODEL
+from embedkit.choices import DEFAULT_MODEL, ESTIMATORS
 from embedkit.comparison.cases import Cases
 from embedkit.comparison.load import FOREIGN, LoadedRun
-from embedkit.comparison.table import MAJORITY, Compared, Row, price, records_to_decide
+from embedkit.comparison.table import MAJORITY, Compared, Row, best_first, price, records_to_decide
 from embedkit.corpus.plan import class_columns
 from embedkit.display import count_text, duration_text, typing_folder, undashed
 from embedkit.encoding.views import split_view, view_ranges, view_text
@@ -36,12 +36,6 @@ from embedkit.runs.scores import constant_text
 
 # a smaller share of cut texts is not worth a warning
 _CUT = 0.005
-_ESTIMATORS = {
-    "logreg": "logistic regression",
-    "ridge": "ridge regression",
-    "knn": "nearest neighbours",
-    "lightgbm": "LightGBM",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,7 @@ def _title(compared: Compared, chosen: Row) -> str:
     if content.kind == FOREIGN:
         return "Use the other tool"
     features = " + ".join([*map(view_text, content.views), *content.columns]) or "TF-IDF"
-    return f"Use {_ESTIMATORS.get(content.estimator, content.estimator)} on {features}{suffix}"
+    return f"Use {ESTIMATORS.get(content.estimator, content.estimator)} on {features}{suffix}"
 
 
 def _run(compared: Compared, name: str) -> LoadedRun:
@@ -276,8 +270,9 @@ def _layer(content: ProbeRun) -> Decision:
 
 
 def _best_first(content: ProbeRun) -> list[ViewScore]:
-    sign = 1 if content.metric in LOWER_IS_BETTER else -1
-    return sorted(content.view_scores, key=lambda view: sign * view.score.value)
+    views = {view.name: view for view in content.view_scores}
+    scores = {name: view.score.value for name, view in views.items()}
+    return [views[name] for name in best_first(scores, content.metric)]
 
 
 def _pooling(content: ProbeRun) -> Iterator[Decision]:

@@ -264,7 +264,7 @@ def compare(
     test, on_test = scores_and_differences(tested, metric, progress)
     values = {name: by_metric[metric].value for name, by_metric in scores.items()}
     margin = _margin(metric, values[chosen], max(values.values()), min_difference)
-    names = _best_first(values, metric)
+    names = best_first(values, metric)
     best = next(name for name in names if name != MAJORITY)
     costs = _costs(opened, datasets, blends)
     by_name = {run.name: run for run in opened}
@@ -298,19 +298,18 @@ def compare(
             gap = None if abs(gap.value) <= seen * scale else gap
         return judge(gap, metric, margin) if gap else ""
 
-    def shortfall(row: Row, best: Row) -> float:
-        """The upper end of what a method lacks to the best."""
+    def is_enough(row: Row, best: Row) -> bool:
+        # by the upper end of what a method lacks to the best
         gap = differences[best.name, row.name]
-        return -gap.low if metric in LOWER_IS_BETTER else gap.high
+        lacking = -gap.low if metric in LOWER_IS_BETTER else gap.high
+        return prefer == "cost" and lacking <= margin
 
-    # nothing is below -∞: the best is taken whatever it costs
-    acceptable = margin if prefer == "cost" else -math.inf
     return Compared(
         metric=metric,
         min_difference=margin,
         baseline=chosen,
         rows=rows,
-        selection=_choose(rows, verdict, lambda row, best: shortfall(row, best) <= acceptable),
+        selection=_choose(rows, verdict, is_enough),
         runs=opened,
         datasets=datasets,
         blends=blends,
@@ -324,7 +323,7 @@ def _seen_texts(runs: Sequence[LoadedRun]) -> int:
     return max((test.seen_texts for test in tests if test), default=0)
 
 
-def _best_first(values: Mapping[str, float], metric: str) -> list[str]:
+def best_first(values: Mapping[str, float], metric: str) -> list[str]:
     """Names in the order of their scores, undefined ones last."""
     sign = 1 if metric in LOWER_IS_BETTER else -1
     # NaN compares as False with everything, which breaks a sort

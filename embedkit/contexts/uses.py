@@ -75,9 +75,10 @@ def _pattern(word: str, match: str) -> re.Pattern[str]:
     if match != "anywhere" and not _UNSPACED.search(word):
         # what chooses the form of a sign, as of an emoji, is of no letter
         before = re.sub("[\u20e3\ufe00-\ufe0f\U000e0100-\U000e01ef]", "", signs())
-        pattern = rf"(?<![\w{before}])" + pattern
+        # words of scripts without spaces end others: "BERT" stands in "私はBERTで"
+        pattern = rf"(?<![^\W{UNSPACED}])(?<![{before}])" + pattern
         if match == "word":  # with a particle also words of another script, as in BERT를
-            pattern += rf"(?={_PARTICLES}(?!\w))"
+            pattern += rf"(?={_PARTICLES}(?![^\W{UNSPACED}]))"
     return re.compile(f"{pattern}|{unicodedata.normalize('NFD', pattern)}", re.IGNORECASE)
 
 
@@ -324,21 +325,15 @@ def describe_uses(uses: UseVectors, word: str, *, layer: LayerSpec | None = None
     if not vectors.keys() >= set(parts):
         raise UsageError(f"expected one of {', '.join(vectors)}.", layer=chosen)
     vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
-    # a use and itself have cosine 1, which says nothing
-    different = ~np.eye(len(uses.uses), dtype=bool)
-    units = {name: unit_rows(values) for name, values in vectors.items()}
-    cosines = {name: np.clip(unit @ unit.T, -1, 1) for name, unit in units.items()}
+    unit = unit_rows(vectors[chosen])
     # any two words can be compared where the words were stored; tokens are no words
     data = uses.data
     return WordReport(
         word=word,
         layer=chosen,
         uses=uses.uses,
-        cosines=cosines[chosen],
-        layers={
-            name: float(of_layer[different].mean()) if different.any() else float("nan")
-            for name, of_layer in cosines.items()
-        },
+        cosines=np.clip(unit @ unit.T, -1, 1),
+        layers={name: mean_cosine(values) for name, values in vectors.items()},
         others=_mean_cosines(data) if data and data.manifest.job.vectors.words else {},
         skipped=uses.skipped,
     )

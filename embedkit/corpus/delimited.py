@@ -7,6 +7,7 @@ or as a reject with its line number, and a quote that never ends costs a bounded
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
 from collections.abc import Iterator, Sequence
@@ -23,10 +24,11 @@ from embedkit.corpus.sources import (
     check_names,
     has_surrogate,
 )
-from embedkit.errors import CorpusError
+from embedkit.errors import CorpusError, Option
 
 # half of a surrogate pair, which no decoded text contains:
 # undecodable bytes become U+DC80 to U+DCFF
+_MOST_AGAIN = 32 * MAX_RECORD_BYTES  # half a minute
 _LONE_CR = "\ud800"  # replaces it for the csv module, which would end the record
 
 
@@ -76,6 +78,8 @@ class DelimitedTable(TextTable):
         # codec that is not symmetrical refuses
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
+            if codecs.lookup(self._encoding).name == "shift_jis":
+                detail += "; see encoding='cp932', which has more characters"
             return Reject.of(lines, "invalid_encoding", detail)
         return Row.of(lines, chosen)
 
@@ -157,6 +161,7 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
     # the default of 128 KB would reject long texts. It is one setting of the process;
     # lines are limited before they come here
     csv.field_size_limit(MAX_RECORD_BYTES + 1)
+    again = 0  # bytes that were read in vain
     while True:
         record: list[Line] = []
         # a new one for each record: after an error the old one would be in the middle of a quote
@@ -178,8 +183,13 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
             else:
                 yield record, [cell.replace(_LONE_CR, "\r") for cell in cells]
             continue
-        # all lines but the first are records of their own until shown otherwise
+        # all lines but the first are records of their own until shown otherwise. Where each of them
+        # opens a quote that is never closed, each would read the rest of the file
         lines.back(record[1:])
+        again += sum(line.length for line in record[1:])
+        if again > _MOST_AGAIN:
+            remedy = Option("quoting", "none", before=" Pass ", after=".")
+            raise CorpusError(f"{lines.path}: many quotes are opened and never closed.{remedy}")
         yield Reject.of(record[:1], *problem)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain, islice
@@ -202,8 +203,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # the frequent case costs one comparison of lengths; names are searched only if one is missing
     record = dict(pairs)
     if len(record) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise BadRecordError("duplicate_key", f"{twice!r} stands twice")
     return record
 

@@ -43,7 +43,7 @@ _EXCERPT = 200
 _MARK, _IN_STRING = re.compile(rb'["{}\[\],]'), re.compile(rb'\\.|"', re.DOTALL)
 # bytes that are read at once, and by which the kind of a file is judged
 _HEAD = 1 << 16
-_KINDS = ": cp949 if Korean, cp932 if Japanese, cp1252 if Western European"
+_KINDS = ": cp949 if Korean, cp932 or euc_jp if Japanese, cp1252 if Western European"
 _OWN = Option("encoding", before=", or pass its ", after=_KINDS)
 RIGHT_ENCODING = f"Save it as UTF-8{_OWN}."
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -321,6 +322,8 @@ def read_manifest(path: Path) -> Manifest:
         why = "It is unfinished: run the command that began it again."
     elif not path.exists():
         why = f"It does not exist.{near_path(path)}"
+    elif path.is_file():
+        why = f"Make one: embedkit extract {shlex.quote(str(path))}."
     else:
         why = "Give a folder that embedkit extract wrote."
     raise UsageError(f"{path} is not a dataset. {why}")

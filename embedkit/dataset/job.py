@@ -450,7 +450,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
         # a corpus that has grown is the usual reason, and need not cost all of its texts again
         if "input." in differences and job.settings.storage.text:
             use = "which encodes only the texts that it lacks"
-            grown = Option("reuse", out, before=", with ", after=f", {use}")
+            grown = Option("reuse", out, before=" and ", after=f", {use}")
         raise OutputExistsError(
             f"{out} already exists with different settings. Pass another {Option('out')}, or "
             f"replace it with {OVERWRITE}{grown}. It differs in:\n{differences}"

@@ -282,8 +282,11 @@ class TableReader:
         """Row groups that hold some rows, each with the numbers of those it holds."""
         starts = np.array([block.start for block in self.blocks], np.int64)
         owner = np.searchsorted(starts, indices, side="right") - 1
-        for number in np.unique(owner):
-            yield self.blocks[int(number)], np.flatnonzero(owner == number)
+        # sorted once: a search for the rows of each block would be blocks x rows
+        order = np.argsort(owner, kind="stable")
+        numbers, first = np.unique(owner[order], return_index=True)
+        for number, members in zip(numbers, np.split(order, first[1:]), strict=True):
+            yield self.blocks[int(number)], members
 
     @contextmanager
     def _opened(self, number: int) -> Iterator[FileIO]:

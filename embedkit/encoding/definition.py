@@ -7,6 +7,8 @@ checkpoint, becomes the ``problem`` that is the answer when the makers' vector i
 
 from __future__ import annotations
 
+import base64
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from embedkit.errors import DamagedModelError, first_line
 from embedkit.records import Positive, read_json
 
 FETCH_AGAIN = "Fetch it again."
+_MOST_GROWTH = 1_000  # those of all checkpoints that are known make less than twenty
 
 
 _NAMES_CODE = re.compile(
@@ -247,3 +250,29 @@ def as_data(config: dict[str, Any]) -> dict[str, Any]:
         for name, value in config.items()
         if not _NAMES_CODE.fullmatch(name)
     }
+
+
+def bounded(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a ``tokenizer.json``; ``DamagedModelError`` if it multiplies a text without bounds.
+
+    A few steps that each write ten letters for one make a text of gigabytes.
+    """
+    if (growth := _growth(document.get("normalizer"))) > _MOST_GROWTH:
+        problem = f"its normalizer makes up to {growth:,} characters of one"
+        raise DamagedModelError(f"{name}: {problem} (tokenizer.json).")
+    return document
+
+
+def _growth(normalizer: Any) -> int:
+    """Characters that may come of one: each step multiplies those of the one before."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": [*steps]}:
+            return math.prod(map(_growth, steps))
+        case {"type": "Replace", "content": str(written)}:
+            return max(len(written), 1)
+        case {"type": "Precompiled", "precompiled_charsmap": str(table)}:
+            # the texts, divided by zeros, follow a tree whose size comes first
+            content = base64.b64decode(table)
+            texts = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
+            return max(map(len, texts))
+    return 1

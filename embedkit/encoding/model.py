@@ -324,11 +324,11 @@ def load_model(
             f"{checkpoint.name} needs {', '.join(checkpoint.unread)}, which is not computed here: "
             "its vectors are those of transformers, not its makers'"
         )
+    # a decoder would keep keys and values of all layers, which nothing reads here
+    model.config.use_cache = False
     if checkpoint.config.get("is_encoder_decoder"):
         # its decoder would need inputs of its own
         model = model.get_encoder()
-    # a decoder would keep keys and values of all layers, which nothing reads here
-    model.config.use_cache = False
     if (pooler := getattr(model, "pooler", None)) is not None:
         model.pooler = nn.Identity()  # applied on request, not in every forward
     if isinstance(pooler, nn.Linear):  # ALBERT's forward has the other steps
@@ -338,19 +338,20 @@ def load_model(
     model.eval().to(device)
     try:
         plain = PlainModel(model, pooler, checkpoint, pad_id=pad_id)
-        # one token shows at load, and not in the middle of a corpus, what cannot run at all
-        token = torch.zeros(1, dtype=torch.int64, device=device)
-        batch = PackedBatch.of(token, token, [1])
+        # a few tokens show at load, and not in the middle of a corpus, what cannot run at all
+        tokens = torch.zeros(min(8, checkpoint.positions), dtype=torch.int64, device=device)
+        batch = PackedBatch.of(tokens, tokens, [len(tokens)])
         with torch.inference_mode():
             states, _ = plain._states(batch)
         # a layer may hold several, as in ALBERT, and a model may widen or narrow its states at the
         # end, as Reformer and some sizes of OPT do
-        came = len(states) - 1, sorted({hidden.shape[-1] for hidden in states})
-        if came != (plain.n_layers, [plain.width]):
+        came = len(states) - 1, sorted({tuple(hidden.shape[2:]) for hidden in states})
+        if came != (plain.n_layers, [(plain.width,)]):
             raise ModelError(
                 f"{checkpoint.name}: config.json says {plain.n_layers} layers of width "
                 f"{plain.width}, and transformers gives {came[0]} of width "
-                f"{' and '.join(map(str, came[1]))}. Such a checkpoint is not computed here."
+                f"{' and '.join(' × '.join(map(str, shape)) for shape in came[1])}. "
+                "Such a checkpoint is not computed here."
             )
         _check_finite(checkpoint, model, states[-1])
         return plain
@@ -358,7 +359,7 @@ def load_model(
         if is_out_of_memory(error) or isinstance(error, ModelError):
             raise
         remedy = Option("precision", "fp32", before=" Use ", after=".")  # as for DeBERTa
-        problem = f"{checkpoint.name} cannot run in {dtype} ({first_line(error)})."
+        problem = f"{checkpoint.name} cannot run on text alone, in {dtype} ({first_line(error)})."
         raise ModelError(f"{problem}{'' if dtype == torch.float32 else remedy}") from error
 
 

@@ -569,14 +569,19 @@ def _filled(values: Tensor) -> Tensor:
 
 
 def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool:
-    """True if bits of the first layer depend on other sequences, or on which of these threads."""
+    """True if bits depend on other sequences, or on which of these threads."""
     pieces = torch.split(batch.ids, list(batch.lengths))
     alone = [PackedBatch.of(ids, torch.zeros_like(ids), [len(ids)]) for ids in pieces]
 
-    def first_layer(batches: list[PackedBatch], *, first_only: bool) -> Tensor:
+    # layers behind the first one have the same shapes, so that it shows the bits of all; but for
+    # mixtures of experts, whose first ones may have none
+    experts = any("expert" in name for name, _ in packed.module.named_modules())
+    depth = packed.n_layers if experts else 1
+
+    def layer(batches: list[PackedBatch], *, first_only: bool) -> Tensor:
         states: list[Tensor] = []
         for b in batches:
-            packed.forward(b, [1], lambda _, h: states.append(h.clone()), first_only=first_only)
+            packed.forward(b, [depth], lambda _, h: states.append(h.clone()), first_only=first_only)
         # in int8 the pooler alone has products of fractions, which know an order of sums
         if first_only and packed.pooler is not None:
             states += [packed.pool(first) for first in states]
@@ -584,15 +589,12 @@ def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool
 
     before = torch.get_num_threads()
     try:
-        # attention of first tokens alone takes another way through _runs; the layers behind the
-        # first one have the same shapes, so that one layer shows the bits of all
+        # attention of first tokens alone takes another way through _runs
         for first_only in (False, True):
             states = []
             for count in sorted({*threads}):  # of one thread there is nothing to compare
                 torch.set_num_threads(count)
-                states += [
-                    first_layer(batches, first_only=first_only) for batches in ([batch], alone)
-                ]
+                states += [layer(batches, first_only=first_only) for batches in ([batch], alone)]
             if not all(states[0].equal(state) for state in states):
                 return True
         return False

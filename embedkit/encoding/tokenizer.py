@@ -27,7 +27,7 @@ from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.encoding import inventory
 from embedkit.encoding.casing import cased_normalizer, casing_of, lower_case, restore_case
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
-from embedkit.encoding.definition import TokenizerConfig
+from embedkit.encoding.definition import TokenizerConfig, bounded
 from embedkit.encoding.windows import (
     TokenizedTexts,
     TokenizerSettings,
@@ -74,7 +74,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     # what sentence-transformers would pass to the loader; it wins over tokenizer_config.json
     options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
     settings = {**checkpoint.side_json("tokenizer_config.json", TokenizerConfig), **options}
-    whole = bool(checkpoint.side_json("tokenizer.json"))  # raises a clear error if it is damaged
+    # raises a clear error if it is damaged
+    whole = bounded(checkpoint.side_json("tokenizer.json"), checkpoint.name)
     quiet_transformers()
     casing = {} if whole else casing_of(checkpoint, settings)
     from transformers import AutoTokenizer
@@ -180,7 +181,7 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: i
             f"leaves no room for text beside {tokenizer.n_special} special tokens. Correct it"
             f"{Option('max_length', min(512, checkpoint.positions), before=', or use ')}."
         )
-    return int(min(length, checkpoint.positions))
+    return int(min(length, checkpoint.positions, checkpoint.limit))
 
 
 @accepts()

@@ -197,11 +197,12 @@ def _cut(
     before = int(np.argmax(segment == moving))
     after = before + length
     owner = np.zeros(len(segment), np.int64)  # tokens before, and a repeated text: first window
-    token, begins = np.arange(length), np.asarray(starts)[:, None]
-    # negative where the token is outside of the window, so that such a window is never chosen
-    context = np.minimum(token - begins, begins + size - 1 - token)  # from the nearer edge
-    # argmax takes the first of equal ones, which is the earlier window
-    owner[before:after] = np.argmax(context, axis=0)
+    begins = np.asarray(starts)
+    # the window with the nearest centre is farthest from cutting the token's context, the earlier
+    # of two; between two centres that are ``begin + (size - 1) / 2`` lies the change of owner, all
+    # of it doubled. Windows x tokens of a text of a million characters would be 100 GB
+    changes = begins[1:] + begins[:-1] + size - 1
+    owner[before:after] = np.searchsorted(changes, 2 * np.arange(length))
     owner[after:][segment[after:] == -1] = len(starts) - 1
     for number, start in enumerate(starts):
         first = before + start

@@ -13,6 +13,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,18 +257,7 @@ def export(
     names = {f.removeprefix(inside).split("/")[0] for f in files if f.startswith(inside)}
     names -= {HEAD_FILE}
 
-    def free() -> None:
-        if target.is_dir() and not any(target.iterdir()):
-            return
-        if target.exists() and not overwrite:
-            replace = Option("overwrite", True, before=", or pass ")
-            raise OutputExistsError(f"{target} exists. Choose another {Option('out')}{replace}.")
-        within = target.resolve().is_relative_to(source.resolve())
-        if target.exists() and (within or not (target / "config.json").is_file()):
-            raise OutputExistsError(f"{target} is not a checkpoint by itself, and not replaced.")
-        if other := sorted({path.name for path in target.glob("*")} - names):
-            raise OutputExistsError(f"{target} holds {other[0]} too. Move it away.")
-
+    free = partial(_check_place, target, source, names, overwrite=overwrite)
     # no SHA256SUMS (sealed): the folder is to be like any checkpoint. free is asked again under the
     # lock
     with new_folder(target, free=free, sealed=False, overwrite=overwrite) as work:
@@ -291,6 +281,20 @@ def export(
     windows = tokens.on_long == "window"
     about = content.head, has_head, tokens.prefix, tokens.max_length, windows, cut, code
     return ExportResult(target, name, *about)
+
+
+def _check_place(target: Path, source: Path, names: set[str], *, overwrite: bool) -> None:
+    """Raise an error for what is more than a checkpoint of these files, outside of the run."""
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists() and not overwrite:
+        replace = Option("overwrite", True, before=", or pass ")
+        raise OutputExistsError(f"{target} exists. Choose another {Option('out')}{replace}.")
+    within = target.resolve().is_relative_to(source.resolve())
+    if target.exists() and (within or not (target / "config.json").is_file()):
+        raise OutputExistsError(f"{target} is not a checkpoint by itself, and not replaced.")
+    if other := sorted({path.name for path in target.glob("*")} - names):
+        raise OutputExistsError(f"{target} holds {other[0]} too. Move it away.")
 
 
 def _best(run: Path, content: FinetuneRun) -> str:

@@ -338,6 +338,8 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         with torch.inference_mode():
             loss = float(self.model.loss(logits, torch.from_numpy(y)))
             proba = self.model.outputs(logits).numpy()
+        # before the metrics, which probabilities that are not numbers do not have
+        _check_loss(loss, fold, self.state)
         by = fold.options.select_by
         scores = metrics_for(y, proba, beta=beta_of(by))
 
@@ -350,8 +352,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         if target.classes:
             metrics["eval_accuracy"] = score("accuracy" if y.ndim == 1 else "subset_accuracy")
         metrics[_CHOSEN_BY] = loss if by == "loss" else score(by)
-        # such as an area where all validation records are of one class; a loss that is not a number
-        # is found when it is logged, just below
+        # such as an area where all validation records are of one class
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
             problem = f"it is not defined on the {len(y)} validation records of {fold.name}"
             raise UsageError(f"{problem}. Pass a larger {Option('validation')}.", select_by=by)
@@ -477,10 +478,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         # an exception: by control a callback ends training as if it were done
-        for key in ("loss", "eval_loss"):
-            if key in (logs or {}) and not math.isfinite(logs[key]):
-                problem = f"the loss is not a number any more at step {state.global_step}"
-                raise _diverged(self._fold, problem)
+        _check_loss((logs or {}).get("loss", 0.0), self._fold, state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._report(state)
@@ -538,6 +536,11 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         text = ", ".join(f"{_LOGGED[key].replace('_', ' ')} {values[key]:.4f}" for key in names)
         epochs = self._fold.epochs
         logger.info("%s, epoch %d of %d: %s", self._fold.name, state.epoch, epochs, text)
+
+
+def _check_loss(loss: float, fold: Fold, state: TrainerState) -> None:
+    if not math.isfinite(loss):
+        raise _diverged(fold, f"the loss is not a number any more at step {state.global_step}")
 
 
 def _diverged(fold: Fold, problem: str) -> EncodeError:

@@ -102,7 +102,7 @@ class Whitening(NamedTuple):
     """A linear map that centers a view or, with a ``(width, width)`` matrix, whitens it."""
 
     mean: Float32
-    matrix: Float32 | None
+    matrix: Float32 | None = None
 
     def apply(self, vectors: Float32) -> Float32:
         """Centered or whitened vectors, ``(n, width)`` float32."""
@@ -126,7 +126,7 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
         total += data.reader.vectors_of(block).sum(axis=0, dtype=np.float64)
     mean = (total / len(data)).astype(np.float32)
     if kind == "center":
-        return Whitening(mean, None)
+        return Whitening(mean)
     random = np.random.default_rng(0)
     # sorted, so that each row group is read once and in order
     sample = np.sort(random.choice(len(data), min(len(data), _FITTED), replace=False))

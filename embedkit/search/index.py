@@ -6,16 +6,19 @@ and is mapped into memory when opened. Its recall is measured once, with records
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from embedkit import storage
 from embedkit.arguments import accepts
@@ -37,6 +40,10 @@ _HELD_OUT = 500
 # records of the sample for each centroid (faiss asks for 39 at least), and of the whole sample
 _PER_LIST, _LEAST_SAMPLE = 64, 16_384
 _FILE = "index.faiss"
+_WHITENING = "whitening.safetensors"
+# lists of vectors in another file, which an index may name: faiss would open whatever it is. Two
+# sizes follow, which are far below 2^32
+_ELSEWHERE = re.compile(rb"ilod.{4}\0{4}.{4}\0{4}", re.DOTALL)
 INFO = "index.json"
 _HASHED_BYTES = 512 << 20  # a quarter of a second
 
@@ -48,6 +55,14 @@ class IndexKind(NamedTuple):
     effort: str = ""  # parameter of the search that trades speed for recall
     value: int = 0
     minimum: int = 1  # records that are needed to build one
+
+    def factory_of(self, data: VectorData) -> str:
+        """What ``faiss.index_factory`` takes for the vectors of a dataset."""
+        return self.factory.format(
+            lists=max(1, min(int(4 * len(data) ** 0.5), len(data) // 39)),  # what faiss asks for
+            # four coordinates for each byte of a code, or more where the width cannot be divided so
+            pieces=next(m for m in range(max(data.width // 4, 1), 0, -1) if data.width % m == 0),
+        )
 
     def parameters(self, k: int) -> Any:
         """The ``params`` of ``faiss.Index.search`` for ``k`` neighbours."""
@@ -118,15 +133,10 @@ def build_index(
         (12, 384)
     """
     data = load(dataset, view)
-    if len(data) < KINDS[kind].minimum:
-        raise UsageError(
-            f"{dataset} has {len(data):,} records; expected {KINDS[kind].minimum:,} or more.",
-            kind=kind,
-        )
+    if len(data) < (least := KINDS[kind].minimum):
+        problem = f"{dataset} has {len(data):,} records; expected {least:,} or more."
+        raise UsageError(problem, kind=kind)
     target = _folder(data, kind, metric, whitening)
-    # a link in a dataset of somebody else's would lead elsewhere
-    if not target.resolve().is_relative_to(data.path.resolve()):
-        raise UsageError(f"{target} leads out of the dataset by a link. Remove it.")
 
     def free() -> None:
         if target.exists() and not overwrite:
@@ -142,11 +152,7 @@ def build_index(
     ):
         started = time.perf_counter()
         fitted = None if whitening is None else fit_whitening(data, whitening)
-        factory = KINDS[kind].factory.format(
-            lists=max(1, min(int(4 * len(data) ** 0.5), len(data) // 39)),  # what faiss asks for
-            # four coordinates for each byte of a code, or more where the width cannot be divided so
-            pieces=next(m for m in range(max(data.width // 4, 1), 0, -1) if data.width % m == 0),
-        )
+        factory = KINDS[kind].factory_of(data)
         random = np.random.default_rng(0)
         index = _trained(faiss, factory, data, metric, fitted, random, progress)
         count = min(_HELD_OUT, len(data) // 10)
@@ -225,9 +231,8 @@ def _write_parts(faiss: Any, index: Any, fitted: Whitening | None, folder: Path)
     with storage.storage_errors(file, RuntimeError), file.open("wb") as sink:
         faiss.write_index(index, faiss.PyCallbackIOWriter(sink.write))
     if fitted is not None:
-        with (folder / "whitening.npz").open("wb") as sink:
-            matrix = np.empty((0, 0), np.float32) if fitted.matrix is None else fitted.matrix
-            np.savez(sink, mean=fitted.mean, matrix=matrix)
+        parts = fitted._asdict().items()
+        save_file({name: part for name, part in parts if part is not None}, folder / _WHITENING)
     # all parts are on the disk before the description, without which no index is opened
     storage.sync_tree(folder)
     return file.stat().st_size
@@ -286,7 +291,7 @@ def open_index(
             f"Build it: {command}."
         )
     # checksums are compared at each opening as far as that takes no noticeable time
-    compared = [INFO, *["whitening.npz"] * bool(whitening)]
+    compared = [INFO, *[_WHITENING] * bool(whitening)]
     file = folder / _FILE
     if not file.is_file() or file.stat().st_size <= _HASHED_BYTES:  # larger ones by ``verify``
         compared.append(file.name)
@@ -299,18 +304,24 @@ def open_index(
         )
     fitted = None
     try:
+        with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
+            if _ELSEWHERE.search(content):
+                raise ValueError("it names another file, which is never opened")
         with faiss_with_threads(usable_cores()) as faiss:
             # inverted lists are mapped by one flag, codes and graphs by another
             mapped = faiss.IO_FLAG_MMAP if "ivf" in info.kind else faiss.IO_FLAG_MMAP_IFC
             index = faiss.read_index(str(file), mapped)
         # a file that was exchanged for another index has valid bytes and wrong numbers
-        if index.ntotal != info.records or index.d != info.width:
-            raise ValueError(f"it has {index.ntotal} vectors of width {index.d}")
+        has_lists = hasattr(index, "nlist")
+        if (index.ntotal, index.d, has_lists) != (info.records, info.width, "ivf" in kind):
+            raise ValueError(f"it has {index.ntotal} vectors of width {index.d}, or is no {kind}")
         if info.whitening is not None:
-            with np.load(folder / "whitening.npz") as parts:
-                matrix = parts["matrix"] if info.whitening == "whiten" else None
-                fitted = Whitening(parts["mean"], matrix)
-    except (OSError, ValueError, RuntimeError) as error:
+            file = folder / _WHITENING
+            fitted = Whitening(**load_file(file))
+            nothing = np.zeros((1, info.width), np.float32)
+            if fitted.apply(nothing).shape != nothing.shape:
+                raise ValueError(f"it is not of width {info.width}")
+    except Exception as error:  # of two libraries, and of parts that do not fit
         raise unreadable(file, error, advice=advice) from error
 
     def find(queries: Float32, k: int) -> Neighbours:
@@ -337,4 +348,8 @@ def _prepared(vectors: Float32, metric: str, whitening: Whitening | None) -> Flo
 
 def _folder(data: VectorData, kind: str, metric: str, whitening: str | None) -> Path:
     name = ".".join(["+".join(data.views), kind, metric, *([whitening] if whitening else [])])
-    return Layout(data.path).index / name
+    folder = Layout(data.path).index / name
+    # a link in a dataset of somebody else's would lead elsewhere
+    if not folder.resolve().is_relative_to(data.path.resolve()):
+        raise UsageError(f"{folder} leads out of the dataset by a link. Remove it.")
+    return folder

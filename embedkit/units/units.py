@@ -375,7 +375,7 @@ class Units:
                 yield records
             else:
                 # the words of these records, whose positions are counted from the first of them
-                words = self.take(np.flatnonzero(np.isin(self.place, index)))
+                words = self.take(np.arange(*np.searchsorted(self.place, (start, start + size))))
                 yield replace(words, record=words.place - start, _records=records)
 
     def at(self, place: Int64, number: NDArray[Any]) -> Units:

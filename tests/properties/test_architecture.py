@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import inspect
 import io
 import sys
 import threading
@@ -24,14 +25,15 @@ BUDGET = {
     "code lines of embedkit/": 25_520,
     "modules of embedkit/": 110,
     "code lines of the longest module": 450,
-    "functions of more than 80 code lines": 0,
+    "functions of more than 80 code lines, or 60 of the public ones": 0,
     "functions that use more than 25 names of the package": 0,
     "dataclasses": 80,
     "options of all commands": 220,
     "code lines of tests/": 19_910,
 }
 """Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is
-free. Limits have air on purpose and are not set to what there is."""
+free. What is to be read is more than the contract of 20,500 lines wanted: the limit of lines keeps
+it from growing. The limit of a public function is 60."""
 
 MODULES_ON_THE_WAY = 50
 """In how many modules ``extract`` may call functions."""
@@ -145,13 +147,17 @@ def test_budgets() -> None:
                 dataclasses += any(d.startswith("dataclass") for d in decorators)
     tests = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")]
     options = [p for c in cli.commands.values() for p in c.params if isinstance(p, click.Option)]
-    long = sorted(name for name, (lines, _) in functions.items() if lines > 80)
+    public = [inspect.unwrap(getattr(embedkit, name)) for name in embedkit.__all__]
+    entries = {f"{f.__module__}.{f.__name__}" for f in public if inspect.isfunction(f)}
+    assert len(entries) > 10
+    lengths_of = ((name, lines - 20 * (name not in entries)) for name, (lines, _) in functions.items())
+    long = sorted(name for name, lines in lengths_of if lines > 60)
     busy = sorted(name for name, (_, names) in functions.items() if names > 25)
     numbers = {
         "code lines of embedkit/": sum(lengths.values()),
         "modules of embedkit/": sum(map(bool, lengths.values())),  # without empty __init__
         "code lines of the longest module": max(lengths.values()),
-        "functions of more than 80 code lines": len(long),
+        "functions of more than 80 code lines, or 60 of the public ones": len(long),
         "functions that use more than 25 names of the package": len(busy),
         "dataclasses": dataclasses,
         "options of all commands": len(options),
