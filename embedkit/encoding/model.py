@@ -338,9 +338,9 @@ def load_model(
     model.eval().to(device)
     try:
         plain = PlainModel(model, pooler, checkpoint, pad_id=pad_id)
-        # a few tokens show at load, and not in the middle of a corpus, what cannot run at all
-        tokens = torch.zeros(min(8, checkpoint.positions), dtype=torch.int64, device=device)
-        batch = PackedBatch.of(tokens, tokens, [len(tokens)])
+        # one token shows at load, and not in the middle of a corpus, what cannot run at all
+        token = torch.zeros(1, dtype=torch.int64, device=device)
+        batch = PackedBatch.of(token, token, [1])
         with torch.inference_mode():
             states, _ = plain._states(batch)
         # a layer may hold several, as in ALBERT, and a model may widen or narrow its states at the

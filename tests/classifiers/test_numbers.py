@@ -67,7 +67,7 @@ def test_each_fold_is_what_scikit_learn_fits(trained: Path, frame: pd.DataFrame)
 def test_an_estimator_named_by_its_class_is_stored_with_what_an_imputer_saw(trained: Path) -> None:
     options: dict[str, Any] = {"columns": OWN, "estimator": "sklearn.neighbors:NearestCentroid"}
     run = embedkit.train(trained / "data", out=trained / "named", tune=False, **options).out
-    assert len(Predictor(run).predict_stored(trained / "data")[1]) == 60
+    assert len([*Predictor(run).predict_stored(trained / "data")[1]]) == 60
 
 
 def test_files_datasets_and_texts_are_predicted_alike(trained: Path, frame: pd.DataFrame) -> None:

@@ -125,7 +125,7 @@ def test_a_damaged_index_is_named(copy: Path, kind: str) -> None:
     build_index(copy, kind="hnsw", whitening="center")
     folder = index_folder(copy, "mean_2.hnsw.cosine.center")
     data = embedkit.load(copy)
-    for name in ("index.faiss", "whitening.npz", "index.json", "SHA256SUMS"):
+    for name in ("index.faiss", "whitening.safetensors", "index.json", "SHA256SUMS"):
         content = (folder / name).read_bytes()
         if kind == "one bit":
             flip(folder / name)
