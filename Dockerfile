@@ -22,7 +22,9 @@ COPY constraints.txt /dist/
 COPY --from=build /dist /dist
 RUN pip install --no-cache-dir --extra-index-url "$TORCH" -c /dist/constraints.txt \
     "$(echo /dist/*.whl)[multilingual,remote,sheets]"
-RUN useradd --create-home user
+# models are kept in the home folder, which a --user that the image does not know has to write to
+RUN useradd --create-home user && chmod 1777 /home/user
+ENV HOME=/home/user
 USER user
 WORKDIR /work
 ENTRYPOINT ["embedkit"]
