@@ -4,10 +4,10 @@ The stacked model of classes is a logarithmic pool: log-probabilities of the run
 plus a shift of each class, chosen by their loss and a penalty (Genest and Zidek 1986, *Combining
 probability distributions*); for numeric targets it is a ridge regression. For the records of a fold
 it is fitted on predictions that inner folds made for the training records of that fold: no model
-that made them has seen the fold. Out-of-fold predictions would leak, since the models that predict the
-other folds have been fitted on this one. A fine-tuned run has inner predictions for its validation
-records alone; a blend with it is fitted on these. Runs without inner predictions can be stacked for
-new records, but not for those of the folds.
+that made them has seen the fold. Out-of-fold predictions would leak, since the models that predict
+the other folds have been fitted on this one. A fine-tuned run has inner predictions for its
+validation records alone; a blend with it is fitted on these. Runs without inner predictions can be
+stacked for new records, but not for those of the folds.
 """
 
 from __future__ import annotations
