@@ -1,4 +1,20 @@
-"""The texts of a dataset as one HTML page: layers as layouts, colours, search, neighbours."""
+"""The texts of a dataset as one HTML page: layers as layouts, colours, search, neighbours.
+
+    view mean_3 (n, width) ─► neighbours (n, 15) ─► t-SNE ─► points (n, 2) ─┐ turned onto mean_3
+    view mean_4            ─► neighbours         ─► t-SNE from mean_3 ──────┤ and so on, both ways
+    columns ─► labels, numbers, dates            texts ─► k-means ─► names ─┴─► page
+
+What is notable:
+
+- The view that is shown first is laid out freely, from its principal axes. Every other view begins
+  where its neighbour ended and is turned onto it, so that points move no further than layers do.
+- The neighbours of a view are found once: they attract points in t-SNE, the page lists the nearest
+  of them, and they tell how much the layout keeps and how well labels stand apart.
+- Up to 20,000 points are compared in full. Of more, 8 bits propose candidates; the recall that the
+  page states is measured against exact neighbours of 1,000 points.
+- Points stand in the page in the order of a curve through the first layout: coordinates take two
+  bytes, neighbours are near on the curve, and their differences compress well.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,21 @@
 """Exact nearest neighbours, computed from the row groups of the Parquet files.
 
-Products are NumPy's, not those of ``faiss.knn``, which compares pair by pair for fewer than some
-hundred queries and of records with equal scores does not keep the first ones.
+    row groups (rows, width)        queries (q, width)
+      0 ─► products (tile, rows) ─► the k nearest of the group ─┐
+      1 ─► products …            ─► the k nearest of the group ─┤ heap ─► scores, positions (q, k)
+      … (side by side in threads)                               ┘ in the order of the groups
+
+What is notable:
+
+- Products are NumPy's, not those of ``faiss.knn``, which compares pair by pair for fewer than some
+  hundred queries and of records with equal scores does not keep the first ones.
+- Results are merged in the order of the row groups, whichever thread is first, so that the order of
+  records with equal scores does not depend on threads.
+- Vectors stay as stored; a cosine is a product times a factor of the row. Memory holds a row group
+  and a tile of scores for each thread, and ``k`` results for each query.
+- A :class:`Searcher` looks for more than it returns, since repeated texts are one answer, and asks
+  again for four times as many where that was too few.
+- :func:`near_duplicates` compares every two texts, so that none is missed.
 """
 
 from __future__ import annotations
