@@ -324,6 +324,9 @@ class Searcher(Reloaded):
         dataset: folder that ``extract`` wrote.
         view: a stored view; by default the last mean.
         metric: {SEARCH_METRICS}.
+            ``cosine`` compares directions, and is what sentence encoders are trained for; ``dot``
+            where the length of a vector counts, as of models that were trained by products;
+            ``euclid`` is a distance (less is nearer), computed in float64, which takes longer.
         whitening: {WHITENINGS}, or ``None``.
         where: an SQL condition on the columns, such as ``label = '1'``.
         keep_duplicates: also return records whose text was returned already.
@@ -415,6 +418,14 @@ class Searcher(Reloaded):
     def texts(self, queries: str | Iterable[str], *, k: Positive = 10) -> Any:
         """Find the nearest records of query texts: an answer for each, in order, or for one text.
 
+        Args:
+            queries: a text, or several.
+            k: number of hits of each answer. Repeated texts count once, and the price hardly
+                grows with ``k``: every record is compared in any case.
+
+        Returns:
+            An answer with its hits, the nearest first; for several texts a list of them.
+
         Raises:
             UsageError: a query is empty.
             MismatchError: the model is not the one that made the dataset.
@@ -467,7 +478,15 @@ class Searcher(Reloaded):
     def like(self, rows: int | Sequence[int], *, k: Positive = 10) -> Any:
         """Find the nearest records of stored ones: an answer for each, in order, or for one row.
 
-        The records themselves are left out.
+        The records themselves are left out, and so are copies of their texts unless
+        ``keep_duplicates`` is set.
+
+        Args:
+            rows: the number of a record in the input, from 0, or several.
+            k: number of hits of each answer.
+
+        Returns:
+            As :meth:`texts`; no model is needed.
 
         Raises:
             UsageError: there is no such row.
@@ -491,6 +510,13 @@ class Searcher(Reloaded):
     @accepts()
     def vectors(self, queries: NDArray[Any], *, k: Positive = 10) -> list[Answer]:
         """Find the nearest records of vectors ``(width,)`` or ``(n, width)``.
+
+        Args:
+            queries: vectors in the view of the searcher, not whitened.
+            k: number of hits of each answer.
+
+        Returns:
+            A list of answers, also for one vector; no model is needed.
 
         Raises:
             UsageError: they have another width or are not finite numbers.
