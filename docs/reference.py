@@ -139,8 +139,8 @@ def types_page() -> str:
     """A line for each type that carries data through the package, in the order of the layers."""
     lines = ["# Types\n", GENERATED]
     lines.append(
-        "What data are called on their way, a line for each dataclass and named tuple: the first "
-        "of its docstring. [Architecture](architecture.md) draws where they go.\n"
+        "What data are called on their way, a line for each dataclass, named tuple and TypedDict: "
+        "the first of its docstring. [Architecture](architecture.md) draws where they go.\n"
     )
     lines += ["| module | type | what it is |", "|---|---|---|"]
     package = HERE.parent / "embedkit"
@@ -155,8 +155,8 @@ def types_page() -> str:
 
 def _holds_data(node: ast.ClassDef) -> bool:
     decorators = map(ast.unparse, node.decorator_list)
-    bases = map(ast.unparse, node.bases)
-    return any(d.startswith("dataclass") for d in decorators) or "NamedTuple" in bases
+    bases = {"NamedTuple", "TypedDict"} & set(map(ast.unparse, node.bases))
+    return any(d.startswith("dataclass") for d in decorators) or bool(bases)
 
 
 def stub() -> str:

@@ -202,7 +202,12 @@ class Predictor(Reloaded):
         pairs: Sequence[str] | None = None,
         columns: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Return the prediction for each text, or for one; arguments as for `predict_proba`."""
+        """Return the prediction for each text, or for one; arguments as for `predict_proba`.
+
+        Returns:
+            A list with the label and the probability of every label for each text, or those of one
+            text; of a regression the value.
+        """
         proba, single = self.predict_proba(texts, pairs, columns), isinstance(texts, str)
         predictions = list(self._predictions(proba[None] if single else proba))
         return predictions[0] if single else predictions
@@ -215,6 +220,10 @@ class Predictor(Reloaded):
             spans: start and end of the words of each text; by default those between white space,
                 of a run on words that a corpus marked runs of letters and digits, and each other
                 character by itself. A word that the model does not see has no prediction.
+
+        Returns:
+            A list of predictions for each text, or of one text its own, with the place of each word
+            in the text.
 
         Raises:
             UsageError: the run labels texts.

@@ -58,6 +58,15 @@ class StoredVectors(_Vectors):
 
     Attributes:
         n_features_out_: width of the result.
+
+    Example:
+        >>> import embedkit
+        >>> from embedkit.sklearn import StoredVectors
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     made = embedkit.extract(["a fine film", "a dull film"], out=f"{folder}/films")
+        ...     StoredVectors(made.out, by="row").fit_transform([1, 0]).shape
+        (2, 384)
     """
 
     def __init__(
@@ -132,6 +141,14 @@ class TextEncoder(_Vectors):
 
     Attributes:
         n_features_out_: width of the result.
+
+    Example:
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from embedkit.sklearn import TextEncoder
+        >>> texts, labels = ["a fine film", "a dull film", "fine", "dull"], [1, 0, 1, 0]
+        >>> make_pipeline(TextEncoder(), LogisticRegression()).fit(texts, labels).predict(texts)
+        array([1, 0, 1, 0])
     """
 
     def __init__(

@@ -80,6 +80,10 @@ def similarity(
 ) -> PairSimilarity:
     """Compare the two texts of every record, at every layer and pooling in one pass.
 
+    A score is compared with the cosines by Spearman's rank correlation, which is that of MTEB, and
+    by Pearson's, each with a 95 % interval over pairs. Spearman's does not ask how the cosines are
+    spread, so that it is the one to compare layers by.
+
     Args:
         corpus: as for :func:`embedkit.extract`.
         text: column of the first text.
@@ -95,6 +99,11 @@ def similarity(
         out: folder for the cosines, the table and the figure.
         overwrite: replace such a folder.
         progress: called with the pairs done.
+
+    Returns:
+        The cosines of all pairs by view, ``(n,)``; with a score also ``agreement``, both
+        correlations of each view, and ``as_high``, the views that are not proven to correlate less
+        than the best one (paired differences, corrected by Holm).
 
     Raises:
         UsageError: a column or setting cannot be used, a score is not a number, or all are equal.

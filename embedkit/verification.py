@@ -1,4 +1,20 @@
-"""Verification of datasets, runs, indexes and single Parquet files."""
+"""Verification of datasets, runs, indexes and single Parquet files.
+
+    bytes          SHA256SUMS of a folder, its indexes and a store ─┐
+    descriptions   run.json, index.json                             │ each only where the one
+    rows           order, rejects, counts of the manifest           │ before found nothing
+    vectors        random records encoded again, on request         ┘
+                       └─► Verification: problems, one sentence each
+
+What is notable:
+
+- A file that is damaged is one problem. If later checks also read it, it would be told twice.
+- Vectors are encoded in other company than they were made in: the same text has the same bits in
+  any, on a CPU in fp32 and int8. Where bits differ, for instance on a GPU, a distance decides, by
+  the tolerance of the precision and of the storage, and environments are compared to say why.
+- Records to recompute are drawn over all rows, and shards are visited in order, so that each file
+  is read once.
+"""
 
 from __future__ import annotations
 

@@ -127,6 +127,11 @@ def probe(
         progress: receives the number of fits that are done.
         extraction: options of ``extract`` for a corpus.
 
+    Returns:
+        The folder of the run, and the content of its ``run.json``: ``content.view_scores`` and
+        ``content.combinations``, ``content.nested``, the score of what each fold chooses
+        (``content.choices``), and ``content.over_last``, its gain over the last layer.
+
     Raises:
         UsageError: a view, label, setting or split cannot be used.
 

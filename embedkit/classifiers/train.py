@@ -335,7 +335,10 @@ def train(
             without a column of that name is predicted, not scored.
         estimator: ``logreg``, ``knn`` or ``lightgbm``, for regression ``ridge``, ``knn`` or
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
-            as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
+            as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``: take it
+            first. ``knn`` shows whether labels follow neighbours. ``lightgbm`` is for few columns,
+            not for vectors, where it is rarely better: 300 records of 12 classes take it 80 times
+            as long as ``logreg``, which takes 0.3 s.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
         columns: numeric columns of the dataset beside the vectors, such as ``price``: what
             ``extract`` stored with ``keep``, or the columns of a corpus. They are scaled, and
@@ -352,12 +355,22 @@ def train(
         test: test set: a dataset made with the same settings, or a corpus.
         threshold: of two classes, the probability from which the second one is predicted: a
             number, or the score to choose it by in inner folds (``macro_f1``, ``f1``, ``f2`` …).
-        tune: choose regularisation in inner folds of the training records.
-        class_weight: ``balanced`` gives every class the same weight.
+            Take one where classes are uneven and decisions count; probabilities stay as they are,
+            and it is no further fit: the inner predictions of ``tune`` serve it.
+        tune: choose regularisation in inner folds of the training records. It takes ten times as
+            long as a fit without it (0.3 s in place of 0.03 for 300 requests of 12 classes), and
+            the log-loss is 0.93 in place of 1.64: leave it on, but for a first look.
+        class_weight: ``balanced`` gives every class the same weight, for F scores of rare classes.
+            It costs nothing, but probabilities are then those of balanced classes, so that their
+            log-loss is worse; a ``threshold`` moves decisions alone.
         seed: of folds, estimators and intervals.
         overwrite: replace a run.
         progress: called with the number of fits that are done.
         extraction: options of ``extract`` for a corpus (``text="review"``, ``model=...``).
+
+    Returns:
+        The folder of the run, and the content of its ``run.json`` (``content.scores``,
+        ``content.choices`` …).
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.

@@ -1,13 +1,13 @@
 """Blends of runs: the mean of their probabilities, or a model stacked on them.
 
 The stacked model of classes is a logarithmic pool: log-probabilities of the runs, weighted by run,
-plus a shift of each class, chosen by log-loss (Genest and Zidek 1986, *Combining probability
-distributions*); for numeric targets it is a ridge regression. For the records of a fold it is
-fitted on predictions that inner folds made for the training records of that fold: no model that
-made them has seen the fold. Out-of-fold predictions would leak, since the models that predict the
-other folds have been fitted on this one. A fine-tuned run has inner predictions for its validation
-records alone; a blend with it is fitted on these. Runs without inner predictions can be stacked for
-new records, but not for those of the folds.
+plus a shift of each class, chosen by their loss and a penalty (Genest and Zidek 1986, *Combining
+probability distributions*); for numeric targets it is a ridge regression. For the records of a fold
+it is fitted on predictions that inner folds made for the training records of that fold: no model
+that made them has seen the fold. Out-of-fold predictions would leak, since the models that predict
+the other folds have been fitted on this one. A fine-tuned run has inner predictions for its
+validation records alone; a blend with it is fitted on these. Runs without inner predictions can be
+stacked for new records, but not for those of the folds.
 """
 
 from __future__ import annotations
@@ -180,10 +180,11 @@ def _pooled(parameters: Float64, logs: Float64) -> Float64:
 
 
 def _penalised(logs: Float64, y: NDArray[Any], start: Float64) -> Float64:
-    """The parameters of a pool with the least log-loss plus half the squared distance from a start.
+    """The parameters of a pool that minimise loss and penalty.
 
-    By Newton's method, since both are convex: a few steps, and no import of ``scipy.optimize``,
-    which takes longer than the search.
+    The loss is the sum over the records of -log of the probability of the true class, the penalty
+    half the squared distance from a start. By Newton's method, since both are convex: a few steps,
+    and no import of ``scipy.optimize``, which takes longer than the search.
     """
 
     def loss(parameters: Float64) -> tuple[float, Float64]:

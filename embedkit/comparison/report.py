@@ -252,6 +252,11 @@ def compare(
     that is proven worse on it than another candidate or the majority is ruled out. Cheaper is what
     predicts faster, then what trains faster, both to two digits.
 
+    Two methods are compared by a paired test on the same units (groups, else texts, else records):
+    Student's t of the difference and of an error from a jackknife of the units. Its p is corrected
+    for all pairs of methods by Holm. ``docs/method.md`` has the definitions, their sources and
+    error rates where the truth is known.
+
     Args:
         runs: folders that ``train``, ``finetune`` or ``probe`` wrote; and files with predictions of
             other tools for the same records: columns ``id``, ``y_pred`` or ``proba_`` and the name
@@ -267,6 +272,11 @@ def compare(
             of what the best lacks to 1, and of errors 1 % of the baseline's.
         prefer: ``cost``, or ``score``: the method to use is the best whatever it costs.
         progress: called after every run and method.
+
+    Returns:
+        The numbers of all methods: ``winner`` is the method to use, ``rows`` are scores with their
+        intervals and differences, the best first, ``to_frame()`` a table of them, ``report(...)``
+        a page.
 
     Raises:
         UsageError: a run, name or metric does not exist.

@@ -102,6 +102,10 @@ def words(
         model: checkpoint that encodes sentences; by default that of ``extract``.
         device: where it does.
 
+    Returns:
+        The uses and their cosines, each with each, at one layer; and for every layer the mean
+        cosine of two uses, beside that of any two words where the dataset has word vectors.
+
     Raises:
         UsageError: the word does not occur, or a layer cannot be used.
 

@@ -133,6 +133,10 @@ def extract(
         progress: called after every batch, in tokens.
         **options: OPTIONS
 
+    Returns:
+        The folder, and what this call did: tokens that it encoded, shards that an earlier one had
+        finished, shards that other parts still have to make. :func:`embedkit.load` reads it.
+
     Raises:
         UsageError: an option, column, layer or path cannot be used; nothing was written.
         EmbedkitError: see :mod:`embedkit.errors`; finished work is kept.

@@ -1,10 +1,22 @@
 """Parquet: a shard as bytes, with its columns of vectors and its footer; and small tables.
 
+    PAR1 │ row group, 8,192 rows                        │ row group … │ footer │ its length, PAR1
+           id │ text │ … │ mean_6                                       └ FACTS, types, places
+                           └ pages: [header, checksum] number number number …
+
 A vector is a ``fixed_size_list<float>`` without nulls, dictionary or compression, with a checksum
 for each page: other tools read it as it is, and :mod:`~embedkit.dataset.tables` by copying pages.
 The footer names the dataset's fingerprint, the shard's number and its rows, and the manifest has
 the digest of the footer, so that a shard of another dataset, or of another time, is noticed when it
 is opened, by two reads of some kilobytes.
+
+What is notable:
+
+- The same arguments give the same bytes: version, pages and row groups are stated, since defaults
+  of pyarrow change. What makes a shard never depends on other shards, not even the factors of int8,
+  which are those of its own columns.
+- A shard is built in memory, in a buffer that is large enough from the start, and written as one
+  piece, so that its digest is known before its file exists.
 
 Predictions, splits and lists of shards are small tables (:func:`write_parquet`,
 :func:`read_table`), whose page checksums pyarrow writes, and compares when it is asked to.

@@ -1,7 +1,20 @@
 """The making of shards: records are read, tokenized, encoded and written.
 
+    ranges ─► read, tokenize ─► encode ─► build, write ─► receipt, one for each shard
+              one shard ahead   device    threads behind, as many bytes as _BYTES_WAITING
+
 In one process reading and tokenizing run ahead of the encoder, and writing behind it, in threads of
 their own with bounded queues. Other processes and machines call :func:`run_shard`.
+
+What is notable:
+
+- A shard depends on its range of the corpus and on the settings alone: the bytes are the same
+  whatever makes it, and in what order. So any number of processes share the ranges.
+- For a GPU with many shards to make, processes of their own read: each kernel is launched by the
+  interpreter that a thread which reads would hold.
+- Texts that a dataset of the same model and settings has are not encoded again: their vectors are
+  joined with the new ones in the order of the records, before the files are built.
+- A receipt is written behind the files of its shard. What has none is made again.
 """
 
 from __future__ import annotations

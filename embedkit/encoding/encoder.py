@@ -206,7 +206,9 @@ class Encoder(Reloaded):
         """Vectors of texts: ``(n, width)`` float32 in input order; of one text ``(width,)``.
 
         Without pooling and layer they are the vectors that the checkpoint's makers define, as
-        sentence-transformers computes them.
+        sentence-transformers computes them; but of an encoder with a decoder other than T5, without
+        ``modules.json`` (BART, M2M100, Pegasus), the encoder's states, where it takes the
+        decoder's.
 
         Args:
             texts: the texts, or one.

@@ -1,7 +1,22 @@
 """Texts → token ids, character offsets, words and windows, by the checkpoint's tokenizer.
 
+    texts, pairs ─ library, without special tokens ─► ids of each side, flat, and their counts
+                       _Template  [CLS] … [SEP] … [SEP]     │ cut, or divided into windows
+                                                            ▼
+    TokenizedTexts   ids (tokens,)  segment (tokens,)  spans (tokens, 2)  ends (texts + 1,)
+
 Sequences are assembled here, with the special tokens of the tokenizer's own output, so that
 truncation, windows and pairs can be counted; at load texts are compared with its own result.
+
+What is notable:
+
+- Special tokens and segments are taken from the library's output for short texts; slow tokenizers
+  have their template in code alone. Which text of a pair loses the odd token is asked, too: it
+  differs between versions of tokenizers.
+- All numbers are flat arrays of four bytes. Lists of Python take twenty times as much, which of
+  long texts is gigabytes a shard.
+- Texts beyond a million characters are cut before tokenizing, and marked.
+- Offsets cost time, so that they are computed where words or tokens are wanted.
 """
 
 from __future__ import annotations

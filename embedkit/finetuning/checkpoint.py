@@ -219,6 +219,10 @@ def export(
         view: stored view of a dataset; by default the last mean.
         overwrite: replace a folder that holds a checkpoint.
 
+    Returns:
+        Of a run which model was written, with ``code``, the lines that load it, and what
+        transformers would do otherwise than training did; with ``to`` the path of the file.
+
     Raises:
         UsageError: it has no such model, or no validation records to choose the best by.
         OutputExistsError: ``out`` exists.

@@ -97,6 +97,10 @@ def finetune(
         progress: called with the steps of each fold.
         **training: OPTIONS
 
+    Returns:
+        The folder of the run, the content of its ``run.json`` (``content.scores``,
+        ``content.history`` …) and the number of rejected records.
+
     Raises:
         TypeError: unknown option of training.
         UsageError: a column, label, setting or split cannot be used; nothing was trained.

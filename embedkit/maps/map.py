@@ -1,4 +1,20 @@
-"""The texts of a dataset as one HTML page: layers as layouts, colours, search, neighbours."""
+"""The texts of a dataset as one HTML page: layers as layouts, colours, search, neighbours.
+
+    view mean_3 (n, width) ─► neighbours (n, 15) ─► t-SNE ─► points (n, 2) ─┐ turned onto mean_3
+    view mean_4            ─► neighbours         ─► t-SNE from mean_3 ──────┤ and so on, both ways
+    columns ─► labels, numbers, dates            texts ─► k-means ─► names ─┴─► page
+
+What is notable:
+
+- The view that is shown first is laid out freely, from its principal axes. Every other view begins
+  where its neighbour ended and is turned onto it, so that points move no further than layers do.
+- The neighbours of a view are found once: they attract points in t-SNE, the page lists the nearest
+  of them, and they tell how much the layout keeps and how well labels stand apart.
+- Up to 20,000 points are compared in full. Of more, 8 bits propose candidates; the recall that the
+  page states is measured against exact neighbours of 1,000 points.
+- Points stand in the page in the order of a curve through the first layout: coordinates take two
+  bytes, neighbours are near on the curve, and their differences compress well.
+"""
 
 from __future__ import annotations
 
@@ -315,15 +331,37 @@ def explore(
 ) -> Explored:
     """Write a page that shows the records of a dataset as points, layer by layer.
 
-    The slider has the views in ``view``, all of one pooling, of which the first is shown first; by
-    default all layers that are stored in the pooling of the checkpoint. ``color`` is the column of
-    the first colours: one of the dataset, or ``clusters``, of texts that are near each other in
-    that view, named by their typical words. By default that is the label, and without one the
-    clusters. ``label_names`` are shown beside the labels. Of more than ``limit`` records a random
-    sample is shown. The page is by default ``DATASET.explore.html`` in the current folder.
+    Args:
+        dataset: folder that ``extract`` wrote.
+        out: the page; by default ``DATASET.explore.html`` in the current folder.
+        view: the views of the slider, all of one pooling, of which the first is shown first; by
+            default all layers that are stored in the pooling of the checkpoint.
+        method: ``tsne`` keeps neighbours together, and says little of distances between groups;
+            ``pca``, the first two principal components, keeps large distances and hides what lies
+            in other directions. Of 3,000 records and seven layers t-SNE takes 23 s of a core, PCA
+            1 s: take ``pca`` for a first look.
+        color: column of the first colours: one of the dataset, or ``clusters``, of texts that are
+            near each other in the first view, named by their typical words. By default it is the
+            label, and without one the clusters.
+        label_names: shown beside the labels.
+        limit: of more records a random sample is shown.
+        seed: of the sample, the clusters and t-SNE. Up to 5,000 points the same seed gives the same
+            page.
+        overwrite: replace a page.
+        progress: called with the steps of the layouts.
 
-    >>> embedkit.explore("vectors", method="pca", out="map.html").page.name
-    'map.html'
+    Returns:
+        The path of the page and what it shows: a row for each view, with the fraction of nearest
+        neighbours that the layout keeps, and the fraction that has the same label.
+
+    Raises:
+        UsageError: a view or column does not exist, the views are of several poolings, or there are
+            fewer than three records.
+        OutputExistsError: the page exists.
+
+    Example:
+        >>> embedkit.explore("vectors", method="pca", out="map.html").page.name
+        'map.html'
     """
     file = pages.page_file(
         out or f"{Path(dataset).resolve().name}.explore.html", overwrite=overwrite

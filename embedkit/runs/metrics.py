@@ -1,7 +1,22 @@
 """Metrics of predictions, as functions of weighted records, and decision thresholds.
 
+    y, output, predicted ─► _Labels │ _Sets │ _Values      what metrics share, computed once
+                                      │ MetricRow.of, a row of METRICS for each metric
+                                      ▼
+                       weights (samples, n) ─► values (samples,)
+
 A metric is one row of :data:`METRICS`: how it is computed, shown and resampled. Point values agree
 with scikit-learn. Intervals are those of :mod:`embedkit.runs.intervals`.
+
+What is notable:
+
+- Intervals take a metric of many weightings, so that a metric is a function of a matrix of weights:
+  records are sorted by score once, and counts of classes are products of sparse indicators with it.
+- Ties stay together: sums go over distinct scores. A metric that a weighting leaves undefined, such
+  as an area of one class, is NaN, which has no interval.
+- Of sets and of two, three or more classes some metrics have no meaning; ``task`` of a row says
+  where it has. A regression has 0 classes.
+- A threshold is chosen on records that the model has not seen, in one pass over all of them.
 """
 
 from __future__ import annotations

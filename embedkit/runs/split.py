@@ -1,8 +1,25 @@
 """Folds as data: the assignment of records to folds, made before any model is fitted.
 
+    key, group ─ same_text_groups ─► group (n,)    0 1 1 2 …    never divided
+    label ────── _strata ──────────► strata (n,)   0 0 1 1 …    spread evenly
+                                         │ assign_folds
+                                         ▼
+    Split:  row (n,)   group (n,)   folds (n,)   0 1 2 … │ TEST −1 │ TRAIN −2 │ UNUSED −3
+
 A split is a Parquet file keyed by ``row``. Records with the same text always share a fold, and so
 do records of one group where a group column is given. Texts count as the same when they differ in
 case, width or whitespace only.
+
+What is notable:
+
+- A split is data of its own, so that all methods meet the same folds. Its fingerprint is of the
+  input files, the rows and the folds, whatever options made them; runs that are compared must have
+  the same one.
+- Records that texts or groups connect, also by a chain, are one group. Large groups are dealt
+  first, each to the fold that has least of its classes, and single records fill the folds up.
+- A test set is some of many folds, so that it is stratified and grouped as the folds are.
+- Vectors of the models of a fine-tuned run keep the folds of that run (:func:`split_for`): under
+  others an estimator would read vectors of models that know the labels of its held-out records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,21 @@
 """Exact nearest neighbours, computed from the row groups of the Parquet files.
 
-Products are NumPy's, not those of ``faiss.knn``, which compares pair by pair for fewer than some
-hundred queries and of records with equal scores does not keep the first ones.
+    row groups (rows, width)        queries (q, width)
+      0 ─► products (tile, rows) ─► the k nearest of the group ─┐
+      1 ─► products …            ─► the k nearest of the group ─┤ heap ─► scores, positions (q, k)
+      … (side by side in threads)                               ┘ in the order of the groups
+
+What is notable:
+
+- Products are NumPy's, not those of ``faiss.knn``, which compares pair by pair for fewer than some
+  hundred queries and of records with equal scores does not keep the first ones.
+- Results are merged in the order of the row groups, whichever thread is first, so that the order of
+  records with equal scores does not depend on threads.
+- Vectors stay as stored; a cosine is a product times a factor of the row. Memory holds a row group
+  and a tile of scores for each thread, and ``k`` results for each query.
+- A :class:`Searcher` looks for more than it returns, since repeated texts are one answer, and asks
+  again for four times as many where that was too few.
+- :func:`near_duplicates` compares every two texts, so that none is missed.
 """
 
 from __future__ import annotations
@@ -310,6 +324,9 @@ class Searcher(Reloaded):
         dataset: folder that ``extract`` wrote.
         view: a stored view; by default the last mean.
         metric: {SEARCH_METRICS}.
+            ``cosine`` compares directions, and is what sentence encoders are trained for; ``dot``
+            where the length of a vector counts, as of models that were trained by products;
+            ``euclid`` is a distance (less is nearer), computed in float64, which takes longer.
         whitening: {WHITENINGS}, or ``None``.
         where: an SQL condition on the columns, such as ``label = '1'``.
         keep_duplicates: also return records whose text was returned already.
@@ -401,6 +418,14 @@ class Searcher(Reloaded):
     def texts(self, queries: str | Iterable[str], *, k: Positive = 10) -> Any:
         """Find the nearest records of query texts: an answer for each, in order, or for one text.
 
+        Args:
+            queries: a text, or several.
+            k: number of hits of each answer. Repeated texts count once, and the price hardly
+                grows with ``k``: every record is compared in any case.
+
+        Returns:
+            An answer with its hits, the nearest first; for several texts a list of them.
+
         Raises:
             UsageError: a query is empty.
             MismatchError: the model is not the one that made the dataset.
@@ -453,7 +478,15 @@ class Searcher(Reloaded):
     def like(self, rows: int | Sequence[int], *, k: Positive = 10) -> Any:
         """Find the nearest records of stored ones: an answer for each, in order, or for one row.
 
-        The records themselves are left out.
+        The records themselves are left out, and so are copies of their texts unless
+        ``keep_duplicates`` is set.
+
+        Args:
+            rows: the number of a record in the input, from 0, or several.
+            k: number of hits of each answer.
+
+        Returns:
+            As :meth:`texts`; no model is needed.
 
         Raises:
             UsageError: there is no such row.
@@ -477,6 +510,13 @@ class Searcher(Reloaded):
     @accepts()
     def vectors(self, queries: NDArray[Any], *, k: Positive = 10) -> list[Answer]:
         """Find the nearest records of vectors ``(width,)`` or ``(n, width)``.
+
+        Args:
+            queries: vectors in the view of the searcher, not whitened.
+            k: number of hits of each answer.
+
+        Returns:
+            A list of answers, also for one vector; no model is needed.
 
         Raises:
             UsageError: they have another width or are not finite numbers.

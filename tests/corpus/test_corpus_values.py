@@ -1,4 +1,8 @@
-"""One value has one text, whatever held it: seven containers give the same records and datasets."""
+"""One value has one text, whatever held it: seven containers give the same records and datasets.
+
+But for a missing value: in a table of texts it is an empty cell, which is an empty label or kept
+text, and elsewhere a null, which is none.
+"""
 
 from __future__ import annotations
 

@@ -150,7 +150,9 @@ def test_budgets() -> None:
     public = [inspect.unwrap(getattr(embedkit, name)) for name in embedkit.__all__]
     entries = {f"{f.__module__}.{f.__name__}" for f in public if inspect.isfunction(f)}
     assert len(entries) > 10
-    lengths_of = ((name, lines - 20 * (name not in entries)) for name, (lines, _) in functions.items())
+    lengths_of = (
+        (name, lines - 20 * (name not in entries)) for name, (lines, _) in functions.items()
+    )
     long = sorted(name for name, lines in lengths_of if lines > 60)
     busy = sorted(name for name, (_, names) in functions.items() if names > 25)
     numbers = {
