@@ -77,6 +77,8 @@ def folder(common: Path) -> Path:
         ("a+b is a+b", "a+b", "word", ["a+b", "a+b"]),
         ("은행들은 은행이다 은행께서는 은행원", "은행", "word", ["은행"] * 3),
         ("BERT는 BERT를 BERTs", "BERT", "word", ["BERT"] * 2),
+        ("私はBERTで、BERTをABERTがBERTsと", "BERT", "word", ["BERT"] * 2),
+        ("令和6年 2024年", "2024", "start", ["2024"]),
         ("I ❤️London 1️⃣London", "London", "word", ["London"] * 2),
         ("परिवार मेज पर", "पर", "word", ["पर"]),
         ("مُحَمَّد", "م", "word", []),

@@ -79,6 +79,13 @@ def test_a_runaway_quote_costs_one_record(folder: Folder, monkeypatch: pytest.Mo
     assert "quoting='none'" in got.rejects[0].detail
 
 
+def test_quotes_that_nothing_closes(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line would read the rest of the file in vain."""
+    monkeypatch.setattr("embedkit.corpus.delimited._MOST_AGAIN", 2_000)
+    with pytest.raises(CorpusError, match="quoting='none'"):
+        folder.read("text,note\n" + 'a","c\n' * 300, "corpus.csv")
+
+
 def test_no_header_numbers_the_columns(folder: Folder) -> None:
     got = folder.read("1\ta\t0\n2\tb\t1\n", header=False, text="1", id="0", label="2")
     assert got.reader.plan.columns == ("0", "1", "2")

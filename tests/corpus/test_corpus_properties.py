@@ -230,6 +230,8 @@ def test_sentences_are_the_text_without_space_around(text: str) -> None:
         ('He said "No." Then he left.', ['He said "No."', "Then he left."]),
         ("And so on ... and on. J. S. Bach", ["And so on ... and on.", "J. S. Bach"]),
         ("「はい。」そう！", ["「はい。」", "そう！"]),
+        ("(遅れた。)次【注意！】『はい。』と", ["(遅れた。)", "次【注意！】", "『はい。』", "と"]),
+        ("ﾊﾝｶｸ｡ﾃﾞｽ‼そう⁉", ["ﾊﾝｶｸ｡", "ﾃﾞｽ‼", "そう⁉"]),
         ("a title\n\nfirst line\nsecond", ["a title", "first line", "second"]),
     ],
 )

@@ -568,8 +568,9 @@ def test_a_loss_that_is_not_a_number(
     assert not list(tmp_path.glob("none*"))
     # two steps, of which warm-up makes the first nothing, and nobody watches
     given: dict[str, Any] = {"validation": 0, "batch_size": 64, "epochs": 2}
-    with pytest.raises(EncodeError, match="fold 1 of 3"):
-        tuned_on(shared, tmp_path / "none", learning_rate=1e38, **given)
+    for watched in (given, given | {"validation": 0.2}):
+        with pytest.raises(EncodeError, match="fold 1 of 3"):
+            tuned_on(shared, tmp_path / "none", learning_rate=1e38, **watched)
 
 
 def test_other_settings_are_named_and_not_mixed_in(

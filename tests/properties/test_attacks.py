@@ -5,6 +5,7 @@ Every attack goes through a command or a function of the library, from outside.
 
 from __future__ import annotations
 
+import base64
 import functools
 import gzip
 import hashlib
@@ -328,16 +329,17 @@ def test_a_link_in_a_dataset_leads_no_index_out_of_it(here: Path) -> None:
     [
         ("input", "filename", "a vectorizer of files"),
         ("token_pattern", "(a+)+$", "a pattern of words"),
+        ("ngram_range", {"tuple": [1, 10**9]}, "n-grams of any length"),
     ],
 )
 def test_a_vectorizer_reads_texts_as_they_are(
-    here: Path, name: str, value: str, message: str
+    here: Path, name: str, value: Any, message: str
 ) -> None:
     train(here / "data", out=here / "tfidf", features="tfidf", folds=2)
     file = here / "tfidf/model/pipeline.safetensors"
     arrays = load_file(file)
     text = arrays["pipeline"].tobytes().decode()
-    changed = re.sub(rf'"{name}": "[^"]*"', f'"{name}": {json.dumps(value)}', text)
+    changed = re.sub(rf'"{name}": ("[^"]*"|{{[^}}]*}})', f'"{name}": {json.dumps(value)}', text)
     assert changed != text
     save_file(arrays | {"pipeline": np.frombuffer(changed.encode(), np.uint8)}, file)
     seal(here / "tfidf")
@@ -355,6 +357,50 @@ def test_a_model_that_would_unpack_to_a_thousand_times_its_size(here: Path) -> N
     seal(here / "frozen")
     done = command("predict", "frozen", "--text", "a", cwd=here)
     assert (done.returncode, "much more than its size" in done.stderr) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "instead"),
+    [
+        ("(left|right)_child=.*", lambda m: re.sub(r"-?\d+", "0", m[0])),  # which has no end
+        (r"left_child=\S+", "left_child=100000000"),
+        (r"split_feature=\S+", "split_feature=500000000"),
+        ("(num_class|num_tree_per_iteration)=.*", r"\1=1000000000"),
+        (r"decision_type=\d", "decision_type=3"),
+        ("(left_child=.*)", r"\1\n\1"),
+        ("tree_sizes=.*", "tree_sizes=1"),  # which nobody reads
+    ],
+)
+def test_trees_that_lead_elsewhere(here: Path, pattern: str, instead: Any) -> None:
+    train(here / "data", out=here / "trees", estimator="lightgbm", folds=2, tune=False)
+    words = "predict", "trees", "--text", "good film"
+    expected, file = command(*words, cwd=here), here / "trees/model/booster.txt"
+    assert expected.returncode == 0
+    text = file.read_text()
+    assert "left_child=0" in text or "left_child=1" in text or "left_child=-1" in text
+    changed = re.sub(pattern, instead, text)
+    assert changed != text
+    file.write_text(changed)
+    seal(here / "trees")
+    done = command(*words, cwd=here)
+    if "sizes" in pattern:
+        assert done.stdout == expected.stdout
+    else:
+        assert (done.returncode, "booster.txt" in done.stderr) == (5, True)
+
+
+def test_an_index_names_no_other_file(here: Path) -> None:
+    folder = here / "data/_embedkit/index/mean_2.flat.cosine"
+    lists = faiss.index_factory(16, "IVF1,Flat")
+    lists.train(np.ones((40, 16), np.float32))
+    on_disk = faiss.OnDiskInvertedLists(1, lists.code_size, str(here / "elsewhere"))
+    lists.replace_invlists(on_disk, False)
+    faiss.write_index(lists, str(folder / "index.faiss"))
+    (here / "elsewhere").unlink(missing_ok=True)
+    os.mkfifo(here / "elsewhere")
+    seal(folder)
+    done = command("search", "data", "good film", "--index", "flat", cwd=here)
+    assert (done.returncode, "names another file" in done.stderr) == (5, True)
 
 
 def test_a_vectorizer_is_found_wherever_it_is(tmp_path: Path) -> None:
@@ -648,6 +694,9 @@ SIZES = "num_hidden_layers vocab_size hidden_size intermediate_size num_labels t
 POOLING = "sentence_transformers.models.Pooling"
 
 
+LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+CHARSMAP = base64.b64encode(bytes(4) + b"a" * 2_000 + b"\0").decode()
+
 FILES: list[tuple[str, Any]] = [
     *(("config.json", {name: 10**9}) for name in SIZES.split()),
     ("config.json", {"max_position_embeddings": 10**12}),
@@ -655,6 +704,8 @@ FILES: list[tuple[str, Any]] = [
     ("config.json", {"vocab_size": "x"}),
     ("config.json", '{"a":' + 100_000 * "[" + 100_000 * "]" + "}"),
     ("tokenizer.json", '{"model": 3}'),
+    ("tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": [LONGER] * 4}}),
+    ("tokenizer.json", {"normalizer": {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}}),
     ("tokenizer_config.json", {"model_max_length": "x"}),
     ("adapter_config.json", {"peft_type": "LORA", "megatron_core": "evil"}),
     *(("modules.json", content) for content in ([{"idx": 0}], [1, 2], {"a": 1})),
