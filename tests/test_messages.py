@@ -85,6 +85,14 @@ LISTS = {
     "metric": choices.SEARCH_METRICS,
     "whitening": choices.WHITENINGS,
     "match": choices.MATCHES,
+    "kind": choices.INDEX_KINDS,
+    "estimator": choices.ESTIMATORS,
+    "head": choices.HEADS,
+    "method": choices.LAYOUT_METHODS,
+    "objective": choices.OBJECTIVES,
+    "features": choices.FEATURES,
+    "prefer": choices.PREFERENCES,
+    "class_weight": choices.CLASS_WEIGHTS,
 }
 """By the parameter that takes one of them."""
 

@@ -115,8 +115,7 @@ def build_index(
 
     Args:
         dataset: folder that ``extract`` wrote.
-        kind: ``flat`` (exact, uncompressed), ``hnsw`` (fastest; vectors and their links in
-            memory), ``ivf`` (lists, mapped from disk) or ``ivfpq`` (lists of compressed vectors).
+        kind: {INDEX_KINDS}.
         view: a stored view; by default the last mean.
         metric: {SEARCH_METRICS}.
         whitening: {WHITENINGS}, or ``None``.
