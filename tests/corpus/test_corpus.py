@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
 import pytest
 
 from embedkit.corpus.sources import MAX_RECORD_BYTES
 from embedkit.errors import CorpusError
-from tests.corpus_fixtures import Folder
+from tests.corpus_fixtures import Folder, read_files
 
 
 def test_carriage_returns_alone_are_refused(folder: Folder) -> None:
@@ -102,3 +107,39 @@ def test_no_header_numbers_the_columns(folder: Folder) -> None:
 def test_a_header_that_cannot_serve(folder: Folder, data: bytes, named: str, quoting: str) -> None:
     with pytest.raises(CorpusError, match=named):
         folder.plan(data, quoting=quoting)
+
+
+REAL = {
+    "nsmc": ("document", "label", "none"),
+    "korsts": ("sentence1", "score", "none"),
+    "kobest_wic": ("SENTENCE1", "ANSWER", "none"),
+    "stsb_en": ("sentence1", "score", "csv"),
+}
+"""Tables of text by folder: columns of text and label, and quoting."""
+
+
+@pytest.mark.corpora
+@pytest.mark.parametrize("name", REAL)
+def test_real_tables_are_what_pandas_reads(corpora: Path, name: str) -> None:
+    text, label, quoting = REAL[name]
+    settings: Any = {"sep": "\t", "dtype": str, "keep_default_na": False}
+    settings["quoting"] = csv.QUOTE_MINIMAL if quoting == "csv" else csv.QUOTE_NONE
+    files = sorted(file for file in (corpora / name).iterdir() if file.suffix in (".tsv", ".txt"))
+    for file in files:
+        frame = pd.read_csv(file, **settings)
+        got = read_files(file, text=text, label=label, quoting=quoting)
+        assert len(got.records) + len(got.rejects) == len(frame)
+        assert {r.reason for r in got.rejects} <= {"empty_text"}
+        rows = frame.loc[[record.row for record in got.records]]
+        assert got.texts == rows[text].tolist()
+        assert [record.label for record in got.records] == rows[label].tolist()
+
+
+@pytest.mark.corpora
+def test_real_treebanks_are_the_sentences_that_they_state(corpora: Path) -> None:
+    files = sorted(corpora.glob("ud_*/*.conllu"))
+    assert len(files) >= 4
+    for file in files:
+        lines = file.read_text("utf-8").splitlines()
+        stated = [line.removeprefix("# text = ") for line in lines if line.startswith("# text = ")]
+        assert read_files(file).texts == stated
