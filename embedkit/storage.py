@@ -93,10 +93,7 @@ def storage_errors(path: Path, *exceptions: type[Exception]) -> Iterator[None]:
             hint = f" ({free_bytes(path) / 1e6:,.1f} MB free). Free some space"
             hint += " and run the same command again"
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            hint = (
-                f". Pass{Option('out', before=' as ')} a folder that you may write to; for models,"
-            )
-            hint += " XDG_CACHE_HOME names one"
+            hint = f". Pass{Option('out', before=' as ')} a folder that you may write to"
         message = f"cannot write {path}: {reason or first_line(error)}{hint}."
         raise StorageError(message) from error
 

@@ -74,11 +74,13 @@ def _pattern(word: str, match: str) -> re.Pattern[str]:
     pattern = re.escape(unicodedata.normalize("NFC", word)) + goes_on
     if match != "anywhere" and not _UNSPACED.search(word):
         # what chooses the form of a sign, as of an emoji, is of no letter
-        before = re.sub("[\u20e3\ufe00-\ufe0f\U000e0100-\U000e01ef]", "", signs())
-        # words of scripts without spaces end others: "BERT" stands in "私はBERTで"
-        pattern = rf"(?<![^\W{UNSPACED}])(?<![{before}])" + pattern
+        # and the marks of voiced kana belong to scripts without spaces, as their letters do
+        before = re.sub("[\u20e3\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef]", "", signs())
+        # words of scripts without spaces end others, as in 私はBERTで; but 反한국 is another word
+        letter = r"\w" if re.search("[\u1100-\u11ff가-힣]", word) else rf"[^\W{UNSPACED}]"
+        pattern = rf"(?<!{letter})(?<![{before}])" + pattern
         if match == "word":  # with a particle also words of another script, as in BERT를
-            pattern += rf"(?={_PARTICLES}(?![^\W{UNSPACED}]))"
+            pattern += rf"(?={_PARTICLES}(?!{letter}))"
     return re.compile(f"{pattern}|{unicodedata.normalize('NFD', pattern)}", re.IGNORECASE)
 
 

@@ -54,7 +54,7 @@ _COMPARED_IDS = 1_000_000
 
 # three kinds of end: a stop with its closing marks before white space; a full stop of Chinese or
 # Japanese; a line end with the space around it
-_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。｡！？‼⁉]+[」｣』”’）)］\]】〕》〉]*|\s*\n\s*")
+_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|(?:[。｡！？]|[‼⁉]\ufe0f?)+[」｣』”’）)］\]】〕》〉]*|\s*\n\s*")
 _UNSURE = ".!?…"  # after which a sentence may go on
 # initials ("J.", "e.g.", "U.S.") and titles, only as words of their own
 _SHORT = re.compile(
@@ -438,7 +438,8 @@ def sentence_spans(text: str) -> tuple[Span, ...]:
     """Return start and end of every sentence, without the white space around it.
 
     A sentence ends after ``.``, ``!``, ``?`` or ``…`` and closing quotes before white space, unless
-    a small letter follows; after the full stops of Chinese and Japanese anywhere; and with a line.
+    a small letter follows; after the full stops of Chinese and Japanese (``‼`` and ``⁉`` too) and
+    closing quotes and brackets anywhere; and with a line.
     A stop after a single Latin letter or a usual abbreviation ends nothing. There is no model
     behind it: a corpus that knows its sentences says so by ``spans=``.
 

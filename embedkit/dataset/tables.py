@@ -285,7 +285,7 @@ class TableReader:
         # sorted once: a search for the rows of each block would be blocks x rows
         order = np.argsort(owner, kind="stable")
         numbers, first = np.unique(owner[order], return_index=True)
-        for number, members in zip(numbers, np.split(order, first[1:]), strict=True):
+        for number, members in zip(numbers, np.split(order, first)[1:], strict=True):
             yield self.blocks[int(number)], members
 
     @contextmanager

@@ -31,8 +31,9 @@ _WORD = re.compile(r"\S+")
 
 
 UNSPACED = (
-    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f"
-    "\U00020000-\U0003ffff"
+    # raw: a pattern in which these are letters is not the same class once it is decomposed
+    r"\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    r"\U00020000-\U0003ffff"
 )
 """Kana and Chinese characters, as a class of a regular expression: no spaces stand between words of
 them."""

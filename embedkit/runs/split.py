@@ -432,8 +432,8 @@ def split_by_column(
         strata = _strata(records.take(np.flatnonzero(used)), folds, sets)
         result[used] = _assigned(strata, groups[used], folds, seed=seed)
     else:
-        if not any(character.isdigit() for character in "".join(names)):
-            listed = ", ".join(names[:5])
+        if not in_test.any() and not any(character.isdigit() for character in "".join(names)):
+            listed = ", ".join([*names[:5], "…"][: len(names)])
             logger.info(f"{column}: {len(names)} folds, {listed}; a test set is called test")
         # numbered in the order of the sorted names, in which "10" is before "2"
         result[used] = np.searchsorted(names, marks[used])

@@ -232,6 +232,7 @@ def test_sentences_are_the_text_without_space_around(text: str) -> None:
         ("「はい。」そう！", ["「はい。」", "そう！"]),
         ("(遅れた。)次【注意！】『はい。』と", ["(遅れた。)", "次【注意！】", "『はい。』", "と"]),
         ("ﾊﾝｶｸ｡ﾃﾞｽ‼そう⁉", ["ﾊﾝｶｸ｡", "ﾃﾞｽ‼", "そう⁉"]),
+        ("좋다‼️ 아주", ["좋다‼️", "아주"]),
         ("a title\n\nfirst line\nsecond", ["a title", "first line", "second"]),
     ],
 )
