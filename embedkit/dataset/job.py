@@ -121,8 +121,9 @@ def open_job(
     def free() -> None:
         if repair is not None:
             storage.check_unchanged(out, repair.seen)
-        elif not overwrite:
-            _refuse_appeared(out)
+        elif not overwrite and not _is_free(out):
+            problem = "appeared meanwhile. Move it away; run the command again."
+            raise OutputExistsError(f"{out} {problem}")
 
     # before the folder is made, so that a refused command leaves nothing behind
     if repair is not None and not allow_env_change:
@@ -356,9 +357,7 @@ class JobFolder:
         with storage.storage_errors(file):
             file.write_bytes(to_json(receipt))
 
-    def finish(
-        self, receipts: Sequence[Receipt], *, totals: Totals, names: Names, overwrite: bool = False
-    ) -> None:
+    def finish(self, receipts: Sequence[Receipt], *, totals: Totals, names: Names) -> None:
         """Write manifest and ``SHA256SUMS``, and give the folder its final name."""
         layout, out, settings = self.layout, self._out, self.job.settings
         files = {name: entry for receipt in receipts for name, entry in receipt.files.items()}
@@ -399,8 +398,6 @@ class JobFolder:
             if file.is_file():
                 sums[file.relative_to(layout.root).as_posix()] = storage.file_sha256(file)
         storage.write_sums(layout.root, sums)
-        if not overwrite and self._repair is None:
-            _refuse_appeared(out)
         # from here on nobody can add an index to the old dataset, so none is lost
         with storage.replacing(out, self._seen):
             if self._repair is not None:
@@ -526,12 +523,6 @@ def _is_free(out: Path) -> bool:
             f"{out} is not a dataset, and stays as it is. Pass another {Option('out')}."
         )
     return False
-
-
-def _refuse_appeared(out: Path) -> None:
-    """Raise if another process has made a dataset of this name meanwhile."""
-    if not _is_free(out):
-        raise OutputExistsError(f"{out} appeared meanwhile. Move it away; run the command again.")
 
 
 def _refuse_foreign(root: Path) -> None:

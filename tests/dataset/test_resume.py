@@ -18,7 +18,7 @@ from embedkit.dataset import planning, shards
 from embedkit.dataset.format import TABLES
 from embedkit.dataset.job import JobFolder, recorded_precision
 from embedkit.dataset.parquet import read_facts
-from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
+from embedkit.errors import CorpusError, DamagedError, LockedError, MismatchError, OutputExistsError
 from embedkit.runs.folder import new_run
 from embedkit.types import Progress
 from tests.processes import environment
@@ -55,7 +55,7 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
             shutil.copytree(tmp_path / "other", out)
         seen.append(state.stage)
 
-    with pytest.raises(OutputExistsError, match=r"\bout\b"):
+    with pytest.raises(LockedError, match=r"\bout\b"):
         run(corpus, out, progress=intrude)
     assert tree(out) == before
     shutil.rmtree(out)
