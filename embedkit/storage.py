@@ -421,8 +421,8 @@ def is_sealed(folder: Path) -> bool:
     return (folder / SUMS).is_file()
 
 
-def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
-    """Read ``SHA256SUMS``: SHA-256 in hex by relative path.
+def file_sums(folder: Path, *, torn: bool = False, advice: str = "") -> dict[str, str]:
+    """Read ``SHA256SUMS``: SHA-256 in hex by relative path; an error ends with ``advice``.
 
     It may be missing or have invalid lines if ``torn``, as in an interrupted job.
     """
@@ -442,13 +442,13 @@ def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
                 # names in the file are data of whoever made the folder, and must not lead out of it
                 path_inside(folder, match[2])
                 sums[match[2]] = match[1]
+        # an empty list would find every folder undamaged
+        if not lines and not torn:
+            raise ValueError("it is empty")
     except OSError as error:
-        raise unreadable(file, error, advice="") from error
+        raise unreadable(file, error, advice=advice) from error
     except ValueError as error:
-        raise DamagedError(f"{file} is damaged: {error}.") from error
-    # an empty list would find every folder undamaged
-    if not lines and not torn:
-        raise DamagedError(f"{file} is damaged: it is empty.")
+        raise DamagedError(f"{file} is damaged: {error}. {advice}".rstrip()) from error
     return sums
 
 
@@ -498,11 +498,7 @@ def check_files(folder: Path, names: Iterable[str] = ("",), *, advice: str = MAK
 
     In ``names`` a folder stands for all of its files, ``""`` for all files.
     """
-    try:
-        sums = file_sums(folder)
-    except DamagedError as error:
-        raise DamagedError(f"{error} {advice}") from error
-    chosen: dict[str, str] = {}
+    sums, chosen = file_sums(folder, advice=advice), dict[str, str]()
     for name in names:
         inside = f"{name}/" if name else ""
         listed = {key: sums[key] for key in sums if key == name or key.startswith(inside)}
