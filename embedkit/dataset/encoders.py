@@ -141,9 +141,7 @@ class DatasetEncoder:
         # a text that is in a fold of the run goes to the model that has not seen it, as when the
         # dataset was made
         if self._seen is not None:
-            layers["folds"] = self._seen.folds_of(
-                keys_of_texts(texts, pairs or [None] * len(texts))
-            )
+            layers["folds"] = self._seen.folds_of(keys_of_texts(texts, pairs))
         return self.encoder.encode_shard(
             tokenized, views=self._views, special_tokens=self.settings.special_tokens, **layers
         )
