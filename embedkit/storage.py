@@ -516,11 +516,6 @@ def incomplete(out: Path) -> Path:
     return out.parent / f"{out.name}.incomplete"
 
 
-def hidden(out: Path) -> Path:
-    """The path of a file before it has its final name; users may call theirs OUT.incomplete."""
-    return out.parent / f".{out.name}.incomplete"
-
-
 def _refuse_links(work: Path) -> None:
     """A :class:`StorageError` if a place of work is a link, or has one in it.
 
@@ -628,7 +623,8 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
 
     ``free`` is called as by :func:`new_folder`. After an error nothing is left of the file.
     """
-    work = hidden(out)
+    # hidden: users may call a file of theirs OUT.incomplete
+    work = out.parent / f".{out.name}.incomplete"
     _refuse_links(work)
     check_place(out)
     make_folder(out.parent)
