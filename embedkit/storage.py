@@ -177,6 +177,7 @@ def publish_file(source: Path, target: Path) -> None:
 
 def link_file(source: Path, target: Path) -> None:
     """Give a file that never changes a second name; a copy where the file system has no links."""
+    make_folder(target.parent)
     with storage_errors(target):
         # link(2) does not replace what is there, and an interrupted attempt may have left it
         target.unlink(missing_ok=True)
@@ -192,7 +193,6 @@ def link_tree(source: Path, target: Path) -> None:
     """Link all files of a folder, if there is one, into another one."""
     for file in sorted(source.rglob("*")):
         if file.is_file():
-            make_folder((target / file.relative_to(source)).parent)
             link_file(file, target / file.relative_to(source))
     # a source without files makes no folder
     if target.is_dir():

@@ -312,7 +312,6 @@ class JobFolder:
                 # another command may have replaced the dataset since it was compared
                 if receipt.fingerprint == self.job.settings.fingerprint:
                     for name in names:
-                        storage.make_folder((self.layout.root / name).parent)
                         storage.link_file(old / name, self.layout.root / name)
                     self.write_receipt(receipt)
         storage.sync_tree(self.layout.root)
