@@ -177,6 +177,7 @@ def publish_file(source: Path, target: Path) -> None:
 
 def link_file(source: Path, target: Path) -> None:
     """Give a file that never changes a second name; a copy where the file system has no links."""
+    make_folder(target.parent)
     with storage_errors(target):
         # link(2) does not replace what is there, and an interrupted attempt may have left it
         target.unlink(missing_ok=True)
@@ -192,7 +193,6 @@ def link_tree(source: Path, target: Path) -> None:
     """Link all files of a folder, if there is one, into another one."""
     for file in sorted(source.rglob("*")):
         if file.is_file():
-            make_folder((target / file.relative_to(source)).parent)
             link_file(file, target / file.relative_to(source))
     # a source without files makes no folder
     if target.is_dir():
@@ -421,8 +421,8 @@ def is_sealed(folder: Path) -> bool:
     return (folder / SUMS).is_file()
 
 
-def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
-    """Read ``SHA256SUMS``: SHA-256 in hex by relative path.
+def file_sums(folder: Path, *, torn: bool = False, advice: str = "") -> dict[str, str]:
+    """Read ``SHA256SUMS``: SHA-256 in hex by relative path; an error ends with ``advice``.
 
     It may be missing or have invalid lines if ``torn``, as in an interrupted job.
     """
@@ -442,13 +442,13 @@ def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
                 # names in the file are data of whoever made the folder, and must not lead out of it
                 path_inside(folder, match[2])
                 sums[match[2]] = match[1]
+        # an empty list would find every folder undamaged
+        if not lines and not torn:
+            raise ValueError("it is empty")
     except OSError as error:
-        raise unreadable(file, error, advice="") from error
+        raise unreadable(file, error, advice=advice) from error
     except ValueError as error:
-        raise DamagedError(f"{file} is damaged: {error}.") from error
-    # an empty list would find every folder undamaged
-    if not lines and not torn:
-        raise DamagedError(f"{file} is damaged: it is empty.")
+        raise DamagedError(f"{file} is damaged: {error}. {advice}".rstrip()) from error
     return sums
 
 
@@ -498,11 +498,7 @@ def check_files(folder: Path, names: Iterable[str] = ("",), *, advice: str = MAK
 
     In ``names`` a folder stands for all of its files, ``""`` for all files.
     """
-    try:
-        sums = file_sums(folder)
-    except DamagedError as error:
-        raise DamagedError(f"{error} {advice}") from error
-    chosen: dict[str, str] = {}
+    sums, chosen = file_sums(folder, advice=advice), dict[str, str]()
     for name in names:
         inside = f"{name}/" if name else ""
         listed = {key: sums[key] for key in sums if key == name or key.startswith(inside)}
@@ -518,11 +514,6 @@ def incomplete(out: Path) -> Path:
     """Return the path of a folder before it has its final name."""
     # not by with_name, which raises for . and /
     return out.parent / f"{out.name}.incomplete"
-
-
-def hidden(out: Path) -> Path:
-    """The path of a file before it has its final name; users may call theirs OUT.incomplete."""
-    return out.parent / f".{out.name}.incomplete"
 
 
 def _refuse_links(work: Path) -> None:
@@ -632,7 +623,8 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
 
     ``free`` is called as by :func:`new_folder`. After an error nothing is left of the file.
     """
-    work = hidden(out)
+    # hidden: users may call a file of theirs OUT.incomplete
+    work = out.parent / f".{out.name}.incomplete"
     _refuse_links(work)
     check_place(out)
     make_folder(out.parent)

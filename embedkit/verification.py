@@ -41,7 +41,6 @@ from embedkit.dataset.format import (
 )
 from embedkit.dataset.job import difference
 from embedkit.dataset.parquet import read_table
-from embedkit.dataset.read import VectorData
 from embedkit.dataset.tables import TableReader
 from embedkit.display import Shown, count_text
 from embedkit.encoding.windows import ranges
@@ -247,9 +246,9 @@ def _recompute(
     allowed = _TOLERANCE[encoder.settings.precision]
     if encoder.settings.storage != "float32":  # half a unit of float16, twice; one of int8
         allowed = max(allowed, 5e-2 if encoder.settings.storage == "int8" else 2e-3)
-    data, words = VectorData.of(folder, list(manifest.views)), None
+    data, words = TableReader(folder, manifest, "sentences", tuple(manifest.views)), None
     if encoder.settings.words is not None:
-        words = VectorData.of(folder, list(manifest.columns_of("words")), level="word").reader
+        words = TableReader(folder, manifest, "words", tuple(manifest.columns_of("words")))
     names = [name for name in ("row", "text", "text_pair") if name in data.columns]
     # by random numbers over all rows, then shard by shard, so that each file is read once
     random = np.random.default_rng(seed)
@@ -260,7 +259,7 @@ def _recompute(
     for done, number in enumerate(result.recomputed_shards):
         progress(Progress("recomputing", done, len(result.recomputed_shards), "shards"))
         places, worst = chosen[shard_of == number], 0.0
-        columns = data.reader.pick(places, names)
+        columns = data.pick(places, names)
         texts, pairs = columns["text"], columns.get("text_pair")
         result.recomputed_texts += len(texts)
         # the texts of a shard are encoded together, words included where the dataset has them
@@ -282,7 +281,7 @@ def _recompute(
                 stored = words.divided(words.vectors_at(lines))
                 layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
                 worst = _compare(stored, layers, result)
-        stored = data.reader.divided(data.reader.vectors_at(places))
+        stored = data.divided(data.vectors_at(places))
         worst = max(worst, _compare(stored, views, result))
         if worst > allowed:
             part = Layout(folder).shard_file("sentences", number).name

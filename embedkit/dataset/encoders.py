@@ -117,9 +117,8 @@ class DatasetEncoder:
         assert self.settings.words is not None
         tokenized = self.tokenized(texts, pairs, offsets=True, words=spans)
         shard = self._shard(tokenized, texts, pairs, token_layers=self._layers)
-        sources = [[text] for text in texts]
-        if pairs is not None:
-            sources = [list(pair) for pair in zip(texts, pairs, strict=True)]
+        # of single texts the second ones are never looked at
+        sources = list(zip(texts, texts if pairs is None else pairs, strict=True))
         layers = {layer.name: shard.tokens[layer.name] for layer in self._layers}
         words = word_vectors(tokenized, sources, layers, self.settings.words)
         # rounded as for storage and read back as float32, so that bits can be compared with stored
@@ -141,9 +140,7 @@ class DatasetEncoder:
         # a text that is in a fold of the run goes to the model that has not seen it, as when the
         # dataset was made
         if self._seen is not None:
-            layers["folds"] = self._seen.folds_of(
-                keys_of_texts(texts, pairs or [None] * len(texts))
-            )
+            layers["folds"] = self._seen.folds_of(keys_of_texts(texts, pairs))
         return self.encoder.encode_shard(
             tokenized, views=self._views, special_tokens=self.settings.special_tokens, **layers
         )

@@ -232,7 +232,7 @@ def _make(
             _warn(counts, totals)
             inputs = (file.name for file in plan.corpus.files)
             names = Names.of(plan.encoder.checkpoint, inputs=inputs)
-            folder.finish(receipts, totals=totals, names=names, overwrite=overwrite)
+            folder.finish(receipts, totals=totals, names=names)
     missing = len(ranges) - len(receipts)
     return ExtractResult(plan.out, seconds, meter.fresh, len(done), missing_shards=missing)
 

@@ -131,9 +131,9 @@ def keys_of(records: Sequence[Record]) -> Int64:
     return keys_of_texts([r.text for r in records], [r.text_pair for r in records])
 
 
-def keys_of_texts(texts: Sequence[str], pairs: Sequence[str | None]) -> Int64:
+def keys_of_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> Int64:
     """``(n,)`` keys of texts, those of pairs joined."""
-    records = zip(texts, pairs, strict=True)
+    records = zip(texts, [None] * len(texts) if pairs is None else pairs, strict=True)
     return np.array([text_key(whole_text(first, second)) for first, second in records], np.int64)
 
 

@@ -121,8 +121,9 @@ def open_job(
     def free() -> None:
         if repair is not None:
             storage.check_unchanged(out, repair.seen)
-        elif not overwrite:
-            _refuse_appeared(out)
+        elif not overwrite and not _is_free(out):
+            problem = "appeared meanwhile. Move it away; run the command again."
+            raise OutputExistsError(f"{out} {problem}")
 
     # before the folder is made, so that a refused command leaves nothing behind
     if repair is not None and not allow_env_change:
@@ -311,7 +312,6 @@ class JobFolder:
                 # another command may have replaced the dataset since it was compared
                 if receipt.fingerprint == self.job.settings.fingerprint:
                     for name in names:
-                        storage.make_folder((self.layout.root / name).parent)
                         storage.link_file(old / name, self.layout.root / name)
                     self.write_receipt(receipt)
         storage.sync_tree(self.layout.root)
@@ -356,9 +356,7 @@ class JobFolder:
         with storage.storage_errors(file):
             file.write_bytes(to_json(receipt))
 
-    def finish(
-        self, receipts: Sequence[Receipt], *, totals: Totals, names: Names, overwrite: bool = False
-    ) -> None:
+    def finish(self, receipts: Sequence[Receipt], *, totals: Totals, names: Names) -> None:
         """Write manifest and ``SHA256SUMS``, and give the folder its final name."""
         layout, out, settings = self.layout, self._out, self.job.settings
         files = {name: entry for receipt in receipts for name, entry in receipt.files.items()}
@@ -399,8 +397,6 @@ class JobFolder:
             if file.is_file():
                 sums[file.relative_to(layout.root).as_posix()] = storage.file_sha256(file)
         storage.write_sums(layout.root, sums)
-        if not overwrite and self._repair is None:
-            _refuse_appeared(out)
         # from here on nobody can add an index to the old dataset, so none is lost
         with storage.replacing(out, self._seen):
             if self._repair is not None:
@@ -510,28 +506,18 @@ def _holds_nothing(layout: Layout) -> bool:
 
 
 def _is_free(out: Path) -> bool:
-    """True if ``out`` does not exist, or is an empty folder; an error if it is never replaced."""
+    """True if ``out`` does not exist, or is an empty folder; an error if it is never replaced.
+
+    A link counts as what it leads to; :func:`~embedkit.storage.begun` refuses to replace it.
+    """
     # lexists: a link that leads nowhere is not free either
-    if not os.path.lexists(out) or (
-        out.is_dir() and not out.is_symlink() and not any(out.iterdir())
-    ):
+    if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
         return True
-    if out.is_symlink():
-        raise OutputExistsError(
-            f"{out} is a symbolic link, which is never replaced. Pass "
-            f"{Option('out', out.resolve())}."
-        )
     if not is_dataset(out):
         raise OutputExistsError(
             f"{out} is not a dataset, and stays as it is. Pass another {Option('out')}."
         )
     return False
-
-
-def _refuse_appeared(out: Path) -> None:
-    """Raise if another process has made a dataset of this name meanwhile."""
-    if not _is_free(out):
-        raise OutputExistsError(f"{out} appeared meanwhile. Move it away; run the command again.")
 
 
 def _refuse_foreign(root: Path) -> None:

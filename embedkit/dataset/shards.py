@@ -27,7 +27,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -178,18 +177,39 @@ class Shard(NamedTuple):
         return [self.records[i] for i in self.new]
 
 
+class ShardTokenizer:
+    """Reads the records of shards and tokenizes them; it needs no model."""
+
+    def __init__(self, plan: ExtractPlan, tokenizer: TextTokenizer) -> None:
+        self.plan, self._tokenizer, self._reader = plan, tokenizer, ShardReader(plan.corpus)
+        self._sources = [OpenSource(source, plan.job.settings) for source in plan.reuse]
+
+    def read(self, shard: ShardRange) -> Shard:
+        """A shard with the texts tokenized that no dataset has, and the lengths of all."""
+        plan, tokenizer, records = self.plan, self._tokenizer, self._reader.read(shard)
+        new, reused = reused_texts(self._sources, records, plan.folds_of(records))
+
+        def tokenized(places: Int64) -> TokenizedTexts:
+            return plan.tokenized([records[i] for i in places], tokenizer)
+
+        texts = tokenized(new)
+        parts = [lengths_of(texts, tokenizer)]
+        for part in reused:
+            # tokenizing is cheap beside encoding, and needed only where the dataset does not tell
+            # enough
+            parts.append(part.lengths(parts[0]) or lengths_of(tokenized(part.texts), tokenizer))
+        # every record is in one part, so that this is the inverse of their concatenation
+        order = np.argsort(np.concatenate([new, *(part.texts for part in reused)]))
+        lengths = {name: np.concatenate([p[name] for p in parts])[order] for name in parts[0]}
+        return Shard(shard.number, records, new, texts, lengths, reused)
+
+
 class ShardMaker:
     """Makes the shards of a job, from records to files; each step in a thread of its own."""
 
     def __init__(self, plan: ExtractPlan, folder: JobFolder) -> None:
         self.plan, self._folder, self._vectors = plan, folder, plan.vectors
-        self._reader = ShardReader(plan.corpus)
-        self._sources = [OpenSource(source, plan.job.settings) for source in plan.reuse]
-
-    def read(self, shard: ShardRange) -> Shard:
-        """Read the records of a shard, and tokenize those that no dataset has."""
-        plan = self.plan
-        return _read_shard(plan, plan.encoder.tokenizer, self._reader, shard, self._sources)
+        self.read = ShardTokenizer(plan, plan.encoder.tokenizer).read
 
     def start(self, shard: Shard, on_tokens: OnTokens = lambda _: None) -> PendingShard:
         """Encode the new texts of a shard."""
@@ -335,8 +355,9 @@ def _read_ahead(maker: ShardMaker, todo: Sequence[ShardRange]) -> Generator[Shar
         yield from one_ahead(maker.read, todo)
         return
     # without the model, so that starting a reader needs neither its memory nor the device
-    shared = [(plan.of_worker(0), plan.encoder.tokenizer)] * readers
-    for shard_range, shard in run_locally(_read, shared, todo, threads=_CORES_PER_READER):
+    shared = [ShardTokenizer(plan.of_worker(0), plan.encoder.tokenizer)] * readers
+    read = ShardTokenizer.read
+    for shard_range, shard in run_locally(read, shared, todo, threads=_CORES_PER_READER):
         if shard is None:
             raise EncodeError(
                 f"the process that reads shard {shard_range.number} was killed {ATTEMPTS} times; "
@@ -344,42 +365,6 @@ def _read_ahead(maker: ShardMaker, todo: Sequence[ShardRange]) -> Generator[Shar
                 "read alone."
             )
         yield shard
-
-
-# a process gets one corpus, and reads its shards in ascending order
-_reader_of = lru_cache(maxsize=1)(ShardReader)
-
-
-def _read(shared: tuple[ExtractPlan, TextTokenizer], shard: ShardRange) -> Shard:
-    """Read and tokenize a shard in a process that has no model."""
-    plan, tokenizer = shared
-    return _read_shard(plan, tokenizer, _reader_of(plan.corpus), shard, sources=())
-
-
-def _read_shard(
-    plan: ExtractPlan,
-    tokenizer: TextTokenizer,
-    reader: ShardReader,
-    shard: ShardRange,
-    sources: Sequence[OpenSource],
-) -> Shard:
-    """A shard with its new texts tokenized, and the lengths of all."""
-    records = reader.read(shard)
-    new, reused = reused_texts(sources, records, plan.folds_of(records))
-
-    def tokenized(places: Int64) -> TokenizedTexts:
-        return plan.tokenized([records[i] for i in places], tokenizer)
-
-    texts = tokenized(new)
-    parts = [lengths_of(texts, tokenizer)]
-    for part in reused:
-        # tokenizing is cheap beside encoding, and needed only where the dataset does not tell
-        # enough
-        parts.append(part.lengths(parts[0]) or lengths_of(tokenized(part.texts), tokenizer))
-    # every record is in one part, so that this is the inverse of their concatenation
-    order = np.argsort(np.concatenate([new, *(part.texts for part in reused)]))
-    lengths = {name: np.concatenate([p[name] for p in parts])[order] for name in parts[0]}
-    return Shard(shard.number, records, new, texts, lengths, reused)
 
 
 _MAKERS: dict[tuple[Any, ...], ShardMaker] = {}

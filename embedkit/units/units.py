@@ -276,7 +276,7 @@ class Units:
         table: dict[str, Any] = {} if columns is None else _columns_of(columns)
         table |= {"text": list(texts), "text_pair": seconds}
         about: dict[str, Any] = {"row": row, "ids": row, "column": table.__getitem__, **fields}
-        about |= {"key": keys_of_texts(texts, seconds or [None] * len(texts))}
+        about |= {"key": keys_of_texts(texts, seconds)}
         # positions, until the texts are put in their place, which need the other fields
         return cls(**about, pairs=pairs is not None, inputs=lambda index: index).with_texts()
 

@@ -18,7 +18,7 @@ from embedkit.dataset import planning, shards
 from embedkit.dataset.format import TABLES
 from embedkit.dataset.job import JobFolder, recorded_precision
 from embedkit.dataset.parquet import read_facts
-from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
+from embedkit.errors import CorpusError, DamagedError, LockedError, MismatchError, OutputExistsError
 from embedkit.runs.folder import new_run
 from embedkit.types import Progress
 from tests.processes import environment
@@ -55,7 +55,7 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
             shutil.copytree(tmp_path / "other", out)
         seen.append(state.stage)
 
-    with pytest.raises(OutputExistsError, match=r"\bout\b"):
+    with pytest.raises(LockedError, match=r"\bout\b"):
         run(corpus, out, progress=intrude)
     assert tree(out) == before
     shutil.rmtree(out)
@@ -108,6 +108,10 @@ def test_a_complete_dataset_is_left_alone(corpus: Path, tmp_path: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
     again = run(corpus, tmp_path / "out")
     assert again.was_complete
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    assert run(corpus, tmp_path / "link").was_complete
+    with pytest.raises(OutputExistsError, match="is a link"):
+        run(corpus, tmp_path / "link", overwrite=True)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == before
 
 

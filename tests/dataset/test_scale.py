@@ -155,13 +155,13 @@ def killed_each_time(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_once_reading(shared: Any, shard: Any) -> Any:
-    """As ``_read``, after the process has ended once."""
-    mark = shared[0].out.with_name("mark")
+def killed_once_reading(tokenizer: shards.ShardTokenizer, shard: ShardRange) -> shards.Shard:
+    """As ``read``, after the process has ended once."""
+    mark = tokenizer.plan.out.with_name("mark")
     if not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return shards._read(shared, shard)
+    return tokenizer.read(shard)
 
 
 def failing(plan: ExtractPlan, shard: ShardRange) -> tuple[Receipt, int]:
@@ -230,7 +230,7 @@ def test_processes_that_read_make_the_same_bytes(
     for limit in ("_CORES_PER_READER", "_SHARDS_FOR_READERS"):
         monkeypatch.setattr(shards, limit, 1)
     if killed:
-        monkeypatch.setattr(shards, "_read", killed_once_reading)
+        monkeypatch.setattr(shards.ShardTokenizer, "read", killed_once_reading)
     made(golden, tmp_path / "out")
     assert (tmp_path / "mark").exists() == killed
     assert tree(tmp_path / "out") == tree(golden)
