@@ -139,6 +139,7 @@ OF_PROBABILITIES = ("lrap", "log_loss", "brier", "roc_auc", "average_precision")
 """What a competition computes from probabilities, and from labels only as if they were certain."""
 
 LOWER_IS_BETTER = tuple(name for name, row in METRICS.items() if row.lower)
+COMPARED = tuple(name for name, row in METRICS.items() if row.compared)
 
 
 def named_metric(text: str) -> str:
