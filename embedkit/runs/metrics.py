@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.choices import check_choice
 from embedkit.display import MINUS
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Metric, Score
@@ -238,10 +239,7 @@ def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "
 
     A regression has 0 classes; ``name`` is that of the parameter, for messages.
     """
-    metrics = _rows(classes, beta_of(metric), sets=sets)
-    if metric not in metrics:
-        expected = f"{', '.join(metrics)}.{did_you_mean(metric, metrics)}"
-        raise UsageError(f"expected {expected}", **{name: metric})
+    check_choice(_rows(classes, beta_of(metric), sets=sets), **{name: metric})
 
 
 def _rows(
