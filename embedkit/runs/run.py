@@ -373,11 +373,9 @@ class ProbeRun(PredictionRun):
         metric, rows = self.metric, []
         for view in (*self.view_scores, *self.combinations):
             row = {"view": view.name, metric: score_text(view.score, metric, unit=True)}
-            row |= {"control": metric_text(view.control, metric)}
-            row |= {
-                "selectivity": metric_text(view.selectivity, metric),
-                "chosen": str(view.chosen),
-            }
+            row["control"] = metric_text(view.control, metric)
+            row["selectivity"] = metric_text(view.selectivity, metric)
+            row["chosen"] = str(view.chosen)
             if self.random_weights:
                 values = self.random_weights.get(view.name, ())  # none of a pooler
                 summary = (fmean(values), stdev(values)) if values else (None,)
