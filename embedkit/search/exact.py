@@ -172,10 +172,7 @@ def nearest(
     if queries.ndim != 2 or queries.shape[1] != data.width:
         raise UsageError(f"queries of shape {queries.shape}: expected (n, {data.width}).")
     k = min(k, max(len(data), 1))
-    if whitening is not None:
-        queries = whitening.apply(queries)
-    if metric == "cosine":
-        queries = unit_rows(queries)
+    queries = prepared(queries, metric, whitening)
 
     # each task reads, selects and multiplies one row group; what it returns is k results for each
     # query, however large the group is
@@ -231,6 +228,13 @@ def rows_of(data: VectorData, block: Block, *, metric: str, whitening: Whitening
     # negated here once, as the heap keeps the smallest values. Vectors stay as they were stored:
     # the factor costs one number a row, unit vectors would cost a copy
     return Rows(vectors, -_inverse_norms(vectors) if cosine else -np.ones(len(vectors), np.float32))
+
+
+def prepared(vectors: Float32, metric: str, whitening: Whitening | None) -> Float32:
+    """Vectors as they are compared: whitened, of length 1 for cosines."""
+    if whitening is not None:
+        vectors = whitening.apply(vectors)
+    return np.ascontiguousarray(unit_rows(vectors) if metric == "cosine" else vectors)
 
 
 def unit_rows(vectors: Float32) -> Float32:
@@ -610,9 +614,8 @@ def near_duplicates(
     # the first record of each text, for all that have it
     _, first, text = np.unique(text_keys(data)[chosen], return_index=True, return_inverse=True)
     first, vectors = first[text], data.reader.vectors_at(chosen)
-    if whitening is not None:
-        vectors = fit_whitening(data, whitening).apply(vectors)
-    unit = unit_rows(vectors)
+    fitted = None if whitening is None else fit_whitening(data, whitening)
+    unit = prepared(vectors, "cosine", fitted)
     rest = repeats = np.flatnonzero(first != np.arange(len(chosen)))
     # a text of other case, width or spaces, which the model may read, is no copy of the first one:
     # it is compared like all others, and the next of its kind are joined to it
