@@ -286,7 +286,7 @@ def _in_memory(_key: str) -> tuple[sqlite3.Connection, Lock]:
 def _stored(
     dataset: str, view: str | tuple[str, ...] | None, by: str, _fingerprint: str
 ) -> tuple[VectorData, dict[Any, int]]:
-    data = load(dataset, list(view) if isinstance(view, tuple) else view)
+    data = load(dataset, view)
     index_of: dict[Any, int] = {}
     for i, key in enumerate((data.ids if by == "id" else data.row).tolist()):
         # -1 marks an id that occurs more than once
