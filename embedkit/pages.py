@@ -89,15 +89,15 @@ def cut_texts(texts: Sequence[str | None], *, most_bytes: int) -> list[str | Non
     ]
 
 
-def in_context(text: str, start: int, end: int, *, around: int) -> tuple[str, str, str]:
-    """Return a part of a text, with what stands before it and after it.
+def in_context(text: str, start: int, end: int, *, around: int) -> str:
+    """Return a part of a text in brackets, with what stands before it and after it.
 
     >>> in_context("He robbed the bank yesterday", 14, 18, around=4)
-    ('…the ', 'bank', ' yes…')
+    '…the [bank] yes…'
     """
     first, last = max(start - around, 0), end + around
     before, after = "…" * (first > 0) + text[first:start], text[end:last] + "…" * (last < len(text))
-    return before, text[start:end], after
+    return f"{before}[{text[start:end]}]{after}"
 
 
 def with_names(labels: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:

@@ -236,8 +236,8 @@ class TextEncoder(_Vectors):
     def _encoder(self) -> Any:
         # of a folder what is there now: its files may be replaced
         state = tuple(map(state_of, sorted(Path(self.model).glob("**/*"))))
-        about = self.model, self.revision, self.device, self.precision, self.max_length
-        return _loaded(*about, state)
+        names = ("revision", "device", "precision", "max_length")
+        return _loaded(self.model, state, **{name: getattr(self, name) for name in names})
 
     def _encode(self, texts: list[str]) -> Float32:
         views = self._encoder().encode_views(
@@ -286,20 +286,11 @@ class TextEncoder(_Vectors):
 
 
 @lru_cache(maxsize=2)
-def _loaded(
-    model: str,
-    revision: str | None,
-    device: str,
-    precision: str | None,
-    max_length: int | None,
-    _state: tuple[State, ...],
-) -> Any:
+def _loaded(model: str, _state: tuple[State, ...], **options: Any) -> Any:
     """An encoder, shared by all clones of this process; estimators themselves pickle small."""
     from embedkit.encoding.encoder import Encoder
 
-    return Encoder(
-        model, revision=revision, device=device, precision=precision, max_length=max_length
-    )
+    return Encoder(model, **options)
 
 
 @lru_cache(maxsize=2)
@@ -312,7 +303,7 @@ def _in_memory(_key: str) -> tuple[sqlite3.Connection, Lock]:
 def _stored(
     dataset: str, view: str | tuple[str, ...] | None, by: str, _fingerprint: str
 ) -> tuple[VectorData, dict[Any, int]]:
-    data = load(dataset, list(view) if isinstance(view, tuple) else view)
+    data = load(dataset, view)
     index_of: dict[Any, int] = {}
     for i, key in enumerate((data.ids if by == "id" else data.row).tolist()):
         # -1 marks an id that occurs more than once

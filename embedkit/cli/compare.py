@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,9 +179,7 @@ def _methods_text(compared: Compared, advice: Recommendation, other_lines: list[
     for row in compared.rows:
         if row.kind == "majority":
             continue
-        gain = "–"
-        if row.to_baseline:
-            gain = metric_text(row.to_baseline.value, metric, signed=True)
+        gain = metric_text(row.to_baseline.value if row.to_baseline else None, metric, signed=True)
         cells = {
             "  method": f"{'→' if row.name == advice.method.name else ' '} "
             + shorten(row.name, room),
@@ -271,7 +268,7 @@ def _gain_cells(
     cells = {"method": name}
     for other, difference in (("baseline", to_baseline), ("best", to_best)):
         cells |= {f"to {other}": "–", f"p ({other})": "–"}
-        if difference is not None and not math.isnan(difference.value):
+        if difference is not None:
             cells[f"to {other}"] = score_text(difference, metric, signed=True)
             cells[f"p ({other})"] = p_text(difference.p_corrected)
     return cells

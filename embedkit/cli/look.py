@@ -360,7 +360,7 @@ def _snippet(use: Use) -> str:
     """The word in brackets, with some text around it."""
     from embedkit.pages import in_context
 
-    return one_line("{}[{}]{}".format(*in_context(use.text, use.start, use.end, around=30)))
+    return one_line(in_context(use.text, use.start, use.end, around=30))
 
 
 @command(

@@ -301,9 +301,7 @@ def shown_texts(
         if (place >= 0).all():
             spans = zip(data.start[place].tolist(), data.end[place].tolist(), strict=True)
             return [
-                None
-                if text is None
-                else "{}[{}]{}".format(*in_context(text, *span, around=_AROUND))
+                None if text is None else in_context(text, *span, around=_AROUND)
                 for text, span in zip(by_record, spans, strict=True)
             ]
     return by_record

@@ -489,25 +489,19 @@ def charts_of(
             yield f"geometry-{number}", run_figures.without_labels(probe)
     for probe in [probe for probe in probes if probe.view_scores[0].curve][:1]:
         yield "curve", run_figures.learning(probe)
-    if cases.of_sets:
-        pass  # a record has one probability for each class
-    elif cases.records.classes:
+    if not cases.records.classes:
+        yield "values", run_figures.values(cases.records)
+    elif not cases.of_sets:  # of which a record has one probability for each class
         # not of other tools of which there are decisions alone
         foreign = {row.name for row in rows if row.kind == FOREIGN}
-        methods = {n: p for n, p in methods.items() if n not in foreign or p.proba.max(1).min() < 1}
-    if methods and cases.records.classes and not cases.of_sets:
-        yield "sure", run_figures.answered({name: (styles[name], p) for name, p in methods.items()})
-        bins = {
-            name: (styles[name], run_figures.reliability_bins(p)) for name, p in methods.items()
-        }
-        yield "calibration", run_figures.reliability(bins)
-    elif not cases.records.classes:
-        yield "values", run_figures.values(cases.records)
+        sure = {n: p for n, p in methods.items() if n not in foreign or p.proba.max(1).min() < 1}
+        if sure:
+            yield "sure", run_figures.answered({n: (styles[n], p) for n, p in sure.items()})
+            bins = {n: (styles[n], run_figures.reliability_bins(p)) for n, p in sure.items()}
+            yield "calibration", run_figures.reliability(bins)
     for number, (_, run) in enumerate(trained(compared), 1):
-        yield (
-            f"training-{number}",
-            run_figures.training(run_figures.losses_of(run.history.values())),
-        )
+        losses = run_figures.losses_of(run.history.values())
+        yield f"training-{number}", run_figures.training(losses)
 
 
 def forest(compared: Compared, rows: Sequence[Row], styles: Mapping[str, int]) -> Scene:

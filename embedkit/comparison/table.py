@@ -29,15 +29,15 @@ from embedkit.comparison.load import (
     with_models,
 )
 from embedkit.display import Shown
-from embedkit.errors import UsageError, did_you_mean
+from embedkit.errors import UsageError
 from embedkit.runs.intervals import Difference, Score, holm, influences, paired_test, scored
 from embedkit.runs.metrics import (
+    COMPARED,
     LOWER_IS_BETTER,
     Threshold,
     beta_of,
     is_percent,
     named_metric,
-    row_of,
 )
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import Cost, FinetuneRun, ProbeRun
@@ -443,11 +443,7 @@ def scores_and_differences(
     step = steps(progress, "scoring", len(predictions), "methods")
     for name, records in predictions.items():
         metrics = metrics_of(records, beta=beta_of(metric), baseline=name == MAJORITY)
-        shown = {
-            m: values
-            for m, values in metrics.items()
-            if m == metric or ((row := row_of(m)) is not None and row.compared)
-        }
+        shown = {m: values for m, values in metrics.items() if m == metric or m in COMPARED}
         # all methods have the same units and the default seed, so that their blocks are the same:
         # this is what pairs them
         moved = influences(shown, records.group)
@@ -506,12 +502,10 @@ def _baseline(name: str | None, runs: Sequence[LoadedRun]) -> str:
         # what an encoder costs should be judged against what needs none
         tfidf = [run.name for run in runs if run.content.features == "tfidf"]
         return tfidf[0] if tfidf else MAJORITY
-    if name in names:
-        return name
-    for run in runs:
-        if run.path.resolve() == Path(name).resolve():
-            return run.name
-    raise UsageError(f"expected {', '.join(names)}.{did_you_mean(name, names)}", baseline=name)
+    by_path = {run.path.resolve(): run.name for run in runs}
+    name = name if name in names else by_path.get(Path(name).resolve(), name)
+    check_choice(names, baseline=name)
+    return name
 
 
 def _encoder(run: LoadedRun) -> str | None:

@@ -582,7 +582,7 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
         return unlabelled
     pairs = label.known[mine] & label.known[theirs]
     same = (label.values[theirs] == label.values[mine]) & pairs
-    total = sum(n for number, n in enumerate(label.counts) if number != label.missing)
+    total = int(label.known.sum())
     ways: dict[str, float] = {}
     for number, (name, n) in enumerate(zip(label.names, label.counts, strict=True)):
         # chance: how many of its neighbours would have the label if they were any points
@@ -618,8 +618,7 @@ def _apart_text(ways: Mapping[str, float]) -> str:
 
 def _chance(label: Column | None) -> float:
     """Fraction of pairs of labelled points that have the same label."""
-    counts = label.counts if label else ()
-    sizes = np.array([n for i, n in enumerate(counts) if label and i != label.missing], np.float64)
+    sizes = np.bincount([] if label is None else label.values[label.known])
     n = sizes.sum()
     return float((sizes * (sizes - 1)).sum() / (n * (n - 1))) if n > 1 else math.nan
 

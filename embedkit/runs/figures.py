@@ -13,7 +13,6 @@ from embedkit import storage
 from embedkit.display import shorten
 from embedkit.drawing import WIDTH, Anchor, Plot, Scene, as_file, text_width
 from embedkit.encoding.views import layer_rank, split_view
-from embedkit.geometry import METRICS
 from embedkit.runs.intervals import Score, wilson
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text
 from embedkit.runs.predictions import Predictions, confidence_of
@@ -317,19 +316,13 @@ def layers(probe: ProbeRun) -> Scene:
 
 def without_labels(probe: ProbeRun) -> Scene:
     """Numbers of layers without labels, beside the score."""
-    columns: dict[str, dict[str, tuple[float, str]]] = {
-        "score": {
-            v.name: (v.score.value, metric_text(v.score.value, probe.metric))
-            for v in probe.view_scores
-        }
+    scores = {view.name: view.score.value for view in probe.view_scores}
+    columns = {
+        head: {view: (value, metric_text(value, "rmse")) for view, value in column.items()}
+        for head, column in probe.geometry_columns.items()
     }
-    for name in probe.geometry_names:
-        columns[METRICS[name]] = {
-            view: (numbers[name], metric_text(numbers[name], "rmse"))
-            for view, numbers in probe.geometry.items()
-            if name in numbers
-        }
-    return shaded_table("Layers without labels", list(probe.ordered_geometry), columns)
+    shown = {view: (value, metric_text(value, probe.metric)) for view, value in scores.items()}
+    return shaded_table("Layers without labels", list(scores), {"score": shown} | columns)
 
 
 def shaded_table(

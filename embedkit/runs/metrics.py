@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.choices import check_choice
 from embedkit.display import MINUS
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Metric, Score
@@ -154,6 +155,7 @@ OF_PROBABILITIES = ("lrap", "log_loss", "brier", "roc_auc", "average_precision")
 """What a competition computes from probabilities, and from labels only as if they were certain."""
 
 LOWER_IS_BETTER = tuple(name for name, row in METRICS.items() if row.lower)
+COMPARED = tuple(name for name, row in METRICS.items() if row.compared)
 
 
 def named_metric(text: str) -> str:
@@ -252,10 +254,7 @@ def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "
 
     A regression has 0 classes; ``name`` is that of the parameter, for messages.
     """
-    metrics = _rows(classes, beta_of(metric), sets=sets)
-    if metric not in metrics:
-        expected = f"{', '.join(metrics)}.{did_you_mean(metric, metrics)}"
-        raise UsageError(f"expected {expected}", **{name: metric})
+    check_choice(_rows(classes, beta_of(metric), sets=sets), **{name: metric})
 
 
 def _rows(

@@ -373,11 +373,9 @@ class ProbeRun(PredictionRun):
         metric, rows = self.metric, []
         for view in (*self.view_scores, *self.combinations):
             row = {"view": view.name, metric: score_text(view.score, metric, unit=True)}
-            row |= {"control": metric_text(view.control, metric)}
-            row |= {
-                "selectivity": metric_text(view.selectivity, metric),
-                "chosen": str(view.chosen),
-            }
+            row["control"] = metric_text(view.control, metric)
+            row["selectivity"] = metric_text(view.selectivity, metric)
+            row["chosen"] = str(view.chosen)
             if self.random_weights:
                 values = self.random_weights.get(view.name, ())  # none of a pooler
                 summary = (fmean(values), stdev(values)) if values else (None,)
@@ -407,22 +405,22 @@ class ProbeRun(PredictionRun):
         return PredictionRun._agreements(self) | agrees | {"view_scores": bool(self.view_scores)}
 
     @property
-    def geometry_names(self) -> list[str]:
-        """Names of the numbers without labels; curvature only where tokens are stored."""
-        return [name for name in METRICS if any(name in view for view in self.geometry.values())]
-
-    @property
-    def ordered_geometry(self) -> dict[str, dict[str, float]]:
-        """The numbers without labels in the order of the views: a file sorts 10 before 2."""
-        names = [view.name for view in self.view_scores]
-        return {name: self.geometry[name] for name in names if name in self.geometry}
+    def geometry_columns(self) -> dict[str, dict[str, float]]:
+        """The numbers without labels by head of a column and view; those that a view has."""
+        # in the order of the views: a file sorts 10 before 2
+        views = [view.name for view in self.view_scores if view.name in self.geometry]
+        columns = {
+            head: {view: self.geometry[view][name] for view in views if name in self.geometry[view]}
+            for name, head in METRICS.items()
+        }
+        return {head: column for head, column in columns.items() if column}
 
     def geometry_rows(self) -> list[dict[str, str]]:
         """The numbers of views without labels as rows of a table."""
-        heads = {name: METRICS[name] for name in self.geometry_names}
+        columns = self.geometry_columns.items()
         return [
-            {"view": view} | {head: metric_text(row.get(n), "rmse") for n, head in heads.items()}
-            for view, row in self.ordered_geometry.items()
+            {"view": view} | {head: metric_text(cells.get(view), "rmse") for head, cells in columns}
+            for view in dict.fromkeys(view for _, cells in columns for view in cells)
         ]
 
     @property

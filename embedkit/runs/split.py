@@ -54,7 +54,7 @@ from embedkit.errors import DamagedError, MismatchError, Option, UsageError
 from embedkit.records import Count, Positive, Seed, from_json, parse_json, to_json
 from embedkit.remote import address_of
 from embedkit.types import Int64
-from embedkit.units.target import Target, any_label, are_lists
+from embedkit.units.target import Target, any_label, are_lists, float_of
 from embedkit.units.units import Units, naming, split_column
 
 logger = logging.getLogger(__name__)
@@ -620,10 +620,7 @@ def _strata(records: Units, folds: int, sets: bool) -> Int64:
     needed = folds if folds > 1 else _HOLDOUT
     if counts.min() >= needed:
         return np.asarray(classes, np.int64)
-    try:
-        values = names.astype(np.float64)
-    except ValueError:
-        values = np.full(len(names), np.nan)
+    values = np.array([float_of(name) for name in names.tolist()])
     # the task is not known here: rare labels that are all numbers are taken for values of a
     # regression
     if len(names) > 2 and np.isfinite(values).all():

@@ -186,10 +186,7 @@ def nearest(
     if queries.ndim != 2 or queries.shape[1] != data.width:
         raise UsageError(f"queries of shape {queries.shape}: expected (n, {data.width}).")
     k = min(k, max(len(data), 1))
-    if whitening is not None:
-        queries = whitening.apply(queries)
-    if metric == "cosine":
-        queries = unit_rows(queries)
+    queries = prepared(queries, metric, whitening)
 
     # each task reads, selects and multiplies one row group; what it returns is k results for each
     # query, however large the group is
@@ -245,6 +242,13 @@ def rows_of(data: VectorData, block: Block, *, metric: str, whitening: Whitening
     # negated here once, as the heap keeps the smallest values. Vectors stay as they were stored:
     # the factor costs one number a row, unit vectors would cost a copy
     return Rows(vectors, -_inverse_norms(vectors) if cosine else -np.ones(len(vectors), np.float32))
+
+
+def prepared(vectors: Float32, metric: str, whitening: Whitening | None) -> Float32:
+    """Vectors as they are compared: whitened, of length 1 for cosines."""
+    if whitening is not None:
+        vectors = whitening.apply(vectors)
+    return np.ascontiguousarray(unit_rows(vectors) if metric == "cosine" else vectors)
 
 
 def unit_rows(vectors: Float32) -> Float32:
@@ -390,15 +394,13 @@ class Searcher(Reloaded):
             about |= {"chosen": self._chosen, "progress": progress}
             finder = partial(nearest, self.data, read=read, **about)
         self._find = finder
-        # 8 bytes a record: what a text is, without the text
-        self._keys = None if keep_duplicates else text_keys(self.data)
-        self._first: tuple[Int64, Int64] | None = None
-        if self._keys is not None:
-            # a repeated text is answered by its first record among those that are searched
-            every = np.arange(len(self.data))
-            among = every if self._chosen is None else every[self._chosen]
-            texts, first = np.unique(self._keys[among], return_index=True)
-            self._first = texts, among[first]
+        # 8 bytes a record: what a text is, without the text; or each record is a text of its own
+        every, self._keep_duplicates = np.arange(len(self.data)), keep_duplicates
+        self._keys = every if keep_duplicates else text_keys(self.data)
+        # a repeated text is answered by its first record among those that are searched
+        among = every if self._chosen is None else every[self._chosen]
+        texts, first = np.unique(self._keys[among], return_index=True)
+        self._first = texts, among[first]
         names = ("row", "id", "text", "text_pair", "label")
         self._columns = [name for name in names if name in self.data.columns]
         self._records: pa.Table | None = None
@@ -538,7 +540,7 @@ class Searcher(Reloaded):
         # the most that an index is asked for: beyond that exact search is faster
         limit = total if self._is_exact else min(total, max(k + 1, _MOST_OF_INDEX))
         # twice as many leave room for repeated texts; the 16 are for small k
-        depth = min(limit, k + bool(excluded) if self._keys is None else 2 * k + 16)
+        depth = min(limit, k + bool(excluded) if self._keep_duplicates else 2 * k + 16)
         kept: dict[int, dict[int, float]] = {}
         # queries that have too few distinct texts are asked again for four
         # times as many; all others are settled
@@ -565,25 +567,21 @@ class Searcher(Reloaded):
         self, scores: list[float], indices: list[int], excluded: int | None
     ) -> list[tuple[int, float]]:
         """Neighbours without the record ``excluded`` and without repeated texts."""
-        keys = self._keys
         # copies of the text that was asked with are no answers either
-        seen = set() if excluded is None or keys is None else {int(keys[excluded])}
+        seen = set() if excluded is None else {int(self._keys[excluded])}
+        texts, first = self._first
         distinct = []
         for score, index in zip(scores, indices, strict=True):
             # -1 stands where there are too few records
-            if index < 0 or index == excluded:
+            if index < 0:
                 continue
-            # with repeated texts allowed, every record has a key of its own
-            key = -1 - index if keys is None else int(keys[index])
+            key = int(self._keys[index])
             if key in seen:
                 continue
             seen.add(key)
-            if self._first is not None:
-                # of products of equal vectors, which may differ in their last digits, by where they
-                # stand in a matrix, another may be the largest
-                texts, first = self._first
-                index = int(first[np.searchsorted(texts, key)])
-            distinct.append((index, score))
+            # of products of equal vectors, which may differ in their last digits, by where they
+            # stand in a matrix, another may be the largest
+            distinct.append((int(first[np.searchsorted(texts, key)]), score))
         return distinct
 
 
@@ -656,9 +654,8 @@ def near_duplicates(
     # the first record of each text, for all that have it
     _, first, text = np.unique(text_keys(data)[chosen], return_index=True, return_inverse=True)
     first, vectors = first[text], data.reader.vectors_at(chosen)
-    if whitening is not None:
-        vectors = fit_whitening(data, whitening).apply(vectors)
-    unit = unit_rows(vectors)
+    fitted = None if whitening is None else fit_whitening(data, whitening)
+    unit = prepared(vectors, "cosine", fitted)
     rest = repeats = np.flatnonzero(first != np.arange(len(chosen)))
     # a text of other case, width or spaces, which the model may read, is no copy of the first one:
     # it is compared like all others, and the next of its kind are joined to it

@@ -30,7 +30,7 @@ from embedkit.errors import OVERWRITE, LockedError, MismatchError, OutputExistsE
 from embedkit.geometry import shared_neighbours
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.records import from_json, read_json, to_json
-from embedkit.search.exact import Finder, Neighbours, Whitening, fit_whitening, nearest, unit_rows
+from embedkit.search.exact import Finder, Neighbours, Whitening, fit_whitening, nearest, prepared
 from embedkit.storage import unreadable
 from embedkit.types import AnyPath, Bool, Float32, Progress, ProgressCallback, no_progress
 
@@ -164,7 +164,7 @@ def build_index(
             inside = kept[block.start : block.stop]
             # record numbers are ids, since held-out records come
             # last and places would not be theirs
-            vectors = _prepared(data.reader.vectors_of(block), metric, fitted)
+            vectors = prepared(data.reader.vectors_of(block), metric, fitted)
             index.add_with_ids(vectors[inside], np.arange(block.start, block.stop)[inside])
             progress(Progress("adding", block.stop, len(data), "records"))
         recall = None
@@ -172,7 +172,7 @@ def build_index(
         if count and len(data) - count >= RECALL_K:
             recall = _recall(index, data, kept, kind=kind, metric=metric, whitening=fitted)
         if count:
-            index.add_with_ids(_prepared(data.reader.vectors_at(held), metric, fitted), held)
+            index.add_with_ids(prepared(data.reader.vectors_at(held), metric, fitted), held)
         info = IndexInfo(
             fingerprint=data.manifest.fingerprint,
             kind=kind,
@@ -201,7 +201,7 @@ def _recall(
     depth = 4 * RECALL_K  # repeated texts are equally near
     scores, truth = nearest(data, queries, k=depth, metric=metric, whitening=whitening, chosen=kept)
     params = KINDS[kind].parameters(RECALL_K)
-    indices = index.search(_prepared(queries, metric, whitening), RECALL_K, params=params)[1]
+    indices = index.search(prepared(queries, metric, whitening), RECALL_K, params=params)[1]
     scores = -scores if metric == "euclid" else scores
     # ties: any record as near as the tenth counts as found, up to the rounding of float32
     edge = scores[:, RECALL_K - 1] - 1e-6 * np.abs(scores[:, 0])  # as near as the tenth
@@ -257,7 +257,7 @@ def _trained(
         progress(Progress("training", 0))
         size = min(len(data), max(_PER_LIST * index.nlist, _LEAST_SAMPLE))
         sample = np.sort(random.choice(len(data), size, replace=False))
-        index.train(_prepared(data.reader.vectors_at(sample), metric, fitted))
+        index.train(prepared(data.reader.vectors_at(sample), metric, fitted))
     # inverted files store ids themselves; the others need a table of them
     return index if hasattr(index, "nlist") else faiss.IndexIDMap(index)
 
@@ -324,7 +324,7 @@ def open_index(
         raise unreadable(file, error, advice=advice) from error
 
     def find(queries: Float32, k: int) -> Neighbours:
-        vectors = _prepared(np.asarray(queries, np.float32), metric, fitted)
+        vectors = prepared(np.asarray(queries, np.float32), metric, fitted)
         with faiss_with_threads(usable_cores()):
             # given to the search and not set on the index, which several threads may share
             scores, indices = index.search(vectors, k, params=KINDS[kind].parameters(k))
@@ -336,13 +336,6 @@ def open_index(
         return np.take_along_axis(scores, order, 1), np.take_along_axis(indices, order, 1)
 
     return find
-
-
-def _prepared(vectors: Float32, metric: str, whitening: Whitening | None) -> Float32:
-    """Vectors as they are added and compared: whitened, of length 1 for cosines."""
-    if whitening is not None:
-        vectors = whitening.apply(vectors)
-    return np.ascontiguousarray(unit_rows(vectors) if metric == "cosine" else vectors)
 
 
 def _folder(data: VectorData, kind: str, metric: str, whitening: str | None) -> Path:
