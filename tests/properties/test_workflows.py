@@ -25,9 +25,9 @@ import pytest
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.cli.main import cli
 from embedkit.errors import EXIT_REJECTS, EmbedkitError, ModelError
-from embedkit.runs.folder import read_run
 from embedkit.runs.run import FinetuneRun, TrainRun
 from tests.processes import ROOT, Done, command
+from tests.run_fixtures import run_of
 from tests.store_fixtures import tiny_model
 
 DOCS = ROOT / "docs"
@@ -156,8 +156,7 @@ def test_korean_film_reviews_on_a_stand_in(tmp_path: Path) -> None:
     for line in stand_in(block, less):
         done = command(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, (line, done.stderr)
-    run = read_run(tmp_path / "runs/finetuned")
-    assert isinstance(run, FinetuneRun)
+    run = run_of(tmp_path / "runs/finetuned", FinetuneRun)
     assert (run.records["folds"], run.records["test"], len(run.models)) == (12, 30, 1)
     (code,) = blocks("nsmc", "python")
     spoken = io.StringIO()
@@ -296,9 +295,7 @@ def test_the_first_run(tmp_path: Path, first_look: ModuleType, capfd: Any) -> No
     assert (tmp_path / "quickstart/report.html").is_file()
     # the rival is one: trained to its end, and about as good as the frozen vectors
     runs = tmp_path / "quickstart/runs"
-    tuned, frozen = read_run(runs / "finetuned"), read_run(runs / "frozen")
-    assert isinstance(tuned, FinetuneRun)
-    assert isinstance(frozen, TrainRun)
+    tuned, frozen = run_of(runs / "finetuned", FinetuneRun), run_of(runs / "frozen", TrainRun)
     assert tuned.is_trained
     scores = [run.scores["cross_validation"]["accuracy"] for run in (tuned, frozen)]
     assert scores[0].high > scores[1].value
