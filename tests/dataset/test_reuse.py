@@ -19,7 +19,7 @@ from embedkit.errors import EmbedkitError, MismatchError, OutputExistsError, Usa
 from embedkit.search.index import open_index
 from tests.finetune_fixtures import tuned, write_lines
 from tests.processes import command, invoke
-from tests.store_fixtures import manifest_of, run, tiny_model, tree, write_tsv
+from tests.store_fixtures import manifest_of, run, tiny_model, tree, write_reviews
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -278,15 +278,14 @@ def test_texts_that_are_there_cost_no_time(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_run_tells_that_its_dataset_is_another_one(tmp_path: Path) -> None:
-    rows = [(str(n), f"{['good', 'bad'][n % 2]} movie {n}", str(n % 2)) for n in range(40)]
-    corpus, out = write_tsv(tmp_path / "c.tsv", rows[:30]), tmp_path / "out"
+    corpus, out = write_reviews(tmp_path / "c.tsv", 30, rejected=False), tmp_path / "out"
     run(corpus, out)
     embedkit.train(out, out=tmp_path / "run", folds=2)
     embedkit.index(out, kind="flat")
     tuned(out, tmp_path / "tuned", epochs=1, folds=2)
     for name in ("run", "tuned"):
         assert "another one" not in invoke("info", tmp_path / name).output
-    write_tsv(corpus, rows)
+    write_reviews(corpus, rejected=False)
     run(corpus, out, reuse=out, overwrite=True)
     for name in ("run", "tuned"):
         assert "another one has its place now, of 40" in invoke("info", tmp_path / name).output
