@@ -65,6 +65,15 @@ def write_reviews(path: Path, count: int = 40, *, rejected: bool = True) -> Path
     return write_tsv(path, [*rows, ("99", "", "1")] if rejected else rows)
 
 
+def korean_reviews(count: int) -> list[str]:
+    """Lines of a file such as those of NSMC: films that are liked and films that are not."""
+    kinds = ("맛이 없", "정말 재미")
+    return [
+        "id\tdocument\tlabel",
+        *(f"{i}\t영화 {kinds[i % 2]}었다 {i}\t{i % 2}" for i in range(count)),
+    ]
+
+
 def build_tiny(folder: Path, *, pooler: bool = True, seed: int = 1) -> Path:
     """What ``save_pretrained`` writes for a BERT of 2 layers and width 16 with random weights."""
     import torch
