@@ -46,17 +46,9 @@ from embedkit.corpus.sources import Source
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import load_tokenizer, spelled_out
-from embedkit.errors import (
-    CorpusError,
-    DamagedError,
-    ModelError,
-    RecipeError,
-    StorageError,
-    UsageError,
-)
+from embedkit.errors import CorpusError, DamagedError, ModelError, RecipeError, StorageError
 from embedkit.finetuning import model
 from embedkit.pipeline import fetch, read_recipe
-from embedkit.remote import address_of
 from embedkit.storage import file_sums, path_inside, seal, without_secrets
 from tests.conftest import Files
 from tests.encoding.test_checkpoint import write_modules
@@ -180,15 +172,6 @@ def test_a_copy_is_readable_by_its_owner_alone(
     (copy,) = (tmp_path / "cache" / "embedkit").iterdir()
     assert copy.stat().st_mode & 0o077 == 0
     assert "hunter2" not in str(list(copy.rglob("*")))
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["file:///etc/passwd", "none://x", "ftp://h/x", "local://x", "s3://b/x::file:///etc/passwd"],
-)
-def test_only_documented_protocols(address: str) -> None:
-    with pytest.raises(UsageError, match="expected a path, or an address"):
-        address_of(address)
 
 
 # what JSON says, and names of code
