@@ -157,6 +157,25 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[Call]
 
 
 @pytest.fixture
+def once_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[Any, str, Callable[[], object]], None]:
+    """Does something right before the next call of a function, as another process would."""
+
+    def plan(owner: Any, name: str, meanwhile: Callable[[], object]) -> None:
+        real = getattr(owner, name)
+
+        def call(*arguments: Any, **settings: Any) -> Any:
+            monkeypatch.setattr(owner, name, real)
+            meanwhile()
+            return real(*arguments, **settings)
+
+        monkeypatch.setattr(owner, name, call)
+
+    return plan
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     """Writes small corpora and reads them back."""
     return Folder(tmp_path)

@@ -40,13 +40,12 @@ os.environ["OMP_NUM_THREADS"] = "1"  # a child waits forever for the threads of 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import safetensors.torch
-import torch
 from transformers import PreTrainedTokenizerBase
 
 import embedkit
 from embedkit.errors import EmbedkitError
 from tests.processes import command, in_children
-from tests.store_fixtures import quickly, tiny_model, write_reviews
+from tests.store_fixtures import ending, quickly, write_reviews
 
 ERRORS = ("EIO", "ENOSPC")
 GROWING = ("open", "write", "mkdir", "link", "symlink", "save_file", "save_pretrained")
@@ -250,10 +249,8 @@ SAME = (".parquet", ".safetensors", ".skops", ".faiss")
 
 def _call(line: str, folder: Path, disk: Disk) -> dict[str, Any]:
     """Run a command in this process; how it ended."""
-    torch.set_num_threads(1)  # the threads of the parent do not live in a child
     Disk.active = disk
-    done = command(*line.format(model=tiny_model()).split(), cwd=folder)
-    return {"code": done.returncode, "error": done.stderr[-500:]}
+    return ending(line, folder)
 
 
 def prepare(folder: Path) -> None:

@@ -18,9 +18,10 @@ from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.run import finetune
 from embedkit.predict import Predictor
-from embedkit.runs.folder import RunResult, read_run
+from embedkit.runs.folder import RunResult
 from embedkit.runs.run import FinetuneRun
 from tests.models import TEXTS
+from tests.run_fixtures import run_of
 from tests.store_fixtures import tiny_model
 
 N = 60
@@ -72,9 +73,7 @@ def corpus_of(
 
 
 def finetuned(run: Path) -> FinetuneRun:
-    content = read_run(run)
-    assert isinstance(content, FinetuneRun)
-    return content
+    return run_of(run, FinetuneRun)
 
 
 def tuned(corpus: Any, out: Path, **settings: Any) -> RunResult[FinetuneRun]:

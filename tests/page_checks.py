@@ -14,7 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from embedkit.comparison.report import write_report
+from embedkit.comparison.table import Compared
+
 READY = "body[data-ready=yes]"
+
+
+def page_of(compared: Compared, file: Path, **settings: Any) -> str:
+    """What the report of a comparison says, without the places where a line may be divided."""
+    write_report(compared, file, **settings)
+    return file.read_text("utf-8").replace("<wbr>", "")
 
 
 def block(file: Path, name: str) -> bytes:

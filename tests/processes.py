@@ -60,6 +60,13 @@ def command(
     return Done(typed, ended.value.code, *printed)
 
 
+def succeed(*arguments: str | Path, cwd: Path) -> Done:
+    """As :func:`command`, where the exit code has to be 0."""
+    done = command(*arguments, cwd=cwd)
+    assert done.returncode == 0, (arguments, done.stderr)
+    return done
+
+
 @contextmanager
 def logging_as_before() -> Iterator[None]:
     """Undo what a command sets for its process, such as ``--quiet``."""

@@ -26,14 +26,12 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # a child waits forever for the threads of its parent
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-import torch
-
 import embedkit
 from embedkit.dataset.parquet import read_table
 from embedkit.errors import EmbedkitError
 from embedkit.verification import verify
-from tests.processes import command, in_children
-from tests.store_fixtures import quickly, tiny_model, write_reviews, write_tsv
+from tests.processes import in_children
+from tests.store_fixtures import ending, quickly, write_reviews, write_tsv
 
 EXTRACT = "extract corpus.tsv --model {model}"
 REUSE = "--model {model} --out data --overwrite --reuse data"
@@ -98,12 +96,10 @@ def prepare(folder: Path) -> None:
         assert ended["code"] in DONE, ended
 
 
-def call(line: str, folder: Path, delay: float = 0.0) -> dict[str, Any]:
+def call(line: str, folder: Path, delay: float) -> dict[str, Any]:
     """Run a command in this process after a delay; how it ended."""
-    torch.set_num_threads(1)  # the threads of the parent do not live in a child
     time.sleep(delay)
-    done = command(*line.format(model=tiny_model()).split(), cwd=folder)
-    return {"code": done.returncode, "error": done.stderr[-500:]}
+    return ending(line, folder)
 
 
 def together(lines: Sequence[str], folder: Path, delays: Sequence[float]) -> list[dict[str, Any]]:

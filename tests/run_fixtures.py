@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,13 +17,14 @@ from embedkit.classifiers.train import side_by_side
 from embedkit.classifiers.train import train as train_tuned
 from embedkit.dataset.format import Names
 from embedkit.dataset.settings import ModelRecord
-from embedkit.runs.folder import RunResult, write_run
+from embedkit.runs.folder import RunResult, read_run, write_run
 from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import metrics_for
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import (
     Cost,
     DatasetContent,
+    FinetuneRun,
     PredictionRun,
     ProbeRun,
     ReportedScore,
@@ -36,11 +37,19 @@ from embedkit.units.target import Target
 from embedkit.units.units import Units
 
 SOURCE = ("ab" * 32,)
+Run = TypeVar("Run", FinetuneRun, ProbeRun, TrainRun)
 
 
 def train(dataset: Any, *, tune: bool = False, **options: Any) -> RunResult[TrainRun]:
     """``embedkit.train`` for tests whose subject is not how hyperparameters are chosen."""
     return train_tuned(dataset, tune=tune, **options)
+
+
+def run_of(folder: Path, kind: type[Run]) -> Run:
+    """What is recorded of a run, which has to be of this kind."""
+    content = read_run(folder)
+    assert isinstance(content, kind)
+    return content
 
 
 def one_by_one(tasks: Any, **_: Any) -> list[Any]:

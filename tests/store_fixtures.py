@@ -21,6 +21,7 @@ from embedkit.dataset.extract import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder, choose_precision
 from embedkit.encoding.tokenizer import choose_max_length
 from embedkit.types import Progress
+from tests.processes import command
 
 _VOCABULARY = """
 배 ##를 ##가 타 ##고 여행 ##을 간다 영화 정말 재미 ##있 ##었다 추석 ##에 먹 ##은 맛 the movie was
@@ -63,6 +64,15 @@ def write_reviews(path: Path, count: int = 40, *, rejected: bool = True) -> Path
         for i in range(count)
     ]
     return write_tsv(path, [*rows, ("99", "", "1")] if rejected else rows)
+
+
+def korean_reviews(count: int) -> list[str]:
+    """Lines of a file such as those of NSMC: films that are liked and films that are not."""
+    kinds = ("맛이 없", "정말 재미")
+    return [
+        "id\tdocument\tlabel",
+        *(f"{i}\t영화 {kinds[i % 2]}었다 {i}\t{i % 2}" for i in range(count)),
+    ]
 
 
 def build_tiny(folder: Path, *, pooler: bool = True, seed: int = 1) -> Path:
@@ -140,6 +150,15 @@ def quickly() -> Iterator[None]:
         patch.setattr(Encoder, "__init__", begin_quickly)
         load_quickly(str(tiny_model()))
         yield
+
+
+def ending(line: str, folder: Path) -> dict[str, Any]:
+    """How a command ends that is typed in a forked child; ``{model}`` is the tiny one."""
+    import torch
+
+    torch.set_num_threads(1)  # the threads of the parent do not live in a child
+    done = command(*line.format(model=tiny_model()).split(), cwd=folder)
+    return {"code": done.returncode, "error": done.stderr[-500:]}
 
 
 def flip(file: Path, at: float = 0.5, bit: int = 0) -> None:

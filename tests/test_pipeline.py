@@ -25,7 +25,7 @@ from embedkit.runs.run import PredictionRun
 from embedkit.storage import seal
 from tests.finetune_fixtures import corpus_of, write_lines
 from tests.processes import ROOT, command, fresh, program
-from tests.store_fixtures import tiny_model
+from tests.store_fixtures import korean_reviews, tiny_model
 
 RECIPE = """\
 [set]
@@ -370,12 +370,7 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     }
 
 
-NSMC = "\n".join(
-    [
-        "id\tdocument\tlabel",
-        *(f"{i}\t영화 {'정말 재미' if i % 2 else '맛이 없'}었다 {i}\t{i % 2}" for i in range(80)),
-    ]
-).encode()
+NSMC = "\n".join(korean_reviews(80)).encode()
 
 
 @pytest.mark.parametrize(

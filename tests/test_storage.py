@@ -38,19 +38,16 @@ from tests.processes import environment
 
 @pytest.mark.parametrize(("module", "call"), [(fcntl, "flock"), (os, "replace")])
 def test_writers_of_one_file_do_not_meet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, call: str
+    tmp_path: Path, once_before: Any, module: Any, call: str
 ) -> None:
     """A second one comes before the first has locked, or renamed, its temporary file."""
-    real = getattr(module, call)
 
-    def late(*arguments: Any) -> None:
-        monkeypatch.setattr(module, call, real)
+    def second() -> None:
         (tmp_path / ".x.0123.partial").write_bytes(b"of a killed one")
         storage.write_durably(tmp_path / "x", b"second")
         assert (tmp_path / "x").read_bytes() == b"second"
-        real(*arguments)
 
-    monkeypatch.setattr(module, call, late)
+    once_before(module, call, second)
     storage.write_durably(tmp_path / "x", b"first")
     assert (tmp_path / "x").read_bytes() == b"first"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
@@ -145,18 +142,10 @@ def test_one_process_holds_a_folder_until_it_is_killed(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_renamed_by_its_holder_is_not_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_renamed_by_its_holder_is_not_ours(tmp_path: Path, once_before: Any) -> None:
     folder = tmp_path / "out.incomplete"
     folder.mkdir()
-    real = fcntl.flock
-
-    def late(descriptor: int, how: int) -> None:
-        folder.rename(tmp_path / "out")
-        real(descriptor, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
+    once_before(fcntl, "flock", lambda: folder.rename(tmp_path / "out"))
     with pytest.raises(LockedError, match="another process"):
         storage.exclusive(folder).__enter__()
 

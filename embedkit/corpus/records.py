@@ -54,7 +54,9 @@ _COMPARED_IDS = 1_000_000
 
 # three kinds of end: a stop with its closing marks before white space; a full stop of Chinese or
 # Japanese; a line end with the space around it
-_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|(?:[。｡！？]|[‼⁉]\ufe0f?)+[」｣』”’）)］\]】〕》〉]*|\s*\n\s*")
+_END = re.compile(
+    r"[.!?…]+[\"'”’»)\]]*(?=\s)|(?:[。｡！？]|[‼⁉]\ufe0f?)+[」｣』”’）)］\]】〕》〉]*|\s*\n\s*"
+)
 _UNSURE = ".!?…"  # after which a sentence may go on
 # initials ("J.", "e.g.", "U.S.") and titles, only as words of their own
 _SHORT = re.compile(

@@ -491,7 +491,9 @@ class Encoder(Reloaded):
         if Pooling.POOLER in kinds and not self.has_pooler:
             raise ModelError(f"{name} has no pooler weights. Use mean.", pooling="pooler")
         if Pooling.CLS in kinds and self.is_causal:
-            raise ModelError(f"the first token of {name} sees itself only. Use mean.", pooling="cls")
+            raise ModelError(
+                f"the first token of {name} sees itself only. Use mean.", pooling="cls"
+            )
         if not kinds <= self.poolers.keys():
             self.checkpoint.own_view(last_layer=True)  # raises the reason
 

@@ -37,7 +37,7 @@ from embedkit.units.units import Units
 from tests.comparison.test_report import corpus_of
 from tests.processes import invoke
 from tests.properties.test_simulation import most
-from tests.run_fixtures import edit_run, one_by_one
+from tests.run_fixtures import edit_run, one_by_one, run_of
 from tests.store_fixtures import extract_tiny
 
 
@@ -58,9 +58,7 @@ def run(data: Path) -> Path:
 
 
 def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, run: Path, tmp_path: Path) -> None:
-    together = read_run(run)
-    assert isinstance(together, ProbeRun)
-    first, view = together.view_scores
+    first, view = run_of(run, ProbeRun).view_scores
     assert first.name == "mean_0"
     (alone,) = probe(data, out=tmp_path / "p", view="cls_2", **CURVE).content.view_scores
     assert (view.name, view.score, view.control) == ("cls_2", alone.score, alone.control)
@@ -91,8 +89,7 @@ def test_every_fit_is_on_training_records(
 
 def test_a_curve_ends_at_the_score_of_the_view(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "p"))
-    content = read_run(copy)
-    assert isinstance(content, ProbeRun)
+    content = run_of(copy, ProbeRun)
     for view in content.view_scores:
         *few, last = (point for _, point in view.curve)
         assert (last.value, last.low, last.high) == pytest.approx(

@@ -26,7 +26,7 @@ from embedkit.cli.text import fitted, say, table_text
 from embedkit.dataset import extract as estimate_module
 from embedkit.types import Progress, ProgressCallback, no_progress
 from tests.finetune_fixtures import corpus_of
-from tests.processes import ROOT, command
+from tests.processes import ROOT, command, succeed
 from tests.store_fixtures import extract_tiny, tiny_model
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\x7f"
@@ -168,7 +168,7 @@ def test_answers_come_first_and_fit_a_screen(tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(ROOT / "data")
     reviews = "extract data/reviews_en.tsv --layers all --pooling cls,mean --out v"
     for line in (reviews, "extract data/homonyms.tsv --layers all --words --out w"):
-        assert command(*line.split(), cwd=tmp_path).returncode == 0
+        succeed(*line.split(), cwd=tmp_path)
     for line, answer in ANSWERS.items():
         done = command(*shlex.split(line), cwd=tmp_path, columns=80)
         assert done.returncode == 0, (line, done.stderr)
@@ -220,8 +220,7 @@ def test_progress_is_reported(
     monkeypatch.setattr(estimate_module, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr("embedkit.corpus.records._REPORTED", 1)
     model = ["--model", str(tiny_model())] if typed.startswith("extract") else []
-    done = command(*typed.split(), *model, cwd=place)
-    assert done.returncode == 0, done.stderr
+    succeed(*typed.split(), *model, cwd=place)
     last = {state.stage: (state.done, state.total) for state in seen}
     assert {name: last[name] for name in stages} == stages
 

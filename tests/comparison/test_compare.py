@@ -16,7 +16,6 @@ from embedkit.cli.compare import comparison_text
 from embedkit.comparison import blend as blending
 from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.load import read_runs
-from embedkit.comparison.report import write_report
 from embedkit.comparison.table import Compared, compare, judge
 from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.prediction_files import parse_submission
@@ -25,6 +24,7 @@ from embedkit.runs.metrics import Threshold, best_threshold
 from embedkit.runs.run import TestSetContent
 from embedkit.runs.scores import reported_scores
 from embedkit.storage import seal
+from tests.page_checks import page_of
 from tests.processes import invoke
 from tests.run_fixtures import edit_run, random_runs, scores_of, write_fake_run, write_fake_runs
 
@@ -444,8 +444,7 @@ def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:
     outputs = [np.zeros(40), y + 0.1 * np.sign(y)]
     paths = write_fake_runs(tmp_path, ["flat", "good"], y, outputs, classes=())
     found = compare(paths, metric="spearman")
-    write_report(found, tmp_path / "page.html")
-    assert ">nan" not in (tmp_path / "page.html").read_text("utf-8").lower()
+    assert ">nan" not in page_of(found, tmp_path / "page.html").lower()
     assert found.rows[-1].name == "flat"
     assert np.isnan(found.rows[-1].scores["spearman"].value)
     assert "nan" not in comparison_text(found)

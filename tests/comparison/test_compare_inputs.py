@@ -22,6 +22,7 @@ from embedkit.runs.folder import read_run
 from embedkit.runs.split import split
 from tests.finetune_fixtures import corpus_of, tuned
 from tests.models import slow
+from tests.page_checks import page_of
 from tests.processes import command
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
@@ -56,9 +57,7 @@ def test_every_setting_that_differs_is_named(folder: Path, tmp_path: Path) -> No
     assert named["max_length"] == {"12": both, "24": alone}
     assert named["on_long"] == {"window": both, "truncate": alone}
     assert list(named["model"].values()) == [both, alone]
-    write_report(found, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text("utf-8").replace("<wbr>", "")
-    for text in (page, comparison_text(found)):
+    for text in (page_of(found, tmp_path / "report.html"), comparison_text(found)):
         assert "different input: max_length is 12 (vectors, same); 24 (other)." in text
 
 

@@ -17,7 +17,7 @@ import embedkit
 from embedkit.comparison import recommendation
 from embedkit.comparison.cases import MOST_SUSPICIONS, cases_of, confused_pairs, label_suspicions
 from embedkit.comparison.recommendation import Recommendation, notices, recommend, run_notices
-from embedkit.comparison.report import charts_of, write_report
+from embedkit.comparison.report import charts_of
 from embedkit.comparison.table import Compared, compare, records_to_decide
 from embedkit.drawing import Scene, text_width
 from embedkit.errors import MismatchError, UsageError
@@ -28,6 +28,7 @@ from embedkit.runs.predictions import Predictions, confidence_of
 from embedkit.runs.run import TestSetContent
 from embedkit.storage import seal
 from embedkit.units.target import Target
+from tests.page_checks import page_of
 from tests.processes import invoke
 from tests.run_fixtures import (
     edit_run,
@@ -179,8 +180,7 @@ def test_what_fails_on_the_test_set_is_not_recommended(tmp_path: Path) -> None:
     assert fails.blend_to_use().name == "robust"
     blend = next(one for one in advice.decisions if one.question == "Blend")
     assert (blend.answer, blend.why) == ("no", "fails on the test set")
-    write_report(fails, tmp_path / "r.html")
-    assert "It has ruled out sharp" in (tmp_path / "r.html").read_text("utf-8")
+    assert "It has ruled out sharp" in page_of(fails, tmp_path / "r.html")
     # a method may remember texts that it was trained on, and be ahead by as many
     seen = TestSetContent(source=("t",), rejected=0, seen_texts=90)
     memory = [{"sharp": 0.9, "robust": 0.75}, {"sharp": 0.5, "robust": 0.94}]
@@ -303,8 +303,8 @@ def test_nothing_is_better_than_the_majority(tmp_path: Path) -> None:
     assert "majority class" in advice.title
     assert "noise" in advice.reason
     # of few records a bin tells nothing, in which errors on both sides cancel out
-    write_report(compare(predicting(tmp_path / "few", {"noise": 0.5}, n=80)), tmp_path / "r.html")
-    assert "too few records to tell" in (tmp_path / "r.html").read_text("utf-8")
+    few = compare(predicting(tmp_path / "few", {"noise": 0.5}, n=80))
+    assert "too few records to tell" in page_of(few, tmp_path / "r.html")
     # by the metric alone: weights and thresholds may make probabilities worse
     better = compare(predicting(tmp_path, {"sharp": 0.62}))
     sharp, guess = (better.row(name).scores["log_loss"] for name in ("sharp", "majority"))

@@ -24,7 +24,7 @@ from embedkit.pages import shown
 from embedkit.runs.metrics import interval_text, metric_name, metric_text
 from embedkit.runs.split import split
 from tests.finetune_fixtures import tuned, write_lines
-from tests.page_checks import json_block
+from tests.page_checks import json_block, page_of
 from tests.run_fixtures import edit_run, random_runs, train
 from tests.store_fixtures import extract_tiny
 
@@ -128,8 +128,7 @@ def test_no_page_names_a_folder_of_this_machine(
         edit_run(
             run, command=f"embedkit train {shared}/data --split={shared}/s.parquet --out {run}"
         )
-    write_report(compare(runs), tmp_path / "r.html", texts=shared / "data")
-    html = (tmp_path / "r.html").read_text("utf-8").replace("<wbr>", "")
+    html = page_of(compare(runs), tmp_path / "r.html", texts=shared / "data")
     assert "embedkit train" in html
     for text in (html, json.dumps(json_block(tmp_path / "r.html", "data"))):
         assert str(shared.parent) not in text
@@ -226,9 +225,7 @@ def test_a_command_is_shown_without_folders_and_can_be_typed() -> None:
 
 def test_texts_are_left_out_when_the_dataset_is_not_the_one(shared: Path, tmp_path: Path) -> None:
     runs = [shutil.copytree(p, tmp_path / "runs" / p.name) for p in runs_of(shared)[:2]]
-    write_report(compare(runs), tmp_path / "r.html")
-    html = (tmp_path / "r.html").read_text("utf-8")
-    assert "The texts are left out" in html
+    assert "The texts are left out" in page_of(compare(runs), tmp_path / "r.html")
     assert set(json_block(tmp_path / "r.html", "data")["texts"]) == {None}
     for given in (shared / "data", shared / "corpus.tsv"):
         write_report(compare(runs), tmp_path / "r.html", texts=given, overwrite=True)
@@ -255,11 +252,10 @@ def test_other_texts_are_refused(shared: Path, tmp_path: Path) -> None:
 def test_labels_and_names_are_text_too(tmp_path: Path) -> None:
     labels = ("<b>$x$</b>", "_y&amp;")
     paths, *_ = random_runs(tmp_path, ["_<i>run$1$", "other"], n=40, labels=labels)
-    write_report(compare(paths), tmp_path / "r.html")
-    html = (tmp_path / "r.html").read_text("utf-8")
-    assert not [tag for tag, _ in Seen(html).tags if tag in ("b", "i")]
-    assert "_<i>run$1$" in Seen(html).text
-    assert "<b>$x$</b>" in Seen(html).text
+    seen = Seen(page_of(compare(paths), tmp_path / "r.html"))
+    assert not [tag for tag, _ in seen.tags if tag in ("b", "i")]
+    assert "_<i>run$1$" in seen.text
+    assert "<b>$x$</b>" in seen.text
 
 
 @pytest.mark.parametrize("kind", ["pdf", "svg"])
@@ -297,8 +293,7 @@ def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
         content = json.loads((path / "run.json").read_text("utf-8"))
         split = {**content["split"], "source": source}
         edit_run(path, split=split, dataset={**content["dataset"], **about})
-    write_report(compare(paths), tmp_path / "r.html")
-    text = Seen((tmp_path / "r.html").read_text("utf-8")).text
+    text = Seen(page_of(compare(paths), tmp_path / "r.html")).text
     assert "Texts from column 'b', 'c' of c.dat" in text
     for found in json_block(tmp_path / "r.html", "data")["texts"]:
         assert re.fullmatch(r"first (\d+)\nsecond \1 x{1900,} … \(\+3,\d\d\d\)", found)

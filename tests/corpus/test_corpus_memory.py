@@ -174,9 +174,14 @@ def test_files_at_addresses(
         run(address, tmp_path / f"{number}")
         assert tree(tmp_path / f"{number}" / "sentences") == tree(tmp_path / "whole" / "sentences")
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    others = file.as_uri(), "none://a/b", "simplecache::s3://bucket/c.tsv", f"{server}::file://x"
-    for address in (f"{server}/none.tsv", "memory://none", "s3://bucket/c.tsv", *others):
+    absent = [f"{server}/none.tsv", "memory://none", "s3://bucket/c.tsv"]
+    for address in (*absent, "simplecache::s3://bucket/c.tsv"):
         with pytest.raises(UsageError, match=address[:7]), input_files(address):
+            pass
+    undocumented = [file.as_uri(), "none://a/b", "ftp://h/x", "local://x"]
+    for address in (*undocumented, f"{server}::file://x", "s3://b/x::file:///etc/x"):
+        expected = f"{address[:6]}.*: expected a path, or an address"
+        with pytest.raises(UsageError, match=expected), input_files(address):
             pass
 
 

@@ -64,6 +64,7 @@ def test_a_host_that_does_not_answer() -> None:
 
 
 def test_a_change_is_noticed(folder: Folder) -> None:
+    """Also one in place that keeps size and time."""
     file = InputFile.of(folder.write("text\na\n"))
     file.check_unchanged()
     known = replace(file, sha256=file_sha256(file.path))
@@ -72,6 +73,12 @@ def test_a_change_is_noticed(folder: Folder) -> None:
     os.utime(file.path, ns=(0, file.state[1] + 1))
     with pytest.raises(CorpusError, match=r"corpus\.tsv"):
         file.check_unchanged()
+    file.path.write_text("text\nb\n")
+    os.utime(file.path, ns=(file.state[1], file.state[1]))
+    assert InputFile.of(file.path).state[1] == file.state[1]
+    for before in (file, known):
+        with pytest.raises(CorpusError, match=r"corpus\.tsv"):
+            before.check_unchanged()
 
 
 def test_several_files_are_one_corpus(folder: Folder) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import re
 import shutil
@@ -30,6 +29,7 @@ from embedkit.storage import check_files, file_sums, seal
 from embedkit.verification import verify
 from tests.finetune_fixtures import corpus_of
 from tests.flips import flip as flip_bits
+from tests.models import state
 from tests.processes import command, invoke
 from tests.store_fixtures import (
     N_ACCEPTED,
@@ -71,9 +71,9 @@ def test_a_shard_of_another_model_is_refused(made: Path, out: Path, tmp_path: Pa
     """Whether it has been there, or gets the name of the shard while the dataset is open."""
     settings = SETTINGS | {"model": str(tiny_model(seed=2))}
     other = run(made.with_name("c.tsv"), tmp_path / "other", **settings).out
-    content = manifest_of(out)  # of this other dataset, shards often have the same size
-    content["files"][PART]["bytes"] = (other / PART).stat().st_size
-    (out / "_embedkit/manifest.json").write_text(json.dumps(content), "utf-8")
+    files = manifest_of(out)["files"]  # of this other dataset, shards often have the same size
+    files[PART]["bytes"] = (other / PART).stat().st_size
+    state(out / "_embedkit/manifest.json", files=files)
     _sealed(out)
     data: Any = embedkit.load(made)
     blocks = data.reader.blocks  # opens each shard once
@@ -227,9 +227,8 @@ def _sealed(out: Path) -> None:
     [({"accepted": 9}, "accepted"), ({"rejected": 4}, "rejected"), ({"records": 14}, "records")],
 )
 def test_counts_that_do_not_add_up(out: Path, change: dict[str, int], problem: str) -> None:
-    content = manifest_of(out)
-    content["totals"].update(change)
-    (out / "_embedkit/manifest.json").write_text(json.dumps(content), "utf-8")
+    totals = manifest_of(out)["totals"] | change
+    state(out / "_embedkit/manifest.json", totals=totals)
     assert "manifest.json is damaged" in verify(out).problems[0]
     _sealed(out)
     assert any(problem in p for p in verify(out).problems)

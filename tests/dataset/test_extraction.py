@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import embedkit
 from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, OutputExistsError, UsageError
+from tests.finetune_fixtures import write_lines
 from tests.processes import invoke
 from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, run, tiny_model, tree, write_tsv
 
@@ -53,8 +54,8 @@ def fields(out: Path, folder: str = "sentences") -> list[tuple[str, pa.DataType,
 
 
 def test_pairs_have_a_second_text_and_segments(tmp_path: Path) -> None:
-    corpus = tmp_path / "pairs.tsv"
-    corpus.write_text("a\tb\nthe movie\twas good\n배를 타고\ta bus\nhome\t\n", "utf-8")
+    pairs = ("the movie\twas good", "배를 타고\ta bus", "home\t")
+    corpus = write_lines(tmp_path / "pairs.tsv", "a\tb", *pairs)
     result = run(corpus, tmp_path / "out", text="a", text_pair="b", tokens=True, words="mean")
     assert result.manifest.totals.rejected_by_reason == {"empty_text_pair": 1}
     assert [f[0] for f in fields(tmp_path / "out")][:4] == ["row", "id", "text", "text_pair"]
@@ -81,8 +82,7 @@ def test_texts_can_be_left_out(corpus: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["row", "mean_2"])
 def test_a_kept_column_may_not_hide_one_of_embedkit(tmp_path: Path, name: str) -> None:
-    corpus = tmp_path / "corpus.tsv"
-    corpus.write_text(f"document\t{name}\nthe movie\tx\n", "utf-8")
+    corpus = write_lines(tmp_path / "corpus.tsv", f"document\t{name}", "the movie\tx")
     with pytest.raises(UsageError, match="keep"):
         run(corpus, tmp_path / "out", text="document", keep=[name])
     assert not list(tmp_path.glob("out*"))
@@ -90,9 +90,8 @@ def test_a_kept_column_may_not_hide_one_of_embedkit(tmp_path: Path, name: str) -
 
 def test_kept_columns_of_any_name_are_kept_with_their_nulls(tmp_path: Path) -> None:
     names = ["token", "a.b", "열 이름", 'quo"te', "word", "layer_1", "element"]
-    corpus = tmp_path / "corpus.jsonl"
     rows = [{"text": "good", **dict.fromkeys(names, "x")}, {"text": "bad"}]
-    corpus.write_text("\n".join(json.dumps(r) for r in rows), "utf-8")
+    corpus = write_lines(tmp_path / "corpus.jsonl", *map(json.dumps, rows))
     run(corpus, tmp_path / "out", keep=names, tokens=True, words="mean")
     table = table_of(tmp_path / "out")
     for name in names:
@@ -359,9 +358,8 @@ def test_where_the_output_goes(
 
 
 def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:
-    corpus = tmp_path / "c.jsonl"
-    corpus.write_text('{"text": "a", "label": "1"}\n{"text": "bus", "label": null}\n', "utf-8")
-    data = embedkit.load(run(corpus, tmp_path / "out").out)
+    records = [{"text": "a", "label": "1"}, {"text": "bus", "label": None}]
+    data = embedkit.load(run(records, tmp_path / "out").out)
     assert data.labels.tolist() == ["1", ""]
     np.testing.assert_equal([batch["y"] for batch in data.iter_batches()], [np.array([1, np.nan])])
     assert data.column("label") == ["1", None]

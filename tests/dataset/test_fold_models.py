@@ -21,7 +21,7 @@ from embedkit.errors import DamagedError, MismatchError, ModelError, UsageError
 from embedkit.runs.split import read_split, split
 from embedkit.storage import file_sha256, file_sums, seal, write_sums
 from tests.finetune_fixtures import check_test_set, corpus_of, tuned, write_lines
-from tests.processes import command
+from tests.processes import succeed
 from tests.run_fixtures import train
 
 VIEWS = ("mean_1", "cls_2")
@@ -249,6 +249,5 @@ def test_what_cannot_be_used(shared: Path, tmp_path: Path) -> None:
         damage()
         with pytest.raises(DamagedError, match=r"records\.parquet"):
             vectors(corpus, tmp_path / "no", run)
-    done = command("extract", corpus, "--model", shared / "run", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("extract", corpus, "--model", shared / "run", "--dry-run", cwd=tmp_path)
     assert not (tmp_path / "c.vectors").exists()

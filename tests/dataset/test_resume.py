@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,12 +31,7 @@ SMALL = {"shard_rows": 5, "words": "mean", "tokens": True}
 """Two shards of three files each, one with few rows."""
 
 
-class Crash(BaseException):
-    """The power goes out."""
-
-
-def stop(*_: Any, **__: Any) -> None:
-    raise Crash
+CRASH = Mock(side_effect=KeyboardInterrupt)
 
 
 @pytest.fixture
@@ -143,8 +139,8 @@ def test_a_job_without_a_shard_binds_nobody(corpus: Path, tmp_path: Path) -> Non
 
     for name in ("out", "other"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(JobFolder, "commit", stop)
-            with pytest.raises(Crash):
+            patch.setattr(JobFolder, "commit", CRASH)
+            with pytest.raises(KeyboardInterrupt):
                 run(corpus, tmp_path / name)
     mine = tmp_path / "other.incomplete/sentences/mine.txt"
     mine.touch()
@@ -276,8 +272,8 @@ def test_a_damaged_shard_is_made_again(
     corpus: Path, tmp_path: Path, golden: dict[str, bytes], folder: str, damage: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JobFolder, "finish", stop)
-        with pytest.raises(Crash):
+        patch.setattr(JobFolder, "finish", CRASH)
+        with pytest.raises(KeyboardInterrupt):
             run(corpus, tmp_path / "out", **SMALL)
     part = tmp_path / "out.incomplete" / folder / "part-00000000.parquet"
     if damage == "delete":

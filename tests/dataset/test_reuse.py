@@ -14,12 +14,12 @@ import pytest
 
 import embedkit
 from embedkit.dataset import extract as extract_module
-from embedkit.dataset.shards import ExtractPlan, Shard, ShardMaker
+from embedkit.dataset.shards import ExtractPlan, ShardMaker
 from embedkit.errors import EmbedkitError, MismatchError, OutputExistsError, UsageError
 from embedkit.search.index import open_index
 from tests.finetune_fixtures import tuned, write_lines
 from tests.processes import command, invoke
-from tests.store_fixtures import manifest_of, run, tiny_model, tree, write_tsv
+from tests.store_fixtures import manifest_of, run, tiny_model, tree, write_reviews
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -81,22 +81,14 @@ def check_fresh(out: Path, corpus: Any, **options: Any) -> None:
     assert tree(out) == tree(out.with_name("fresh"))
 
 
-@pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of the texts that the model got."""
-    numbers, genuine = list[int](), ShardMaker.start
-
-    def counted(self: ShardMaker, shard: Shard, *arguments: Any) -> Any:
-        numbers.append(len(shard.texts))
-        return genuine(self, shard, *arguments)
-
-    monkeypatch.setattr(ShardMaker, "start", counted)
-    return numbers
+def encoded(starts: Sequence[Any]) -> int:
+    """Number of the texts that the model got in some calls of ``ShardMaker.start``."""
+    return sum(len(call.arguments[1].texts) for call in starts)
 
 
 @pytest.mark.parametrize("change", changes(OLD))
 def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
-    tmp_path: Path, change: str, encoded: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, change: str, calls_of: Any
 ) -> None:
     """Only new texts are tokenized and encoded; ids are labels too."""
     corpus, out = tsv(tmp_path / "c.tsv", OLD), tmp_path / "out"
@@ -106,17 +98,10 @@ def test_a_changed_corpus_has_the_bytes_of_a_fresh_extraction(
     if change != "the same":
         with pytest.raises(OutputExistsError, match="reuse="):
             run(corpus, out, **options)
-    encoded.clear()
-    tokenized, genuine = list[int](), ExtractPlan.tokenized
-
-    def counted(plan: ExtractPlan, records: Sequence[Any], tokenizer: Any) -> Any:
-        tokenized.append(len(records))
-        return genuine(plan, records, tokenizer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ExtractPlan, "tokenized", counted)
-        run(corpus, out, reuse=out, overwrite=True, **options)
-    assert sum(encoded) == sum(tokenized) == NEW_TEXTS.get(change, 0)
+    starts, tokenized = calls_of(ShardMaker, "start"), calls_of(ExtractPlan, "tokenized")
+    run(corpus, out, reuse=out, overwrite=True, **options)
+    texts = sum(len(call.arguments[1]) for call in tokenized)
+    assert encoded(starts) == texts == NEW_TEXTS.get(change, 0)
     check_fresh(out, corpus, **options)
     assert embedkit.verify(out, recompute=999).ok
 
@@ -149,7 +134,7 @@ def test_what_lengths_do_not_tell_is_counted_again(tmp_path: Path, odd: dict[str
     assert (ledger["windows"] > ledger["records"]) == bool(odd)
 
 
-def test_normalized_cut_and_two_sources(tmp_path: Path, encoded: list[int]) -> None:
+def test_normalized_cut_and_two_sources(tmp_path: Path, calls_of: Any) -> None:
     """Each text is taken where it is; of two views one is wanted; and workers do so too."""
     options: dict[str, Any] = {"normalize": True, "dims": 5, "shard_rows": 4}
     for name, rows in (("a", OLD[:6]), ("b", OLD[4:]), ("c", [*NEW, *OLD])):
@@ -157,9 +142,9 @@ def test_normalized_cut_and_two_sources(tmp_path: Path, encoded: list[int]) -> N
     for name, pooling in (("a", "cls,mean"), ("b", "mean,max")):
         run(tmp_path / f"{name}.tsv", tmp_path / name, pooling=pooling, words="mean", **options)
     corpus, sources = tmp_path / "c.tsv", [tmp_path / "a", tmp_path / "b"]
-    encoded.clear()
+    starts = calls_of(ShardMaker, "start")
     run(corpus, tmp_path / "both", pooling="mean", reuse=sources, **options)
-    assert sum(encoded) == 6
+    assert encoded(starts) == 6
     check_fresh(tmp_path / "both", corpus, pooling="mean", **options)
 
 
@@ -180,7 +165,7 @@ def test_workers_reuse_too(tmp_path: Path) -> None:
         np.testing.assert_array_equal(two, new)
 
 
-def test_marked_words_are_those_of_the_text(tmp_path: Path, encoded: list[int]) -> None:
+def test_marked_words_are_those_of_the_text(tmp_path: Path, calls_of: Any) -> None:
     """A text whose marked words have moved is another one; one with other labels is not."""
 
     def spans(name: str, *rows: str) -> Path:
@@ -189,21 +174,21 @@ def test_marked_words_are_those_of_the_text(tmp_path: Path, encoded: list[int]) 
     options: dict[str, Any] = {"spans": ["start", "end"], "word_label": "kind", "words": "mean"}
     run(spans("a.tsv", "the movie was good\t4\t9\tN", "a bus\t2\t5\tN"), tmp_path / "a", **options)
     changed = spans("b.tsv", "the movie was good\t14\t18\tJ", "a bus\t2\t5\tX")
-    encoded.clear()
+    starts = calls_of(ShardMaker, "start")
     run(changed, tmp_path / "b", reuse=tmp_path / "a", **options)
-    assert sum(encoded) == 1
+    assert encoded(starts) == 1
     check_fresh(tmp_path / "b", changed, **options)
 
 
-def test_texts_that_differ_in_case_alone_are_others(tmp_path: Path, encoded: list[int]) -> None:
+def test_texts_that_differ_in_case_alone_are_others(tmp_path: Path, calls_of: Any) -> None:
     """They share a key, and vectors only where the model does not see the difference."""
     rows = [("1", "Good bus"), ("2", "good  bus"), ("3", "good bus")]
     corpus = tsv(tmp_path / "c.tsv", rows[:1])
     run(corpus, tmp_path / "old", **OPTIONS)
     tsv(corpus, rows)
-    encoded.clear()
+    starts = calls_of(ShardMaker, "start")
     run(corpus, tmp_path / "new", reuse=tmp_path / "old", **OPTIONS)
-    assert sum(encoded) == 2
+    assert encoded(starts) == 2
     check_fresh(tmp_path / "new", corpus, **OPTIONS)
 
 
@@ -228,23 +213,16 @@ def test_a_kill_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     check_fresh(out, corpus, **OPTIONS)
 
 
-def test_two_at_once_publish_what_they_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_at_once_publish_what_they_name(tmp_path: Path, once_before: Any) -> None:
     """One that begins after the other has ended, but had looked before, is of its own corpus."""
-    out, genuine = tmp_path / "out", vars(extract_module)["open_job"]
+    out = tmp_path / "out"
+    again: dict[str, Any] = {"reuse": out, "overwrite": True, **OPTIONS}
     for name, rows in (("old", OLD), ("nov", [*OLD, *NEW]), ("dec", OLD[:7])):
         tsv(tmp_path / f"{name}.tsv", rows)
     run(tmp_path / "old.tsv", out, **OPTIONS)
-
-    def late(*arguments: Any, **settings: Any) -> Any:
-        monkeypatch.setattr(extract_module, "open_job", genuine)
-        run(tmp_path / "nov.tsv", out, reuse=out, overwrite=True, **OPTIONS)
-        return genuine(*arguments, **settings)
-
-    monkeypatch.setattr(extract_module, "open_job", late)
+    once_before(extract_module, "open_job", lambda: run(tmp_path / "nov.tsv", out, **again))
     with pytest.raises(EmbedkitError, match="meanwhile"):
-        run(tmp_path / "dec.tsv", out, reuse=out, overwrite=True, **OPTIONS)
+        run(tmp_path / "dec.tsv", out, **again)
     data = embedkit.load(out)
     assert data.manifest.names.inputs == (str(tmp_path / "nov.tsv"),)
     assert len(data) == 16
@@ -300,15 +278,14 @@ def test_texts_that_are_there_cost_no_time(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_run_tells_that_its_dataset_is_another_one(tmp_path: Path) -> None:
-    rows = [(str(n), f"{['good', 'bad'][n % 2]} movie {n}", str(n % 2)) for n in range(40)]
-    corpus, out = write_tsv(tmp_path / "c.tsv", rows[:30]), tmp_path / "out"
+    corpus, out = write_reviews(tmp_path / "c.tsv", 30, rejected=False), tmp_path / "out"
     run(corpus, out)
     embedkit.train(out, out=tmp_path / "run", folds=2)
     embedkit.index(out, kind="flat")
     tuned(out, tmp_path / "tuned", epochs=1, folds=2)
     for name in ("run", "tuned"):
         assert "another one" not in invoke("info", tmp_path / name).output
-    write_tsv(corpus, rows)
+    write_reviews(corpus, rejected=False)
     run(corpus, out, reuse=out, overwrite=True)
     for name in ("run", "tuned"):
         assert "another one has its place now, of 40" in invoke("info", tmp_path / name).output

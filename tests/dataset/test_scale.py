@@ -377,23 +377,23 @@ def test_an_object_store_holds_the_same_bytes(golden: Path, tmp_path: Path, stor
         run(corpus, OUT, part=(0, 2))
 
 
-def test_files_of_others_at_an_address_stay(golden: Path, store: Any) -> None:
+def test_files_of_others_at_an_address_stay(corpus: Path, store: Any) -> None:
     store.pipe_file("bucket/some/thesis.pdf", b"mine")
     for out in ("s3://bucket", "s3://bucket/some"):
         with pytest.raises(OutputExistsError, match=r"other files, such as (some/)?thesis\.pdf"):
-            run(golden.with_name("c.tsv"), out)
-    run(golden.with_name("c.tsv"), OUT)
+            run(corpus, out)
+    run(corpus, OUT)
     with pytest.raises(OutputExistsError, match="other files"):
-        run(golden.with_name("c.tsv"), "s3://bucket/some", overwrite=True)
+        run(corpus, "s3://bucket/some", overwrite=True)
     store.invalidate_cache()
     assert store.cat_file("bucket/some/thesis.pdf") == b"mine"
 
 
 def test_an_interrupted_upload_is_continued(
-    golden: Path, tmp_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tmp_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus, kind = golden.with_name("c.tsv"), type(store)
-    put, names = kind._put_file, list[str]()
+    kind, names = type(store), list[str]()
+    put = kind._put_file
 
     async def failing(self: Any, local: str, remote: str, **more: Any) -> None:
         names.append(remote)
@@ -415,8 +415,8 @@ def test_an_interrupted_upload_is_continued(
     assert embedkit.verify(OUT).ok
 
 
-def test_a_dataset_in_an_object_store_grows(golden: Path, tmp_path: Path, store: Any) -> None:
-    corpus, more = golden.with_name("c.tsv"), write_tsv(tmp_path / "more.tsv")
+def test_a_dataset_in_an_object_store_grows(corpus: Path, tmp_path: Path, store: Any) -> None:
+    more = write_tsv(tmp_path / "more.tsv")
     run(corpus, OUT)
     before = stored(store)
     shutil.rmtree(tmp_path / "cache")
@@ -436,13 +436,12 @@ PART = "sentences/part-00000001.parquet"
 @pytest.mark.parametrize("machine", ["same", "another"])
 @pytest.mark.parametrize("damage", ["damaged", "missing"])
 def test_damage_in_an_object_store_is_found_and_repaired(
-    golden: Path, tmp_path: Path, store: Any, machine: str, damage: str
+    corpus: Path, tmp_path: Path, store: Any, machine: str, damage: str
 ) -> None:
     """Of a file whose size is as before; a copy that was fetched earlier says nothing about it.
 
     The card is its owner's to edit.
     """
-    corpus = golden.with_name("c.tsv")
     run(corpus, OUT)
     whole = stored(store)
     part = tmp_path / "part"
@@ -468,8 +467,7 @@ def test_damage_in_an_object_store_is_found_and_repaired(
     assert stored(store)[PART] == whole[PART]
 
 
-def test_overwriting_sends_every_file(golden: Path, store: Any) -> None:
-    corpus = golden.with_name("c.tsv")
+def test_overwriting_sends_every_file(corpus: Path, store: Any) -> None:
     run(corpus, OUT)
     before = {name: store.info(name)["LastModified"] for name in store.find(OUT)}
     time.sleep(1)  # of which times are multiples
@@ -478,8 +476,8 @@ def test_overwriting_sends_every_file(golden: Path, store: Any) -> None:
     assert all(store.info(name)["LastModified"] > moment for name, moment in before.items())
 
 
-def test_a_damaged_copy_is_fetched_again(golden: Path, tmp_path: Path, store: Any) -> None:
-    run(golden.with_name("c.tsv"), OUT)
+def test_a_damaged_copy_is_fetched_again(corpus: Path, tmp_path: Path, store: Any) -> None:
+    run(corpus, OUT)
     whole = embedkit.load(OUT).X
     (part,) = (tmp_path / "cache").rglob(PART)
     flip(part)
@@ -491,8 +489,8 @@ def test_a_damaged_copy_is_fetched_again(golden: Path, tmp_path: Path, store: An
     np.testing.assert_array_equal(embedkit.load(OUT).X, whole)
 
 
-def test_readers_wait_for_the_one_that_fetches(golden: Path, tmp_path: Path, store: Any) -> None:
-    run(golden.with_name("c.tsv"), OUT)
+def test_readers_wait_for_the_one_that_fetches(corpus: Path, tmp_path: Path, store: Any) -> None:
+    run(corpus, OUT)
     shutil.rmtree(tmp_path / "cache")
     with ThreadPoolExecutor(4) as pool:
         read = list(pool.map(lambda _: embedkit.load(OUT).X.tobytes(), range(4)))

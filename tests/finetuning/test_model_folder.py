@@ -30,7 +30,7 @@ from embedkit.finetuning.model import (
 from embedkit.predict import Predictor
 from tests.finetune_fixtures import corpus_of, log_of, plain_of, tuned, write_lines
 from tests.models import TEXTS, Tiny, check_near, slow
-from tests.processes import command
+from tests.processes import command, succeed
 from tests.store_fixtures import tiny_model
 
 PLAIN = ("bert", "albert", "roberta", "xlm-roberta", "camembert", "mpnet")
@@ -180,8 +180,7 @@ def test_the_best_model_has_the_lowest_validation_loss(shared: Path, tmp_path: P
 
 
 def test_export_of_another_head_is_the_encoder_and_says_so(shared: Path, tmp_path: Path) -> None:
-    done = command("export", shared / "mean", "--fold", "1", "--out", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("export", shared / "mean", "--fold", "1", "--out", "out", cwd=tmp_path)
     assert "without its mean head" in done.stdout
     _, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert set(report["unexpected_keys"]) == set()
@@ -238,11 +237,9 @@ def test_a_classifier_predicts_as_the_pipeline_of_transformers(
 def test_predict_of_the_command_line_takes_a_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
     classifier(tiny("bert"), tmp_path / "m", num_labels=2, id2label={0: "bad", 1: "good"})
     new = write_lines(tmp_path / "new.tsv", "text", "the movie was good", "배를 타고")
-    done = command("predict", "m", "--text", "the movie was good", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("predict", "m", "--text", "the movie was good", "--json", cwd=tmp_path)
     one = json.loads(done.stdout)
-    done = command("predict", "m", "new.tsv", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("predict", "m", "new.tsv", cwd=tmp_path)
     header, first, _ = done.stdout.splitlines()
     assert header.split("\t") == ["row", "id", "label", "proba_bad", "proba_good"]
     assert float(first.split("\t")[4]) == pytest.approx(one["proba_good"], abs=1e-5)

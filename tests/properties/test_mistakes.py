@@ -21,7 +21,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.errors import UsageError
 from embedkit.predict import predict_file
 from tests.finetune_fixtures import tuned
-from tests.processes import command
+from tests.processes import command, succeed
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, load_quickly, tiny_model, tree, write_tsv
 
@@ -207,13 +207,11 @@ def test_what_may_be_left_out(
     partly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name of a run, the download of a file, and the method that loads an encoder."""
-    done = command("train", partly, "--folds", "3", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("train", partly, "--folds", "3", cwd=tmp_path)
     monkeypatch.setattr("embedkit.remote.PROTOCOLS", ("memory",))
     with fsspec.open("memory://bucket/new.tsv", "w") as target:
         target.write('text\na bus\n"home"\n')
-    done = command("predict", "runs/partly-logreg", "memory://bucket/new.tsv", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("predict", "runs/partly-logreg", "memory://bucket/new.tsv", cwd=tmp_path)
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["row", "0", "1"]
     done = command("split", partly.with_suffix(".csv"), "--out", "s.parquet", cwd=tmp_path)
     assert "note: id column: id\n" in done.stderr  # there is no option --id

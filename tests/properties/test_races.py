@@ -24,16 +24,10 @@ from tests.store_fixtures import ROWS, extract_tiny, run, write_tsv
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def test_a_dataset_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_is_not_made_twice(tmp_path: Path, once_before: Any) -> None:
     """The second command saw nothing there; it does not begin under the lock."""
-    corpus, real = write_tsv(tmp_path / "c.tsv"), vars(extract_module)["open_job"]
-
-    def late(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(extract_module, "open_job", real)
-        run(corpus, tmp_path / "out", layers="0")
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(extract_module, "open_job", late)
+    corpus = write_tsv(tmp_path / "c.tsv")
+    once_before(extract_module, "open_job", lambda: run(corpus, tmp_path / "out", layers="0"))
     with pytest.raises(OutputExistsError, match="appeared"):
         run(corpus, tmp_path / "out")
     assert embedkit.load(tmp_path / "out").views == ("mean_0",)

@@ -25,10 +25,11 @@ import pytest
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.cli.main import cli
 from embedkit.errors import EXIT_REJECTS, EmbedkitError, ModelError
-from embedkit.runs.folder import read_run
 from embedkit.runs.run import FinetuneRun, TrainRun
-from tests.processes import ROOT, Done, command
-from tests.store_fixtures import tiny_model
+from tests.finetune_fixtures import write_lines
+from tests.processes import ROOT, Done, command, succeed
+from tests.run_fixtures import run_of
+from tests.store_fixtures import korean_reviews, tiny_model
 
 DOCS = ROOT / "docs"
 PAGES = {
@@ -139,13 +140,9 @@ def stand_in(block: str, less: dict[str, str]) -> list[str]:
 
 def test_korean_film_reviews_on_a_stand_in(tmp_path: Path) -> None:
     """The commands of docs/nsmc.md, with a tiny model and reviews of this project's own."""
+    short = [f"9{i}\t짧다\t0" for i in range(9)]
     for name in ("train", "test"):
-        lines = [
-            f"{i}\t영화 {'정말 재미' if i % 2 else '맛이 없'}었다 {i}\t{i % 2}" for i in range(90)
-        ]
-        lines += [f"9{i}\t짧다\t0" for i in range(9)]  # too short
-        content = "\n".join(["id\tdocument\tlabel", *lines, ""])
-        (tmp_path / f"ratings_{name}.txt").write_text(content, "utf-8")
+        write_lines(tmp_path / f"ratings_{name}.txt", *korean_reviews(90), *short)
     less = {
         "--sample 400": "--sample 60",
         "--sample 200": "--sample 30",
@@ -154,10 +151,8 @@ def test_korean_film_reviews_on_a_stand_in(tmp_path: Path) -> None:
     }
     (block,) = blocks("nsmc", "bash")
     for line in stand_in(block, less):
-        done = command(*shlex.split(line)[1:], cwd=tmp_path)
-        assert done.returncode == 0, (line, done.stderr)
-    run = read_run(tmp_path / "runs/finetuned")
-    assert isinstance(run, FinetuneRun)
+        done = succeed(*shlex.split(line)[1:], cwd=tmp_path)
+    run = run_of(tmp_path / "runs/finetuned", FinetuneRun)
     assert (run.records["folds"], run.records["test"], len(run.models)) == (12, 30, 1)
     (code,) = blocks("nsmc", "python")
     spoken = io.StringIO()
@@ -178,8 +173,7 @@ def test_a_rare_class_on_a_stand_in(tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(ROOT / "data")
     subprocess.run(["bash", "-c", first], cwd=tmp_path, check=True)
     for line in lines:
-        done = command(*shlex.split(line)[1:], cwd=tmp_path)
-        assert done.returncode == 0, (line, done.stderr)
+        succeed(*shlex.split(line)[1:], cwd=tmp_path)
     assert "600 records" in command("info", "logreg", cwd=tmp_path).stdout
 
 
@@ -290,15 +284,12 @@ def test_the_first_run(tmp_path: Path, first_look: ModuleType, capfd: Any) -> No
     assert all(re.fullmatch(r"\[\d+/\d+\] [\w.]+ … .*", line) for line in stages.splitlines())
     for line in rest.splitlines():
         if "  # " in line:
-            done = command(*shlex.split(line, comments=True)[1:], cwd=Path.cwd())
-            assert done.returncode == 0, (line, done.stderr)
+            done = succeed(*shlex.split(line, comments=True)[1:], cwd=Path.cwd())
             assert " search " not in line or "app_problem" in done.stdout
     assert (tmp_path / "quickstart/report.html").is_file()
     # the rival is one: trained to its end, and about as good as the frozen vectors
     runs = tmp_path / "quickstart/runs"
-    tuned, frozen = read_run(runs / "finetuned"), read_run(runs / "frozen")
-    assert isinstance(tuned, FinetuneRun)
-    assert isinstance(frozen, TrainRun)
+    tuned, frozen = run_of(runs / "finetuned", FinetuneRun), run_of(runs / "frozen", TrainRun)
     assert tuned.is_trained
     scores = [run.scores["cross_validation"]["accuracy"] for run in (tuned, frozen)]
     assert scores[0].high > scores[1].value

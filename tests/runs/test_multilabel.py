@@ -24,7 +24,6 @@ from embedkit.classifiers.estimators import CommonScaler
 from embedkit.classifiers.probe import probe
 from embedkit.comparison.blend import write_blend
 from embedkit.comparison.cases import as_single
-from embedkit.comparison.report import write_report
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.errors import CorpusError, UsageError
 from embedkit.finetuning.model import read_model
@@ -38,7 +37,8 @@ from embedkit.runs.split import UNUSED, split
 from embedkit.units.target import Target, parts_of
 from embedkit.units.units import Units
 from tests.models import check_near
-from tests.run_fixtures import train
+from tests.page_checks import page_of
+from tests.run_fixtures import run_of, train
 from tests.store_fixtures import extract_tiny, tiny_model
 
 WORDS = {"bus": "bus", "film": "movie", "praise": "good"}
@@ -95,8 +95,7 @@ def test_values_are_those_of_scikit_learn() -> None:
 
 
 def test_a_run_is_one_classifier_against_the_rest_for_each_class(folder: Path) -> None:
-    data, content = embedkit.load(folder / "data"), read_run(folder / "run")
-    assert isinstance(content, TrainRun)
+    data, content = embedkit.load(folder / "data"), run_of(folder / "run", TrainRun)
     assert content.classes == ("bus", "film", "praise")
     p = read_predictions(folder / "run", content.classes)
     y = np.array([[int(name in names) for name in content.classes] for names in sets_of()])
@@ -234,13 +233,12 @@ def test_a_probe_of_sets(folder: Path, tmp_path: Path) -> None:
     assert content.metric == "micro_f1"
     assert len(content.view_scores) == 2
     assert content.nested.value > content.nested.majority
-    run: Any = read_run(folder / "run")
-    scores = run.scores["cross_validation"]
+    scores = run_of(folder / "run", TrainRun).scores["cross_validation"]
     assert content.nested.majority == scores["micro_f1"].majority > 0  # on the same folds
     assert all(view.control < view.score.value for view in content.view_scores)
     assert read_run(tmp_path / "probe") == replace(content, command=None)
-    write_report(embedkit.compare([folder / "run", tmp_path / "probe"]), tmp_path / "page.html")
-    assert (tmp_path / "page.html").stat().st_size > 10_000
+    both = embedkit.compare([folder / "run", tmp_path / "probe"])
+    assert len(page_of(both, tmp_path / "page.html")) > 10_000
 
 
 def submit(compared: Any, folder: Path) -> None:
@@ -290,8 +288,7 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     assert beside.row("other.csv").scores["subset_accuracy"].value == 1
     with pytest.raises(UsageError, match="metric='f1'"):
         embedkit.compare([folder / "run"], metric="f1")
-    write_report(found, tmp_path / "page.html")
-    html = (tmp_path / "page.html").read_text("utf-8")
+    html = page_of(found, tmp_path / "page.html")
     assert "confusion matrix is not available" in html
     for name in ("confusion", "calibration", "sure"):
         assert f'id="{name}"' not in html

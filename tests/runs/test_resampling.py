@@ -221,11 +221,13 @@ def differing(gap: float, n: int = 400, seed: int = 0) -> tuple[np.ndarray, ...]
 
 
 def p_of(name: str, y: np.ndarray, *outputs: np.ndarray) -> float:
-    values, influence = compared(name, y, *outputs)
-    scale = METRICS[name].scale if name in METRICS else "fraction"
-    p = paired_test(values, influence, scale).p
+    p = paired_test(*compared(name, y, *outputs), scale_of(name)).p
     assert p is not None
     return p
+
+
+def scale_of(name: str) -> str:
+    return METRICS[name].scale if name in METRICS else "fraction"
 
 
 def interval_of(value: float, influence: np.ndarray) -> tuple[float, float]:
@@ -262,12 +264,11 @@ def test_the_test_cannot_contradict_the_interval(name: str, gap: float, seed: in
     Also where one area or both are at the end of their scale; the other way round is the same.
     """
     values, influence = compared(name, *differing(gap, n=60, seed=seed))
-    scale = METRICS[name].scale if name in METRICS else "fraction"
-    test = paired_test(values, influence, scale)
+    test = paired_test(values, influence, scale_of(name))
     assert test.p is not None
     assert (test.p < 0.05) == (test.low > 0 or test.high < 0)
     assert test.low <= test.value <= test.high
-    turned = paired_test(values[::-1], influence[:, ::-1], scale)
+    turned = paired_test(values[::-1], influence[:, ::-1], scale_of(name))
     expected = -test.value, -test.high, -test.low, test.p
     assert astuple(turned)[:4] == pytest.approx(expected, abs=1e-12)
 

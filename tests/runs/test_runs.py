@@ -25,7 +25,7 @@ from embedkit.runs.split import TEST
 from embedkit.search import index
 from embedkit.storage import seal
 from embedkit.units.target import Target
-from tests.run_fixtures import edit_run, random_runs, units_with
+from tests.run_fixtures import edit_run, random_runs, run_of, units_with
 
 
 def test_tables_have_the_kinds_that_options_offer() -> None:
@@ -46,8 +46,8 @@ def test_content_is_read_as_it_was_written(tmp_path: Path) -> None:
     y, positive = np.array([0, 0, 0, 0, 1]), np.array([1, 0.2, 0.2, 0.2, 0.2])
     (path,), _, _ = random_runs(tmp_path, ["a"], n=20)
     edit_run(path, threshold=best_threshold(y, positive))
-    content: Any = read_run(path)
-    assert content.threshold > 1
+    content = run_of(path, TrainRun)
+    assert (content.threshold or 0) > 1
     assert json.loads(to_json(content)) == json.loads((path / "run.json").read_text("utf-8"))
 
 
@@ -89,10 +89,9 @@ def test_runs_of_another_version_are_refused(tmp_path: Path, changes: dict[str, 
 
 def test_the_text_of_a_run_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,), _, _ = random_runs(tmp_path, ["a"], n=800, classes=26, test=100)
-    content, made = read_run(path), read_predictions(path, tuple(map(str, range(26))))
-    assert isinstance(content, TrainRun)
+    made = read_predictions(path, tuple(map(str, range(26))))
     scores, per_class = reported_scores(made, seed=0), class_scores(made)
-    content = replace(content, scores=scores, per_class=per_class)
+    content = replace(run_of(path, TrainRun), scores=scores, per_class=per_class)
     result = RunResult(path, content)
     assert len(run_text(result).splitlines()) <= 15
     assert len(run_info_text(path, content).splitlines()) <= 15

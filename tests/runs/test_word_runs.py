@@ -14,20 +14,18 @@ import embedkit
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.probe import control_task
 from embedkit.classifiers.train import Frozen
-from embedkit.comparison.report import write_report
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tables import word_vectors
 from embedkit.encoding.views import parse_layers
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.cross_validation import Problem
-from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Predictions, read_predictions
 from embedkit.runs.run import ProbeRun, TrainRun
 from embedkit.runs.split import TEST, read_split, split_for
 from embedkit.units.units import Units
-from tests.page_checks import json_block
-from tests.run_fixtures import train
+from tests.page_checks import json_block, page_of
+from tests.run_fixtures import run_of, train
 from tests.store_fixtures import run, tiny_model
 from tests.word_fixtures import write_treebank
 
@@ -51,14 +49,8 @@ def made(common: Path) -> Path:
     return common
 
 
-def content_of(run: Path) -> TrainRun:
-    content = read_run(run)
-    assert isinstance(content, TrainRun)
-    return content
-
-
 def predictions(run: Path) -> Predictions:
-    return read_predictions(run, content_of(run).classes)
+    return read_predictions(run, run_of(run, TrainRun).classes)
 
 
 @pytest.mark.parametrize("labels", ["news", ""])
@@ -76,7 +68,7 @@ def test_labels_of_records_do_not_matter_to_words(tmp_path: Path, labels: str) -
 def test_labels_that_are_moved_by_one_word_are_noticed(made: Path, tmp_path: Path) -> None:
     data = extract(write_treebank(tmp_path / "bank.conllu", shift=1), tmp_path / "vectors")
     moved = train(data, view="0", level="word", folds=3, out=tmp_path / "tags")
-    plain = content_of(made / "tags").scores["cross_validation"]
+    plain = run_of(made / "tags", TrainRun).scores["cross_validation"]
     assert plain["accuracy"].low > 0.8
     assert moved.content.scores["cross_validation"]["accuracy"].high < 0.6
 
@@ -105,8 +97,7 @@ def test_control_task_gives_a_word_one_label(made: Path) -> None:
     same = control_task(target, split, 1, words=["bank"] * len(words))
     assert np.array_equal(same.y, control_task(target, split, 1).y)
     assert len(np.unique(same.y)) == len(target.classes)
-    probe = read_run(made / "probe")
-    assert isinstance(probe, ProbeRun)
+    probe = run_of(made / "probe", ProbeRun)
     assert [view.name for view in probe.view_scores] == ["layer_0", "layer_2"]
 
 
@@ -115,8 +106,7 @@ def test_runs_on_words_are_compared_word_by_word(made: Path, tmp_path: Path) -> 
     assert found.level == "word"
     count = len(embedkit.load(made / "vectors", level="word"))
     assert found.counts["folds"] == count
-    write_report(found, tmp_path / "page.html")
-    html = (tmp_path / "page.html").read_text("utf-8")
+    html = page_of(found, tmp_path / "page.html")
     assert f"{count:,} words" in html
     assert "record" not in html.partition("<header>")[2].partition('<details class="card fold')[0]
     data = json_block(tmp_path / "page.html", "data")

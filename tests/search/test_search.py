@@ -102,19 +102,6 @@ def search(dataset: Path, *queries: str, k: int = 10, **settings: Any) -> Any:
 # exact search
 
 
-@pytest.mark.parametrize("metric", ["cosine", "dot", "euclid"])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_nearest_is_a_sort_of_all_scores(dataset: Path, metric: str, threads: int) -> None:
-    data = embedkit.load(dataset, "cls_1")
-    queries = np.random.default_rng(1).normal(size=(7, data.width)).astype(np.float32)
-    found, indices = nearest(data, queries, k=12, metric=metric, threads=threads)
-    scores = plain(data.X, queries, metric)
-    wanted = -np.sort(-scores, axis=1)[:, :12]
-    sign = -1 if metric == "euclid" else 1
-    assert np.allclose(sign * found, wanted, atol=2e-5)
-    assert np.allclose(np.take_along_axis(scores, indices, 1), wanted, atol=2e-5)
-
-
 @example(rows=125, k=15, step=10, threads=1, seed=479, metric="euclid", filtered=False)
 @given(
     rows=st.integers(1, 300),
