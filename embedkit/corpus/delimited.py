@@ -184,8 +184,8 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
                 yield record, [cell.replace(_LONE_CR, "\r") for cell in cells]
             continue
         # all lines but the first are records of their own until shown otherwise. Where each of them
-        # opens a quote that is never closed, each would read the rest of the file; a stray quote now
-        # and then reads no more than there is. Short lines take time by their number
+        # opens a quote that is never closed, each would read the rest of the file; a stray quote
+        # now and then reads no more than there is. Short lines take time by their number
         lines.back(record[1:])
         again += sum(line.length + 100 for line in record[1:])
         if again > _MOST_AGAIN + record[0].offset:

@@ -246,6 +246,7 @@ def test_repeated_texts_are_given_once(dataset: Path, tmp_path: Path) -> None:
     many = Searcher(extract_tiny(rows, tmp_path / "many", shard_rows=90), metric="euclid")
     assert [hit.row for hit in many.texts(["good film"], k=1)[0].hits] == [0]
     every = Searcher(dataset, keep_duplicates=True).like([3], k=N)[0].hits
+    assert Searcher(dataset).like([]) == []
     assert sorted(hit.row for hit in every) == [row for row in data.row.tolist() if row != 3]
 
 
