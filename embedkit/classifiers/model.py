@@ -363,9 +363,7 @@ def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
     import lightgbm
 
     try:
-        # it finds trees by these sizes, where they are not what is checked here
-        text = re.sub(r"\ntree_sizes=.*", "", file.read_text("utf-8"))
-        _check_trees(text)
+        text = _checked_trees(file.read_text("utf-8"))
         booster = lightgbm.Booster(model_str=text)
     except (lightgbm.basic.LightGBMError, KeyError, OSError, ValueError) as error:
         raise storage.unreadable(file, error) from error
@@ -384,31 +382,43 @@ _NODES = ("split_feature", "decision_type", "left_child", "right_child")
 """Integers of the inner nodes of a tree: a child is the number of a node, or of a leaf below 0."""
 
 
-def _check_trees(text: str) -> None:
-    """Raise a :class:`ValueError` for trees that LightGBM, which trusts them, cannot walk.
+def _checked_trees(text: str) -> str:
+    """The text of a booster, written anew from what was checked, so that nothing else is read.
 
-    A cycle has no end, and a node or a feature that does not exist is read from behind the array.
-    Nodes are numbered as they are made, so that every child has a higher number than its parent.
+    LightGBM trusts it: a cycle has no end, and a node, a feature or a class that does not exist is
+    read or written behind an array. Nodes are numbered as they are made, so that every child has a
+    higher number than its parent. A :class:`ValueError` is raised for all that training here does
+    not write, such as trees of categories.
     """
     blocks = [
-        # a name that stands twice might have another value here than there
-        [line.split("=", 1) for line in block.split("\n") if "=" in line]
-        for block in text.split("\nTree=")
+        dict(re.findall(r"^(\w+)=([^=\n]*)$", block, re.MULTILINE | re.ASCII))
+        for block in text.partition("\nend of trees")[0].split("\nTree=")
     ]
-    head, *trees = map(dict, blocks)
-    width, counts = len(head["feature_names"].split()), ("num_class", "num_tree_per_iteration")
-    printable = re.fullmatch(r"[\n -~]*", text)
-    rules = [bool(printable), [*map(len, blocks)] == [len(head), *map(len, trees)]]
-    rules += [0 < int(head[name]) <= len(trees) for name in counts]
-    rules.append(int(head["max_feature_idx"]) == width - 1)
+    head, *trees = blocks
+    head.pop("tree_sizes", None)  # places in the text as it was
+    width, count = len(head["feature_names"].split()), head["num_class"]
+    rules = [
+        re.fullmatch(r"[\n -~]*", text) is not None,
+        head["objective"] in ("regression", "binary sigmoid:1", f"multiclass num_class:{count}"),
+        head["num_tree_per_iteration"] == count == str(int(count)),
+        0 < int(count) <= len(trees),
+        head["max_feature_idx"] == str(width - 1),
+    ]
     for tree in trees:
         n, numbers = int(tree["num_leaves"]) - 1, [tree.get(name, "") for name in _NODES]
-        feature, decision, *children = np.array([v.split() for v in numbers], np.int64)
-        rules.append(len(feature) == n and not re.search(r"[^-\d ]", "".join(numbers)))
-        rules.append((tree.get("num_cat"), tree.get("is_linear", "0")) == ("0", "0"))
-        rules.append(not (decision & 1).any() and ((feature >= 0) & (feature < width)).all())
-        for child in children:
-            later = (child > np.arange(n)) & (child < n)
-            rules.append((later | (child < 0) & (child >= -n - 1)).all())
+        feature, decision, *children = np.array([row.split() for row in numbers], np.int64)
+        child, later = np.stack(children), np.arange(n) + 1
+        rules += [
+            (tree["num_leaves"], len(feature)) == (str(n + 1), n),
+            not re.search(r"[^-\d ]", "".join(numbers)),  # as int() reads more than LightGBM does
+            (tree.get("num_cat"), tree.get("is_linear", "0")) == ("0", "0"),
+            not (decision & 1).any(),  # of a category
+            bool(((feature >= 0) & (feature < width)).all()),
+            bool(np.where(child < 0, child >= -n - 1, (child >= later) & (child < n)).all()),
+        ]
     if not all(rules):
-        raise ValueError("a tree leads to a node or a feature that does not exist")
+        raise ValueError("it holds trees that embedkit does not write")
+    titles = ["tree", *(f"Tree={number}" for number in range(len(trees)))]
+    written = ["\n".join(f"{name}={value}" for name, value in b.items()) for b in blocks]
+    parts = [f"{title}\n{lines}\n" for title, lines in zip(titles, written, strict=True)]
+    return "\n".join([*parts, "end of trees\n"])

@@ -253,26 +253,31 @@ def as_data(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def bounded(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a ``tokenizer.json``; ``DamagedModelError`` if it multiplies a text without bounds.
+    """Return a ``tokenizer.json``; ``DamagedModelError`` if its normalizer multiplies a text.
 
     A few steps that each write ten letters for one make a text of gigabytes.
     """
-    if (growth := _growth(document.get("normalizer"))) > _MOST_GROWTH:
-        problem = f"its normalizer makes up to {growth:,} characters of one"
+    try:
+        growth = _growth(document.get("normalizer"))
+    except (RecursionError, ValueError):  # steps within steps, and what is not base64
+        growth = math.inf
+    if growth > _MOST_GROWTH:
+        problem = f"its normalizer may make more than {_MOST_GROWTH:,} characters of one"
         raise DamagedModelError(f"{name}: {problem} (tokenizer.json).")
     return document
 
 
-def _growth(normalizer: Any) -> int:
+def _growth(normalizer: Any) -> float:
     """Characters that may come of one: each step multiplies those of the one before."""
     match normalizer:
-        case {"type": "Sequence", "normalizers": [*steps]}:
+        # by these keys: the library also reads steps without a type
+        case {"normalizers": [*steps]}:
             return math.prod(map(_growth, steps))
-        case {"type": "Replace", "content": str(written)}:
+        case {"content": str(written)}:
             return max(len(written), 1)
-        case {"type": "Precompiled", "precompiled_charsmap": str(table)}:
+        case {"precompiled_charsmap": str(table)}:
             # the texts, divided by zeros, follow a tree whose size comes first
             content = base64.b64decode(table)
             texts = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
-            return max(map(len, texts))
+            return max(1, *map(len, texts))
     return 1

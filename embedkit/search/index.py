@@ -6,13 +6,11 @@ and is mapped into memory when opened. Its recall is measured once, with records
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from mmap import ACCESS_READ, mmap
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,9 +39,6 @@ _HELD_OUT = 500
 _PER_LIST, _LEAST_SAMPLE = 64, 16_384
 _FILE = "index.faiss"
 _WHITENING = "whitening.safetensors"
-# lists of vectors in another file, which an index may name: faiss would open whatever it is. Two
-# sizes follow, which are far below 2^32
-_ELSEWHERE = re.compile(rb"ilod.{4}\0{4}.{4}\0{4}", re.DOTALL)
 INFO = "index.json"
 _HASHED_BYTES = 512 << 20  # a quarter of a second
 
@@ -303,17 +298,21 @@ def open_index(
         )
     fitted = None
     try:
-        with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
-            if _ELSEWHERE.search(content):
-                raise ValueError("it names another file, which is never opened")
         with faiss_with_threads(usable_cores()) as faiss:
             # inverted lists are mapped by one flag, codes and graphs by another
-            mapped = faiss.IO_FLAG_MMAP if "ivf" in info.kind else faiss.IO_FLAG_MMAP_IFC
-            index = faiss.read_index(str(file), mapped)
+            mapped = faiss.IO_FLAG_MMAP if "ivf" in kind else faiss.IO_FLAG_MMAP_IFC
+            # lists may lie in another file, which faiss would open whatever it is: with this flag
+            # it opens none before it is asked for vectors
+            index = faiss.read_index(str(file), mapped | faiss.IO_FLAG_ONDISK_SAME_DIR)
         # a file that was exchanged for another index has valid bytes and wrong numbers
         has_lists = hasattr(index, "nlist")
         if (index.ntotal, index.d, has_lists) != (info.records, info.width, "ivf" in kind):
             raise ValueError(f"it has {index.ntotal} vectors of width {index.d}, or is no {kind}")
+        if has_lists and (
+            faiss.downcast_InvertedLists(index.invlists).filename
+            or hasattr(faiss.downcast_index(index.quantizer), "nlist")
+        ):
+            raise ValueError("it names another file, which is never opened")
         if info.whitening is not None:
             file = folder / _WHITENING
             fitted = Whitening(**load_file(file))
