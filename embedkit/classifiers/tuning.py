@@ -19,7 +19,7 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.pipeline import Pipeline
 from sklearn.utils.class_weight import compute_sample_weight
 
-from embedkit.classifiers.estimators import TFIDF_STRENGTH, EstimatorSettings, build_pipeline
+from embedkit.classifiers.estimators import EstimatorSettings, build_pipeline
 from embedkit.errors import Option, UsageError, first_line
 from embedkit.runs.cross_validation import Problem
 from embedkit.runs.metrics import LOWER_IS_BETTER, best_threshold, beta_of, metrics_for
@@ -190,10 +190,9 @@ def _logistic(
         proba = softmax(slope * gains + priors, axis=1)
         return inner_score(y, proba, settings), strength, slope, proba
 
-    grid = settings.row.grid["C"] if settings.features == "vectors" else (estimator.C,)
     # by the score alone, since arrays cannot be compared; of equal ones the strongest penalty is
     # kept
-    score, strength, slope, proba = max(map(held_out, grid), key=itemgetter(0))
+    score, strength, slope, proba = max(map(held_out, settings.row.grid["C"]), key=itemgetter(0))
     model = clone(estimator).set_params(C=strength).fit(X, y)
     # so that slope * coef * x + intercept is the same as before for x = centre; this line needs the
     # coefficients as they were fitted
@@ -215,8 +214,6 @@ def _search(
         # scikit-learn refuses more neighbours than records
         fewest = min(len(train) for train, _ in folds)
         grid["n_neighbors"] = tuple(n for n in grid["n_neighbors"] if n <= fewest) or (1,)
-    if settings.features == "tfidf" and "C" in grid:
-        grid["C"] = (TFIDF_STRENGTH,)
     if settings.task == "multilabel":
         # those of the classifier inside of OneVsRestClassifier
         grid = {f"estimator__{name}": values for name, values in grid.items()}
