@@ -315,10 +315,9 @@ class FineTuned(NamedTuple):
         texts, seeds = _texts(units), self.options.seeds
         folds = [
             Fold(
-                number=number,
-                member=member,
                 name=f"fold {number + 1} of {len(divided)}"
                 + (f", seed {member + 1} of {seeds}" if seeds > 1 else ""),
+                model=model_name(number, member),
                 texts=texts,
                 record=units.place,
                 target=target,
@@ -407,7 +406,7 @@ class FineTuned(NamedTuple):
             about: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
             encoder = load_model(self.checkpoint, pad_id=fold.texts.pad_id, **about)
             lacking = options.head == "pooler" and pooler_layer(encoder) is None
-            if lacking and fold.number == fold.member == 0:
+            if lacking and fold.model == model_name(0):
                 message = "%s has no pooler weights; the head starts with random ones"
                 logger.warning(message, self.checkpoint.name)
             start = build_model(encoder, seed=fold.seed, **settings)
