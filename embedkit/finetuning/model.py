@@ -77,7 +77,7 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
     if layers is not None:
         # the number of layers that are frozen with the embeddings
         highest, config = 0 if layers == "embeddings" else int(layers), model.encoder.config
-        count = int(getattr(config, "num_hidden_layers", None) or config.n_layers)
+        count = int(config.num_hidden_layers)
         # families name their stack of layers differently; it is the list with as many modules as
         # layers
         lists = [m for m in model.encoder.modules() if isinstance(m, nn.ModuleList)]
