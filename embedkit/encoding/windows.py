@@ -65,11 +65,6 @@ class TokenizedTexts:
         """Number of kept tokens, ``(texts,)``."""
         return np.diff(self.ends)
 
-    @property
-    def special(self) -> Bool:
-        """``(tokens,)`` bool, special tokens."""
-        return np.asarray(self.segment == -1)
-
     def __len__(self) -> int:
         return len(self.cut)
 
