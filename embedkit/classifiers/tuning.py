@@ -285,10 +285,8 @@ def predict_proba(pipeline: Any, X: Any, target: Target) -> Float64:
     proba = proba.astype(np.float64, copy=False)
     if not np.isfinite(proba).all():
         raise UsageError("it predicts NaN or infinity.", estimator=...)
-    if not target.classes:
-        return proba
     # sets of classes are independent: their probabilities need not sum to 1
-    if target.separator is not None:
+    if not target.classes or target.of_sets:
         return proba
     proba /= proba.sum(1, keepdims=True)  # some add up to 1 in float32 only
     if proba.shape[1] == len(target.classes):
