@@ -71,9 +71,6 @@ _FOLD_SEED = 1_009
 _MEMBER_SEED = 500_009
 
 
-EPOCH = ("train_loss", "train_accuracy", "valid_loss", "valid_accuracy", "valid_score")
-
-
 _FIELDS = frozenset(
     "task level head precision max_length prefix on_long stride threshold".split()  # noqa: SIM905
 )
@@ -595,7 +592,8 @@ def history_of(log: Sequence[dict[str, Any]], done: float) -> tuple[dict[str, fl
     """Losses and scores of each epoch of a model, after those that an earlier run has done."""
     epochs: dict[float, dict[str, float]] = {}
     for line in log:
-        if values := {name: line[name] for name in EPOCH if name in line}:
+        # the other names are of steps within an epoch
+        if values := {n: v for n, v in line.items() if n.startswith(("train_", "valid_"))}:
             epoch = done + line["epoch"]
             epochs.setdefault(epoch, {"epoch": epoch}).update(values)
     return tuple(epochs[epoch] for epoch in sorted(epochs))
