@@ -151,6 +151,7 @@ class FineTuned(NamedTuple):
     checkpoint: Checkpoint
     options: TrainingOptions  # all decided
     device: torch.device
+    tokens: TokenizerSettings  # by the options
     folder: Path = Path()
     earlier: tuple[Path, FinetuneRun] | None = None  # run whose training goes on, and its folder
 
@@ -194,7 +195,8 @@ class FineTuned(NamedTuple):
             stride = length // 4
         prefix = checkpoint.prefix_or_own(options.prefix)
         options = replace(options, max_length=length, prefix=prefix, stride=stride)
-        method = cls(checkpoint=checkpoint, options=options, device=device)
+        tokens = TokenizerSettings(length, options.on_long, stride or 0, prefix)
+        method = cls(checkpoint=checkpoint, options=options, device=device, tokens=tokens)
         # raises if special tokens leave no room for a text, or windows would not advance
         tokenizer.room(method.tokens, paired=data.pairs)
         # words that the tokenizer's limit cuts off are left out here, before folds are made
@@ -213,14 +215,6 @@ class FineTuned(NamedTuple):
         problem.split.check_test(further.name)
         further = method._tokenized(further, tokenizer)
         return method, problem._replace(test=TestSet.further(further, units, problem.target))
-
-    @property
-    def tokens(self) -> TokenizerSettings:
-        """How texts are tokenized."""
-        o = self.options
-        assert o.max_length is not None
-        assert o.prefix is not None
-        return TokenizerSettings(o.max_length, o.on_long, o.stride or 0, o.prefix)
 
     def _tokenized(self, units: Units, tokenizer: TextTokenizer) -> Units:
         """Return units whose inputs are tokens, with a warning if texts are cut."""
