@@ -293,8 +293,8 @@ def _ours(
     with tempfile.TemporaryDirectory() as work, tempfile.TemporaryFile() as vocabulary:
         started = time.process_time()
         fold = Fold(
-            number=0,
             name="one fold",
+            model="fold-0",
             record=everything,
             texts=texts,
             target=target,

@@ -227,18 +227,12 @@ def side_by_side(
 
 
 def _problem(
-    method: Frozen,
-    data: VectorData,
-    test: CorpusLike | None,
-    *,
-    label: Labels,
-    separator: str,
-    **folds: Any,
+    method: Frozen, data: VectorData, test: CorpusLike | None, *, label: Labels, **about: Any
 ) -> Problem:
-    """What is to be learnt from a dataset, in the folds of :func:`split_for`, and the test set."""
+    """What is to be learnt from a dataset, ``about`` as for :class:`Problem`, and the test set."""
     settings = method.settings
     units = _read_by(settings, Units.of_dataset(data, label=label), fitted=False)
-    problem = Problem.of(units, task=settings.task, separator=separator, **folds)
+    problem = Problem.of(units, task=settings.task, **about)
     # before a test set is encoded
     method.check(problem)
     if test is None:
@@ -395,8 +389,8 @@ def train(
     keep = dict.fromkeys(names, "columns")
     what: dict[str, Any] = {"view": view, "level": level, "label": label, "split": split}
     data = load_or_extract(dataset, extraction, keep=keep, progress=progress, **what)
-    assigned = {"split": split, "folds": folds, "seed": seed}
-    problem = _problem(method, data, test, label=label, separator=label_separator, **assigned)
+    about = {"separator": label_separator, "split": split, "folds": folds, "seed": seed}
+    problem = _problem(method, data, test, label=label, **about)
     with new_run(out, overwrite=overwrite) as folder:
         predictions, fits = cross_validate(method, problem, progress=progress)
         method.write(folder, fits)

@@ -19,7 +19,7 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.pipeline import Pipeline
 from sklearn.utils.class_weight import compute_sample_weight
 
-from embedkit.classifiers.estimators import TFIDF_STRENGTH, EstimatorSettings, build_pipeline
+from embedkit.classifiers.estimators import EstimatorSettings, build_pipeline
 from embedkit.errors import Option, UsageError, first_line
 from embedkit.runs.cross_validation import Problem
 from embedkit.runs.metrics import LOWER_IS_BETTER, best_threshold, beta_of, metrics_for
@@ -190,10 +190,9 @@ def _logistic(
         proba = softmax(slope * gains + priors, axis=1)
         return inner_score(y, proba, settings), strength, slope, proba
 
-    grid = settings.row.grid["C"] if settings.features == "vectors" else (estimator.C,)
     # by the score alone, since arrays cannot be compared; of equal ones the strongest penalty is
     # kept
-    score, strength, slope, proba = max(map(held_out, grid), key=itemgetter(0))
+    score, strength, slope, proba = max(map(held_out, settings.row.grid["C"]), key=itemgetter(0))
     model = clone(estimator).set_params(C=strength).fit(X, y)
     # so that slope * coef * x + intercept is the same as before for x = centre; this line needs the
     # coefficients as they were fitted
@@ -215,8 +214,6 @@ def _search(
         # scikit-learn refuses more neighbours than records
         fewest = min(len(train) for train, _ in folds)
         grid["n_neighbors"] = tuple(n for n in grid["n_neighbors"] if n <= fewest) or (1,)
-    if settings.features == "tfidf" and "C" in grid:
-        grid["C"] = (TFIDF_STRENGTH,)
     if settings.task == "multilabel":
         # those of the classifier inside of OneVsRestClassifier
         grid = {f"estimator__{name}": values for name, values in grid.items()}
@@ -288,10 +285,8 @@ def predict_proba(pipeline: Any, X: Any, target: Target) -> Float64:
     proba = proba.astype(np.float64, copy=False)
     if not np.isfinite(proba).all():
         raise UsageError("it predicts NaN or infinity.", estimator=...)
-    if not target.classes:
-        return proba
     # sets of classes are independent: their probabilities need not sum to 1
-    if target.separator is not None:
+    if not target.classes or target.of_sets:
         return proba
     proba /= proba.sum(1, keepdims=True)  # some add up to 1 in float32 only
     if proba.shape[1] == len(target.classes):

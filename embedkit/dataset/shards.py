@@ -474,7 +474,7 @@ def lengths_of(texts: TokenizedTexts, tokenizer: TextTokenizer) -> Lengths:
     special[list({*tokenizer.hf.all_special_ids} - {tokenizer.unknown_id})] = True
     # a special id that the tokenizer did not add itself stood in the text; counted by text as the
     # difference of running sums
-    spelled = ends_of(special[texts.ids] & ~texts.special)[texts.ends]
+    spelled = ends_of(special[texts.ids] & (texts.segment >= 0))[texts.ends]
     return {
         "n_tokens": texts.n_tokens,
         "n_kept": texts.n_kept,

@@ -173,18 +173,14 @@ class Checkpoint:
             positions -= int(padding or 0) + 1
         return positions
 
-    @property
-    def weight_bytes(self) -> int:
-        """Size of the files of weights, in bytes."""
-        return sum((self.transformer / name).stat().st_size for name in self.weights)
-
     def check_count(self, count: int) -> None:
         """Raise a :class:`DamagedModelError` for a model of more weights than the files have.
 
         Each size may be one of some model, and their product take more memory than there is.
         """
-        if count > self.weight_bytes + _SLACK:
-            file, size = self.transformer / "config.json", self.weight_bytes
+        size = sum((self.transformer / name).stat().st_size for name in self.weights)
+        if count > size + _SLACK:
+            file = self.transformer / "config.json"
             problem = f"it is of {count:,} weights, which are not in {size:,} bytes"
             raise DamagedModelError(f"{self.name}: {file} is damaged: {problem}. {FETCH_AGAIN}")
 

@@ -555,11 +555,9 @@ def choose_precision(name: str | None, device: torch.device) -> str:
     if name not in (None, "auto"):
         check_choice(choices.PRECISIONS, precision=name)
         return str(name)
-    if device.type == "cpu" and name is None:
+    if device.type == "cpu" and (name is None or not computes_bf16(device)):
         return "fp32"
-    if computes_bf16(device):
-        return "bf16"
-    return "fp32" if device.type == "cpu" else "fp16"
+    return "bf16" if computes_bf16(device) else "fp16"
 
 
 def note_faster_precision(encoder: Encoder) -> None:

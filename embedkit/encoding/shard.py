@@ -120,7 +120,7 @@ class _Shard:
         self._on_tokens = on_tokens
         # tokens that mean and max count, each in one window of its text only
         every = request.special_tokens
-        self._counted = texts.owned if every else texts.owned & ~texts.special[texts.seen]
+        self._counted = texts.owned if every else texts.owned & (texts.segment[texts.seen] >= 0)
         self._counts = np.diff(ends_of(self._counted)[texts.window_ends])
         # before anything is sent: equal windows run once
         self._first = _first_equal(texts, self._counted)

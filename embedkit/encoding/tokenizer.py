@@ -505,8 +505,6 @@ class TextTokenizer:
             type_ids=types,
             segment=segment,
             spans=spans,
-            word=None,
-            word_spans=(),
             ends=ends,
             n_tokens=total + template.added,
             n_unknown=np.diff(unknown[ends]),

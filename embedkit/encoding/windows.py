@@ -48,8 +48,6 @@ class TokenizedTexts:
     type_ids: Ints  # (tokens,) segments as the model counts them
     segment: NDArray[np.int8]  # (tokens,): 0 text, 1 text_pair, -1 special token
     spans: Ints | None  # (tokens, 2) in the segment's text; zeros for special tokens and prefix
-    word: Ints | None  # (tokens,) see word_index
-    word_spans: tuple[tuple[Ints, ...], ...]  # by text and segment, (n_words, 2)
     ends: Int64  # (texts + 1,)
     n_tokens: Int64  # (texts,) before truncation, special tokens included
     n_unknown: Int64  # (texts,) among the kept tokens
@@ -59,16 +57,13 @@ class TokenizedTexts:
     window_ends: Int64  # (windows + 1,) in seen
     text_windows: Int64  # (texts + 1,): 0, and the end of each text among the windows
     pad_id: int  # of the tokenizer, fills a batch
+    word: Ints | None = None  # (tokens,) see word_index
+    word_spans: tuple[tuple[Ints, ...], ...] = ()  # by text and segment, (n_words, 2)
 
     @property
     def n_kept(self) -> Int64:
         """Number of kept tokens, ``(texts,)``."""
         return np.diff(self.ends)
-
-    @property
-    def special(self) -> Bool:
-        """``(tokens,)`` bool, special tokens."""
-        return np.asarray(self.segment == -1)
 
     def __len__(self) -> int:
         return len(self.cut)
@@ -89,8 +84,6 @@ class TokenizedTexts:
             type_ids=self.type_ids[rows],
             segment=self.segment[rows],
             spans=None if self.spans is None else self.spans[rows],
-            word=None if self.word is None else self.word[rows],
-            word_spans=tuple(self.word_spans[i] for i in texts) if self.word_spans else (),
             ends=ends,
             n_tokens=self.n_tokens[texts],
             n_unknown=self.n_unknown[texts],
@@ -100,6 +93,8 @@ class TokenizedTexts:
             window_ends=ends_of(sizes),
             text_windows=ends_of(per_text),
             pad_id=self.pad_id,
+            word=None if self.word is None else self.word[rows],
+            word_spans=tuple(self.word_spans[i] for i in texts) if self.word_spans else (),
         )
 
 

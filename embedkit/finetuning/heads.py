@@ -77,10 +77,7 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         if hasattr(self.encoder, "pooler"):
             # the pooler head has its own; not None, which SqueezeBERT would call
             self.encoder.pooler = nn.Identity()
-        self.width = int(
-            # DistilBERT calls it dim
-            getattr(self.encoder.config, "hidden_size", None) or self.encoder.config.dim
-        )
+        self.width = int(self.encoder.config.hidden_size)
         self.head = HEADS.get(config.head, _Own)(config, self.width)
         # a head of the user's gives logits, with its own dropout or none
         gives_logits = isinstance(self.head, _Own)

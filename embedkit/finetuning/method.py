@@ -71,9 +71,6 @@ _FOLD_SEED = 1_009
 _MEMBER_SEED = 500_009
 
 
-EPOCH = ("train_loss", "train_accuracy", "valid_loss", "valid_accuracy", "valid_score")
-
-
 _FIELDS = frozenset(
     "task level head precision max_length prefix on_long stride threshold".split()  # noqa: SIM905
 )
@@ -154,6 +151,7 @@ class FineTuned(NamedTuple):
     checkpoint: Checkpoint
     options: TrainingOptions  # all decided
     device: torch.device
+    tokens: TokenizerSettings  # by the options
     folder: Path = Path()
     earlier: tuple[Path, FinetuneRun] | None = None  # run whose training goes on, and its folder
 
@@ -197,7 +195,8 @@ class FineTuned(NamedTuple):
             stride = length // 4
         prefix = checkpoint.prefix_or_own(options.prefix)
         options = replace(options, max_length=length, prefix=prefix, stride=stride)
-        method = cls(checkpoint=checkpoint, options=options, device=device)
+        tokens = TokenizerSettings(length, options.on_long, stride or 0, prefix)
+        method = cls(checkpoint=checkpoint, options=options, device=device, tokens=tokens)
         # raises if special tokens leave no room for a text, or windows would not advance
         tokenizer.room(method.tokens, paired=data.pairs)
         # words that the tokenizer's limit cuts off are left out here, before folds are made
@@ -216,14 +215,6 @@ class FineTuned(NamedTuple):
         problem.split.check_test(further.name)
         further = method._tokenized(further, tokenizer)
         return method, problem._replace(test=TestSet.further(further, units, problem.target))
-
-    @property
-    def tokens(self) -> TokenizerSettings:
-        """How texts are tokenized."""
-        o = self.options
-        assert o.max_length is not None
-        assert o.prefix is not None
-        return TokenizerSettings(o.max_length, o.on_long, o.stride or 0, o.prefix)
 
     def _tokenized(self, units: Units, tokenizer: TextTokenizer) -> Units:
         """Return units whose inputs are tokens, with a warning if texts are cut."""
@@ -315,10 +306,9 @@ class FineTuned(NamedTuple):
         texts, seeds = _texts(units), self.options.seeds
         folds = [
             Fold(
-                number=number,
-                member=member,
                 name=f"fold {number + 1} of {len(divided)}"
                 + (f", seed {member + 1} of {seeds}" if seeds > 1 else ""),
+                model=model_name(number, member),
                 texts=texts,
                 record=units.place,
                 target=target,
@@ -407,7 +397,7 @@ class FineTuned(NamedTuple):
             about: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
             encoder = load_model(self.checkpoint, pad_id=fold.texts.pad_id, **about)
             lacking = options.head == "pooler" and pooler_layer(encoder) is None
-            if lacking and fold.number == fold.member == 0:
+            if lacking and fold.model == model_name(0):
                 message = "%s has no pooler weights; the head starts with random ones"
                 logger.warning(message, self.checkpoint.name)
             start = build_model(encoder, seed=fold.seed, **settings)
@@ -596,7 +586,8 @@ def history_of(log: Sequence[dict[str, Any]], done: float) -> tuple[dict[str, fl
     """Losses and scores of each epoch of a model, after those that an earlier run has done."""
     epochs: dict[float, dict[str, float]] = {}
     for line in log:
-        if values := {name: line[name] for name in EPOCH if name in line}:
+        # the other names are of steps within an epoch
+        if values := {n: v for n, v in line.items() if n.startswith(("train_", "valid_"))}:
             epoch = done + line["epoch"]
             epochs.setdefault(epoch, {"epoch": epoch}).update(values)
     return tuple(epochs[epoch] for epoch in sorted(epochs))

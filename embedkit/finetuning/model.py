@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from embedkit.encoding.casing import stated_case
 from embedkit.encoding.definition import as_data
 from embedkit.encoding.inventory import wrong_size
 from embedkit.encoding.model import takes_segments, whole_fp32
+from embedkit.encoding.shard import cut_batches
 from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings, ends_of, ranges
@@ -76,7 +77,7 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
     if layers is not None:
         # the number of layers that are frozen with the embeddings
         highest, config = 0 if layers == "embeddings" else int(layers), model.encoder.config
-        count = int(getattr(config, "num_hidden_layers", None) or config.n_layers)
+        count = int(config.num_hidden_layers)
         # families name their stack of layers differently; it is the list with as many modules as
         # layers
         lists = [m for m in model.encoder.modules() if isinstance(m, nn.ModuleList)]
@@ -301,13 +302,17 @@ def predict_logits(
     # rows of the result that belong to each text: one, or one for each of its words
     ends = ends_of(np.bincount(labelled_units(texts)[0], minlength=len(texts)))
     result = torch.zeros(int(ends[-1]), width, device=device)  # fetched once, at the end
+    lengths = n_seen(texts)
+    # the longest first: it is the width of its batch, and memory runs out at once or not at all
+    order = np.argsort(-lengths, kind="stable")
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     with (
         torch.inference_mode(),
         whole_fp32(device, half or torch.float32),
         torch.autocast(device.type, half, enabled=half is not None),
     ):
-        for index in batches_by_length(n_seen(texts), tokens=_PREDICT_TOKENS[device.type]):
+        for start, stop in cut_batches(lengths[order], _PREDICT_TOKENS[device.type], padded=True):
+            index = order[start:stop]
             batch: dict[str, Any] = padded(texts[index])
             if states is not None:
                 batch["states"] = states(index, batch["attention_mask"])
@@ -320,17 +325,6 @@ def predict_logits(
 
 StatesOf = Callable[[Int64, Tensor], Tensor | None]
 """Indices of texts and their mask ``(windows, tokens)`` → ``states`` for an encoder, if any."""
-
-
-def batches_by_length(lengths: Int64, *, tokens: int) -> Iterator[Int64]:
-    """Yield indices of texts of similar length with at most ``tokens``, padding included."""
-    # the longest first: it is the width of its batch, and memory runs out at once or not at all
-    order = np.argsort(-lengths, kind="stable")
-    while len(order):
-        # at least one text, however long it is; an empty one counts as one token
-        count = max(tokens // max(int(lengths[order[0]]), 1), 1)
-        yield order[:count]
-        order = order[count:]
 
 
 HEAD_FILE = "head.json"

@@ -99,9 +99,8 @@ def model_name(fold: int, member: int = 0) -> str:
 class Fold:
     """Records and options of one fold; its subsets are indices of units, none in two of them."""
 
-    number: int
-    member: int = 0  # of the models of the fold, which differ in their seeds
     name: str  # for messages, such as "fold 2 of 5"
+    model: str  # folder of the model, such as "fold-1"
     texts: TokenizedTexts  # of all records
     record: Int64  # position of the record of each unit: itself, or that of a word
     target: Target  # of the units
@@ -114,11 +113,6 @@ class Fold:
     device: torch.device
     work: Path  # folder for checkpoints, which the caller deletes
     vocabulary: IO[bytes]  # file of all rows of the embeddings, see OccurringRows
-
-    @property
-    def model(self) -> str:
-        """Name of the folder of the model."""
-        return model_name(self.number, self.member)
 
     @property
     def epochs(self) -> int:

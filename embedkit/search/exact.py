@@ -458,7 +458,7 @@ class Searcher(Reloaded):
         """Log a warning for each query that was cut or that the vocabulary does not know."""
         # an empty text tells the tokens of the prefix, which belong to no query
         tokens = encode.tokenized(["", *texts])
-        kept, counts = tokens.n_kept, np.diff(ends_of(~tokens.special)[tokens.ends])
+        kept, counts = tokens.n_kept, np.diff(ends_of(tokens.segment >= 0)[tokens.ends])
         for number, text in enumerate(texts, 1):
             n_tokens = int(counts[number] - counts[0])
             unknown = int(tokens.n_unknown[number] - tokens.n_unknown[0])

@@ -83,7 +83,7 @@ def test_ids_are_the_tokenizers_own(
     whole = own_of(family)(texts, pairs)["input_ids"][0]
     (ours,) = tokenizer_of(family).encode(texts, pairs, settings=TokenizerSettings(max_length))
     assert ids_of(ours) == own["input_ids"][0]
-    assert ours.special.tolist() == [bool(x) for x in own["special_tokens_mask"][0]]
+    assert (ours.segment == -1).tolist() == [bool(x) for x in own["special_tokens_mask"][0]]
     assert ours.n_tokens == len(whole)
     assert ours.cut == (len(whole) > max_length)
     assert len(ours.ids) <= max_length
@@ -184,7 +184,7 @@ def test_every_word_has_its_tokens(family: str, text: str, tokenizer_of: Tokeniz
         assert all(piece in text[start:end] for piece in pieces if piece)
         assert spans[:, 0].min() in (start, start - 1)  # a token may begin with the space before
         assert spans[:, 1].max() == end
-    assert encoded.word[encoded.special].tolist() == [-1] * int(encoded.special.sum())
+    assert (encoded.word[encoded.segment == -1] == -1).all()
     assert (np.diff(encoded.word[encoded.word >= 0]) >= 0).all()
 
 

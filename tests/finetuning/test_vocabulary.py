@@ -38,8 +38,8 @@ def fold_of(checkpoint: Any, work: Path, vocabulary: IO[bytes], **settings: Any)
         epochs=5, batch_size=3, learning_rate=1e-2, precision="fp32", **settings
     )
     return Fold(
-        number=0,
         name="a fold",
+        model="fold-0",
         texts=tokenizer.encode(SOME, settings=TokenizerSettings(24)),
         record=np.arange(len(SOME)),
         target=Target(np.arange(len(SOME)) % 2, ("0", "1")),
