@@ -165,7 +165,7 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
             receipts.append(target.commit(number, {"sentences": data}))
         totals = Totals(records=rows, accepted=rows, ledger={"records": rows})
         called = Names(inputs=("synthetic",), model="none", model_source="none", revision=None)
-        target.finish(receipts, totals=totals, names=called, overwrite=True)
+        target.finish(receipts, totals=totals, names=called)
     print(f"wrote {rows:,} × {width} in {time.perf_counter() - started:.0f} s: {folder}")
 
 

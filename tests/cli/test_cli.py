@@ -182,8 +182,8 @@ def test_help_and_version(here: Path, embedkit_: Call) -> None:
 
 def test_what_an_encoding_lacks_is_escaped_as_in_json(tmp_path: Path) -> None:
     text = "film é 한글 😀"
-    typed = [sys.executable, "-m", "embedkit", "tokenize", text, "--model", tiny_model(), "--json"]
-    done = program(*typed, cwd=tmp_path, PYTHONIOENCODING="cp932")
+    typed = "-m", "embedkit", "tokenize", text, "--model", str(tiny_model()), "--json"
+    done = program(sys.executable, *typed, cwd=tmp_path, PYTHONIOENCODING="cp932")
     assert (done.returncode, "\\u" in done.stdout) == (0, True), done
     tokens = json.loads(done.stdout)
     assert [text[token["start"] : token["end"]] for token in tokens][1] == "film"

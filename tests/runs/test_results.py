@@ -295,8 +295,13 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
     parts = pd.Series(np.arange(N) % 3)
     texts = pd.Series([text_key(line.split("\t")[0]) for line in lines[1:]])
     shared_texts = parts.groupby(texts).transform("nunique") > 1
-    # names without a number may be those of a test set that is called otherwise
-    assert [message.split()[0] for message in notes] == ["part:", str(shared_texts.sum())]
+    assert [message.split()[0] for message in notes] == [str(shared_texts.sum())]
+    # a test set that is called otherwise is a fold, and that is said
+    other = corpus.read_text("utf-8").replace("\tTest\n", "\teval\n")
+    (tmp_path / "eval.tsv").write_text(other, "utf-8")
+    extract_tiny(tmp_path / "eval.tsv", tmp_path / "eval", keep=["part"])
+    train(tmp_path / "eval", out=tmp_path / "evaluated", split="part")
+    assert any(note.startswith("part: 2 folds, eval, train") for note in notes)
     corpus.write_text(corpus.read_text("utf-8").replace("\tTest\n", "\t\n"), "utf-8")
     with pytest.raises(UsageError, match="split='part': row 2 "):
         train(extract_tiny(corpus, tmp_path / "gaps", keep=["part"]), split="part")
