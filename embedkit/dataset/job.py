@@ -506,13 +506,17 @@ def _holds_nothing(layout: Layout) -> bool:
 
 
 def _is_free(out: Path) -> bool:
-    """True if ``out`` does not exist, or is an empty folder; an error if it is never replaced.
-
-    A link counts as what it leads to; :func:`~embedkit.storage.begun` refuses to replace it.
-    """
+    """True if ``out`` does not exist, or is an empty folder; an error if it is never replaced."""
     # lexists: a link that leads nowhere is not free either
-    if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
+    if not os.path.lexists(out) or (
+        out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+    ):
         return True
+    if out.is_symlink():
+        raise OutputExistsError(
+            f"{out} is a symbolic link, which is never replaced. Pass "
+            f"{Option('out', out.resolve())}."
+        )
     if not is_dataset(out):
         raise OutputExistsError(
             f"{out} is not a dataset, and stays as it is. Pass another {Option('out')}."
